@@ -6,9 +6,10 @@ r"""The systems that everybody compares with: one word-level model, composed as 
   python -m empax.main --config=configs/classic.py:NAME,consensus     # by the leaderboard's decoder
   python -m empax.main --config=configs/classic.py:NAME,tiny          # a trial on the built-in sample
 
-NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg, empdg_critics, cem. All train on the same
-words, for as many updates. CEM reads what follows from the last turn: tails of the nearest event of ATOMIC (in
-DATA/knowledge), or what a COMET says (configs/comet_t5.py). "machine=gpu" took three to nine minutes on a shared H200
+NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg, empdg_critics, cem, kemp. All train on the
+same words, for as many updates. CEM reads what follows from the last turn: tails of the nearest event of ATOMIC (in
+DATA/knowledge), or what a COMET says (configs/comet_t5.py). KEMP reads concepts of words, here WordNet's
+(`--config.knowledge.entity.path=FOLDER`), or those of a file. "machine=gpu" took three to nine minutes on a shared H200
 (docs/results/classic.md). "lineage" goes with either machine.
 
 Weights of losses. Released code sums some losses over a batch where ours are means: `nll` over the tokens of responses,
@@ -72,6 +73,21 @@ FORMS: dict[str, dict[str, Any]] = {
         "facts_tokens": 24,  # ours: five tails of ATOMIC
         "weights": {"emotion": 1.0, "frequency": 1.5},
     },
+    # Its command: one concept a word, ten a context, copying. Its code weighs the attention's loss 0.1 beside a sum
+    # over tokens; intensities are VADER's where it has NRC_VAD's.
+    "kemp": {
+        "readers": ("concepts", "emotion"),
+        "concepts": {"each": 1, "most": 10},
+        "emotion": {"start": True},
+        "copies": True,
+        "weights": {"emotion": 1 / 15, "attention": 0.1 / 240},
+    },
+}
+
+KNOWLEDGE: dict[str, dict[str, Any]] = {
+    "cem": {"social": {"source": "atomic", "path": ""}},
+    # ours, where KEMP has ConceptNet
+    "kemp": {"entity": {"source": "wordnet", "path": "/usr/share/wordnet"}},
 }
 
 
@@ -127,15 +143,16 @@ def get_config(arg: str = "") -> ConfigDict:
         _train_as_released(config, name)
     if name == "emo_prepend":
         _classify_first(config)
-    if name == "cem":
+    if name in KNOWLEDGE:
         config.run = ("prepare", "knowledge", "generator", "evaluate", "report")
-        config.knowledge = ConfigDict({"kind": "knowledge", "social": {"source": "atomic", "path": ""}})
+        config.knowledge = ConfigDict({"kind": "knowledge", **KNOWLEDGE[name]}, convert_dict=True)
+    if name == "cem":
         config.generator.label_smoothing = 0.0
     if "adversary" in form:
         config.generator.optimizer.groups = [{"pattern": "critic/", "learning_rate_scale": 0.1, "schedule": "constant"}]
     if chosen.machine == "gpu":
         common.on_gpu(config)
-    config = _shrunk(config) if chosen.tiny else config
+    config = _shrunk(config, name) if chosen.tiny else config
     return common.decode_alike(config, tiny=chosen.tiny) if "consensus" in chosen.flags else config
 
 
@@ -162,7 +179,7 @@ def _classify_first(config: ConfigDict) -> None:
     config.generator.prepend = "emotions"
 
 
-def _shrunk(config: ConfigDict) -> ConfigDict:
+def _shrunk(config: ConfigDict, name: str) -> ConfigDict:
     """Seconds on the built-in sample."""
     config.data.name = "sample"
     config.classic.update({"d_model": 32, "head_dim": 8, "d_ff": 16, "vectors": "", "max_context_tokens": 48,
@@ -170,10 +187,11 @@ def _shrunk(config: ConfigDict) -> ConfigDict:
     config.classic.decoding.max_tokens = 8
     config.prepare.tokenizer.min_count = 1
     if "knowledge" in config:
-        config.knowledge.social.source = "sample"
-    for name in ("emotions", "generator"):
-        if name in config:
-            config[name].update({"steps": 4, "batch_size": 8, "buckets": (48,), "log_every_steps": 2,
+        for about in KNOWLEDGE[name]:
+            config.knowledge[about].source = "sample"
+    for stage in ("emotions", "generator"):
+        if stage in config:
+            config[stage].update({"steps": 4, "batch_size": 8, "buckets": (48,), "log_every_steps": 2,
                                  "eval_every_steps": 2, "checkpoint_every_steps": 2})  # fmt: skip
     config.evaluate.update({"buckets": (48,), "batch_size": 16, "linear_judge": False})
     return config

@@ -57,6 +57,11 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORD_LIST.split())
 """Words that name nothing."""
 
 
+def base_forms(word: str, part: str) -> list[str]:
+    """What a word of a part of speech may be a form of, by its ending alone; the word itself first."""
+    return [word, *(word.removesuffix(end) + base for end, base in _ENDINGS[part] if word.endswith(end))]
+
+
 @dataclasses.dataclass(frozen=True)
 class WordNet:
     """The database in a folder.
@@ -100,8 +105,8 @@ class WordNet:
 
     def lemmas(self, word: str, part: str) -> list[str]:
         """The base forms of a word that the database has for a part of speech; the word itself first."""
-        forms = [word, *self._exceptions(part).get(word, ())]
-        forms += [word.removesuffix(end) + base for end, base in _ENDINGS[part] if word.endswith(end)]
+        first, *rest = base_forms(word, part)
+        forms = [first, *self._exceptions(part).get(word, ()), *rest]
         return list(dict.fromkeys(form for form in forms if (form, part) in self._counts))
 
     def facts(self, lemma: str) -> list[Fact]:

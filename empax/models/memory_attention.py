@@ -79,3 +79,34 @@ class MemoryAttention(nn.Module):
         both = jnp.concatenate([states, read], axis=-1).astype(jnp.float32)
         gate = jax.nn.sigmoid(contract("BTD,D->BT", both, self.gate) + self.gate_bias)
         return gate[..., None].astype(read.dtype) * read
+
+
+class SingleMemory(nn.Module):
+    """A memory of one state: whatever the query, what is read of it is that state times a matrix."""
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.out = self.param("out", normal(c.init_scale * c.d_model**-0.5), (c.d_model, c.d_model))
+
+    def norm(self, states: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """No norm: no query is made of the states."""
+        return states
+
+    def keys_values(self, states: Float[Array, "B 1 D"]) -> tuple[Float[Array, "B 1 D"], Float[Array, "B 1 D"]]:
+        """What is read, twice, as a cache has pairs."""
+        value = contract("BMD,DE->BME", states, self.out)
+        return value, value
+
+    def __call__(
+        self,
+        states: Float[Array, "B T D"],
+        key: Float[Array, "B 1 D"],
+        value: Float[Array, "B 1 D"],
+        mask: Bool[Array, "B 1"],
+        *,
+        deterministic: bool,
+    ) -> Float[Array, "B T D"]:
+        """As of `MemoryAttention`."""
+        return jnp.broadcast_to(value, states.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -15,7 +15,7 @@ from empax.core.sharding import keep_rows_split
 from empax.models.arithmetic import contract
 from empax.models.feed_forward import ConvFeedForward, ConvWindow, FeedForward
 from empax.models.layers import Dropout, Norm, normal, relative_bucket
-from empax.models.memory_attention import Memories, MemoryAttention
+from empax.models.memory_attention import Memories, MemoryAttention, SingleMemory
 from empax.models.scanned import DecodeCache, extend_cache, rematerialized, scan_layers, step_layers
 from empax.models.transformer_config import TransformerConfig
 
@@ -33,7 +33,7 @@ class Layer(nn.Module):
         if self.cross:
             self.cross_attention, self.cross_attention_norm = c.make_attention(), c.make_norm()
             for name in c.memories:
-                setattr(self, name, MemoryAttention(c))
+                setattr(self, name, SingleMemory(c) if c.single_memories else MemoryAttention(c))
         inner = c.inner_dropout_rate()
         if c.feed_forward_kernel > 1:
             self.feed_forward = c.make_convolution(causal=self.cross)
@@ -42,7 +42,9 @@ class Layer(nn.Module):
         self.feed_forward_norm = c.make_norm()
         self.dropout = Dropout(c.dropout)
 
-    def _residual(self, norm: Norm, states: jax.Array, sublayer: Any, deterministic: bool) -> jax.Array:
+    def _residual(
+        self, norm: Callable[[jax.Array], jax.Array], states: jax.Array, sublayer: Any, deterministic: bool
+    ) -> jax.Array:
         changed = sublayer(norm(states) if self.config.pre_norm else states)
         states = states + self.dropout(changed, deterministic=deterministic)
         return states if self.config.pre_norm else norm(states)
@@ -63,7 +65,7 @@ class Layer(nn.Module):
         """Attends to each memory in turn; `memories` holds keys, values and mask by name."""
         for name in self.config.memories:
             key, value, mask = memories[name]
-            module: MemoryAttention = getattr(self, name)
+            module: MemoryAttention | SingleMemory = getattr(self, name)
 
             def read(inputs: jax.Array, module: Any = module, rest: Any = (key, value, mask)) -> jax.Array:
                 return module(inputs, *rest, deterministic=deterministic)

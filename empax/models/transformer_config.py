@@ -48,6 +48,7 @@ class TransformerConfig:
         `models.memory_attention`.
       memory_gate: "scalar" multiplies what is read from a memory by a sigmoid of the state and of it, one number for
         each position; "none" adds it as it is.
+      single_memories: whether each memory is one state, see `models.memory_attention.SingleMemory`.
       attention_bias: whether attention has biases; None = as `use_bias` says.
       attention_scale: logits times head_dim ** -0.5; T5 has none.
       position: "relative" (T5's bias, shared by all layers of a stack), "sinusoidal" or "learned".
@@ -84,6 +85,7 @@ class TransformerConfig:
     feed_forward_kernel: int = 1
     memories: tuple[str, ...] = ()
     memory_gate: Literal["scalar", "none"] = "scalar"
+    single_memories: bool = False
     norm: Literal["rms", "layer"] = "layer"
     pre_norm: bool = True
     use_bias: bool = True

@@ -74,6 +74,7 @@ from empax.pipeline import index as index_stage
 from empax.pipeline.plan import make_plan, plain
 from empax.reporting import seeds
 from empax.reporting.score_file import Others
+from empax.systems.classic.concepts import ConceptPicker, ConceptsSettings
 from empax.systems.classic.examples import emotional_words
 from empax.systems.lempex import retriever
 from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
@@ -849,6 +850,10 @@ def without_pyarrow(tools):
         return vectors_of(tools, "glove-6b-50d")
 
 
+def concepts_of(intensity):
+    return ConceptPicker.of(ConceptsSettings(intensity=str(intensity)), words.train_words(["hello"], min_count=1))
+
+
 CLASSIC = [
     Case(
         "data/word_vectors.py", "has a number that is not finite in float32; correct the line",
@@ -862,6 +867,15 @@ CLASSIC = [
         "systems/classic/examples.py", "has none of the {} words; give another",
         lambda t: emotional_words(str(t.write("l.txt", "sad")), words.train_words(["hello"], min_count=1)),
         lambda t: emotional_words(str(t.write("m.txt", "hello")), words.train_words(["hello"], min_count=1)),
+    ),
+    Case(
+        "systems/classic/concepts.py", "has none of the {} words; give another",
+        lambda t: concepts_of(t.write("i.txt", "sad 0.1 0.4")),
+        lambda t: concepts_of(t.write("j.txt", "hello 0.8 0.4")),
+    ),
+    Case(
+        "systems/classic/concepts.py", 'give one with a word, its valence and its arousal on each line, or "vader"',
+        lambda t: concepts_of(t.tmp / "k.txt"), lambda t: concepts_of(t.write("l.txt", "hello 0.8 0.4")),
     ),
     recipe_case(
         "systems/classic/stages.py", "a loss of {}.readers; set it (0 = it teaches nothing)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
@@ -19,7 +20,8 @@ from empax.data.english import vader_lexicon
 from empax.data.exemplars import LabelledExamples, newest, padded
 from empax.data.knowledge import SOCIAL_RELATIONS, facts_of
 from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN
-from empax.systems.classic.readers import ClassicBatch
+from empax.systems.classic.concepts import ConceptPicker
+from empax.systems.classic.readers import ClassicBatch, ConceptWords
 
 
 class ClassicExamples(LabelledExamples):
@@ -37,6 +39,7 @@ class ClassicExamples(LabelledExamples):
       emotions: of each instance, the emotion to put before its context; None = none.
       feedback_tokens: of the turn that follows each response, for critics; 0 = it is left out. Source: EmpDG.
       facts_tokens: of the facts of a relation among an instance's notes; 0 = they are left out. Source: CEM.
+      concepts: picks concepts of words out of an instance's facts; None = they are left out. Source: KEMP.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class ClassicExamples(LabelledExamples):
         emotions: Sequence[str] | None = None,
         feedback_tokens: int = 0,
         facts_tokens: int = 0,
+        concepts: ConceptPicker | None = None,
     ):
         self.emotional = emotional
         turns = list(dict.fromkeys(turn for i in instances for turn in i.context))
@@ -73,13 +77,19 @@ class ClassicExamples(LabelledExamples):
         self.feedback = [row[:feedback_tokens] for row in tokenizer.encode_batch(following)]
         self.facts_tokens = facts_tokens
         self.facts = [_related(i, tokenizer, facts_tokens) for i in instances] if facts_tokens else []
+        self.picker = concepts
+        self.concepts = (
+            [concepts(source, facts_of(i)) for source, i in zip(self.sources, instances, strict=True)]
+            if concepts is not None
+            else []
+        )
         self.lengths = np.array([[len(s), len(t)] for s, t in zip(self.sources, self.targets, strict=True)])
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ClassicBatch:
         """Rows (-1 = filler) as numpy arrays; draws nothing from `rng`."""
         del rng
         rows = [int(i) for i in indices]
-        arrays = self.columns(rows, newest(self.sources, rows, length, self.pad_id))
+        arrays: dict[str, Any] = self.columns(rows, newest(self.sources, rows, length, self.pad_id))
         arrays["speaker"] = newest(self.speakers, rows, length, self.pad_id)[0]
         arrays["emotional"] = self.emotional[arrays["source"]] & arrays["source_mask"]
         if self.feedback_tokens:
@@ -91,7 +101,23 @@ class ClassicExamples(LabelledExamples):
             shape = len(rows), len(SOCIAL_RELATIONS), self.facts_tokens
             ids, mask = features.pad(facts, self.facts_tokens, self.pad_id)
             arrays["facts"], arrays["facts_mask"] = ids.reshape(shape), mask.reshape(shape)
+        if self.picker is not None:
+            arrays["intensity"] = self.picker.intensities[arrays["source"]] * arrays["source_mask"]
+            arrays["concepts"] = self._concepts(rows, length, self.picker) if self.picker.settings.most else None
         return ClassicBatch(**arrays)
+
+    def _concepts(self, rows: Sequence[int], length: int, picker: ConceptPicker) -> ConceptWords:
+        """The concepts of the words that `newest` has kept."""
+        cuts = [max(len(self.sources[i]) - length, 0) for i in rows]
+        kept = [
+            [(word, place - cut) for word, place in self.concepts[i] if place > cut] if i >= 0 else []
+            for i, cut in zip(rows, cuts, strict=True)
+        ]
+        most = picker.settings.most
+        words, mask = features.pad([[word for word, _ in row] for row in kept], most, self.pad_id)
+        place, _ = features.pad([[place for _, place in row] for row in kept], most, -1)
+        arrays: Any = words, mask, place, picker.intensities[words] * mask
+        return ConceptWords(*arrays)
 
 
 def _related(instance: Instance, tokenizer: Tokenizer, most: int) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -12,14 +13,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import EMOTIONS
 from empax.models.arithmetic import contract
+from empax.models.copying import mixed_with_copies
 from empax.models.layers import normal
 from empax.models.scanned import DecodeCache, cache_dtype
 from empax.models.stack import Layer
 from empax.models.transformer import EncoderDecoder, causal
 from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.adversary import AdversarySettings, Critic
+from empax.systems.classic.graphs import Concepts
 from empax.systems.classic.mimicry import Mimicry, Refinement
-from empax.systems.classic.readers import ClassicBatch, EmotionHead, EmotionWords, ListenerGate, Read
+from empax.systems.classic.readers import ClassicBatch, EmotionHead, EmotionWords, Linear, ListenerGate, Read
 
 READERS: dict[str, Any] = {
     "emotion": EmotionHead,
@@ -27,6 +30,7 @@ READERS: dict[str, Any] = {
     "listeners": ListenerGate,
     "mimicry": Mimicry,
     "refinement": Refinement,
+    "concepts": Concepts,
 }
 """By name: modules made of the model's config and of settings of their own."""
 
@@ -44,7 +48,7 @@ class Listeners(nn.Module):
     num: int = len(EMOTIONS)
 
     def setup(self) -> None:
-        self.experts = Layer(self.config, cross=True)
+        self.experts = Layer(dataclasses.replace(self.config, memories=()), cross=True)
 
     def _each(self, function: Any, *args: Any, in_axes: Any = None) -> Any:
         """`function(layer, *args)` of every expert, stacked in front."""
@@ -107,6 +111,7 @@ class ClassicCache:
     decoder: DecodeCache
     listeners: Any = None  # a DecodeCache
     gate: Any = None  # [B, E]
+    words: Any = None  # [B, S], as of `Read`
 
     def reorder(self, parents: Int[Array, "B K"]) -> ClassicCache:
         """As of `DecodeCache`."""
@@ -120,11 +125,14 @@ class Classic(nn.Module):
     Attributes:
       readers: names of READERS with their settings (None = it has none).
       adversary: settings of critics; None = there are none.
+      copies: whether a word may be copied from what the decoder attends to: See et al. 2017, Eq. 9, the gate of the
+        decoder's state alone. Source: the released code of EmpDG and KEMP.
     """
 
     config: TransformerConfig
     readers: tuple[tuple[str, Any], ...] = ()
     adversary: AdversarySettings | None = None
+    copies: bool = False
 
     def setup(self) -> None:
         c = self.config
@@ -133,6 +141,8 @@ class Classic(nn.Module):
             setattr(self, name, READERS[name](c, settings))
         if self.has_listeners:
             self.expert_layer = Listeners(c)
+        if self.copies:
+            self.copy_gate = Linear(1)
         if self.adversary is not None:
             self.critic, self.emotion_critic = (Critic(self.adversary.width) for _ in range(2))
         self.output_embedding = self.param("output_embedding", normal(c.d_model**-0.5), (c.vocab_size, c.d_model))
@@ -146,22 +156,42 @@ class Classic(nn.Module):
         """The context as the decoder gets it; `train`: with dropout, draws, and gold emotions where they are used."""
         added = self.core.embed(batch.speaker)
         states = self.core.encode(batch.source, batch.source_mask, added=added, deterministic=not train)
-        found = Read(states, batch.source_mask, states[:, 0].astype(jnp.float32))
+        found = Read(states, batch.source_mask, batch.source, states[:, 0].astype(jnp.float32))
         for name, _ in self.readers:
             found = getattr(self, name)(batch, self.core, found, train=train)
         return found
 
     def decode(self, target: Int[Array, "B T"], read: Read, *, train: bool) -> Float[Array, "B T V"]:
         """Teacher-forced logits; logits[:, t] predict target[:, t]."""
+        return self.decode_with_weights(target, read, train=train)[0]
+
+    def decode_with_weights(
+        self, target: Int[Array, "B T"], read: Read, *, train: bool
+    ) -> tuple[Float[Array, "B T V"], Float[Array, "B T S"] | None]:
+        """The same, and the decoder's attention to the source where copies or a loss need it."""
         inputs = self.core.decoder_inputs(target, start=read.start, deterministic=not train)
         if self.has_listeners:
             inputs = self.expert_layer(inputs, read, deterministic=not train)
         mask = causal(target.shape[1])
-        hidden, _ = self.core.decoder(inputs, mask, read.states, read.mask, deterministic=not train)
-        return self._logits(hidden)
+        wanted = self.copies or read.intensity is not None
+        hidden, weights = self.core.decoder(
+            inputs, mask, read.states, read.mask, read.memories, deterministic=not train, with_weights=wanted
+        )
+        return self._logits(hidden, weights, read.words), weights
 
-    def _logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        return contract("BTD,VD->BTV", hidden, self.output_embedding, result=jnp.float32) + self.output_bias[None, None]
+    def _logits(
+        self, hidden: Float[Array, "B T D"], weights: Float[Array, "B T S"] | None, words: Int[Array, "B S"] | None
+    ) -> Float[Array, "B T V"]:
+        logits = contract("BTD,VD->BTV", hidden, self.output_embedding, result=jnp.float32)
+        logits = logits + self.output_bias[None, None]
+        if not self.copies:
+            return logits
+        assert weights is not None
+        assert words is not None
+        concepts = dict(self.readers).get("concepts")
+        if concepts is not None and concepts.published:
+            weights = jax.nn.softmax(weights)
+        return mixed_with_copies(logits, jax.nn.sigmoid(self.copy_gate(hidden)[..., 0]), weights, words)
 
     def __call__(self, batch: ClassicBatch) -> Float[Array, "B T V"]:
         """Logits of the batch's targets."""
@@ -177,15 +207,15 @@ class Classic(nn.Module):
     ) -> ClassicCache:
         """An empty cache for `num_hypotheses` answers of at most `max_length` tokens each."""
         sizes: dict[str, Any] = {"num_hypotheses": num_hypotheses, "max_length": max_length}
-        cache = self.core.start_cache(read.states, mask, start=read.start, **sizes)
+        cache = self.core.start_cache(read.states, mask, start=read.start, memories=read.memories, **sizes)
         if not self.has_listeners:
-            return ClassicCache(cache)
-        return ClassicCache(cache, self.expert_layer.start_cache(read, **sizes), read.gate)
+            return ClassicCache(cache, words=read.words)
+        return ClassicCache(cache, self.expert_layer.start_cache(read, **sizes), read.gate, read.words)
 
     def step(self, tokens: Int[Array, "B K"], cache: ClassicCache) -> tuple[Float[Array, "B K V"], ClassicCache]:
         """Reads one token of every hypothesis and gives the next one's logits."""
         states, listeners = self.core.step_inputs(tokens, cache.decoder), cache.listeners
         if listeners is not None:
             states, listeners = self.expert_layer.step(states, cache.gate, listeners)
-        hidden, decoder, _ = self.core.decoder.step(states, cache.decoder)
-        return self._logits(hidden), cache.replace(decoder=decoder, listeners=listeners)  # type: ignore[attr-defined]
+        hidden, decoder, weights = self.core.decoder.step(states, cache.decoder, with_weights=self.copies)
+        return self._logits(hidden, weights, cache.words), cache.replace(decoder=decoder, listeners=listeners)  # type: ignore[attr-defined]

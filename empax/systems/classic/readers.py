@@ -19,6 +19,16 @@ from empax.models.transformer_config import TransformerConfig
 
 
 @flax.struct.dataclass
+class ConceptWords:
+    """Words beside those of a source; `place` is that of the source's word which each belongs to."""
+
+    ids: Int[Array, "B K"]
+    mask: Bool[Array, "B K"]
+    place: Int[Array, "B K"]
+    intensity: Float[Array, "B K"]
+
+
+@flax.struct.dataclass
 class ClassicBatch(Batch):
     """A batch of words that knows who said each of them.
 
@@ -32,6 +42,8 @@ class ClassicBatch(Batch):
     feedback_mask: Bool[Array, "B F"] | None = None
     facts: Int[Array, "B M W"] | None = None  # a row for each of SOCIAL_RELATIONS, where a reader wants them
     facts_mask: Bool[Array, "B M W"] | None = None
+    intensity: Float[Array, "B S"] | None = None  # of each word's emotion, where a reader wants it
+    concepts: ConceptWords | None = None  # where a reader wants them
     step: Int[Array, ""] | None = None
 
 
@@ -44,10 +56,13 @@ class Read:
 
     states: Any  # [B, S, D]
     mask: Any  # [B, S] bool
+    words: Any  # [B, S], the id that each state stands for
     context: Any  # [B, C], what the emotion is read from
     emotion: Any = None  # [B, 32] logits
     start: Any = None  # [B, D], stands for the decoder's first embedding
     gate: Any = None  # [B, E], how much each listener counts
+    intensity: Any = None  # [B, S], shares that the decoder's attention is to have
+    memories: Any = flax.struct.field(default_factory=dict)  # what decoder layers attend to besides, by name
     losses: Any = flax.struct.field(default_factory=dict)  # by name, values [B] and where they are known [B]
 
 
@@ -56,6 +71,9 @@ class Words(Protocol):
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]: ...
     def enter(self, stack: Stack, embedded: Any, positions: Any, *, deterministic: bool) -> Float[Array, "B T D"]: ...
+    def encode(
+        self, source: None, source_mask: Bool[Array, "B S"], *, embedded: Any, deterministic: bool
+    ) -> Float[Array, "B S D"]: ...
 
 
 class Reader(Protocol):
@@ -137,12 +155,13 @@ class EmotionWords(nn.Module):
         kept = (batch.emotional | (jnp.arange(batch.source.shape[1]) == 0)[None]) & batch.source_mask
         order = jnp.argsort(~kept, axis=1, stable=True)
         mask = jnp.take_along_axis(kept, order, axis=1)
-        embedded = words.embed(jnp.take_along_axis(batch.source, order, axis=1))
-        inputs = words.enter(self.encoder, embedded, jnp.arange(mask.shape[1]), deterministic=not train)
+        ids = jnp.take_along_axis(batch.source, order, axis=1)
+        inputs = words.enter(self.encoder, words.embed(ids), jnp.arange(mask.shape[1]), deterministic=not train)
         states, _ = self.encoder(inputs, mask[:, None, :], deterministic=not train)
         return read.replace(  # type: ignore[attr-defined]
             states=jnp.concatenate([read.states, states], axis=1),
             mask=jnp.concatenate([read.mask, mask], axis=1),
+            words=jnp.concatenate([read.words, ids], axis=1),
             context=jnp.concatenate([states[:, 0].astype(jnp.float32), read.context], axis=-1),
         )
 

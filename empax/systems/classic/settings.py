@@ -8,9 +8,11 @@ from typing import Any
 
 from empax.core.config import ConfigError, check_numbers
 from empax.decoding.settings import DecodeSettings
+from empax.models.transformer_config import TransformerConfig
 from empax.parts.generator.settings import check_no_exemplars
 from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.classic.adversary import LOSSES, AdversarySettings
+from empax.systems.classic.concepts import ConceptsSettings
 from empax.systems.classic.mimicry import MimicrySettings
 from empax.systems.classic.model import READERS
 from empax.systems.classic.readers import EmotionSettings, ListenersSettings
@@ -22,9 +24,10 @@ class ClassicSettings(WordLevelSettings):
 
     Attributes:
       readers: which parts read a context, in order: "emotion", "emotion_words", "listeners" (behind "emotion"),
-        "mimicry", "refinement".
-      emotion, listeners, mimicry: settings of these.
+        "mimicry", "refinement", "concepts".
+      emotion, listeners, mimicry, concepts: settings of these.
       adversary: critics that see soft responses and the turn that follows (`systems.classic.adversary`); None = none.
+      copies: whether a response may copy words of what the decoder attends to.
       lexicon: the words of emotion that "emotion_words" and critics read: "vader", or a file with a word on each line.
       facts_tokens: of the facts of a relation that "refinement" reads.
       max_context_tokens: of a context, with what stands before it; the newest words stay.
@@ -35,7 +38,9 @@ class ClassicSettings(WordLevelSettings):
     emotion: EmotionSettings = dataclasses.field(default_factory=EmotionSettings)
     listeners: ListenersSettings = dataclasses.field(default_factory=ListenersSettings)
     mimicry: MimicrySettings = dataclasses.field(default_factory=MimicrySettings)
+    concepts: ConceptsSettings = dataclasses.field(default_factory=ConceptsSettings)
     adversary: AdversarySettings | None = None
+    copies: bool = False
     lexicon: str = "vader"
     max_context_tokens: int = 128
     max_target_tokens: int = 50
@@ -54,7 +59,7 @@ class ClassicSettings(WordLevelSettings):
             raise ConfigError('readers: "mimicry" reads the emotion itself; leave out "emotion".')
         if "listeners" in self.readers and "emotion" not in self.readers[: self.readers.index("listeners")]:
             raise ConfigError('readers: "listeners" are gated by the logits of "emotion"; put that before them.')
-        for name in ("emotion_words", "refinement"):
+        for name in ("emotion_words", "refinement", "concepts"):
             if name in self.readers and "emotion" in self.readers[: self.readers.index(name)]:
                 raise ConfigError(f'readers: "emotion" reads what "{name}" makes of the context; put it behind that.')
         check_no_exemplars(self.decoding)
@@ -74,8 +79,18 @@ class ClassicSettings(WordLevelSettings):
         return "emotion_words" in self.readers or self.adversary is not None
 
     @property
+    def reads_concepts(self) -> bool:
+        return "concepts" in self.readers
+
+    @property
     def reads_facts(self) -> bool:
-        return "refinement" in self.readers
+        return "refinement" in self.readers or (self.reads_concepts and self.concepts.most > 0)
+
+    def config(self, vocab_size: int, start_id: int, *, tie_embeddings: bool = True) -> TransformerConfig:
+        """With the memories of its readers."""
+        made = super().config(vocab_size, start_id, tie_embeddings=tie_embeddings)
+        single = self.reads_concepts and self.concepts.signal
+        return dataclasses.replace(made, memories=("signal",) if single else (), single_memories=single)
 
     def reader_settings(self) -> tuple[tuple[str, Any], ...]:
         """The readers' names with their settings."""

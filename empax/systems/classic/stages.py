@@ -24,6 +24,7 @@ from empax.parts.generator.answerer import Answerer, AnswerExamples, MakeExample
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
 from empax.parts.generator.task import Decoder
 from empax.parts.knowledge.finder import check_knowledge, find_finder, with_facts
+from empax.systems.classic.concepts import ConceptPicker, check_intensity
 from empax.systems.classic.examples import ClassicExamples, check_lexicon, emotional_words
 from empax.systems.classic.frequency import frequency_weights
 from empax.systems.classic.model import Classic
@@ -46,6 +47,8 @@ def check_system(run: RunContext) -> None:
     check_vectors(settings.vectors)
     if settings.reads_lexicon:
         check_lexicon(settings.lexicon)
+    if settings.reads_concepts:
+        check_intensity(settings.concepts.intensity)
 
 
 def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
@@ -54,7 +57,8 @@ def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
     settings, where = run.shared_settings(ClassicSettings), f"config.{run.stage}.weights"
     losses = settings.losses
     if settings.reads_facts:
-        check_knowledge(run, f"{run.shared}.readers without refinement")
+        instead = "concepts.most = 0" if settings.reads_concepts else "readers without refinement"
+        check_knowledge(run, f"{run.shared}.{instead}")
     for name in losses:
         if name not in stage.weights:
             raise ConfigError(f"{where} lacks {name}, a loss of {run.shared}.readers; set it (0 = it teaches nothing).")
@@ -85,7 +89,7 @@ class ClassicParts:
         settings, tokenizer = self.settings, self.tokenizer
         config = settings.config(tokenizer.vocab_size, tokenizer.start_id)
         return ClassicTask(
-            Classic(config, settings.reader_settings(), settings.adversary),
+            Classic(config, settings.reader_settings(), settings.adversary, settings.copies),
             Decoder.of(tokenizer, settings.decoding),
             stage.weights,
             label_smoothing=stage.label_smoothing,
@@ -109,8 +113,13 @@ class ClassicParts:
             max_target_tokens=max_target_tokens or settings.max_target_tokens,
             emotions=emotions,
             feedback_tokens=settings.max_target_tokens if train and settings.adversary is not None else 0,
-            facts_tokens=settings.facts_tokens if settings.reads_facts else 0,
+            facts_tokens=settings.facts_tokens if "refinement" in settings.readers else 0,
+            concepts=self.picker if settings.reads_concepts else None,
         )
+
+    @functools.cached_property
+    def picker(self) -> ConceptPicker:
+        return ConceptPicker.of(self.settings.concepts, self.tokenizer)
 
     def word_weights(self, targets: Sequence[Sequence[int]]) -> Float[np.ndarray, " V"]:
         """Of each word in the loss "frequency": 1 on average over the words of `targets`, whose ends have none.
@@ -177,9 +186,12 @@ def sketch_generator(stage: ClassicTaskSettings, run: RunContext, batch_size: in
         frozen["lexicon"] = jax.ShapeDtypeStruct((parts.tokenizer.vocab_size,), np.bool_)
     if stage.weights.get("frequency"):
         frozen["frequency"] = jax.ShapeDtypeStruct((parts.tokenizer.vocab_size,), np.float32)
-    if parts.settings.reads_facts:
+    if "refinement" in parts.settings.readers:
         sizes |= {"M": len(SOCIAL_RELATIONS), "W": parts.settings.facts_tokens}
-    return Sketch(parts.task(stage), dataclasses.replace(shapes_of(ClassicBatch, **sizes), step=None), frozen)
+    most = parts.settings.concepts.most if parts.settings.reads_concepts else 0
+    absent = ["step", *([] if most else ["concepts"]), *([] if parts.settings.reads_concepts else ["intensity"])]
+    batch = shapes_of(ClassicBatch, **sizes, K=most)
+    return Sketch(parts.task(stage), dataclasses.replace(batch, **dict.fromkeys(absent)), frozen)
 
 
 def answer_generator(stage: ClassicTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,14 +12,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from empax.core.types import Generated, Mean, Params
+from empax.core.types import Generated, Mean, Metrics, Params
 from empax.losses.cross_entropy import cross_entropy
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.task import Decoder, Keys, Losses, ResponseTask, target_weights
 from empax.systems.classic.adversary import adversarial_losses
 from empax.systems.classic.frequency import weighted_cross_entropy
+from empax.systems.classic.graphs import attention_loss
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch
+
+log = logging.getLogger("empax")
+
+_EXCHANGED = "nll_exchanged_"
+_READ_BY = {"refinement": "facts", "concepts": "concepts"}
+"""Readers, and the fields of a batch that they read besides the context."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +64,11 @@ class ClassicTask(ResponseTask):
             metrics["emotion_accuracy"] = Mean.of(hit, batch.valid & (batch.emotion >= 0))
         if not self.nll_weight:
             return parts, metrics
-        logits = self.logits(params, batch, read, rngs[0])
+        logits, weights = self._apply(params, batch.target, found, method="decode_with_weights", rng=rngs[0])
+        if found.intensity is not None:
+            attended = attention_loss(weights, batch.target_mask, found.intensity, found.mask)
+            more, logged = self._row_losses(batch, {"attention": attended})
+            parts, metrics = [*parts, *more], {**metrics, **logged}
         if rngs[1] is not None and self.model.adversary is not None:
             judged = adversarial_losses(self.model, params, frozen["lexicon"], batch, found, logits, rngs[1])
             more, logged = self._row_losses(batch, judged)
@@ -66,7 +78,46 @@ class ClassicTask(ResponseTask):
             metrics["frequency_loss"] = weighted_cross_entropy(logits, batch.target, mask, frozen["frequency"])
             parts.append((weight, metrics["frequency_loss"]))
         metrics["nll"], smoothed = self.likelihood(functools.partial(cross_entropy, logits), batch)
+        if rngs[0] is None:
+            metrics |= self._exchanged(params, batch, found)
         return [*parts, (self.nll_weight, smoothed)], metrics
+
+    def _exchanged(self, params: Params, batch: ClassicBatch, read: Any) -> Metrics:
+        """The likelihood beside another row's concepts, its facts, or its part of what the decoder attends to."""
+        rows, valid = jnp.arange(len(batch.valid)), jnp.sum(batch.valid)  # filler stands behind
+        giver = jnp.where(rows < valid, (rows + 1) % jnp.maximum(valid, 1), rows)
+
+        def given(tree: Any) -> Any:
+            return jax.tree.map(lambda leaf: leaf[giver], tree)
+
+        changed = {}
+        for reader, name in _READ_BY.items():
+            own = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.name.startswith(name)}
+            if reader in dict(self.model.readers) and own[name] is not None:
+                other = dataclasses.replace(batch, **given(own))
+                changed[name] = self.encode(params, other, None).states
+        for name in read.memories:
+            changed[name] = read.replace(memories={**read.memories, name: given(read.memories[name])})
+        metrics = {}
+        for name, found in changed.items():
+            logits = self._apply(params, batch.target, found, method="decode", rng=None)
+            metrics[f"{_EXCHANGED}{name}"], _ = self.likelihood(functools.partial(cross_entropy, logits), batch)
+        return metrics
+
+    def summarize(self, averages: dict[str, float]) -> dict[str, float]:
+        """With `NAME_gain`: by how much the likelihood of a token is higher than beside another row's, in nats.
+
+        Warns where that is nothing: what changes no response is no part of a system.
+        """
+        gains = {}
+        for name, value in averages.items():
+            if name.startswith(_EXCHANGED):
+                part = name.removeprefix(_EXCHANGED)
+                gains[f"{part}_gain"] = value - averages["nll"]
+                if gains[f"{part}_gain"] <= 0:
+                    log.warning("%s unused: with another context's the likelihood is as high (%.4f nats).", part,
+                                gains[f"{part}_gain"])  # fmt: skip
+        return {**averages, **gains}
 
     def _row_losses(self, batch: ClassicBatch, losses: Mapping[str, tuple[Any, Any]]) -> Losses:
         parts, metrics = [], {}

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.models.arithmetic import contract
+from empax.models.copying import mixed_with_copies
 from empax.models.layers import normal
 from empax.models.scanned import DecodeCache
 from empax.models.transformer import EncoderDecoder
-
-_LEAST = 1e-9  # of a probability, before its logarithm
 
 
 @flax.struct.dataclass
@@ -95,15 +94,8 @@ class PointerGenerator(nn.Module):
     ) -> Float[Array, "B T W"]:
         read = contract("BTS,BSD->BTD", weights, states)
         seen = jnp.concatenate([hidden, read, inputs], axis=-1).astype(jnp.float32)
-        gate = jax.nn.sigmoid(contract("BTD,D->BT", seen, self.gate) + self.gate_bias)[..., None]
-        said = jax.nn.softmax(self.model.logits_from(hidden), axis=-1)
-        said = jnp.pad(said, ((0, 0), (0, 0), (0, self.slots)))
-
-        def copied(ids: Int[Array, " S"], weights: Float[Array, "T S"]) -> Float[Array, "T W"]:
-            return jnp.zeros((weights.shape[0], said.shape[-1])).at[:, ids].add(weights)
-
-        mixture = gate * said + (1.0 - gate) * jax.vmap(copied)(source, weights.astype(jnp.float32))
-        return jnp.log(jnp.maximum(mixture, _LEAST))
+        gate = jax.nn.sigmoid(contract("BTD,D->BT", seen, self.gate) + self.gate_bias)
+        return mixed_with_copies(self.model.logits_from(hidden), gate, weights, source, slots=self.slots)
 
     def decode(
         self,

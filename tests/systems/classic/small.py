@@ -13,7 +13,7 @@ import numpy as np
 from empax.decoding.settings import DecodeSettings
 from empax.parts.generator.task import Decoder
 from empax.systems.classic.model import Classic
-from empax.systems.classic.readers import ClassicBatch, EmotionSettings
+from empax.systems.classic.readers import ClassicBatch, ConceptWords, EmotionSettings
 from empax.systems.classic.settings import ClassicSettings
 from empax.systems.classic.task import ClassicTask
 
@@ -26,6 +26,7 @@ FORMS = {
     "mime": {"readers": ("mimicry",)},
     "empdg": {"readers": ("emotion_words", "emotion"), "emotion": EmotionSettings(start=True)},
     "cem": {"readers": ("refinement", "emotion")},
+    "kemp": {"readers": ("concepts", "emotion"), "emotion": EmotionSettings(start=True), "copies": True},
 }
 
 
@@ -42,6 +43,11 @@ def make_batch(rows: int = 3, source: int = 7, target: int = 5) -> ClassicBatch:
         emotional=jnp.asarray((ids % 3 == 0) & source_mask),
         facts=jnp.asarray(rng.integers(4, VOCAB, (rows, 5, 4)), jnp.int32),
         facts_mask=jnp.asarray(np.arange(4) < rng.integers(1, 5, (rows, 5, 1))),
+        intensity=jnp.asarray(rng.uniform(size=(rows, source)) * source_mask, jnp.float32),
+        concepts=ConceptWords(  # the last has no row's word
+            jnp.asarray(rng.integers(4, VOCAB, (rows, 4)), jnp.int32), jnp.asarray([[True] * 3 + [False]] * rows),
+            jnp.asarray([[1, 1, 2, -1]] * rows, jnp.int32), jnp.asarray(rng.uniform(size=(rows, 4)), jnp.float32),
+        ),
     )  # fmt: skip
 
 
@@ -87,7 +93,7 @@ class Made:
 
 def make(form: str, **changes) -> Made:
     settings = ClassicSettings(**{**SMALL, **FORMS[form], **changes})
-    model = Classic(settings.config(VOCAB, START), settings.reader_settings(), settings.adversary)
+    model = Classic(settings.config(VOCAB, START), settings.reader_settings(), settings.adversary, settings.copies)
     decoder = Decoder(DecodeSettings(max_tokens=4), START, END, PAD)
     weights = dict.fromkeys(settings.losses, 0.5)
     task = ClassicTask(model, decoder, weights, label_smoothing=0.1, heads=("emotion",) if weights else ())

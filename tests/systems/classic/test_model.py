@@ -25,7 +25,7 @@ def test_the_lineages_sizes():
     assert count_params(rest) == 508_900  # encoder and decoder of one layer: MoEL's code
 
 
-@pytest.mark.parametrize("form", [pytest.param("transformer", marks=pytest.mark.slow), "moel", "empdg"])
+@pytest.mark.parametrize("form", [pytest.param("transformer", marks=pytest.mark.slow), "moel", "empdg", "kemp"])
 def test_cached_decoding_is_teacher_forcing(made, form):
     one, batch = made[form], made[form].batch
     read = one.read(batch)
@@ -48,7 +48,8 @@ def test_cached_decoding_is_teacher_forcing(made, form):
 
 
 @pytest.mark.parametrize(
-    "form", ["moel", "mime", "empdg", *(pytest.param(form, marks=pytest.mark.slow) for form in ("transformer", "cem"))]
+    "form",
+    ["moel", "mime", "empdg", "kemp", *(pytest.param(form, marks=pytest.mark.slow) for form in ("transformer", "cem"))],
 )
 def test_padding_changes_nothing(made, form):
     one, batch = made[form], made[form].batch
@@ -56,7 +57,7 @@ def test_padding_changes_nothing(made, form):
     def wider(values, fill):
         return jnp.pad(values, ((0, 0), (0, 4)), constant_values=fill)
 
-    names = {"source": 9, "source_mask": False, "speaker": 5, "emotional": False}
+    names = {"source": 9, "source_mask": False, "speaker": 5, "emotional": False, "intensity": 0.0}
     padded = dataclasses.replace(batch, **{name: wider(getattr(batch, name), fill) for name, fill in names.items()})
     np.testing.assert_allclose(one.logits(padded), one.logits(), rtol=1e-4, atol=1e-5)
 
@@ -122,7 +123,7 @@ def test_losses_of_parts_of_a_batch_add_up_and_filler_counts_nothing(made):
 
 
 @pytest.mark.parametrize(
-    "form", ["moel", *(pytest.param(form, marks=pytest.mark.slow) for form in ("mime", "empdg", "cem"))]
+    "form", ["moel", *(pytest.param(form, marks=pytest.mark.slow) for form in ("mime", "empdg", "cem", "kemp"))]
 )
 def test_every_parameter_learns(made, form):
     one = made[form]
@@ -152,7 +153,9 @@ def test_what_is_read_of_a_reference(made):
         ({"readers": ("emotion", "refinement")}, "put it behind that"),
         ({"readers": ("emotion", "emotion")}, "names one twice"),
         ({"readers": ("mimicry", "emotion")}, 'leave out "emotion"'),
-        ({"readers": ("concepts",)}, "it takes emotion, emotion_words, listeners, mimicry, refinement"),
+        ({"readers": ("emotion", "concepts")}, "put it behind that"),
+        ({"readers": ("comet",)}, "it takes emotion, emotion_words, listeners, mimicry, refinement, concepts"),
+        ({"concepts": {"least": 2.0}}, r"least = 2.0 must lie in \[0, 1\]"),
         ({"decoding": {"method": "beam", "rerank": "similarity"}}, "compares encodings"),
         ({"listeners": {"top": 33}}, r"top = 33 must lie in \[0, 32\]"),
     ],

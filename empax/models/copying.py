@@ -1,0 +1,39 @@
+"""Words of a source, copied beside those of a vocabulary."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+_LEAST = 1e-9  # of a probability, before its logarithm
+
+
+def mixed_with_copies(
+    logits: Float[Array, "B T V"],
+    gate: Float[Array, "B T"],
+    weights: Float[Array, "B T S"],
+    source: Int[Array, "B S"],
+    *,
+    slots: int = 0,
+) -> Float[Array, "B T W"]:
+    r"""Log-probabilities of a mixture of a vocabulary and of the words of a source.
+
+    .. math:: p(w) = g P_{vocab}(w) + (1 - g) \sum_{s: w_s = w} a_s
+
+    Source: See et al. 2017, Eq. 9.
+
+    Args:
+      logits: of the vocabulary.
+      gate: g, in [0, 1].
+      weights: a, of attention to the source; 0 at padding.
+      source: the word that each state stands for.
+      slots: ids behind the vocabulary, for words that it lacks; W = V + slots.
+    """
+    said = jnp.pad(jax.nn.softmax(logits, axis=-1), ((0, 0), (0, 0), (0, slots)))
+
+    def copied(ids: Int[Array, " S"], weights: Float[Array, "T S"]) -> Float[Array, "T W"]:
+        return jnp.zeros((weights.shape[0], said.shape[-1])).at[:, ids].add(weights)
+
+    mixture = gate[..., None] * said + (1.0 - gate[..., None]) * jax.vmap(copied)(source, weights.astype(jnp.float32))
+    return jnp.log(jnp.maximum(mixture, _LEAST))

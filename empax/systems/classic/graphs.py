@@ -1,0 +1,139 @@
+"""Readers that read graphs of words and concepts (KEMP)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from empax.models.heads import masked_mean
+from empax.models.layers import MASKED, normal
+from empax.models.memory_attention import Memory
+from empax.models.transformer_config import TransformerConfig
+from empax.systems.classic.concepts import ConceptsSettings
+from empax.systems.classic.readers import ClassicBatch, ConceptWords, Linear, Read, Words
+
+_PADDING = 0.5  # intensity of a context's padding in KEMP's code
+
+
+class GraphAttention(nn.Module):
+    r"""Nodes read those that an edge leads to.
+
+    .. math:: Norm(n_i + W_o \sum_{j \in N(i)} a_{ij} W_v n_j), \quad a_i = softmax_{j \in N(i)}(W_q n_i \cdot W_k n_j)
+
+    A node without edges reads zeros.
+
+    Attributes:
+      published: logits where no edge is are 0, so that such nodes keep a share.
+    """
+
+    config: TransformerConfig
+    published: bool = False
+
+    @nn.compact
+    def __call__(
+        self, nodes: Float[Array, "B I D"], read: Float[Array, "B J D"], edges: Bool[Array, "B I J"]
+    ) -> Float[Array, "B I D"]:
+        size = self.config.d_model
+        query = Linear(size, name="query")(nodes)
+        key, value = (Linear(size, name=name)(read) for name in ("key", "value"))
+        logits = jnp.where(edges, jnp.einsum("BID,BJD->BIJ", query, key), 0.0 if self.published else MASKED)
+        weights = jax.nn.softmax(logits)
+        if not self.published:
+            weights = jnp.where(edges, weights, 0.0)
+        mixed = Linear(size, name="out")(jnp.einsum("BIJ,BJD->BID", weights, value))
+        return self.config.make_norm()(nodes.astype(jnp.float32) + mixed)
+
+
+def concept_edges(mask: Bool[Array, "B S"], concepts: ConceptWords) -> Bool[Array, "B S J"]:
+    """What each word of a source reads, of its words and then of its concepts.
+
+    The first token and the word before it, and its own concepts; the first token reads all. Source: KEMP's code.
+    """
+    place = jnp.arange(mask.shape[1])
+    first = place == 0
+    words = first[:, None] | first[None] | (place[:, None] - 1 == place[None])
+    own = (place[None, :, None] == concepts.place[:, None]) | first[None, :, None]
+    return jnp.concatenate([words[None] & mask[:, None], own & concepts.mask[:, None]], axis=-1)
+
+
+class Concepts(nn.Module):
+    r"""Words read their concepts before the encoder reads both; the emotion is read where words are intense.
+
+    .. math:: H = Enc([Graph(c); k]), \quad s = \sum_i softmax(\eta)_i h_i
+
+    with \eta the intensity of each word's emotion. The emotion is read from s, the signal. Every decoder layer reads
+    it, too: W [a; s] of its attention a is W_1 a + W_2 s, where W_1 and the attention's own matrix are one.
+
+    Departure: concepts stand right behind the words, without a separator, where the released code has padding between
+    them; the graph has no dropout. Padding counts in neither graph nor signal, unless `published`.
+    Source: Li et al. 2022 (KEMP), released code.
+    """
+
+    config: TransformerConfig
+    settings: ConceptsSettings
+    losses: ClassVar[tuple[str, ...]] = ("attention",)
+
+    def setup(self) -> None:
+        if self.settings.most:
+            self.graph = GraphAttention(self.config, self.settings.published)
+            self.role = self.param("role", normal(self.config.initial_embedding_stddev()), (self.config.d_model,))
+
+    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+        assert batch.intensity is not None
+        s, source, mask, intensity = self.settings, batch.source, batch.source_mask, batch.intensity
+        if s.published:
+            intensity = jnp.where(mask, intensity, _PADDING)
+        states = read.states
+        if s.most:
+            concepts = batch.concepts
+            assert concepts is not None
+            pairs = ((source, concepts.ids), (mask, concepts.mask), (intensity, concepts.intensity))
+            joined = (*(jnp.concatenate(pair, axis=1) for pair in pairs), self._joined(batch, concepts, words))
+            order = jnp.argsort(~joined[1], axis=1, stable=True)  # padding last
+            source, mask, intensity, embedded = (jax.vmap(lambda row, at: row[at])(part, order) for part in joined)
+            states = words.encode(None, mask, embedded=embedded, deterministic=not train)
+        if not s.published:
+            intensity = jnp.where(mask, intensity, MASKED)
+        shares = jax.nn.softmax(intensity)
+        signal = jnp.einsum("BS,BSD->BD", shares, states.astype(jnp.float32))
+        memories = {**read.memories}
+        if s.signal:
+            memories["signal"] = Memory(signal[:, None].astype(states.dtype), jnp.ones((len(signal), 1), bool))
+        return read.replace(  # type: ignore[attr-defined]
+            states=states, mask=mask, words=source, context=signal, intensity=shares, memories=memories
+        )
+
+    def _joined(self, batch: ClassicBatch, concepts: ConceptWords, words: Words) -> Float[Array, "B J D"]:
+        """Words that have read their concepts, and these, before the embedding's scale."""
+        c = self.config
+        scale = c.d_model**0.5 if c.embed_scale else 1.0
+        context = scale * (words.embed(batch.source) + words.embed(batch.speaker))
+        beside = scale * (words.embed(concepts.ids) + self.role[None, None])
+        nodes = jnp.concatenate([context, beside], axis=1)
+        context = self.graph(context, nodes, concept_edges(batch.source_mask, concepts))
+        return jnp.concatenate([context, beside], axis=1) / scale
+
+
+def attention_loss(
+    weights: Float[Array, "B T S"],
+    target_mask: Bool[Array, "B T"],
+    shares: Float[Array, "B S"],
+    mask: Bool[Array, "B S"],
+) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
+    r"""How far the decoder's attention is from the intensities.
+
+    .. math:: \mathrm{mean}_s (\mathrm{mean}_t a_{ts} - softmax(\eta)_s)^2
+
+    Departure: KEMP's code counts padding in both means.
+    Source: Li et al. 2022 (KEMP), released code.
+
+    Returns:
+      The loss of each row, and which rows have a response.
+    """
+    attended = masked_mean(weights, target_mask)
+    squares = jnp.where(mask, jnp.square(attended - shares), 0.0).sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1)
+    return squares, target_mask.any(axis=1)

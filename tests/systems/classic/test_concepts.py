@@ -1,0 +1,93 @@
+"""Concepts of words, and intensities."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.core.types import Instance
+from empax.data.english import vader_lexicon
+from empax.data.knowledge import Fact
+from empax.data.words import train_words
+from empax.systems.classic.concepts import ConceptPicker, ConceptsSettings
+from empax.systems.classic.examples import ClassicExamples
+
+TOLD = Instance("a#2", ("My dogs ran. I miss my dog.",), "Oh no!", "sad")
+FACTS = [
+    Fact("dog", "IsA", "domestic animal"), Fact("dog", "RelatedTo", "friend"), Fact("miss", "RelatedTo", "sad"),
+    Fact("dog", "HasProperty", "a zyzzyva"), Fact("dog", "AtLocation", "with them"), Fact("dog", "xReact", "happy"),
+    Fact("dog", "IsA", "dog"), Fact("cat", "IsA", "animal"),
+]  # fmt: skip
+WORDS = train_words(
+    ["my dogs ran . i miss my dog . oh no ! domestic animal friend sad with them happy cat"], min_count=1
+)
+
+
+def pick(**changes):
+    picker = ConceptPicker.of(ConceptsSettings(**changes), WORDS)
+    source = [WORDS.cls_id, *WORDS.encode(TOLD.context[0])]
+    return [(picker.words[word], picker.words[source[place]]) for word, place in picker(source, FACTS)]
+
+
+def test_concepts_are_tails_of_facts_about_words_and_the_intense_ones_come_first():
+    assert pick() == [("friend", "dogs"), ("sad", "miss"), ("friend", "dog")]  # VADER knows both
+    assert pick(each=3) == [
+        ("friend", "dogs"), ("animal", "dogs"), ("sad", "miss"), ("friend", "dog"), ("animal", "dog"),
+    ]  # fmt: skip
+    assert pick(most=2) == [("friend", "dogs"), ("friend", "dog")]  # of valence 2.2, sad of -2.1
+    assert pick(least=0.53, each=3) == [("friend", "dogs"), ("friend", "dog")]
+    assert pick(most=0) == []
+
+
+def test_rows_have_the_concepts_of_the_words_that_stay():
+    told = dataclasses.replace(TOLD, notes={"facts": [fact.row() for fact in FACTS]})
+    emotional = np.zeros(WORDS.vocab_size, bool)
+    picker = ConceptPicker.of(ConceptsSettings(most=4), WORDS)
+    examples = ClassicExamples(
+        [told, TOLD], WORDS, emotional, max_context_tokens=20, max_target_tokens=4, concepts=picker
+    )
+
+    def shown(length):
+        batch = examples.collate(np.array([0, -1, 1]), length, np.random.default_rng(0))
+        one = batch.concepts
+        assert not one.mask[1:].any()
+        row = zip(one.ids[0], one.place[0], one.mask[0], strict=True)
+        pairs = [(picker.words[word], picker.words[batch.source[0, place]]) for word, place, real in row if real]
+        assert (one.intensity[0] > 0).tolist() == one.mask[0].tolist()
+        return batch, pairs
+
+    batch, pairs = shown(12)
+    assert pairs == [("friend", "dogs"), ("sad", "miss"), ("friend", "dog")]
+    assert batch.concepts.ids.shape == (3, 4)
+    lexicon = vader_lexicon()
+    expected = [abs(lexicon.get(picker.words[i], 0.0)) / 4 for i in batch.source[0]]
+    np.testing.assert_allclose(batch.intensity[0], expected, rtol=1e-6)
+    assert shown(5)[1] == [("sad", "miss"), ("friend", "dog")]  # [CLS] miss my dog .
+    none = ClassicExamples([told], WORDS, emotional, max_context_tokens=20, max_target_tokens=4)
+    assert none.collate(np.array([0]), 12, np.random.default_rng(0)).intensity is None
+
+
+def test_intensities_of_a_file_are_those_of_valence_and_arousal(tmp_path):
+    path = tmp_path / "vad.txt"
+    path.write_text("Word\tValence\tArousal\tDominance\ndog\t0.9\t0.4\t0.5\nSad\t0.1\t0.3\t0.2\nmiss\t0.5\t0.0\t0.5\n")
+    picker = ConceptPicker.of(ConceptsSettings(intensity=str(path)), WORDS)
+    found = {word: float(picker.intensities[WORDS.token_id(word)]) for word in ("dog", "sad", "miss", "ran")}
+    for word, (valence, arousal) in {"dog": (0.9, 0.4), "sad": (0.1, 0.3)}.items():
+        expected = (((valence - 0.5) ** 2 + (arousal / 2) ** 2) ** 0.5 - 0.06467) / 0.607468
+        assert found[word] == pytest.approx(expected, rel=1e-5)
+    assert found["miss"] == found["ran"] == 0.0  # the least there is, and unknown
+    for text, message in (
+        ("dog 0.9 0.4\nsad 0.1", "line 2: 'sad 0.1' must be a word, its valence, its arousal"),
+        ("dog -0.9 0.4", r"line 1: -0.9, 0.4 must lie in \[0, 1\]"),
+    ):
+        wrong = tmp_path / f"{len(text)}.txt"
+        wrong.write_text(text)
+        with pytest.raises(DataError, match=message):
+            ConceptPicker.of(ConceptsSettings(intensity=str(wrong)), WORDS)
+    (tmp_path / "other.txt").write_text("zyzzyva 0.9 0.4")
+    with pytest.raises(ConfigError, match="has none of the"):
+        ConceptPicker.of(ConceptsSettings(intensity=str(tmp_path / "other.txt")), WORDS)
+    with pytest.raises(ConfigError, match=r"concepts.intensity = 'nrc' is no file; give one with a word"):
+        ConceptPicker.of(ConceptsSettings(intensity="nrc"), WORDS)
