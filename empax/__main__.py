@@ -19,6 +19,11 @@ _COMMANDS = {
     "demo": _Command("demo", "answer one message at once, from published weights", 'empax demo "I lost my keys."'),
     "run": _Command("main", "run a recipe, or go on with a run", "empax run reg_transformer:tiny --workdir=runs/trial"),
     "plan": _Command("main", "say what a recipe would do; allocate nothing", "empax plan reg_t5:base"),
+    "sweep": _Command(
+        "sweep",
+        "run a recipe for each of several settings and seeds",
+        "empax sweep reg_transformer --grid joint.steps=1000,2000 --seeds=3",
+    ),
     "evaluate": _Command("evaluate", "score files of predictions and compare them", "empax evaluate A.jsonl B.jsonl"),
     "chat": _Command("chat", "talk to a finished run", "empax chat --workdir=runs/trial"),
     "serve": _Command("serve", "a page to talk to, and OpenAI's endpoints", "empax serve empathetic-t5-small"),
@@ -62,7 +67,7 @@ def main() -> None:
         print(listing() if asked else f"error: {name!r} is no command of empax.\n{listing()}",
               file=sys.stdout if asked else sys.stderr)  # fmt: skip
         sys.exit(0 if asked else 2)
-    if name in ("run", "plan") and words and not words[0].startswith("-"):
+    if name in ("run", "plan", "sweep") and words and not words[0].startswith("-"):
         words[0] = f"--config={words[0]}"
     if name == "plan":
         words.append("--mode=plan")

@@ -1,0 +1,145 @@
+"""Arms of a sweep beside each other: every metric over the seeds of an arm, and against the first arm, seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from empax.core.files import WorkDir, json_text, read_json, write_together
+from empax.core.manifest import read_done
+from empax.evaluation.significance import mean_interval
+from empax.pipeline.plan import read_plan
+from empax.reporting.seeds import over_runs
+from empax.reporting.tables import aligned, format_value, markdown_table
+
+Summary = dict[str, Any]
+
+_ACROSS = 3  # arms beside each other in a terminal
+
+_ABOUT = (
+    "Of several seeds: mean ± standard deviation (n - 1) [95% t-interval of the mean]. Of one seed: the value, and for "
+    "metrics of the report its 95% interval over test rows."
+)
+_ABOUT_PAIRS = (
+    "Mean difference of runs with the same seed [95% t-interval], not corrected for being several. Of an arm that is "
+    "chosen by these test metrics they say too much: choose by a validation metric, or with evaluate.split=validation."
+)
+
+
+def summarize(arms: Mapping[str, Mapping[int, Path]]) -> Summary:
+    """What finished runs say, arm by arm.
+
+    Args:
+      arms: name → seed → work directory of a finished run; the first arm is what the others are compared with.
+
+    Returns:
+      `arms`, by name `workdirs` (by seed), `metrics` (each `mean`, `low`, `high`, `values` in the order of the seeds,
+      and of several seeds `std`) and `left_out`, metrics that not every seed has; `differences`, by name of the other
+      arms the `mean_interval` of each metric's differences over the seeds that both have, if there are two. Metrics are
+      those of the report, and of each training stage the best of what it was judged by ("STAGE: METRIC").
+    """
+    found = {
+        arm: {seed: _scores(folder) for seed, folder in folders.items()} for arm, folders in arms.items() if folders
+    }
+    summary: Summary = {"arms": {}, "differences": {}}
+    for arm, runs in found.items():
+        left_out: list[str] = []
+        if len(runs) > 1:
+            metrics = over_runs(list(runs.values()), "", left_out)
+        else:
+            (scores,) = runs.values()
+            metrics = {
+                name: {
+                    "mean": one["value"],
+                    "values": [one["value"]],
+                    **{k: one[k] for k in ("low", "high") if k in one},
+                }
+                for name, one in scores.items()
+                if one["value"] is not None
+            }
+        workdirs = {str(seed): str(folder) for seed, folder in arms[arm].items()}
+        summary["arms"][arm] = {"workdirs": workdirs, "metrics": metrics, "left_out": left_out}
+    first = next(iter(found), "")
+    for arm in list(found)[1:]:
+        shared = [seed for seed in found[first] if seed in found[arm]]
+        if len(shared) > 1:
+            summary["differences"][arm] = _differences(*([found[a][seed] for seed in shared] for a in (first, arm)))
+    return summary
+
+
+def _scores(workdir: Path) -> dict[str, dict[str, Any]]:
+    """Metric → `value`, None where it is no number, and its interval if it has one."""
+    scores: dict[str, dict[str, Any]] = {}
+    files = WorkDir(workdir)
+    for stage in read_plan(files).stages.values():
+        done = read_done(files.stage(stage.name)) if stage.kind == "train" else {}
+        if done.get("best_value") is not None:
+            scores[f"{stage.name}: {stage.loop.best_metric}"] = {"value": done["best_value"]}
+    report = workdir / "report.json"
+    return {**(read_json(report)["metrics"] if report.is_file() else {}), **scores}
+
+
+def _differences(
+    first: Sequence[Mapping[str, Mapping[str, Any]]], other: Sequence[Mapping[str, Mapping[str, Any]]]
+) -> dict[str, dict[str, float]]:
+    found = {}
+    for name in first[0]:
+        values = [(scores.get(name) or {}).get("value") for scores in (*first, *other)]
+        numbers = [value for value in values if value is not None]
+        if len(numbers) == len(values):
+            count = len(first)
+            found[name] = mean_interval([b - a for a, b in zip(numbers[:count], numbers[count:], strict=True)])
+    return found
+
+
+def tables(summary: Summary) -> list[tuple[str, list[str], list[list[str]]]]:
+    """What each table is about, its head and its rows: all arms, then the differences from the first."""
+    arms = summary["arms"]
+    head = ["", *(f"{arm} ({_seeds(len(one['workdirs']))})" for arm, one in arms.items())]
+    made = [(_ABOUT, head, _rows([one["metrics"] for one in arms.values()], signed=False))]
+    if differences := summary["differences"]:
+        head = [f"against {next(iter(arms))}", *differences]
+        made.append((_ABOUT_PAIRS, head, _rows(list(differences.values()), signed=True)))
+    return made
+
+
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def _rows(columns: Sequence[Mapping[str, Mapping[str, Any]]], *, signed: bool) -> list[list[str]]:
+    names = dict.fromkeys(name for column in columns for name in column)
+    return [[name, *(_cell(name, column.get(name), signed) for column in columns)] for name in names]
+
+
+def _cell(name: str, over: Mapping[str, Any] | None, signed: bool) -> str:
+    if over is None:
+        return "–"
+
+    def text(value: float) -> str:
+        written = f"{value:.4g}" if ": " in name else format_value(name, value)
+        return f"+{written}" if signed and value > 0 else written
+
+    std = f" ± {text(over['std'])}" if "std" in over and not signed else ""
+    return f"{text(over['mean'])}{std}" + (f" [{text(over['low'])}, {text(over['high'])}]" if "low" in over else "")
+
+
+def text(summary: Summary) -> str:
+    """The tables, aligned for a terminal, a few arms beside each other."""
+    parts = []
+    for about, head, rows in tables(summary):
+        parts.append(about)
+        for start in range(1, len(head), _ACROSS):
+            places = [0, *range(start, min(start + _ACROSS, len(head)))]
+            shown = [[row[i] for i in places] for row in (head, *rows)]
+            parts.append("\n".join(aligned(shown[0], shown[1:])))
+    return "\n\n".join(parts)
+
+
+def write(summary: Summary, folder: Path) -> None:
+    """Writes sweep.json and sweep.md into `folder`."""
+    lines: list[str] = []
+    for about, head, rows in tables(summary):
+        lines += [about, "", *markdown_table(head, rows), ""]
+    write_together(folder, {"sweep.json": json_text(summary), "sweep.md": "\n".join(lines)})

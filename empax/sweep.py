@@ -1,0 +1,94 @@
+r"""Runs a recipe under each combination of some settings and under several seeds, and puts the metrics into one table.
+
+  python -m empax.sweep --config=FILE.py[:ARG] --grid a.b=1,2 [--grid c.d=x,y] [--seeds=3] [--config.e.f=VALUE ...]
+  empax sweep RECIPE[:ARG] --grid a.b=1,2 [--grid c.d=x,y] [--seeds=3] [--config.e.f=VALUE ...]
+
+Every run is checked before the first begins, and has a work directory of its own, WORKDIR/ARM/seedN. Given again, the
+same command goes on where it stopped; more values or seeds may be added. Runs share what a finished one has made alike.
+The table is in WORKDIR/sweep.md and sweep.json: means with intervals over seeds, and differences from the first arm.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+from empax.core.config import ConfigError
+from empax.core.paths import check_folder, expand
+from empax.core.recipe import parse_flags, run_name, split_overrides
+
+_CONFIG = flags.DEFINE_string(
+    "config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets in all runs."
+)
+_GRID = flags.DEFINE_multi_string("grid", [], "A setting and its values, a.b=1,2,3; may be given several times.")
+_SEEDS = flags.DEFINE_integer("seeds", 1, "How many seeds, from the recipe's own on.", lower_bound=1)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where the runs live; default runs/RECIPE-sweep.")
+_MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: say which runs there would be, and make none.")
+
+_OVERRIDES: dict[str, str] = {}
+
+
+def main(argv: list[str]) -> int:
+    """Returns 0; 2 where a setting is wrong or a run failed; 130 where somebody stopped it."""
+    # Here and not above, so that --help and a mistyped word answer at once.
+    import jax
+
+    from empax.core.files import DataError, message_of
+
+    jax.config.update("jax_platforms", "cpu")  # of this process, which computes nothing: the runs want the accelerator
+    try:
+        if len(argv) > 1 or not _CONFIG.value:
+            what = f"what is {argv[1]!r}? " if len(argv) > 1 else ""
+            raise ConfigError(
+                f"{what}A sweep is of one recipe: empax sweep reg_transformer:tiny --grid joint.steps=2,4"
+            )
+        return _sweep(_CONFIG.value)
+    except (ConfigError, DataError, OSError) as error:
+        print(f"error: {message_of(error)}", file=sys.stderr)
+        return 2
+
+
+def _sweep(recipe: str) -> int:
+    from empax.pipeline import sweep
+    from empax.reporting import sweeps
+
+    folder = expand(_WORKDIR.value or Path("runs") / f"{run_name(recipe)}-sweep")
+    check_folder(folder, "--workdir")
+    runs = sweep.make_runs(recipe, sweep.read_grid(_GRID.value), _SEEDS.value, _OVERRIDES, folder)
+    wrong = list(dict.fromkeys(map(str, sweep.problems(runs))))
+    print(sweep.describe(runs, folder))
+    if wrong or _MODE.value == "plan":
+        print("".join(f"error: {problem}\n" for problem in wrong), end="", file=sys.stderr)
+        return 2 if wrong else 0
+    failed = sweep.make(runs)
+    arms: dict[str, dict[int, Path]] = {}
+    for run in runs:
+        if run.is_finished():
+            arms.setdefault(run.arm, {})[run.seed] = run.folder
+    if arms:
+        found = sweeps.summarize(arms)
+        sweeps.write(found, folder)
+        print(f"\n{sweeps.text(found)}\n\nwrote sweep.json and sweep.md to {folder}")
+    for place, code in failed.items():
+        print(f"error: {place} ended with exit code {code}; the same command tries it again.", file=sys.stderr)
+    stopped = set(failed.values()) & set(sweep.INTERRUPTED)
+    return 130 if stopped else 2 if failed else 0
+
+
+def command_line() -> None:
+    """Takes the settings out of the command line, the rest being flags, and runs `main`."""
+    try:
+        words, values = split_overrides(sys.argv)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    _OVERRIDES.update(values)
+    flags.FLAGS.set_gnu_getopt()  # flags may stand behind the recipe
+    app.run(main, argv=words, flags_parser=functools.partial(parse_flags, module=__name__))
+
+
+if __name__ == "__main__":
+    command_line()
