@@ -28,6 +28,7 @@ from empax.interop.huggingface import (
 )
 from empax.interop.pretrained_encoders import RUN_SETTINGS, Dtype, word_embeddings
 from empax.interop.readers import is_adapter, open_tensors
+from empax.models.attention_kernels import AttentionKernel
 from empax.models.bert import BertConfig
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder
@@ -59,7 +60,7 @@ class GeneratorSettings:
         as other systems start from GloVe; empty = random.
       dropout: one rate wherever the model drops out; None = what the config.json of a pretrained one says, what the
         family has of a preset, and 0.1 from scratch.
-      remat, unroll, dtype: see `models.transformer.TransformerConfig`.
+      attention, remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
     architecture: Literal[
@@ -76,6 +77,7 @@ class GeneratorSettings:
     num_encoder_layers: int = 4
     num_decoder_layers: int = 4
     dropout: float | None = None
+    attention: AttentionKernel = "auto"
     remat: Remat = "none"
     unroll: int = 1
     dtype: Dtype = "float32"

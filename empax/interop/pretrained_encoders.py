@@ -17,6 +17,7 @@ from empax.interop.architectures import with_dropout
 from empax.interop.grown_vocabulary import check_vocabulary, grow_vocabulary
 from empax.interop.huggingface import load_config, load_pretrained, model_config, resolve
 from empax.interop.sentence_modules import SentenceModules, read_modules
+from empax.models.attention_kernels import AttentionKernel
 from empax.models.bert import BertConfig, BertEncoder, bert_config
 from empax.models.decoder_only import DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder, Pooling
@@ -27,7 +28,7 @@ from empax.models.transformer_config import Remat
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 """Of the arithmetic of a model."""
 
-RUN_SETTINGS = ("remat", "unroll", "dtype")
+RUN_SETTINGS = ("attention", "remat", "unroll", "dtype")
 """How a model is run, not what it is: never taken from a checkpoint."""
 
 
@@ -46,7 +47,7 @@ class EncoderSettings:
         a random one.
       normalize: to unit length, so that the dot product is the cosine; "auto" = where a sentence-transformers folder
         does it, which is before it cuts vectors (`truncate_dim`).
-      remat, unroll, dtype: see `models.transformer.TransformerConfig`.
+      attention, remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
     pretrained: str = ""
@@ -59,6 +60,7 @@ class EncoderSettings:
     dropout: float | None = None
     pooling: Pooling | Literal["auto"] = "auto"
     normalize: bool | Literal["auto"] = "auto"
+    attention: AttentionKernel = "auto"
     remat: Remat = "none"
     unroll: int = 1
     dtype: Dtype = "float32"
@@ -116,9 +118,7 @@ def load_encoder(
             d_ff=settings.d_ff,
             num_layers=settings.num_layers or 2,
             max_positions=settings.max_positions,
-            remat=settings.remat,
-            unroll=settings.unroll,
-            dtype=settings.dtype,
+            **{name: getattr(settings, name) for name in RUN_SETTINGS},
         )
         return LoadedEncoder(
             _dual(BertEncoder(with_dropout(config, settings.dropout)), settings, None), tokenizer, None

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
 from empax.models.arithmetic import add_bias, contract
+from empax.models.attention_kernels import AttentionKernel
 from empax.models.foreign_fields import preset, required
 from empax.models.layers import ACTIVATIONS, Dropout, Norm, normal, over_last
 from empax.models.stack import Stack
@@ -29,7 +30,7 @@ class BertConfig:
         wherever the padding is (RoBERTa, XLM-R, MPNet). None = rows are counted by place, from 0 (BERT).
       embedding_size: width of the embeddings, which a projection turns into `d_model` (ELECTRA); 0 = they have that.
       relative_buckets: of T5's bias by distance, on top of the table of positions (MPNet); 0 = none.
-      dropout, attention_dropout: see `models.transformer_config.TransformerConfig`.
+      dropout, attention_dropout, attention: see `models.transformer_config.TransformerConfig`.
       dpr_side: of a DPR encoder, whose texts it reads: it is named after them in checkpoints.
     """
 
@@ -44,6 +45,7 @@ class BertConfig:
     layer_norm_eps: float = 1e-12
     dropout: float = 0.1
     attention_dropout: float | None = None
+    attention: AttentionKernel = "auto"
     remat: Remat = "none"
     unroll: int = 1
     dtype: str = "float32"
@@ -86,6 +88,7 @@ class BertConfig:
             max_positions=self.max_positions,
             layer_norm_eps=self.layer_norm_eps,
             final_norm=False,
+            attention=self.attention,
             remat=self.remat,
             unroll=self.unroll,
             dtype=self.dtype,

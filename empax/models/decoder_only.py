@@ -77,6 +77,7 @@ class DecoderLayer(nn.Module):
             num_kv_heads=c.num_kv_heads,
             out_bias=c.attention_out_bias,
             head_norm_eps=c.layer_norm_eps if c.head_norm else None,
+            kernel=c.attention,
         )
         self.attention_norm = Norm(c.norm, c.layer_norm_eps, dtype)
         self.feed_forward = FeedForward(c.d_ff, c.activation, c.feed_forward_bias, dropout=0.0, dtype=dtype)
@@ -101,8 +102,7 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B G T N"], Float[Array, "B G T N"]]]:
         """The next states, and the keys and values that they were made from."""
         inputs = self._inputs(states)
-        key, value = self.attention.keys_values(inputs, angles)
-        query = self.attention.queries(inputs, angles)
+        query, key, value = self.attention.queries_keys_values(inputs, angles)
         attended = self.attention.attend(query, key, value, mask=mask, bias=None, deterministic=deterministic)
         return self._add(states, attended, deterministic), (key, value)
 

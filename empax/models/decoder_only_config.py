@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
+from empax.models.attention_kernels import AttentionKernel
 from empax.models.layers import GATED_ACTIVATIONS
 from empax.models.rotary import AnyScaling
 from empax.models.transformer_config import Remat, check_layers
@@ -31,7 +32,7 @@ class DecoderOnlyConfig:
       embedding_size: of a token, with projections between it and d_model on either side (OPT-350M); 0 = d_model.
       dropout: of residual branches, and of what the other two leave to it.
       attention_dropout, embedding_dropout: of attention weights, and of embeddings; None = as `dropout`.
-      remat, unroll, dtype: see `models.transformer_config.TransformerConfig`.
+      attention, remat, unroll, dtype: see `models.transformer_config.TransformerConfig`.
     """
 
     vocab_size: int
@@ -61,6 +62,7 @@ class DecoderOnlyConfig:
     dropout: float = 0.0
     attention_dropout: float | None = None
     embedding_dropout: float | None = None
+    attention: AttentionKernel = "auto"
     remat: Remat = "none"
     unroll: int = 1
     dtype: str = "float32"

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 from empax.core.types import Params
 from empax.models.arithmetic import add_bias, contract, dropout
+from empax.models.attention_kernels import AttentionKernel, fused_attention, is_fused
 from empax.models.rotary import Rotary, rotate
 
 Activation: TypeAlias = Callable[[jax.Array], jax.Array]
@@ -167,6 +168,7 @@ class Attention(nn.Module):
       use_bias: of queries, keys and values, and of the output unless `out_bias` says otherwise.
       head_norm_eps: epsilon of an RMS norm of each head's queries and keys before they are turned; None = no norm.
         Source: Dehghani et al. 2023, Sec. 2.1, there LayerNorm; RMS: Qwen3.
+      kernel: which program computes it.
     """
 
     d_model: int
@@ -180,6 +182,7 @@ class Attention(nn.Module):
     num_kv_heads: int | None = None
     out_bias: bool | None = None
     head_norm_eps: float | None = None
+    kernel: AttentionKernel = "auto"
 
     def setup(self) -> None:
         inner = (self.num_heads, self.head_dim)
@@ -203,15 +206,19 @@ class Attention(nn.Module):
         return self.use_bias if self.out_bias is None else self.out_bias
 
     def _project(self, states: Float[Array, "B T D"], name: str) -> Float[Array, "B H T N"]:
+        return self._turned(contract("BTD,DHN->BTHN", states, getattr(self, f"{name}_weight")), name)
+
+    def _turned(self, heads: Float[Array, "B T H N"], name: str) -> Float[Array, "B H T N"]:
         # Turned after the product: a product that writes turned takes a CPU twice as long.
-        heads = contract("BTD,DHN->BTHN", states, getattr(self, f"{name}_weight"))
         if self.use_bias:
             heads = add_bias(heads, getattr(self, f"{name}_offset")[None, None])
         return jnp.swapaxes(heads, 1, 2)
 
     def queries(self, states: Float[Array, "B T D"], angles: Rotary | None = None) -> Float[Array, "B H T N"]:
         """Queries, with the 1/sqrt(N) already in them; turned by `angles`, if there are any."""
-        query = self._project(states, "query")
+        return self._finished_queries(self._project(states, "query"), angles)
+
+    def _finished_queries(self, query: Float[Array, "B H T N"], angles: Rotary | None) -> Float[Array, "B H T N"]:
         query = query if self.head_norm_eps is None else self.query_norm(query)
         query = query * self.head_dim**-0.5 if self.scale else query
         return query if angles is None else rotate(query, angles)
@@ -220,9 +227,24 @@ class Attention(nn.Module):
         self, states: Float[Array, "B S D"], angles: Rotary | None = None
     ) -> tuple[Float[Array, "B G S N"], Float[Array, "B G S N"]]:
         """Keys, turned by `angles`, and values of what is attended to."""
-        key = self._project(states, "key")
+        return self._finished_keys(self._project(states, "key"), angles), self._project(states, "value")
+
+    def _finished_keys(self, key: Float[Array, "B G S N"], angles: Rotary | None) -> Float[Array, "B G S N"]:
         key = key if self.head_norm_eps is None else self.key_norm(key)
-        return key if angles is None else rotate(key, angles), self._project(states, "value")
+        return key if angles is None else rotate(key, angles)
+
+    def queries_keys_values(
+        self, states: Float[Array, "B T D"], angles: Rotary | None = None
+    ) -> tuple[Float[Array, "B H T N"], Float[Array, "B G T N"], Float[Array, "B G T N"]]:
+        """`queries` and `keys_values` of the same states; on a GPU one product, which reads the states once."""
+        names = ("query", "key", "value")
+        weights = [getattr(self, f"{name}_weight") for name in names]
+        alike = all(isinstance(weight, jax.Array) and weight.shape == weights[0].shape for weight in weights)
+        if not alike or jax.default_backend() != "gpu":
+            return self.queries(states, angles), *self.keys_values(states, angles)
+        three = contract("BTD,DCHN->BTCHN", states, jnp.stack(weights, axis=1))
+        query, key, value = (self._turned(three[:, :, i], name) for i, name in enumerate(names))
+        return self._finished_queries(query, angles), self._finished_keys(key, angles), value
 
     def _logits(
         self, query: Float[Array, "B H T N"], key: Float[Array, "B G _ _"], *, turned: bool = False
@@ -258,6 +280,11 @@ class Attention(nn.Module):
 
         Keys are [B, G, S, N], or [B, G, N, S] if `turned`. Keys and values may be of a wider type than the layer's.
         """
+        dropped = not deterministic and self.dropout > 0.0
+        if not turned and is_fused(
+            self.kernel, query.shape[2], key.shape[2], self.head_dim, self.dtype, dropped=dropped
+        ):
+            return self._out(fused_attention(query, key, value, mask=mask, bias=bias, dtype=self.dtype))
         weights = self.weights(query, key, mask=mask, bias=bias, turned=turned).astype(self.dtype)
         weights = self.weights_dropout(weights, deterministic=deterministic)
         return self._out(self._mix(weights, value))
@@ -313,8 +340,10 @@ class Attention(nn.Module):
         deterministic: bool,
     ) -> Float[Array, "B T D"]:
         """Attention from `target` to `source` (the same states in self-attention)."""
-        key, value = self.keys_values(source)
-        return self.attend(self.queries(target), key, value, mask=mask, bias=bias, deterministic=deterministic)
+        parts = (
+            self.queries_keys_values(target) if target is source else (self.queries(target), *self.keys_values(source))
+        )
+        return self.attend(*parts, mask=mask, bias=bias, deterministic=deterministic)
 
 
 def _regroup(values: Float[Array, "B H T N"], heads: int) -> Float[Array, "B G R N"]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import jax.numpy as jnp
 
 from empax.core.config import ConfigError, check_numbers
+from empax.models.attention_kernels import AttentionKernel
 from empax.models.feed_forward import ConvFeedForward
 from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS, Attention, Norm, Sinusoids
 
@@ -64,6 +65,7 @@ class TransformerConfig:
       init_scale: factor on every initial weight but embeddings.
       embedding_stddev: of initial embeddings; None = d_model ** -0.5.
       start_id: what the decoder reads first.
+      attention: which program computes it, see `models.attention_kernels.AttentionKernel`.
       remat: which parts of the layers the backward pass computes again: see `models.scanned.rematerialized`.
       unroll: layers per iteration of the scan. More compile slower; on a CPU they run up to 1.6 times faster, since the
         backward pass of a loop copies what it saved.
@@ -109,6 +111,7 @@ class TransformerConfig:
     init_scale: float = 1.0
     embedding_stddev: float | None = None
     start_id: int = 0
+    attention: AttentionKernel = "auto"
     remat: Remat = "none"
     unroll: int = 1
     dtype: str = "float32"
@@ -133,6 +136,7 @@ class TransformerConfig:
             self.dropout if self.attention_dropout is None else self.attention_dropout,
             self.init_scale,
             jnp.dtype(self.dtype),
+            kernel=self.attention,
         )
 
     def inner_dropout_rate(self) -> float:

@@ -89,7 +89,7 @@ class RetrievalParts:
         tokenizer, layout = self.encoder.tokenizer, self.settings.layout
         key, query = self.settings.key, self.settings.query
         # Not of how it is planned and trained, which changes no vector.
-        without = {"preset", "remat", "unroll", "dropout"}
+        without = {"preset", "attention", "remat", "unroll", "dropout"}
         fields = dataclasses.asdict(self.settings.retriever)
         settings = {name: value for name, value in fields.items() if name not in without}
         return CorpusEncoder(
