@@ -136,7 +136,7 @@ def test_dropout_takes_inputs_of_adapters_and_nothing_without_a_key():
     dropped = adapt(base, adapters, settings, jax.random.key(1))["attention"]["query"].summed()
     gone = np.all(np.asarray(dropped) == 0, axis=(1, 2))
     assert 30 < gone.sum() < 70
-    np.testing.assert_allclose(dropped[~gone], whole[~gone] / 0.75, rtol=1e-5)
+    np.testing.assert_allclose(dropped[~gone], whole[~gone] / 0.75, rtol=1e-5, atol=1e-7)
     other = adapt(base, adapters, settings, jax.random.key(2))["attention"]["query"].summed()
     assert not np.array_equal(np.all(np.asarray(other) == 0, axis=(1, 2)), gone)
 
