@@ -38,9 +38,7 @@ def test_at_no_temperature_they_are_the_likeliest():
     for seed in range(3):
         plain, _ = searched(logits(seed), 1, max_tokens=5, num_beams=3)
         cold, _ = searched(logits(seed), 1, max_tokens=5, num_beams=3, draw_beams=True, temperature=1e-3)
-        np.testing.assert_array_equal(
-            plain[:, 0], cold[:, 0]
-        )  # the others may be equally likely: 5, 4, 5, 6 and 5, 6, 5, 4
+        np.testing.assert_array_equal(plain[:, 0], cold[:, 0])  # others can be equally likely
 
 
 def test_they_differ_by_seed_and_are_none_without_a_key():
