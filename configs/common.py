@@ -153,6 +153,7 @@ def base(*, system: str, data: str, seed: int = 0) -> ConfigDict:
     # Of --mode=plan: "v5e:16x16", "v5p:4x4x4", ...; which training stages, all of them if empty.
     config.plan = ConfigDict({"topology": "", "stages": ()})
     config.profile = False  # True: each training stage traces a few updates into STAGE/profile
+    config.sinks = ()  # trackers beside metrics.jsonl and TensorBoard: wandb, mlflow, trackio
     config.deterministic = False  # True: a GPU repeats a run bit for bit; a step takes 1.7 times as long on an H200
     config.data = ConfigDict({"name": data, "dir": "", "moel_compat": False, "limit": 0})
     return config

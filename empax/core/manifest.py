@@ -13,7 +13,7 @@ from typing import Any
 
 from empax.core.files import DataError, WorkDir, hash_file, hash_json, is_temporary, json_text, read_json, write_json
 
-BY_PRODUCTS = ("BEGUN", "checkpoints", "refresh", "profile", "parts")
+BY_PRODUCTS = ("BEGUN", "checkpoints", "refresh", "profile", "parts", "sinks")
 """Parts of a stage's folder that nobody reads once the stage is finished."""
 
 _VOLATILE = ("index.json", "evaluate.json", "metrics.jsonl")

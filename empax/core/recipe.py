@@ -192,7 +192,7 @@ def _parse(text: str, old: Any) -> Any:
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return text
+        return text.split(",") if isinstance(old, (tuple, list)) else text
     return float(value) if isinstance(old, float) and type(value) is int else value
 
 

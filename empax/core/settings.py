@@ -37,12 +37,14 @@ class RunOptions:
 
     Attributes:
       profile: each training stage traces a few updates into its folder `profile`.
+      sinks: trackers that get the numbers of training stages, beside metrics.jsonl and TensorBoard (`training.sinks`).
       deterministic: a GPU adds up in one order, so that runs agree bit for bit (`core.determinism`). CPUs do so anyway.
       mesh: how the devices are laid out.
       plan: what a plan of the run is made for.
     """
 
     profile: bool = False
+    sinks: tuple[Literal["wandb", "mlflow", "trackio"], ...] = ()
     deterministic: bool = False
     mesh: MeshSettings = dataclasses.field(default_factory=MeshSettings)
     plan: PlanOptions = dataclasses.field(default_factory=PlanOptions)

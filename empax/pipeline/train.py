@@ -11,6 +11,7 @@ from empax.core.system import RunContext, TaskSpec
 from empax.core.tree import hash_tree
 from empax.training.loop import LoopSettings, fit
 from empax.training.settings import check_whole_batches, within_passes
+from empax.training.sinks import check_sinks
 
 log = logging.getLogger("empax")
 
@@ -25,6 +26,7 @@ def spec_of(run: RunContext) -> tuple[TaskSpec[Any], LoopSettings]:
 def check(settings: Any, run: RunContext) -> None:
     """What the task knows to be wrong before any work, see TaskSpec; and that no batch is cut that must stay whole."""
     spec, loop = spec_of(run)
+    check_sinks(run.plan.options.sinks)
     spec.check(settings, run)
     if loop.accumulate > 1 or loop.minibatches > 1:
         sketch = spec.sketch(settings, run, loop.batch_size, loop.buckets[-1])
@@ -65,6 +67,7 @@ def run(settings: Any, run: RunContext) -> dict[str, Any]:
         mesh=make_mesh(options.mesh),
         logical={**LOGICAL, **options.mesh.logical},
         profile=run.directory / "profile" if options.profile else None,
+        sinks=options.sinks,
     )
     kept = f"step {result.best_step}"
     if result.best_value is not None:

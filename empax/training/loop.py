@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from empax.training.metrics_log import MetricsLog, ProgressBar
 from empax.training.profiling import Profiler
 from empax.training.programs import make_programs
 from empax.training.settings import LoopSettings, check_batch_sizes, check_whole_batches
+from empax.training.sinks import open_sinks
 
 log = logging.getLogger("empax")
 
@@ -82,6 +83,7 @@ def fit(
     mesh: Mesh | None = None,
     logical: Mapping[str, str] = LOGICAL,
     profile: Path | None = None,
+    sinks: Sequence[str] = (),
 ) -> FitResult:
     """Trains `task` until `settings.steps` or until patience ends, going on from the newest checkpoint if there is one.
 
@@ -106,6 +108,7 @@ def fit(
       mesh: None = all devices along `data`.
       logical: over which axis of the mesh parameters are split, by the names of their axes.
       profile: where to write a trace of a few updates (of several processes, each in its own folder); None = no trace.
+      sinks: trackers that get the numbers too, see `training.sinks`.
 
     Raises:
       ConfigError: settings that do not fit the devices, the parameter names or the metrics.
@@ -128,7 +131,10 @@ def fit(
         run.start(initial)
         board = metrics_path.parent / "tensorboard" / stage
         if distributed.is_writer():
-            rows = MetricsLog(metrics_path, stage=stage, resume_step=run.step, rows=run.rows, tensorboard=board)
+            trackers = open_sinks(sinks, directory, dataclasses.asdict(settings))
+            rows = MetricsLog(
+                metrics_path, stage=stage, resume_step=run.step, rows=run.rows, tensorboard=board, trackers=trackers
+            )
             run.log = stack.enter_context(rows)
         run.bar = stack.enter_context(contextlib.closing(ProgressBar(stage, steps=settings.steps, initial=run.step)))
         run.signals = stack.enter_context(InterruptSignals())

@@ -18,6 +18,7 @@ from typing import Any
 
 from empax.core.files import system_errors, write_text
 from empax.core.progress import Progress
+from empax.training.sinks import Sink
 
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, bits reversed
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
@@ -53,10 +54,11 @@ class EventFile:
             if purge_step > 0:
                 self._write(purge_step, _bytes(7, _number(1, 1)))  # SessionLog with status START
 
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        scalar = _bytes(1, name.encode()) + _tag(2, _FIXED32) + struct.pack("<f", value)
+    def log(self, step: int, values: Mapping[str, float]) -> None:
         with system_errors(self._path, "written"):
-            self._write(step, _bytes(5, _bytes(1, scalar)))
+            for name, value in values.items():
+                scalar = _bytes(1, name.encode()) + _tag(2, _FIXED32) + struct.pack("<f", value)
+                self._write(step, _bytes(5, _bytes(1, scalar)))
             self._file.flush()
 
     def close(self) -> None:
@@ -102,10 +104,11 @@ log = logging.getLogger("empax")
 
 
 class MetricsLog:
-    """Appends one JSON object per logged step to `path`, and the same numbers to TensorBoard.
+    """Appends one JSON object per logged step to `path`, and gives the same numbers to TensorBoard and to trackers.
 
     A row is {"stage", "step", "split", then the metrics}. Rows of this stage after `resume_step` are dropped on
-    opening: they will come again, and the file then reads like that of a run that never stopped.
+    opening: they will come again, and the file then reads like that of a run that never stopped. Trackers, which cannot
+    drop any, do not get them again.
 
     Args:
       path: the run's metrics.jsonl, which all stages share.
@@ -113,6 +116,7 @@ class MetricsLog:
       resume_step: the step that the run goes on from; 0 drops every row of the stage.
       rows: lines of the stage until then, as a checkpoint has them; None = the lines of the file.
       tensorboard: folder for the stage's event files; None = no TensorBoard.
+      trackers: what else gets the numbers, each as "SPLIT/METRIC"; closed with the log.
     """
 
     def __init__(
@@ -123,13 +127,14 @@ class MetricsLog:
         resume_step: int = 0,
         rows: Sequence[str] | None = None,
         tensorboard: Path | None = None,
+        trackers: Sequence[Sink] = (),
     ) -> None:
-        self._stage = stage
+        self._stage, self._trackers = stage, trackers
         self._path = path
         with system_errors(path, "written"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.rows = _drop_rows(path, stage, resume_step, rows)
-            """Lines of the stage so far."""
+            self.rows, self._tracked = _drop_rows(path, stage, resume_step, rows)
+            """Lines of the stage so far; steps and splits of the lines that come again."""
             self._file = path.open("a", encoding="utf-8")
         self._board = None if tensorboard is None else EventFile(tensorboard, purge_step=resume_step + 1)
 
@@ -141,9 +146,12 @@ class MetricsLog:
         with system_errors(self._path, "written"):
             self._file.write(self.rows[-1] + "\n")
             self._file.flush()
+        named = {f"{split}/{name}": value for name, value in values.items()}
         if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(f"{split}/{name}", value, step)
+            self._board.log(step, named)
+        if (step, split) not in self._tracked:
+            for tracker in self._trackers:
+                tracker.log(step, named)
         shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         log.info("%s  step %d  %s  %s", self._stage, step, split, shown)
 
@@ -152,6 +160,8 @@ class MetricsLog:
             with system_errors(self._path, "written"):  # it writes what could not be written before
                 self._file.close()
         finally:
+            for tracker in self._trackers:
+                tracker.close()
             if self._board is not None:
                 self._board.close()
 
@@ -162,18 +172,23 @@ class MetricsLog:
         self.close()
 
 
-def _drop_rows(path: Path, stage: str, resume_step: int, rows: Sequence[str] | None) -> list[str]:
-    """Leaves of the stage's rows those until `resume_step`, or `rows`; returns them."""
+def _drop_rows(
+    path: Path, stage: str, resume_step: int, rows: Sequence[str] | None
+) -> tuple[list[str], set[tuple[int, str]]]:
+    """Leaves of the stage's rows those until `resume_step`, or `rows`; returns them, and steps and splits of others."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     found = [(line, row) for line in lines if (row := _parsed(line)) is not None]
     others = [line for line, row in found if row["stage"] != stage]
     own = [line for line, row in found if row["stage"] == stage and row["step"] <= resume_step]
+    later = {
+        (row["step"], str(row.get("split"))) for _, row in found if row["stage"] == stage and row["step"] > resume_step
+    }
     if rows is not None and own != list(rows):
         log.warning("%s: %s is not what was written; its rows come from the checkpoint.", stage, path)
         own = list(rows)
     if [*others, *own] != lines:
         write_text(path, "".join(f"{line}\n" for line in (*others, *own)))
-    return own
+    return own, later
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

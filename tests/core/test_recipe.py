@@ -28,6 +28,8 @@ def config():
         ("rate", "1", 1.0),
         ("name", "12", "12"),
         ("train.buckets", "(4, 5)", (4, 5)),
+        ("train.buckets", "a,b", ("a", "b")),
+        ("train.buckets", "a", ("a",)),
         ("train.flag", "True", True),
         ("train.patience", "none", None),
         ("name", "None", None),

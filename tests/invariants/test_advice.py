@@ -926,6 +926,7 @@ WITHOUT_A_CASE = {
     ("systems/nec/ranker.py", "leave it out, with {}.ranker"): _RUN,
     ("api.py", "give at least two to compare"): _FRONT_DOOR,
     ("serve.py", "pip install 'empax[serve]' brings it"): "whoever has what tests need has the extra",
+    ("training/sinks.py", "pip install 'empax[{}]' brings it"): "tests/training/test_sinks.py has stand-ins",
     ("decoding/options.py", "generate: "): "tests/decoding/test_options.py follows each",
     ("serving/pairs.py", "give a list of {}"): _FRONT_DOOR,
     ("serving/text_model.py", "give at least one (source, target)"): _FRONT_DOOR,

@@ -1,12 +1,14 @@
 """A training stage on a corpus of somebody's own: as many steps as its rows allow."""
 
+import importlib.util
 import logging
 import types
 from pathlib import Path
 
 import pytest
 
-from empax.core.settings import DataSettings
+from empax.core.config import ConfigError
+from empax.core.settings import DataSettings, RunOptions
 from empax.pipeline import train
 from empax.training.settings import LoopSettings
 
@@ -33,7 +35,7 @@ def test_steps_follow_the_size_of_an_own_corpus_and_a_line_says_so(data, steps, 
     assembly = types.SimpleNamespace(
         task=None, train=range(400), validation=None, frozen={}, initial=None, on_refresh=None, on_end=None
     )
-    options = types.SimpleNamespace(mesh=types.SimpleNamespace(logical={}), profile=False)
+    options = types.SimpleNamespace(mesh=types.SimpleNamespace(logical={}), profile=False, sinks=())
     stage = types.SimpleNamespace(
         plan=types.SimpleNamespace(data=data, options=options), stage="generator", seed=3, directory=Path("none"),
         files=types.SimpleNamespace(metrics=Path("none")),
@@ -48,3 +50,17 @@ def test_steps_follow_the_size_of_an_own_corpus_and_a_line_says_so(data, steps, 
     assert (found.steps, found.seed) == (steps, 3)
     said = "generator: 1000 steps would pass 40 times over 400 rows"
     assert (said in caplog.text) == (steps < 1000)
+
+
+def test_a_tracker_without_its_package_is_refused_before_any_work(monkeypatch):
+    options = RunOptions.of({"sinks": ["wandb"]})
+    stage = types.SimpleNamespace(plan=types.SimpleNamespace(options=options))
+    spec = types.SimpleNamespace(check=lambda settings, run: None)
+    monkeypatch.setattr(train, "spec_of", lambda run: (spec, LOOP))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="wandb is not installed"):
+        train.check(None, stage)
+    stage.plan.options = RunOptions.of({})
+    train.check(None, stage)
+    with pytest.raises(ConfigError, match=r"config\.sinks\[0\] = 'wandbe' is not allowed; it takes one of"):
+        RunOptions.of({"sinks": ["wandbe"]})

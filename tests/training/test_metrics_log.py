@@ -27,7 +27,7 @@ def test_a_full_disk_is_named_by_the_file_that_it_refuses(tmp_path):
     for refused, name in (
         (lambda: rows.write(1, "train", {"loss": 1.0}), r"metrics\.jsonl"),
         (rows.close, r"metrics\.jsonl"),
-        (lambda: events.add_scalar("loss", 1.0, 1), r"tfevents\.\d+"),
+        (lambda: events.log(1, {"loss": 1.0}), r"tfevents\.\d+"),
         (events.close, r"tfevents\.\d+"),
     ):
         with pytest.raises(DataError, match=rf"{name} cannot be written \(No space left on device\)"):
