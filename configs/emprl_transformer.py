@@ -8,12 +8,16 @@ r"""EmpRL on EmpatheticDialogues with a Transformer from scratch, sized for two 
   python -m empax.main --config=configs/emprl_transformer.py:balanced     # ours: rare levels earn more
   python -m empax.main --config=configs/emprl_transformer.py:grpo         # ours: groups in place of a value head
   python -m empax.main --config=configs/emprl_transformer.py:gspo         # ours: and one ratio for a whole response
+  python -m empax.main --config=configs/emprl_transformer.py:dpo          # ours: the best of a group against the worst
+  python -m empax.main --config=configs/emprl_transformer.py:ipo          # ours: by a margin that does not grow
+  python -m empax.main --config=configs/emprl_transformer.py:kto          # ours: each of a group against its mean
   python -m empax.main --config=configs/emprl_transformer.py:trajectory   # ours: rewards over whole dialogues
   python -m empax.main --config=configs/emprl_transformer.py:retrieval    # ours: PPO on REG's generator
   python -m empax.main --config=configs/emprl_transformer.py:dailydialog  # and small talk: Table VII
   python -m empax.main --config=configs/emprl_transformer.py:tiny         # a trial on the built-in sample
 
 "dailydialog", "consensus" (the leaderboard's decoder) and "tiny" may stand beside any form: ":sft,dailydialog,tiny".
+Preferences of people in place of rewards: ":dpo" with --config.ppo.pairs=FILE (`empax rate pairs`).
 Other rewards: --config.ppo.rewards='({"kind": "text", "function": "my_module:my_reward"},)', alone or as further parts.
 """
 
@@ -23,8 +27,9 @@ from ml_collections import ConfigDict
 
 from . import common, empathy_identifiers, reg_transformer
 
-ABLATIONS = ("expected", "balanced", "sft", "no_kl", "no_reward", "grpo", "gspo", "trajectory")
+ABLATIONS = ("expected", "balanced", "sft", "no_kl", "no_reward", "grpo", "gspo", "dpo", "ipo", "kto", "trajectory")
 GROUPS = ("grpo", "gspo")
+PREFERENCES = ("dpo", "ipo", "kto")
 FORMS = (*ABLATIONS, "retrieval")
 FLAGS = ("dailydialog", "consensus", "tiny")
 MACHINES = reg_transformer.MACHINES
@@ -97,7 +102,7 @@ def reinforced(start: ConfigDict, form: str) -> ConfigDict:
 def policy(form: str) -> ConfigDict:
     """PPO (Sec. III-E), or what `form` makes of it; where its numbers are from, PAPERS.md tells."""
     config = common.train(
-        task="grpo" if form in GROUPS else "ppo",
+        task="dpo" if form in PREFERENCES else "grpo" if form in GROUPS else "ppo",
         start_from="joint" if form == "retrieval" else "generator",
         buckets=(32, 64, 88),
         max_examples=9_600,  # ours, for minutes on two cores
@@ -117,6 +122,11 @@ def policy(form: str) -> ConfigDict:
     )
     if form in GROUPS:
         config.update({"batch_size": 16, "kl": ConfigDict({"coefficient": 0.04, "controller": "fixed"})})
+        config.optimizer.learning_rate = 1.5e-4
+    elif form in PREFERENCES:
+        del config.kl, config.entropy_weight
+        # ours, not tuned: as many replies as a batch of PPO has, two of four learnt from (KTO: all)
+        config.update({"loss": form, "beta": 0.1, "batch_size": 8})
         config.optimizer.learning_rate = 1.5e-4
     else:
         config.optimizer.groups = [
@@ -180,7 +190,7 @@ def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
         return config
     config.ppo.rollout = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 8})
     config.ppo.update({"epochs": 2, "minibatches": 2})
-    if config.ppo.task == "grpo":
+    if config.ppo.task != "ppo":
         config.ppo.rollout.num_samples = 2
     else:
         config.ppo.value_warmup_steps = 1

@@ -3,6 +3,7 @@ r"""Human evaluation: makes a blinded study of several systems' replies, and cou
   empax rate make OURS=A.jsonl THEIRS=B.jsonl --output=STUDY            # two replies side by side
   empax rate make OURS=A.jsonl THEIRS=B.jsonl --reference --form=likert --output=STUDY
   empax rate score STUDY/key.json answers-*.json                        # or filled copies of STUDY/sheet.csv
+  empax rate pairs STUDY/key.json answers-*.json --systems OURS=A.jsonl THEIRS=B.jsonl --output=pairs.jsonl
   empax rate power --win-rate=0.6                                       # how many ratings a difference needs
 
 STUDY/rate.html is one page for raters: it needs no network, keeps answers, and saves them to a file. STUDY/key.json
@@ -18,15 +19,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, message_of, write_json
+from empax.core.files import DataError, message_of, write_json, write_jsonl
 from empax.core.paths import expand
 from empax.core.text_files import visible
 from empax.core.types import Prediction
 from empax.evaluation.rows import read_predictions
-from empax.rating.answers import read_answers, read_key
+from empax.rating.answers import preferred, read_answers, read_key
 from empax.rating.page import write_study
 from empax.rating.scores import needed_ratings, score, text
-from empax.rating.study import REFERENCE, StudySettings, make_study
+from empax.rating.study import ASPECTS, REFERENCE, StudySettings, make_study
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="empax rate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="make|score|power")
+    commands = parser.add_subparsers(required=True, metavar="make|score|pairs|power")
     make = commands.add_parser("make", help="write a study")
     make.add_argument("systems", nargs="+", metavar="NAME=FILE", help="predictions of each system")
     make.add_argument("--output", type=Path, required=True, help="folder for rate.html, sheet.csv and key.json")
@@ -59,6 +60,13 @@ def _parser() -> argparse.ArgumentParser:
     count.add_argument("--samples", type=int, default=1000, help="resamples behind each interval")
     count.add_argument("--seed", type=int, default=0, help="of the resamples")
     count.set_defaults(run=_score)
+    pairs = commands.add_parser("pairs", help="write the preferred replies, to learn from")
+    pairs.add_argument("key", type=Path, help="key.json of the study")
+    pairs.add_argument("answers", type=Path, nargs="+", help="files that raters have saved, one of each rater")
+    pairs.add_argument("--systems", nargs="+", required=True, metavar="NAME=FILE", help="predictions of each system")
+    pairs.add_argument("--output", type=Path, required=True, help="JSON-lines file for the pairs")
+    pairs.add_argument("--aspect", choices=ASPECTS, default=ASPECTS[0], help="what counts")
+    pairs.set_defaults(run=_pairs)
     power = commands.add_parser("power", help="how many ratings a difference needs")
     power.add_argument("--win-rate", type=float, required=True, help="of the better system, ties left out")
     power.add_argument("--power", type=float, default=0.8, help="how likely the test shall be to show it")
@@ -70,24 +78,45 @@ def _parser() -> argparse.ArgumentParser:
 
 def _make(given: argparse.Namespace) -> int:
     settings = StudySettings(**{f.name: getattr(given, f.name) for f in dataclasses.fields(StudySettings)})
+    systems = _systems(given.systems, taken=(REFERENCE,) if given.reference else ())
+    if given.reference:
+        _with_reference(systems, given.systems[0])
+    study = make_study(systems, settings)
+    write_study(study, expand(given.output))
+    print(f"{len(study.items)} items of {len(systems)} systems in {given.output}: rate.html and sheet.csv for raters, "
+          "key.json for whoever counts.")  # fmt: skip
+    return 0
+
+
+def _systems(words: Sequence[str], taken: Sequence[str] = ()) -> dict[str, Sequence[Prediction]]:
+    """The predictions of NAME=FILE, by name."""
     systems: dict[str, Sequence[Prediction]] = {}
-    for word in given.systems:
+    for word in words:
         name, equals, file = word.partition("=")
-        if not equals or not name or name in systems or (given.reference and name == REFERENCE):
+        if not equals or not name or name in (*systems, *taken):
             raise ConfigError(f"{word!r} must be NAME=FILE with a name of its own, such as ours=predictions.jsonl.")
         rows, bad = read_predictions(expand(file))
         if bad:
             raise DataError(f"{file}, {bad[0]}; correct the line.")
         systems[name] = rows
-    if given.reference:
-        first = next(iter(systems.values()))
-        if any(not row.reference for row in first):
-            raise DataError(f"{given.systems[0]} has rows without a reference; leave out --reference.")
-        systems[REFERENCE] = [dataclasses.replace(row, response=row.reference) for row in first]
-    study = make_study(systems, settings)
-    write_study(study, expand(given.output))
-    print(f"{len(study.items)} items of {len(systems)} systems in {given.output}: rate.html and sheet.csv for raters, "
-          "key.json for whoever counts.")  # fmt: skip
+    return systems
+
+
+def _with_reference(systems: dict[str, Sequence[Prediction]], name: str) -> None:
+    first = next(iter(systems.values()))
+    if any(not row.reference for row in first):
+        raise DataError(f"{name} has rows without a reference; to make a study, leave out --reference.")
+    systems[REFERENCE] = [dataclasses.replace(row, response=row.reference) for row in first]
+
+
+def _pairs(given: argparse.Namespace) -> int:
+    key = read_key(expand(given.key))
+    systems = _systems(given.systems)
+    if REFERENCE in key.systems:
+        _with_reference(systems, given.systems[0])
+    pairs = preferred(key, read_answers([expand(path) for path in given.answers], key), systems, given.aspect)
+    write_jsonl(expand(given.output), pairs)
+    print(f"{len(pairs)} pairs in {given.output}.")
     return 0
 
 

@@ -47,6 +47,40 @@ def test_answers_of_page_and_sheet_are_counted_together(study, tmp_path, capsys)
     assert "win rate" in capsys.readouterr().out
 
 
+def test_what_most_raters_prefer_becomes_pairs_to_learn_from(study, tmp_path, capsys):
+    """Ann always prefers people's own replies, and else ours; Bob and Eve contradict each other."""
+    key = read_json(study / "key.json")
+    rank, rated = {"ours": 1, "theirs": 0, "reference": 2}, [row for row in key["items"] if row["kind"] == "rated"]
+    first = {str(row["number"]): rank[row["systems"][0]] > rank[row["systems"][1]] for row in rated}
+    said = {
+        "ann": {number: "1" if won else "2" for number, won in first.items()},
+        "bob": dict.fromkeys(first, "1"),
+        "eve": dict.fromkeys(first, "2"),
+    }
+    said["ann"][str(rated[0]["number"])] = "tie"  # nobody's majority
+    for name, values in said.items():
+        answers = {number: {"empathy": v, "relevance": "tie", "fluency": "tie"} for number, v in values.items()}
+        page = {"study": key["study"], "rater": name, "answers": answers}
+        (tmp_path / f"answers-{name}.json").write_text(json.dumps(page))
+    files = [str(study / "key.json"), *(str(tmp_path / f"answers-{name}.json") for name in said)]
+    systems = ["--systems", *(f"{name}={tmp_path / name}.jsonl" for name in ("ours", "theirs"))]
+    out = tmp_path / "pairs.jsonl"
+    assert rate.main(["pairs", *files, *systems, f"--output={out}"]) == 0
+    pairs = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(pairs) == len(rated) - 1
+    text = {"ours": "ours {}", "theirs": "theirs {}", "reference": "gold {}"}
+    for row, pair in zip(rated[1:], pairs, strict=True):
+        number = row["id"][1:].removesuffix("#2")
+        best, worst = sorted(row["systems"], key=lambda name: -rank[name])
+        expected = {"chosen": text[best].format(number), "rejected": text[worst].format(number)}
+        assert pair == {"context": [f"c {number}"], **expected}
+    assert rate.main(["pairs", *files, *systems, f"--output={out}", "--aspect=fluency"]) == 0
+    assert out.read_text() == ""
+    capsys.readouterr()
+    assert rate.main(["pairs", *files, *systems[:2], f"--output={out}"]) == 2
+    assert "shows what 'theirs' replies to" in capsys.readouterr().err
+
+
 def test_what_is_wrong_is_named(study, tmp_path, capsys):
     def refused(*words):
         assert rate.main(list(words)) == 2

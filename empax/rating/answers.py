@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import csv
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.files import DataError, read_json
+from empax.core.types import Prediction
 from empax.rating.study import ASPECTS, SCALE, Item
 
 CHOICES = ("1", "2", "tie")
@@ -79,6 +81,43 @@ def read_answers(paths: Sequence[Path], key: Key) -> list[Answer]:
             if all(value is not None for value in found.values()):
                 answers.append(Answer(rater, key.items[number], found))  # type: ignore[arg-type]
     return answers
+
+
+def preferred(
+    key: Key, answers: Sequence[Answer], systems: Mapping[str, Sequence[Prediction]], aspect: str
+) -> list[dict[str, Any]]:
+    """The replies that most raters prefer, each beside the one that they saw with it: `context`, `chosen`, `rejected`.
+
+    Args:
+      key: of a study of pairs.
+      answers: of all raters; items on which they are tied are left out, and so are repeats and checks.
+      systems: predictions by the name of the system, whose texts no key has.
+      aspect: what counts.
+
+    Raises:
+      DataError: another form, a system without predictions, or an item that they do not answer.
+    """
+    if key.form != "pairs":
+        raise DataError(f"the study {key.study!r} has form {key.form!r}, and only 'pairs' says which reply is better.")
+    rows = {name: {row.id: row for row in predictions} for name, predictions in systems.items()}
+    votes = collections.Counter[int]()
+    for answer in answers:
+        if answer.item.kind == "rated":
+            votes[answer.item.number] += answer.values[aspect]
+    found = []
+    for number, sum_of_votes in sorted(votes.items()):
+        item = key.items[number]
+        for name in item.systems:
+            if item.id not in rows.get(name, ()):
+                raise DataError(
+                    f"item {number} shows what {name!r} replies to {item.id!r}, which the predictions do not have; "
+                    "give those of which the study was made. Votes of `empax serve` keep no texts."
+                )
+        first, second = (rows[name][item.id] for name in item.systems)
+        if sum_of_votes:
+            chosen, rejected = (first, second) if sum_of_votes > 0 else (second, first)
+            found.append({"context": list(first.context), "chosen": chosen.response, "rejected": rejected.response})
+    return found
 
 
 def _read_page(path: Path, key: Key) -> tuple[str, list[tuple[int, Mapping[str, Any]]]]:

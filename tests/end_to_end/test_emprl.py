@@ -68,11 +68,13 @@ def test_the_report_has_empathy_and_replies_over_training(workdir):
     assert "Training, heard" in (workdir / "report.html").read_text()
 
 
-@pytest.mark.parametrize("form", ["expected", "grpo", "trajectory"])
+@pytest.mark.parametrize("form", ["expected", "grpo", "dpo", "trajectory"])
 def test_the_other_forms(recipe, workdir, tmp_path, form):
     recipe(tmp_path / "run", config=f"configs/emprl_transformer.py:{form},tiny")
     assert (tmp_path / "run" / "report" / "DONE").exists()
-    assert set(load_params(tmp_path / "run" / "ppo")) == ({"model"} if form == "grpo" else {"model", "value"})
+    assert set(load_params(tmp_path / "run" / "ppo")) == (
+        {"model", "value"} if form in ("expected", "trajectory") else {"model"}
+    )
 
 
 def test_a_policy_that_reads_exemplars_begins_with_regs_generator(recipe, finished, tmp_path):

@@ -919,6 +919,7 @@ _EARLIER = "a recipe that would lead here is refused before any work, by a messa
 
 _REFUSED = "a combination that tests of the system refuse; what is advised is the recipes' own value"
 _BOUNDS = "the files of a model are fetched anew; tests of the module damage a whole one"
+_PAIRS = "tests/systems/emprl/test_preferences.py follows it"
 _RATERS = "tests/rating and tests/test_rate.py follow it"
 _FRONT_DOOR = "tests/serving/test_text_model.py and tests/test_api.py follow it, with a model"
 
@@ -967,9 +968,13 @@ WITHOUT_A_CASE = {
     ("parts/generator/parts.py", "in front of the context; set it to 'apart' or 'response'"): _REFUSED,
     ("parts/generator/settings.py", "which this system does not retrieve; set it to 0"): _REFUSED,
     ("systems/emprl/stages.py", "reads none; set it to 0, or config.{}.index to an index stage"): _REFUSED,
+    ("systems/emprl/preferences.py", "give a file with one a line"): _PAIRS,
+    ("systems/emprl/preferences.py", "take them out, or the test is none"): _PAIRS,
+    ("systems/emprl/settings.py", "set pairs = '', or loss = 'dpo'"): _REFUSED,
     ("rate.py", "leave out --reference"): _RATERS,
     ("rate.py", "pip install 'empax[rate]' brings it"): "an extra is installed",
     ("rating/answers.py", "give the key that belongs to it"): _RATERS,
+    ("rating/answers.py", "give those of which the study was made"): _RATERS,
     ("rating/study.py", "pairs; lower it"): _RATERS,
     ("rating/study.py", "set checks = 0"): _RATERS,
     (

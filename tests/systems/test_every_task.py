@@ -33,13 +33,13 @@ def reg():
 
 
 def emprl():
-    """With both algorithms, and a retriever that is not there: without an index nobody looks for it."""
+    """With all algorithms, and a retriever that is not there: without an index nobody looks for it."""
     config = plain(emprl_transformer.get_config("tiny"))
-    grpo = plain(emprl_transformer.get_config("grpo,tiny"))["ppo"]
+    more = {name: plain(emprl_transformer.get_config(f"{name},tiny"))["ppo"] for name in ("grpo", "dpo")}
     order = config["run"]
-    order = [*order[: order.index("ppo") + 1], "grpo", *order[order.index("ppo") + 1 :]]
+    order = [*order[: order.index("ppo") + 1], *more, *order[order.index("ppo") + 1 :]]
     config["emprl"]["retriever"] = {"pretrained": "./nowhere"}
-    return config | {"grpo": grpo, "run": order}
+    return config | more | {"run": order}
 
 
 def lempex_config():
@@ -102,7 +102,8 @@ def trained(system):
 
 STAGES = [(system, stage) for system in SYSTEMS for stage in trained(system)]
 COMPILED_ALIKE = (
-    ("reg", "generator"), ("emprl", "generator"), ("emprl", "grpo"), ("classic", "emotions"), ("nec", "generator"),
+    ("reg", "generator"), ("emprl", "generator"), ("emprl", "grpo"), ("emprl", "dpo"), ("classic", "emotions"),
+    ("nec", "generator"),
 )  # fmt: skip
 BUILT = [pytest.param(*pair, marks=pytest.mark.slow if pair[0] not in ("reg", "classic") else ()) for pair in STAGES]
 
@@ -192,7 +193,7 @@ def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
     context, settings = RunContext(files, plan, "evaluate"), evaluate.Settings(stage=stage, index=index)
     task = plan.stages[stage].task
     answering = (
-        "reg.generator", "reg.joint", "emprl.generator", "emprl.ppo", "emprl.grpo", "lempex.generator",
+        "reg.generator", "reg.joint", "emprl.generator", "emprl.ppo", "emprl.grpo", "emprl.dpo", "lempex.generator",
         "classic.generator", "nec.generator", "nec.contrastive", "reflectdiffu.generator",
     )  # fmt: skip
     if task not in answering:
@@ -209,7 +210,7 @@ def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("system", "stage"), [pair for pair in STAGES if pair[1] not in ("ppo", "grpo")])
+@pytest.mark.parametrize(("system", "stage"), [pair for pair in STAGES if pair[1] not in ("ppo", "grpo", "dpo")])
 def test_the_last_batch_of_an_epoch_with_its_fillers_has_a_finite_gradient(workdirs, system, stage):
     """Rows of nothing, whose norms and means are 0 / 0 to a careless loss; PPO's tasks learn from rollouts alone."""
     files, plan = workdirs(system)

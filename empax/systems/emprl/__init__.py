@@ -6,7 +6,12 @@ from empax.parts.exemplars.parts import pretrained_encoder
 from empax.parts.exemplars.settings import INDEX_UNREAD, RetrievalSettings
 from empax.parts.generator.checks import check_system
 from empax.parts.generator.stages import GENERATOR
-from empax.systems.emprl.settings import GrpoTaskSettings, PolicyTaskSettings, PpoTaskSettings
+from empax.systems.emprl.settings import (
+    GrpoTaskSettings,
+    PolicyTaskSettings,
+    PpoTaskSettings,
+    PreferenceTaskSettings,
+)
 from empax.systems.emprl.stages import answer_policy, build_policy, check_policy, sketch_policy, trained_policy
 
 
@@ -35,7 +40,7 @@ TASKS = {
             reads_exemplars=lambda stage: bool(stage.index),
             models={"generator": trained_policy},
         )
-        for name, settings in (("ppo", PpoTaskSettings), ("grpo", GrpoTaskSettings))
+        for name, settings in (("ppo", PpoTaskSettings), ("grpo", GrpoTaskSettings), ("dpo", PreferenceTaskSettings))
     },
 }
 

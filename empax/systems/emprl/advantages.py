@@ -195,7 +195,7 @@ def grpo_advantages(
       scale_rewards: whose std: "group", or "batch", that of all scores (Hu et al. 2025, REINFORCE++; Liu et al. 2025,
         "Part I: Tricks or Traps"); "none" = no division (Dr. GRPO). TRL's names.
     """
-    grouped, counts, size = _groups(scores, valid, group_size)
+    grouped, counts, size = by_group(scores, valid, group_size)
     mean = jnp.sum(grouped, axis=1, keepdims=True) / jnp.maximum(size, 1.0)
     centred = jnp.where(counts, grouped - mean, 0.0)
     if scale_rewards == "group":
@@ -217,13 +217,13 @@ def rloo_advantages(scores: Float[Array, " B"], valid: Bool[Array, " B"], *, gro
     Eq. 8; Kool et al. 2019. A response that is alone in its group has the advantage 0. Arguments are those of
     `grpo_advantages`, with K responses in a group.
     """
-    grouped, counts, size = _groups(scores, valid, group_size)
+    grouped, counts, size = by_group(scores, valid, group_size)
     others = jnp.sum(grouped, axis=1, keepdims=True) - grouped
     advantages = grouped - others / jnp.maximum(size - 1.0, 1.0)
     return jax.lax.stop_gradient(jnp.where(counts & (size > 1.0), advantages, 0.0).reshape(-1))
 
 
-def _groups(
+def by_group(
     scores: Float[Array, " B"], valid: Bool[Array, " B"], group_size: int
 ) -> tuple[Float[Array, "G K"], Bool[Array, "G K"], Float[Array, "G 1"]]:
     """Scores by group, which of them count, and how many."""

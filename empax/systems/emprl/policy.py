@@ -1,13 +1,12 @@
-"""The policy that EmpRL trains: how it answers, how its answers are rated, what is common to PPO and GRPO."""
+"""The policy that EmpRL trains: how it answers, how its answers are rated, what all ways to learn from them share."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,32 +19,24 @@ from empax.models.layers import apply
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.task import Generator
 from empax.systems.emprl import ppo
-from empax.systems.emprl.advantages import ScoreStatistics, mask_first_token, response_mask
-from empax.systems.emprl.kl import KlController, kl_penalty, sequence_kl
+from empax.systems.emprl.advantages import mask_first_token, response_mask
+from empax.systems.emprl.kl import kl_penalty, sequence_kl
 from empax.systems.emprl.rewards import Reward
 from empax.systems.emprl.rollouts import PolicyBatch, Rollout, repeat_rows
 from empax.systems.emprl.settings import PpoTaskSettings
 from empax.training.accumulation import TrainingError
 
 log = logging.getLogger("empax")
-
+Found: TypeAlias = tuple[Float[Array, "B T"], Float[Array, "B T"] | None, Float[Array, "B T V"]]
+"""Log-probabilities of tokens, the value before each, all logits."""
 
 LEAST = {"distinct_responses": 0.2, "entropy": 0.1, "response_tokens": 3.0}
 """Below any of them a policy has collapsed, or is about to: a warning, since only its user can tell."""
 
 
-@flax.struct.dataclass
-class Memory:
-    """What goes from rollout to rollout."""
-
-    kl: KlController
-    statistics: ScoreStatistics
-    rollouts: Any  # Int[Array, ""], batches so far
-
-
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What PPO and GRPO share: a `ReinforcedTask` but for its credit and its loss.
+    """A `ReinforcedTask` but for its credit and its objective.
 
     Parameters are {"model"}, with PPO also {"value"}. `frozen` has "reference", {"model"} that training began with,
     and "reward", the parameters of `reward`.
@@ -81,17 +72,15 @@ class Policy:
     def rates_on_host(self) -> bool:
         return self.reward.on_host
 
-    def init_memory(self) -> Memory:
-        kl = self.settings.kl
-        target = kl.target if kl.controller == "adaptive" else None
-        controller = KlController(jnp.asarray(kl.coefficient, jnp.float32), target, kl.horizon)
-        return Memory(controller, ScoreStatistics.empty(), jnp.zeros((), jnp.int32))
+    def init_memory(self) -> Any:
+        return {}
 
     def rollout(self, params: Params, frozen: Params, batch: PolicyBatch, rng: jax.Array) -> Rollout:
-        """Draws responses; their log-probabilities come from the very computation that the update repeats."""
-        generator, inputs = self.generator, batch.inputs
-        drawn = generator.decoder(generator.model, params["model"], inputs.source, inputs.source_mask, rng).tokens
-        batch = repeat_rows(batch, drawn.shape[1])
+        """Draws responses, if none are given; the update repeats the very computation of their log-probabilities."""
+        generator, inputs, drawn = self.generator, batch.inputs, batch.answers
+        if drawn is None:
+            drawn = generator.decoder(generator.model, params["model"], inputs.source, inputs.source_mask, rng).tokens
+        batch = repeat_rows(dataclasses.replace(batch, answers=None), drawn.shape[1])
         tokens = drawn.reshape(-1, drawn.shape[2])
         mask = response_mask(tokens, batch.valid, eos_id=generator.decoder.eos_id)
         log_probs, values, _ = self.read(params, batch, tokens, self.encoded(params, batch))
@@ -110,7 +99,7 @@ class Policy:
         tokens: Int[Array, "B T"],
         encoded: Read,
         frozen_trunk: Float[Array, ""] | None = None,
-    ) -> tuple[Float[Array, "B T"], Float[Array, "B T"] | None, Float[Array, "B T V"]]:
+    ) -> Found:
         """Teacher-forced, without dropout: log-probabilities of `tokens`, the value before each, and all logits.
 
         `frozen_trunk` = 1 lets no gradient of the values into the model, 0 lets all of it.
@@ -141,55 +130,60 @@ class Policy:
         """The tokens that are learnt from."""
         return mask_first_token(rollout.mask) if self.settings.mask_first_token else rollout.mask
 
-    def scored(self, rollout: Any, memory: Memory) -> tuple[Float[Array, " B"], ScoreStatistics]:
-        """The scores that advantages are made of, and the statistics with them."""
-        scores = rollout.scores.astype(jnp.float32)
-        statistics = memory.statistics.update(scores, rollout.mask.any(axis=1))
-        return (statistics.normalise(scores) if self.settings.normalize_scores else scores), statistics
-
     def token_kl(self, rollout: Any) -> Float[Array, "B T"]:
-        """To the reference, in nats, by the estimator of the settings."""
-        given = rollout.log_probs, rollout.reference_log_probs, self.counted(rollout)
-        return kl_penalty(*given, estimator=self.settings.kl.estimator)
-
-    @property
-    def bounds(self) -> dict[str, Any]:
-        """Of ratios, as the losses take them."""
-        return {name: getattr(self.settings, name) for name in ("clip", "epsilon_high", "delta")}
+        """To the reference, in nats."""
+        return kl_penalty(rollout.log_probs, rollout.reference_log_probs, self.counted(rollout))
 
     def rated_parts(self, rollout: Any) -> dict[str, Float[Array, " B"]]:
         """What each part of the reward says, by its name."""
         names = self.reward.names
         return {} if rollout.parts is None else {name: rollout.parts[:, i] for i, name in enumerate(names)}
 
-    def remembered(self, rollout: Any, memory: Memory, statistics: ScoreStatistics) -> tuple[Rollout, Memory, Metrics]:
-        """The rollout with its coefficient, the memory after it, and what to log of it."""
-        counted, valid = self.counted(rollout), rollout.mask.any(axis=1)
-        kl = sequence_kl(self.token_kl(rollout), counted)
-        coefficient = memory.kl.coefficient
-        rows = jnp.full(rollout.tokens.shape[:1], 1.0)
-        after = Memory(memory.kl.update(kl), statistics, memory.rollouts + 1)
+    def watched(self, rollout: Any) -> Metrics:
+        """What to log of rated responses."""
+        valid = rollout.mask.any(axis=1)
         ended = jnp.any(rollout.mask & (rollout.tokens == self.generator.decoder.eos_id), axis=1)
-        metrics = {
+        return {
             "reward": Mean.of(rollout.scores, valid),
             **{f"reward_{name}": Mean.of(part, valid) for name, part in self.rated_parts(rollout).items()},
-            "kl": kl,  # to the reference, nats per response: what the penalty is made of and steers by
-            "kl_coefficient": once(coefficient),
+            # To the reference, nats per response: what the penalty is made of and steers by.
+            "kl": sequence_kl(self.token_kl(rollout), self.counted(rollout)),
             "response_tokens": ppo.mean_length(rollout.mask),
             "distinct_responses": ppo.distinct_share(rollout.tokens, rollout.mask),
             "ended": Mean.of(ended.astype(jnp.float32), valid),
         }
-        return rollout.replace(kl_coefficient=coefficient * rows, parts=None), after, metrics
 
-    def with_entropy(
-        self, loss: Mean, logits: Float[Array, "B T V"], mask: Bool[Array, "B T"], factor: Float[Array, ""]
-    ) -> Mean:
-        """The loss less the bonus for entropy; without a weight nothing is differentiated for it."""
-        settings = self.settings
-        if not settings.entropy_weight:
-            return loss
-        bonus = ppo.entropy(logits, mask, reduction=settings.reduction)
-        return ppo.weighted_sum((1.0, loss), (-settings.entropy_weight * factor, bonus))
+    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
+        """The objective on what was credited; on mere contexts, the likelihood of their gold responses."""
+        del rng, train  # no dropout: it would make the ratio noise
+        if isinstance(batch, PolicyBatch):
+            return self.on_gold(params, batch, self.encoded(params, batch))
+        rollout = self.learnt(batch)
+        mask, encoded = self.counted(rollout), self.encoded(params, rollout.batch)
+        trunk = None if rollout.policy_weight is None else 1.0 - rollout.policy_weight[0]
+        found = self.read(params, rollout.batch, rollout.tokens, encoded, trunk)
+        loss, metrics, factor = self.objective(found, batch, mask)
+        loss, gold = self.with_likelihood(loss, params, rollout, encoded, factor)
+        return loss, {
+            **metrics,
+            **gold,
+            "entropy": ppo.entropy(jax.lax.stop_gradient(found[2]), mask),
+            **self.guarded(found[0], rollout, mask),
+        }
+
+    def learnt(self, batch: Any) -> Rollout:
+        """The responses in what `credit` gave."""
+        return batch
+
+    def objective(self, found: Found, batch: Any, mask: Bool[Array, "B T"]) -> tuple[Mean, Metrics, Float[Array, ""]]:
+        """The loss, what to log of it, and how much the gold responses' likelihood counts beside it.
+
+        Args:
+          found: what `read` says of the responses.
+          batch: what `credit` gave.
+          mask: the tokens that are learnt from.
+        """
+        raise NotImplementedError
 
     def with_likelihood(
         self, loss: Mean, params: Params, rollout: Rollout, encoded: Read, factor: Float[Array, ""]
@@ -262,7 +256,7 @@ def _inputs(batch: Any) -> Any:
 
 
 def _contexts(batch: Any) -> Any:
-    return batch.batch if isinstance(batch, Rollout) else batch
+    return getattr(batch, "batch", batch)
 
 
 def once(value: Float[Array, ""]) -> Mean:

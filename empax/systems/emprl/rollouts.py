@@ -26,6 +26,7 @@ class PolicyBatch:
     wanted: Float[Array, "B M 3"]  # what each level of each mechanism earns, see JudgedContexts
     turn: Int[Array, " B"]  # in a batch of whole dialogues: which of its listener turns, from 0
     merit: Float[Array, " B"]  # of the gold response, see JudgedContexts
+    answers: Int[Array, "B K T"] | None = None  # what is learnt from in place of answers that the policy draws
 
     @property
     def valid(self) -> Bool[Array, " B"]:
@@ -51,6 +52,7 @@ class Rollout:
     returns: Float[Array, "B T"] | None = None
     kl_coefficient: Float[Array, " B"] | None = None  # the same in all rows
     policy_weight: Float[Array, " B"] | None = None  # 0 while the value head learns alone, else 1
+    reference_point: Float[Array, " B"] | None = None  # of KTO, the same in all rows
 
     @property
     def valid(self) -> Bool[Array, " B"]:
@@ -83,10 +85,10 @@ class JudgedContexts:
 
 
 class PolicyExamples:
-    """Contexts as random-access examples (`core.protocols.Examples`), for a policy to answer."""
+    """Contexts as random-access examples (`core.protocols.Examples`), for a policy to answer; or `answers[N, K, T]`."""
 
-    def __init__(self, examples: ContextExamples, judged: JudgedContexts):
-        self.examples, self.judged, self.instances = examples, judged, examples.instances
+    def __init__(self, examples: ContextExamples, judged: JudgedContexts, answers: np.ndarray | None = None):
+        self.examples, self.judged, self.instances, self.answers = examples, judged, examples.instances, answers
         self.lengths = examples.lengths[:, 0]  # the gold response is not read
 
     def __len__(self) -> int:
@@ -106,6 +108,7 @@ class PolicyExamples:
             "wanted": judged.wanted[known],
             "turn": turn.astype(np.int32),
             "merit": judged.merit[known],
+            "answers": None if self.answers is None else self.answers[known],
         }
         return PolicyBatch(self.examples.collate(indices, length, rng), **arrays)
 

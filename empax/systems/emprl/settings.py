@@ -95,20 +95,13 @@ _GROUPS = dataclasses.replace(_ROLLOUT, num_samples=4)
 
 @dataclasses.dataclass(frozen=True)
 class PolicyTaskSettings:
-    """What PPO and GRPO share.
+    """What all ways to learn from a policy's answers share.
 
     Attributes:
       start_from: the stage whose generator is the first policy, and stays the reference.
       index: the index stage whose exemplars a generator that reads several passages is shown; empty = none.
       rollout: how responses are drawn. Log-probabilities are those of the policy, neither tempered nor truncated.
       rewards: the parts of the reward.
-      kl: see there.
-      normalize_scores: standardise scores by the running mean and deviation of all so far.
-      clip: epsilon of Eq. 14.
-      epsilon_high: how far a ratio may rise above 1; None = `clip`.
-      delta: the most that a ratio counts for, above 1 + epsilon_high; None = no bound.
-      max_ratio: mini-batches whose mean ratio is above this teach nothing.
-      entropy_weight: of a bonus for the policy's entropy.
       likelihood_weight: of the gold responses' negative log-likelihood per token, added to the loss: it holds the
         policy to how people answer (PPO-ptx; Ouyang et al. 2022, Eq. 2).
       likelihood_focus: gold responses count by the exponential of this times their merit, what they would earn in
@@ -130,13 +123,6 @@ class PolicyTaskSettings:
     index: str = ""
     rollout: DecodeSettings = _ROLLOUT
     rewards: tuple[RewardSettings, ...] = (RewardSettings(),)
-    kl: KlSettings = dataclasses.field(default_factory=KlSettings)
-    normalize_scores: bool = True
-    clip: float = 0.2
-    epsilon_high: float | None = None
-    delta: float | None = None
-    max_ratio: float = 10.0
-    entropy_weight: float = 0.0
     likelihood_weight: float = 0.0
     likelihood_focus: float = 0.0
     kept_share: float = 1.0
@@ -153,12 +139,8 @@ class PolicyTaskSettings:
             raise ConfigError(f"rollout.method = {self.rollout.method!r} must be 'sample': a policy explores.")
         if self.rollout.more_eos_ids:
             raise ConfigError("rollout.more_eos_ids must be empty: what is learnt from ends with the tokenizer's end.")
-        check_numbers(self, "clip", "epsilon_high", "delta", "guard_tolerance", above=0)
-        high = self.clip if self.epsilon_high is None else self.epsilon_high
-        if self.delta is not None and self.delta <= 1.0 + high:
-            raise ConfigError(f"delta = {self.delta} must be above 1 + epsilon_high = {1.0 + high}, or None.")
-        check_numbers(self, "max_ratio", above=1)
-        check_numbers(self, "entropy_weight", "likelihood_weight", "likelihood_focus", least=0)
+        check_numbers(self, "guard_tolerance", above=0)
+        check_numbers(self, "likelihood_weight", "likelihood_focus", least=0)
         check_numbers(self, "kept_share", above=0, most=1)
         check_numbers(self, "max_turns", least=1)
         check_numbers(self, "max_examples", "max_validation_examples", "replies", least=0)
@@ -169,9 +151,54 @@ class PolicyTaskSettings:
         if any(reward.shift_penalty for reward in self.rewards) and not self.whole_dialogues:
             raise ConfigError("shift_penalty needs whole_dialogues = True: single turns have no shifts.")
 
+    def check_groups(self) -> None:
+        """Raises ConfigError unless several responses to a context can be compared."""
+        if self.rollout.num_samples < 2:
+            raise ConfigError(f"rollout.num_samples = {self.rollout.num_samples} must be at least 2: a group.")
+        if any(reward.shift_penalty for reward in self.rewards):
+            raise ConfigError(
+                "shift_penalty goes with PPO alone: in a group, the answers to one turn would stand between those of a "
+                "dialogue."
+            )
+
 
 @dataclasses.dataclass(frozen=True)
-class PpoTaskSettings(PolicyTaskSettings):
+class RatioTaskSettings(PolicyTaskSettings):
+    """What PPO and GRPO share.
+
+    Attributes:
+      kl: see there.
+      normalize_scores: standardise scores by the running mean and deviation of all so far.
+      clip: epsilon of Eq. 14.
+      epsilon_high: how far a ratio may rise above 1; None = `clip`.
+      delta: the most that a ratio counts for, above 1 + epsilon_high; None = no bound.
+      max_ratio: mini-batches whose mean ratio is above this teach nothing.
+      entropy_weight: of a bonus for the policy's entropy.
+      reduction: see `systems.emprl.ppo.reduce_tokens`; the paper prints "sequences". Of GRPO, "sequence_means" is its
+        paper's, "tokens" DAPO, "sequences" Dr. GRPO.
+    """
+
+    kl: KlSettings = dataclasses.field(default_factory=KlSettings)
+    normalize_scores: bool = True
+    clip: float = 0.2
+    epsilon_high: float | None = None
+    delta: float | None = None
+    max_ratio: float = 10.0
+    entropy_weight: float = 0.0
+    reduction: Reduction = "tokens"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(self, "clip", "epsilon_high", "delta", above=0)
+        high = self.clip if self.epsilon_high is None else self.epsilon_high
+        if self.delta is not None and self.delta <= 1.0 + high:
+            raise ConfigError(f"delta = {self.delta} must be above 1 + epsilon_high = {1.0 + high}, or None.")
+        check_numbers(self, "max_ratio", above=1)
+        check_numbers(self, "entropy_weight", least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class PpoTaskSettings(RatioTaskSettings):
     """Stage 2 of EmpRL.
 
     Attributes:
@@ -186,7 +213,6 @@ class PpoTaskSettings(PolicyTaskSettings):
       value_clip: None = not clipped (Eq. 15 as printed).
       value_warmup_steps: batches from which the value head learns alone, the rest of the model untouched and its
         optimizer not begun.
-      reduction: see `systems.emprl.ppo.reduce_tokens`; the paper prints "sequences".
     """
 
     gamma: float = 1.0
@@ -198,7 +224,6 @@ class PpoTaskSettings(PolicyTaskSettings):
     value_sees_levels: bool = False
     value_clip: float | None = 0.2
     value_warmup_steps: int = 0
-    reduction: Reduction = "tokens"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -210,7 +235,7 @@ class PpoTaskSettings(PolicyTaskSettings):
 
 
 @dataclasses.dataclass(frozen=True)
-class GrpoTaskSettings(PolicyTaskSettings):
+class GrpoTaskSettings(RatioTaskSettings):
     """The sibling without a value head: `rollout.num_samples` responses to each context are compared with each other.
 
     The loss has the KL by estimator k3 (Shao et al. 2024, Eq. 4), logged as `token_kl`; `kl.estimator` is that of the
@@ -220,7 +245,6 @@ class GrpoTaskSettings(PolicyTaskSettings):
       baseline: "group" (GRPO), or "leave_one_out" (RLOO): the mean of the other responses.
       scale_rewards: of "group": divide by the deviation of the "group" or of the whole "batch"; "none" is Dr. GRPO.
       importance_sampling_level: "sequence" is GSPO: one ratio for a whole response.
-      reduction: "sequence_means" is GRPO, "tokens" DAPO, "sequences" Dr. GRPO.
     """
 
     rollout: DecodeSettings = _GROUPS
@@ -231,12 +255,41 @@ class GrpoTaskSettings(PolicyTaskSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rollout.num_samples < 2:
-            raise ConfigError(f"rollout.num_samples = {self.rollout.num_samples} must be at least 2: a group.")
+        self.check_groups()
         if self.baseline == "leave_one_out" and self.scale_rewards == "batch":
             raise ConfigError("scale_rewards = 'batch' goes with baseline = 'group': RLOO does not scale; set either.")
-        if any(reward.shift_penalty for reward in self.rewards):
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceTaskSettings(PolicyTaskSettings):
+    """Preferences in place of advantages: of `rollout.num_samples` responses the best against the worst.
+
+    Attributes:
+      loss: "dpo", "ipo", or "kto", which takes each response by itself, wanted where it is better than the mean.
+      beta: how dear the way from the reference is; the smaller, the farther the policy goes.
+      label_smoothing: of "dpo": the share of preferences that are wrong.
+      pairs: a file of preferences, such as people's votes (`empax rate pairs`), in place of responses that the policy
+        draws and `rewards` rates: JSON lines with `context` (a list of turns), `chosen` and `rejected`.
+    """
+
+    rollout: DecodeSettings = _GROUPS
+    loss: Literal["dpo", "ipo", "kto"] = "dpo"
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    pairs: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_groups()
+        check_numbers(self, "beta", above=0)
+        check_numbers(self, "label_smoothing", least=0, below=0.5)
+        if self.label_smoothing and self.loss != "dpo":
             raise ConfigError(
-                "shift_penalty goes with PPO alone: in a group, the answers to one turn would stand between those of a "
-                "dialogue."
+                f"label_smoothing = {self.label_smoothing} goes with loss = 'dpo', not with {self.loss!r}."
+            )
+        if self.pairs and (self.loss == "kto" or self.index or self.whole_dialogues):
+            odd = "loss = 'kto'" if self.loss == "kto" else f"index = {self.index!r}" if self.index else "dialogues"
+            raise ConfigError(
+                f"pairs and {odd} do not go together: responses from a file show no KL, no exemplars and no dialogue; "
+                "set pairs = '', or loss = 'dpo', index = '' and whole_dialogues = False."
             )

@@ -9,10 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.files import write_json
+from empax.core.paths import expand
 from empax.core.settings import cache_dir
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, load_encoder_of
@@ -34,10 +36,12 @@ from empax.parts.generator.stages import answerer_of, context_examples
 from empax.parts.generator.task import Generator
 from empax.parts.generator.trained import Trained, generator_to_export
 from empax.retrieval.index import load_index
+from empax.systems.emprl.policy import Policy
+from empax.systems.emprl.preferences import check_apart, given_answers, read_pairs
 from empax.systems.emprl.rewards import Reward, check_contexts, make_reward, try_functions
 from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples, Rollout
-from empax.systems.emprl.settings import PolicyTaskSettings, PpoTaskSettings
-from empax.systems.emprl.tasks import ALGORITHMS, Grpo, Ppo
+from empax.systems.emprl.settings import PolicyTaskSettings, PpoTaskSettings, PreferenceTaskSettings
+from empax.systems.emprl.tasks import ALGORITHMS
 from empax.training.checkpoint import load_params
 from empax.training.lora import is_adapted
 
@@ -48,7 +52,7 @@ def generator_of(parts: GeneratorParts, *, fused: bool) -> Generator:
     return Generator(model, parts.decoder(parts.settings.decoding), EMOTION_HEAD, emotion_weight=0.0)
 
 
-def make_policy(parts: GeneratorParts, stage: PolicyTaskSettings, reward: Reward) -> Ppo | Grpo:
+def make_policy(parts: GeneratorParts, stage: PolicyTaskSettings, reward: Reward) -> Policy:
     generator = generator_of(parts, fused=bool(stage.index))
     rolled = dataclasses.replace(generator, decoder=parts.decoder(stage.rollout))
     algorithm: Any = ALGORITHMS[type(stage)]  # each with the settings that it belongs to
@@ -70,6 +74,9 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
     check_prepared(run)
     run.earlier("start_from", stage.start_from, tasks=("generator", "reg.joint"))
     _check_decoding(stage, run)
+    if pairs := _pairs_file(stage):
+        read_pairs(pairs)
+        return
     if stage.index:
         check_fusion(run)
         check_candidates(run, stage.index, ("train", "validation"), run.shared_settings(RetrievalSettings).passages)
@@ -78,11 +85,16 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
             found = check_identifiers(run, "rewards.stages", part.stages)
             check_contexts(part.stages, [judge.max_context_tokens for judge in found])
     asked = _sketch_contexts(len(TWO_ROWS), source=(8,), target=8)
-    rollout = _sketch_rollout(asked, stage.rollout.max_tokens, has_values=False)
-    unknown = dict.fromkeys(("scores", "advantages", "kl_coefficient"))
+    rollout = dataclasses.replace(_sketch_rollout(asked, stage.rollout.max_tokens, has_values=False), scores=None)
     data = run.plan.data
     rows = functools.partial(own.example_rows, data.dir) if data.name == "jsonl" else lambda fields: TWO_ROWS
-    try_functions(stage.rewards, rows, dataclasses.replace(rollout, **unknown), later=planned_notes(run))
+    try_functions(stage.rewards, rows, rollout, later=planned_notes(run))
+
+
+def _pairs_file(stage: PolicyTaskSettings) -> Path | None:
+    """The file of preferences that a stage learns from; None where it rates answers of its own."""
+    pairs = stage.pairs if isinstance(stage, PreferenceTaskSettings) else ""
+    return expand(pairs) if pairs else None
 
 
 def _check_decoding(stage: PolicyTaskSettings, run: RunContext) -> None:
@@ -101,9 +113,9 @@ def _check_decoding(stage: PolicyTaskSettings, run: RunContext) -> None:
 def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
     parts = GeneratorParts.of(run, with_params=False)
     first = first_params(parts, run, stage.start_from)
-    train = _examples(parts, run, stage, "train", stage.max_examples)
+    train, answers = _training(parts, run, stage)
     reward = make_reward(
-        stage.rewards,
+        () if answers is not None else stage.rewards,
         tokenizer=parts.tokenizer,
         instances=train.instances,
         judges=lambda name: load_identifiers(run, (name,))[0],
@@ -111,7 +123,7 @@ def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
         responses=lambda: [instance.response for instance in load_instances(run, "train")],
     )
     held_out = _examples(parts, run, stage, "validation", stage.max_validation_examples)
-    examples: Any = PolicyExamples(train, reward.judged(train.instances, cache_dir() / "levels"))
+    examples: Any = PolicyExamples(train, reward.judged(train.instances, cache_dir() / "levels"), answers)
     if stage.whole_dialogues:
         examples = DialogueExamples(examples, stage.max_turns)
     policy = make_policy(parts, stage, reward)
@@ -187,6 +199,19 @@ class Replies:
         return self._run.directory / "replies" / f"{step:06d}.json"
 
 
+def _training(
+    parts: GeneratorParts, run: RunContext, stage: PolicyTaskSettings
+) -> tuple[ContextExamples, np.ndarray | None]:
+    """Contexts to answer, or those of preferences with their responses."""
+    pairs = _pairs_file(stage)
+    if pairs is None:
+        return _examples(parts, run, stage, "train", stage.max_examples), None
+    instances, rejected = read_pairs(pairs)
+    check_apart(pairs, instances, load_instances(run, "test"))
+    answers = given_answers(instances, rejected, parts.tokenizer, stage.rollout.max_tokens)
+    return ContextExamples(instances, parts.form(exemplars=False)), answers
+
+
 def _examples(
     parts: GeneratorParts, run: RunContext, stage: PolicyTaskSettings, split: str, limit: int
 ) -> ContextExamples:
@@ -205,12 +230,17 @@ def sketch_policy(stage: PolicyTaskSettings, run: RunContext, batch_size: int, l
     """Of an update on all answers to a batch, and the rollout that makes them; who judges is not in it."""
     parts = GeneratorParts.of(run, planned=True)
     asked = batch_size * (stage.max_turns if stage.whole_dialogues else 1)
-    rows, tokens = asked * stage.rollout.num_samples, stage.rollout.max_tokens
-    policy = make_policy(parts, stage, Reward(()))
+    given = _pairs_file(stage) is not None
+    rows, tokens = asked * (2 if given else stage.rollout.num_samples), stage.rollout.max_tokens
+    policy: Any = make_policy(parts, stage, Reward(()))
     source = (parts.settings.passages + parts.form().apart, length) if stage.index else (length,)
     contexts = functools.partial(_sketch_contexts, source=source, target=parts.settings.layout.max_target_tokens)
     rollout = _sketch_rollout(contexts(rows), tokens, has_values=policy.has_values)
     params = jax.eval_shape(policy.init, jax.random.key(0), rollout)
+    learnt = jax.eval_shape(policy.credit, {}, rollout, jax.eval_shape(policy.init_memory))[0]
+    asked_for = contexts(asked)
+    if given:
+        asked_for = dataclasses.replace(asked_for, answers=jax.ShapeDtypeStruct((asked, 2, tokens), jnp.int32))
     frozen: dict[str, Any] = {"reward": {}}
     task: Any = policy
     if parts.settings.lora is None:
@@ -218,7 +248,7 @@ def sketch_policy(stage: PolicyTaskSettings, run: RunContext, batch_size: int, l
     else:
         task = parts.with_lora(policy)
         frozen = jax.eval_shape(task.freeze, {"model": params["model"]}, frozen)
-    return Sketch(task, rollout, frozen, given=contexts(asked), answer_tokens=tokens)
+    return Sketch(task, learnt, frozen, given=asked_for, answer_tokens=tokens)
 
 
 def _sketch_contexts(rows: int, *, source: tuple[int, ...], target: int) -> PolicyBatch:
@@ -231,12 +261,11 @@ def _sketch_contexts(rows: int, *, source: tuple[int, ...], target: int) -> Poli
 
 
 def _sketch_rollout(batch: PolicyBatch, tokens: int, *, has_values: bool) -> Rollout:
-    """Credited answers of `tokens` tokens each."""
+    """Rated answers of `tokens` tokens each."""
     whole = shapes_of(Rollout, B=batch.row.shape[0], S=1, T=tokens, C=1, M=3)
-    rollout = dataclasses.replace(whole, batch=batch)
-    if has_values:
-        return rollout
-    return dataclasses.replace(rollout, values=None, advantages=whole.scores, returns=None, policy_weight=None)
+    later = {"returns", "policy_weight", "advantages", "kl_coefficient", "reference_point", "parts"}
+    unknown = later if has_values else {*later, "values"}
+    return dataclasses.replace(whole, batch=batch, **dict.fromkeys(unknown))
 
 
 def answer_policy(stage: PolicyTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:

@@ -1,4 +1,4 @@
-"""EmpRL: empathy level alignment via reinforcement learning (Ma et al.), by PPO, and by GRPO beside it.
+"""EmpRL: empathy level alignment via reinforcement learning (Ma et al.), by PPO, and beside it by GRPO and preferences.
 
 The policy answers, identifiers say how likely its answers have the gold responses' empathy levels (Eq. 2 to 5), the KL
 to the fine-tuned model is taken off (Eq. 6 to 8), and the policy learns from what was better than expected (Eq. 9 to
@@ -10,25 +10,88 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
+import flax.struct
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from empax.core.types import Mean, Metrics, Params
-from empax.systems.emprl import ppo
+from empax.systems.emprl import ppo, preferences
 from empax.systems.emprl.advantages import (
+    ScoreStatistics,
     generalized_advantages,
     grpo_advantages,
     rloo_advantages,
     token_rewards,
     whiten,
 )
-from empax.systems.emprl.policy import Memory, Policy, once
-from empax.systems.emprl.rollouts import PolicyBatch, Rollout
-from empax.systems.emprl.settings import GrpoTaskSettings, PolicyTaskSettings, PpoTaskSettings
+from empax.systems.emprl.kl import KlController, kl_penalty
+from empax.systems.emprl.policy import Found, Policy, once
+from empax.systems.emprl.rollouts import Rollout
+from empax.systems.emprl.settings import (
+    GrpoTaskSettings,
+    PolicyTaskSettings,
+    PpoTaskSettings,
+    PreferenceTaskSettings,
+)
+
+
+@flax.struct.dataclass
+class Memory:
+    """What goes from rollout to rollout."""
+
+    kl: KlController
+    statistics: ScoreStatistics
+    rollouts: Any  # Int[Array, ""], batches so far
+
+
+class RatioPolicy(Policy):
+    """What PPO and GRPO share: clipped ratios, and a KL that costs."""
+
+    def init_memory(self) -> Memory:
+        kl = self.settings.kl
+        target = kl.target if kl.controller == "adaptive" else None
+        controller = KlController(jnp.asarray(kl.coefficient, jnp.float32), target, kl.horizon)
+        return Memory(controller, ScoreStatistics.empty(), jnp.zeros((), jnp.int32))
+
+    def token_kl(self, rollout: Any) -> Float[Array, "B T"]:
+        given = rollout.log_probs, rollout.reference_log_probs, self.counted(rollout)
+        return kl_penalty(*given, estimator=self.settings.kl.estimator)
+
+    def scored(self, rollout: Any, memory: Memory) -> tuple[Float[Array, " B"], ScoreStatistics]:
+        """The scores that advantages are made of, and the statistics with them."""
+        scores = rollout.scores.astype(jnp.float32)
+        statistics = memory.statistics.update(scores, rollout.mask.any(axis=1))
+        return (statistics.normalise(scores) if self.settings.normalize_scores else scores), statistics
+
+    def remembered(self, rollout: Any, memory: Memory, statistics: ScoreStatistics) -> tuple[Rollout, Memory, Metrics]:
+        """The rollout with its coefficient, the memory after it, and what to log of it."""
+        coefficient, metrics = memory.kl.coefficient, self.watched(rollout)
+        after = Memory(memory.kl.update(metrics["kl"]), statistics, memory.rollouts + 1)
+        metrics["kl_coefficient"] = once(coefficient)
+        rows = jnp.full(rollout.tokens.shape[:1], 1.0)
+        return rollout.replace(kl_coefficient=coefficient * rows, parts=None), after, metrics
+
+    def options(self, log_probs: Float[Array, "B T"], batch: Rollout, mask: Bool[Array, "B T"]) -> dict[str, Any]:
+        """What both losses take."""
+        settings = self.settings
+        keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
+        bounds = {name: getattr(settings, name) for name in ("clip", "epsilon_high", "delta")}
+        return {**bounds, "reduction": settings.reduction, "keep": keep}
+
+    def with_entropy(
+        self, loss: Mean, logits: Float[Array, "B T V"], mask: Bool[Array, "B T"], factor: Float[Array, ""]
+    ) -> Mean:
+        """The loss less the bonus for entropy; without a weight nothing is differentiated for it."""
+        settings = self.settings
+        if not settings.entropy_weight:
+            return loss
+        bonus = ppo.entropy(logits, mask, reduction=settings.reduction)
+        return ppo.weighted_sum((1.0, loss), (-settings.entropy_weight * factor, bonus))
 
 
 @dataclasses.dataclass(frozen=True)
-class Ppo(Policy):
+class Ppo(RatioPolicy):
     """Stage 2 of EmpRL: policy and value share a trunk; the value head reads the decoder's last states."""
 
     settings: PpoTaskSettings
@@ -56,36 +119,21 @@ class Ppo(Policy):
         metrics["explained_variance"] = once(ppo.explained_variance(batch.values, returns, mask))
         return credited, after, metrics
 
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
-        """Eq. 13 to 15 on a rollout; on mere contexts, the likelihood of their gold responses."""
-        del rng, train  # no dropout: it would make the ratio noise
-        if isinstance(batch, PolicyBatch):
-            return self.on_gold(params, batch, self.encoded(params, batch))
-        settings, mask, encoded = self.settings, self.counted(batch), self.encoded(params, batch.batch)
-        warm = batch.policy_weight[0]
-        log_probs, values, logits = self.read(params, batch.batch, batch.tokens, encoded, 1.0 - warm)
+    def objective(self, found: Found, batch: Any, mask: Bool[Array, "B T"]) -> tuple[Mean, Metrics, Float[Array, ""]]:
+        """Eq. 13 to 15."""
+        settings, warm, (log_probs, values, logits) = self.settings, batch.policy_weight[0], found
         assert values is not None
-        keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
-        options: dict[str, Any] = {"reduction": settings.reduction, "keep": keep}
-        given = log_probs, batch.log_probs, batch.advantages, mask
-        policy, metrics = ppo.policy_loss(*given, **self.bounds, **options)
-        value, more = ppo.value_loss(values, batch.values, batch.returns, mask, clip=settings.value_clip, **options)
-        loss = ppo.weighted_sum((warm, policy), (settings.value_weight, value))
-        loss = self.with_entropy(loss, logits, mask, warm * keep)
-        loss, gold = self.with_likelihood(loss, params, batch, encoded, warm * keep)
-        return loss, {
-            **metrics,
-            **more,
-            **gold,
-            "policy_loss": policy,
-            "value_loss": value,
-            "entropy": ppo.entropy(jax.lax.stop_gradient(logits), mask),
-            **self.guarded(log_probs, batch, mask),
-        }
+        options = self.options(log_probs, batch, mask)
+        policy, metrics = ppo.policy_loss(log_probs, batch.log_probs, batch.advantages, mask, **options)
+        shared: dict[str, Any] = {name: options[name] for name in ("reduction", "keep")}
+        value, more = ppo.value_loss(values, batch.values, batch.returns, mask, clip=settings.value_clip, **shared)
+        loss, factor = ppo.weighted_sum((warm, policy), (settings.value_weight, value)), warm * options["keep"]
+        metrics = {**metrics, **more, "policy_loss": policy, "value_loss": value}
+        return self.with_entropy(loss, logits, mask, factor), metrics, factor
 
 
 @dataclasses.dataclass(frozen=True)
-class Grpo(Policy):
+class Grpo(RatioPolicy):
     """Several responses to each context, each compared with the others; the KL is in the loss."""
 
     settings: GrpoTaskSettings
@@ -102,27 +150,71 @@ class Grpo(Policy):
             advantages = grpo_advantages(scores, valid, group_size=size, scale_rewards=scale)
         return self.remembered(batch.replace(advantages=advantages), memory, statistics)
 
-    def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
-        """`ppo.grpo_loss` on a rollout; on mere contexts, the likelihood of their gold responses."""
-        del rng, train
-        if isinstance(batch, PolicyBatch):
-            return self.on_gold(params, batch, self.encoded(params, batch))
-        settings, mask, encoded = self.settings, self.counted(batch), self.encoded(params, batch.batch)
-        log_probs, _, logits = self.read(params, batch.batch, batch.tokens, encoded)
-        keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
+    def objective(self, found: Found, batch: Any, mask: Bool[Array, "B T"]) -> tuple[Mean, Metrics, Float[Array, ""]]:
+        """`ppo.grpo_loss`."""
+        log_probs, _, logits = found
+        options = self.options(log_probs, batch, mask)
+        options |= {"importance_sampling_level": self.settings.importance_sampling_level}
         given = log_probs, batch.log_probs, batch.reference_log_probs, batch.advantages, mask
-        level, coefficient = settings.importance_sampling_level, batch.kl_coefficient[0]
-        options: dict[str, Any] = {"reduction": settings.reduction, "keep": keep, "importance_sampling_level": level}
-        loss, metrics = ppo.grpo_loss(*given, kl_coefficient=coefficient, **self.bounds, **options)
-        loss = self.with_entropy(loss, logits, mask, keep.astype(jnp.float32))
-        loss, gold = self.with_likelihood(loss, params, batch, encoded, keep.astype(jnp.float32))
+        loss, metrics = ppo.grpo_loss(*given, kl_coefficient=batch.kl_coefficient[0], **options)
         metrics["token_kl"] = metrics.pop("kl")
-        return loss, {
-            **metrics,
-            **gold,
-            "entropy": ppo.entropy(jax.lax.stop_gradient(logits), mask),
-            **self.guarded(log_probs, batch, mask),
-        }
+        factor = options["keep"].astype(jnp.float32)
+        return self.with_entropy(loss, logits, mask, factor), metrics, factor
 
 
-ALGORITHMS: dict[type[PolicyTaskSettings], type[Ppo] | type[Grpo]] = {PpoTaskSettings: Ppo, GrpoTaskSettings: Grpo}
+@dataclasses.dataclass(frozen=True)
+class Preference(Policy):
+    """Of several responses to each context the best against the worst (DPO, IPO), or each against the mean (KTO)."""
+
+    settings: PreferenceTaskSettings
+
+    def rate(self, frozen: Params, batch: Any) -> Rollout:
+        if not self.settings.pairs:
+            return super().rate(frozen, batch)
+        return batch.replace(scores=jnp.tile(jnp.array([1.0, 0.0]), len(batch.tokens) // 2))
+
+    def credit(self, frozen: Params, batch: Any, memory: Any) -> tuple[Any, Any, Metrics]:
+        del frozen
+        metrics, valid, rated = self.watched(batch), batch.mask.any(axis=1), batch.replace(parts=None)
+        size = 2 if self.settings.pairs else self.settings.rollout.num_samples
+        if self.settings.loss == "kto":
+            # Departure: on the policy's own responses this is the KL; the paper, without any, takes others' mismatched.
+            point = jnp.broadcast_to(jnp.maximum(metrics["kl"].value(), 0.0), rated.scores.shape)
+            side = preferences.sides(rated.scores, valid, group_size=size)
+            return rated.replace(advantages=side, reference_point=point), memory, metrics
+        best, worst, counts = preferences.best_and_worst(rated.scores, valid, group_size=size)
+        chosen = jax.tree.map(lambda leaf: leaf[best], rated)
+        rejected = jax.tree.map(lambda leaf: leaf[worst], rated)
+        metrics["pairs"] = Mean.of(counts.astype(jnp.float32), chosen.valid)
+        return preferences.Pairs(chosen, rejected, counts), memory, metrics
+
+    def learnt(self, batch: Any) -> Rollout:
+        return batch.both if isinstance(batch, preferences.Pairs) else batch
+
+    def objective(self, found: Found, batch: Any, mask: Bool[Array, "B T"]) -> tuple[Mean, Metrics, Float[Array, ""]]:
+        """Of `preferences` the loss that the settings name."""
+        settings, reference = self.settings, self.learnt(batch).reference_log_probs
+        ratios = kl_penalty(found[0], reference, mask).sum(axis=1)
+        if settings.loss == "kto":
+            side, point = batch.advantages, batch.reference_point
+            loss = preferences.kto_loss(ratios, side, point, beta=settings.beta)
+            margin, counts = side * (ratios - point), side != 0.0
+        else:
+            (chosen, rejected), counts = jnp.split(ratios, 2), batch.counts
+            if settings.loss == "ipo":
+                loss = preferences.ipo_loss(chosen, rejected, counts, beta=settings.beta)
+            else:
+                smoothing = settings.label_smoothing
+                loss = preferences.dpo_loss(chosen, rejected, counts, beta=settings.beta, label_smoothing=smoothing)
+            margin = chosen - rejected
+        margin = jax.lax.stop_gradient(margin)
+        right = (margin > 0.0).astype(jnp.float32)
+        metrics = {"policy_loss": loss, "margin": Mean.of(margin, counts), "accuracy": Mean.of(right, counts)}
+        return loss, metrics, jnp.ones(())
+
+
+ALGORITHMS: dict[type[PolicyTaskSettings], type[Policy]] = {
+    PpoTaskSettings: Ppo,
+    GrpoTaskSettings: Grpo,
+    PreferenceTaskSettings: Preference,
+}

@@ -24,7 +24,7 @@ from empax.models.transformer import EncoderDecoder, scratch
 from empax.parts.generator.task import Decoder, Generator
 from empax.systems.emprl.rewards import CompiledReward, Reward, TextReward
 from empax.systems.emprl.rollouts import PolicyBatch
-from empax.systems.emprl.settings import GrpoTaskSettings, KlSettings, PpoTaskSettings
+from empax.systems.emprl.settings import GrpoTaskSettings, KlSettings, PpoTaskSettings, PreferenceTaskSettings
 from empax.systems.emprl.tasks import ALGORITHMS
 from empax.training import loop
 from empax.training.optimizer import OptimizerSettings, ParamGroup
@@ -33,7 +33,8 @@ VOCABULARY, SOURCE, TOKENS, EOS, PAD, START = 24, 6, 8, 1, 0, 2
 WANTED = 18
 """Ids from here on are what the reward counts: a quarter of the vocabulary."""
 
-FORMS = {"ppo": {}, "warmup": {"value_warmup_steps": 7}, "host": {"host": True}, "grpo": {"grpo": True}}
+FORMS = {"ppo": {}, "warmup": {"value_warmup_steps": 7}, "host": {"host": True}, "grpo": {"grpo": True},
+         "dpo": {"preference": True}}  # fmt: skip
 """Ways to train it, by the name that the command line takes."""
 
 MODEL = EncoderDecoder(
@@ -69,8 +70,10 @@ def share_of_texts(contexts, responses, references):
     return [np.mean([int(w[1:]) >= WANTED for w in row]) if row else 0.0 for row in words]
 
 
-def policy(*, host=False, grpo=False, reward=share, **changes):
-    if grpo:
+def policy(*, host=False, grpo=False, preference=False, reward=share, **changes):
+    if preference:
+        stage = PreferenceTaskSettings(rollout=dataclasses.replace(ROLLOUT, num_samples=4), **changes)
+    elif grpo:
         rollout = dataclasses.replace(ROLLOUT, num_samples=4)
         stage = GrpoTaskSettings(rollout=rollout, kl=KlSettings(coefficient=0.02, controller="fixed"), **changes)
     else:
@@ -131,7 +134,11 @@ def frozen(seed=0):
 def train(workdir, *, seed=0, steps=60, start=None, **changes):
     """`fit` of the toy; returns what it returned."""
     given = frozen(seed)
-    groups = () if changes.get("grpo") else (ParamGroup(pattern="^value/", learning_rate_scale=3.0),)
+    groups = (
+        ()
+        if changes.get("grpo") or changes.get("preference")
+        else (ParamGroup(pattern="^value/", learning_rate_scale=3.0),)
+    )
     settings = loop.LoopSettings(
         steps=steps, batch_size=32, buckets=(SOURCE,), epochs=4, minibatches=2, seed=seed, log_every_steps=5,
         eval_every_steps=30, checkpoint_every_steps=5, best_metric=None,

@@ -1,0 +1,189 @@
+"""DPO, IPO, KTO: losses and gradients as the papers print them, what is preferred in a group, pairs from a file."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from empax.core.config import ConfigError
+from empax.core.text_files import DataError
+from empax.core.types import Instance
+from empax.decoding.settings import DecodeSettings
+from empax.systems.emprl import preferences
+from empax.systems.emprl.settings import PreferenceTaskSettings, RewardSettings
+
+KEY = jax.random.key(0)
+RNG = np.random.default_rng(0)
+CHOSEN, REJECTED = (RNG.normal(size=6).astype(np.float32) * 4 for _ in range(2))
+COUNTS = np.array([True, True, False, True, True, False])
+
+
+def torch_preference(loss, chosen, rejected, *, beta, smoothing=0.0):
+    """Of the pairs that count; without a sigmoid's logarithm, in 64 bits: the probability of Bradley and Terry."""
+    if loss == "ipo":
+        return ((chosen - rejected - 1 / (2 * beta)) ** 2).mean()
+    won = torch.exp(beta * chosen) / (torch.exp(beta * chosen) + torch.exp(beta * rejected))
+    return -((1 - smoothing) * torch.log(won) + smoothing * torch.log(1 - won)).mean()
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(("loss", "smoothing"), [("dpo", 0.0), ("dpo", 0.2), ("ipo", 0.0)])
+@pytest.mark.parametrize("beta", [0.1, 0.7])
+def test_losses_of_pairs_and_their_gradients_match_torch(loss, smoothing, beta):
+    given = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (CHOSEN, REJECTED)]
+    expected = torch_preference(loss, *(x[COUNTS] for x in given), beta=beta, smoothing=smoothing)
+    expected.backward()
+
+    def mine(chosen, rejected):
+        more = {"label_smoothing": smoothing} if loss == "dpo" else {}
+        # What stands where nothing is preferred reaches neither value nor gradient.
+        nothing = jnp.where(COUNTS, 0.0, jnp.nan)
+        function = getattr(preferences, f"{loss}_loss")
+        return function(chosen + nothing, rejected + nothing, jnp.asarray(COUNTS), beta=beta, **more).value()
+
+    value, grads = jax.value_and_grad(mine, argnums=(0, 1))(jnp.asarray(CHOSEN), jnp.asarray(REJECTED))
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
+    for grad, one in zip(grads, given, strict=True):
+        np.testing.assert_allclose(grad, one.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("point", [0.0, 2.5])
+def test_the_loss_of_single_responses_and_its_gradient_match_torch(point):
+    side, beta = np.array([1, -1, 0, 1, -1, 0], np.float32), 0.3
+    ratios = torch.tensor(CHOSEN, dtype=torch.float64, requires_grad=True)
+    logistic = lambda x: 1 / (1 + torch.exp(-x))  # noqa: E731
+    wanted, unwanted = ratios[[0, 3]], ratios[[1, 4]]
+    values = torch.cat([logistic(beta * (wanted - point)), logistic(beta * (point - unwanted))])
+    (1 - values).mean().backward()
+
+    def mine(ratios, point):
+        return preferences.kto_loss(ratios, jnp.asarray(side), jnp.full(6, point), beta=beta).value()
+
+    value, (grad, still) = jax.value_and_grad(mine, argnums=(0, 1))(jnp.asarray(CHOSEN), point)
+    np.testing.assert_allclose(value, (1 - values).mean().item(), rtol=1e-6)
+    np.testing.assert_allclose(grad, ratios.grad.numpy(), rtol=1e-5, atol=1e-7)
+    assert float(still) == 0.0
+
+
+def test_the_best_stands_against_the_worst_and_each_against_the_mean():
+    scores = jnp.array([0.2, 0.9, 0.9, 0.1, *([0.3] * 4), *([np.nan] * 4)])
+    valid = jnp.array([True] * 8 + [False] * 4)
+    best, worst, counts = preferences.best_and_worst(scores, valid, group_size=4)
+    np.testing.assert_array_equal(counts, [True, False, False])
+    assert (int(best[0]), int(worst[0])) == (1, 3)
+    side = preferences.sides(scores, valid, group_size=4)
+    np.testing.assert_array_equal(side, [-1, 1, 1, -1, *([0] * 8)])
+
+
+def credited(toy, **changes):
+    """A task, its parameters, and what it makes of a rollout of the toy by a policy that has moved."""
+    task, frozen = toy.policy(preference=True, **changes), toy.frozen()
+    batch = toy.Contexts(6).collate(np.array([0, 1, 2, -1]), toy.SOURCE, np.random.default_rng(0))
+    batch = jax.tree.map(jnp.asarray, batch)
+    if task.settings.pairs:
+        answers = np.random.default_rng(2).integers(3, toy.VOCABULARY, (4, 2, toy.TOKENS))
+        answers[:, :, 5] = toy.EOS
+        batch = batch.replace(answers=jnp.asarray(answers, jnp.int32))
+    params = {"model": toy.frozen(1)["reference"]["model"]}
+    rollout = task.rate(frozen, jax.jit(task.rollout)(params, frozen, batch, jax.random.key(1)))
+    return task, params, frozen, rollout, jax.jit(task.credit)(frozen, rollout, task.init_memory())
+
+
+def ratios_of(rollout):
+    return np.where(rollout.mask, rollout.log_probs - rollout.reference_log_probs, 0.0).sum(axis=1)
+
+
+@pytest.mark.parametrize("loss", ["dpo", "ipo", "kto"])
+def test_a_policy_learns_from_the_preferences_in_its_groups(toy, loss):
+    task, params, frozen, rollout, (batch, _, metrics) = credited(toy, loss=loss, beta=0.2)
+    found, logged = jax.jit(lambda p: task.loss(p, frozen, batch, KEY, train=True))(params)
+    ratios, scores = ratios_of(rollout).reshape(4, 4)[:3], np.asarray(rollout.scores).reshape(4, 4)[:3]
+    if loss == "kto":
+        point = max(ratios.mean(), 0.0)
+        np.testing.assert_allclose(metrics["kl"].value(), ratios.mean(), rtol=1e-4)
+        side = np.sign(np.round(scores - scores.mean(axis=1, keepdims=True), 6))
+        expected = (1 - 1 / (1 + np.exp(-side * 0.2 * (ratios - point))))[side != 0].mean()
+    else:
+        rows = np.arange(3)
+        pairs = [torch.tensor(ratios[rows, pick(axis=1)]) for pick in (scores.argmax, scores.argmin)]
+        counts = torch.tensor(scores.max(axis=1) > scores.min(axis=1))
+        expected = torch_preference(loss, *(x[counts].double() for x in pairs), beta=0.2).item()
+        assert float(metrics["pairs"].value()) == pytest.approx(counts.double().mean().item())
+        assert batch.counts.shape == (4,)  # whoever draws rows draws pairs
+    assert float(found.value()) == pytest.approx(expected, rel=1e-4)
+    assert float(logged["ratio_error"].value()) < 1e-4
+    assert {"entropy", "margin", "accuracy", "policy_loss", "reference_error"} <= set(logged)
+    assert task.init_memory() == {}
+
+
+def test_label_smoothing_and_likelihood_change_the_loss_and_zero_leaves_it(toy):
+    task, params, frozen, rollout, (batch, _, _) = credited(toy)
+
+    def found(**changes):
+        other = toy.policy(preference=True, **changes)
+        return float(jax.jit(lambda p: other.loss(p, frozen, batch, KEY, train=True)[0].value())(params))
+
+    plain, nll = found(), float(task.loss(params, frozen, rollout.batch, KEY, train=False)[0].value())
+    assert found(label_smoothing=0.2) != pytest.approx(plain, rel=1e-3)
+    assert found(likelihood_weight=0.5) == pytest.approx(plain + 0.5 * nll, rel=1e-3)
+
+
+def test_pairs_of_a_file_are_learnt_from_as_they_stand(toy):
+    task, _, _, rollout, (batch, _, metrics) = credited(toy, pairs="votes.jsonl")
+    answers = np.asarray(rollout.tokens).reshape(4, 2, toy.TOKENS)
+    np.testing.assert_array_equal(batch.chosen.tokens[:3], answers[:3, 0])
+    np.testing.assert_array_equal(batch.rejected.tokens[:3], answers[:3, 1])
+    np.testing.assert_array_equal(batch.counts, [True, True, True, False])
+    assert not task.rates_on_host
+    assert float(metrics["response_tokens"].value()) == 6.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rollout": DecodeSettings("sample")}, "num_samples = 1 must be at least 2"),
+        ({"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing = 0.1 goes with loss = 'dpo', not with 'ipo'"),
+        ({"loss": "kto", "pairs": "f"}, "pairs and loss = 'kto' do not go together"),
+        ({"index": "reindex", "pairs": "f"}, "pairs and index = 'reindex' do not go together"),
+        ({"whole_dialogues": True, "pairs": "f"}, "pairs and dialogues do not go together"),
+        ({"whole_dialogues": True, "rewards": (RewardSettings(shift_penalty=1.0),)}, "shift_penalty goes with PPO"),
+        ({"beta": 0.0}, "beta = 0.0 must be"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_config(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        PreferenceTaskSettings(**changes)
+
+
+def test_a_file_of_pairs_is_read_or_its_bad_line_named(toy, tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    row = {"context": ["I lost my keys.", "Oh no.", "Yes."], "chosen": "w5 w6", "rejected": "w7"}
+    path.write_text(json.dumps(row) + "\n")
+    (instance,), rejected = preferences.read_pairs(path)
+    assert (instance.context, instance.response, rejected) == (tuple(row["context"]), "w5 w6", ["w7"])
+    ids = preferences.given_answers([instance], rejected, toy.Words(), 2)
+    np.testing.assert_array_equal(ids, [[[5, 6], [7, toy.EOS]]])  # cut where the answer may not be longer
+    preferences.check_apart(path, [instance], [Instance("a#2", ("Hello.",), "Hi.", "")])
+    with pytest.raises(DataError, match=r"1 of 1 contexts of .* are in the test split"):
+        preferences.check_apart(path, [instance], [Instance("a#4", tuple(row["context"]), "Hi.", "")])
+    for bad in ({"context": []}, {"context": "I lost my keys."}, {"context": [3]}, {"chosen": " "}, {"rejected": None}):
+        path.write_text("\n".join(json.dumps(one) for one in (row, {**row, **bad})))
+        with pytest.raises(DataError, match="pair 2: must have context, a list of texts"):
+            preferences.read_pairs(path)
+    path.write_text("\n")
+    with pytest.raises(DataError, match="has no pair"):
+        preferences.read_pairs(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["dpo", "ipo", "kto"])
+def test_it_learns_the_toy(toy, tmp_path, loss):
+    """Mini-batches and epochs included: pairs stay together."""
+    toy.train(tmp_path, preference=True, loss=loss, steps=30)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rewards = [row["reward"] for row in rows if row["split"] == "train"]
+    assert rewards[-1] > rewards[0] + 0.2, rewards
