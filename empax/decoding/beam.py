@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.protocols import StepFn
 from empax.core.types import Generated
-from empax.decoding.hypotheses import BARRED, Start, choices, column, gather
+from empax.decoding.hypotheses import BARRED, Progress, Start, choices, column, gather
 from empax.decoding.sampling import largest, truncated
 from empax.decoding.settings import DecodeSettings, num_returned
 
@@ -28,7 +28,7 @@ class _Pool:
 
 
 @flax.struct.dataclass
-class _Beams:
+class Beams:
     """A row is one group of hypotheses of an example: R = B * G, W = K / G."""
 
     index: Int[Array, ""]
@@ -39,10 +39,15 @@ class _Beams:
     cache: Any
 
 
-def beam_search(
-    step: StepFn, cache: Any, start: Start, settings: DecodeSettings, rng: jax.Array | None = None
-) -> Generated:
-    """Beam search with Hugging Face's conventions; token-identical to theirs (transformers 5).
+def go_on_beams(
+    step: StepFn,
+    beams: Beams,
+    start: Start,
+    settings: DecodeSettings,
+    rng: jax.Array | None,
+    until: Int[Array, ""] | int,
+) -> Beams:
+    """Beam search up to `until` tokens, with Hugging Face's conventions; token-identical to theirs (transformers 5).
 
     Each step takes the 2K likeliest continuations (with several end tokens, one K more for each), so that K remain even
     if K of them end. Those among the first K that end (or reach `max_tokens`) compete for the pool of the K best, by
@@ -57,26 +62,22 @@ def beam_search(
     With groups, each searches so for itself, but for the penalty on what earlier groups have just chosen; in the end
     their pools are one. Source: Vijayakumar et al. 2018, Algorithm 1, with the Hamming diversity of Sec. 5.
     """
-    if settings.draw_beams and rng is None:
-        raise ValueError("rng = None is not allowed with draw_beams; pass a PRNG key.")
     groups, max_tokens = settings.num_beam_groups, settings.max_tokens
     width = settings.num_beams // groups
-    # A table in double precision: the divisor rounds as a Python float does.
-    norms = jnp.asarray(np.power(np.arange(1.0, max_tokens + 1), settings.length_penalty), jnp.float32)
-    given = start.prefix_lengths()
+    norms, given = _norms(settings), start.prefix_lengths()
     if start.prefix is not None:
         given = jnp.repeat(given, groups, axis=0)
     most = start.most(settings)
     if start.limits is not None:
         most = jnp.repeat(most, groups, axis=0)
 
-    def unfinished(beams: _Beams) -> Bool[Array, ""]:
+    def unfinished(beams: Beams) -> Bool[Array, ""]:
         go_on = jnp.any(beams.improvable)
         if settings.early_stopping is True:
             go_on &= ~jnp.all(beams.pool.ended)
-        return (beams.index < max_tokens) & go_on
+        return (beams.index < jnp.minimum(until, max_tokens)) & go_on
 
-    def body(beams: _Beams) -> _Beams:
+    def body(beams: Beams) -> Beams:
         latest = column(beams.history, beams.index).reshape(start.batch_size, -1)
         logits, cache = step(latest, beams.cache)
         drawn = None if rng is None else jax.random.fold_in(rng, beams.index)
@@ -98,7 +99,7 @@ def beam_search(
         worst = jnp.where(pool.ended, jnp.min(pool.scores, axis=1, keepdims=True), BARRED)
         parents = jnp.take_along_axis(found.parents, found.best, axis=1).reshape(start.batch_size, groups, width)
         parents += width * jnp.arange(groups)[None, :, None]
-        return _Beams(
+        return Beams(
             index=beams.index + 1,
             history=gather(history, found.best),
             log_probs=found.running,
@@ -109,15 +110,51 @@ def beam_search(
             cache=cache.reorder(parents.reshape(start.batch_size, -1)),
         )
 
-    beams = jax.lax.while_loop(unfinished, body, _start_beams(cache, start, settings))
-    pool = jax.tree.map(lambda values: values.reshape(start.batch_size, -1, *values.shape[2:]), beams.pool)
+    return jax.lax.while_loop(unfinished, body, beams)
+
+
+def found_beams(beams: Beams, settings: DecodeSettings) -> Generated:
+    """The best of what has ended."""
+    groups = settings.num_beam_groups
+    pool = jax.tree.map(lambda values: values.reshape(-1, groups * values.shape[1], *values.shape[2:]), beams.pool)
     if groups > 1:
         pool = _best_of(pool, settings.num_beams)
     num = num_returned(settings)
     return Generated(tokens=pool.tokens[:, :num, 1:], log_probs=pool.log_probs[:, :num])
 
 
-def _start_beams(cache: Any, start: Start, settings: DecodeSettings) -> _Beams:
+def settled_beams(beams: Beams, start: Start, settings: DecodeSettings) -> Progress:
+    """What all hypotheses that may still win have in common."""
+    groups, index = settings.num_beam_groups, beams.index
+    norms, given = _norms(settings), start.prefix_lengths()
+    most = jnp.broadcast_to(start.most(settings), (start.batch_size, 1))
+    # Log-probabilities only fall: what one may become at best is what it is now, at the length that flatters it most.
+    hoped = norms[jnp.clip((most if settings.length_penalty > 0.0 else index + 1) - 1 - given, 0, len(norms) - 1)]
+    over = ~beams.improvable
+    if settings.early_stopping is True:
+        over |= jnp.all(beams.pool.ended, axis=1)
+
+    def of_example(values: Array) -> Array:
+        return values.reshape(start.batch_size, -1, *values.shape[2:])
+
+    pool = _best_of(jax.tree.map(of_example, beams.pool), 1)
+    running = of_example(jnp.broadcast_to(~over[:, None], beams.log_probs.shape))
+    running &= ~pool.ended | (of_example(beams.log_probs) / hoped >= pool.scores)
+    texts = jnp.concatenate([pool.tokens, of_example(beams.history)], axis=1)[:, :, 1:]
+    counts = jnp.concatenate([pool.ended, running], axis=1)
+    first = jnp.take_along_axis(texts, jnp.argmax(counts, axis=1)[:, None, None], axis=1)
+    same = jnp.all((texts == first) | ~counts[:, :, None], axis=1)
+    settled = jnp.minimum(jnp.sum(jnp.cumprod(same, axis=1), axis=1), index)
+    return Progress(first[:, 0], settled.astype(jnp.int32), jnp.all(over.reshape(-1, groups), axis=1))
+
+
+def _norms(settings: DecodeSettings) -> Float[Array, " T"]:
+    """What divides the log-probability of each length. In double precision: it rounds as a Python float does."""
+    return jnp.asarray(np.power(np.arange(1.0, settings.max_tokens + 1), settings.length_penalty), jnp.float32)
+
+
+def start_beams(cache: Any, start: Start, settings: DecodeSettings) -> Beams:
+    """Before the first step."""
     shape = (start.batch_size * settings.num_beam_groups, settings.num_beams // settings.num_beam_groups)
     history = start.history(settings.num_beams, settings.max_tokens).reshape(*shape, -1)
     # All hypotheses are the same at first: only the first may go on, or all would stay the same.
@@ -128,7 +165,7 @@ def _start_beams(cache: Any, start: Start, settings: DecodeSettings) -> _Beams:
         scores=jnp.full(shape, BARRED, jnp.float32),
         ended=jnp.zeros(shape, bool),
     )
-    return _Beams(jnp.zeros((), jnp.int32), history, log_probs, pool, jnp.ones(shape[0], bool), cache)
+    return Beams(jnp.zeros((), jnp.int32), history, log_probs, pool, jnp.ones(shape[0], bool), cache)
 
 
 @flax.struct.dataclass
@@ -144,7 +181,7 @@ class _Found:
 
 
 def _continuations(
-    logits: Float[Array, "B K V"], beams: _Beams, start: Start, settings: DecodeSettings, rng: jax.Array | None
+    logits: Float[Array, "B K V"], beams: Beams, start: Start, settings: DecodeSettings, rng: jax.Array | None
 ) -> _Found:
     """The continuations of all groups, one after the other where the later look at the earlier."""
     if settings.num_beam_groups == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,20 @@ BARRED = -1e9
 
 Limits: TypeAlias = tuple[Int[Array, " B"], Int[Array, " B"]]
 """Fewest and most tokens of each response."""
+
+
+class Progress(NamedTuple):
+    """How far a search is.
+
+    Attributes:
+      tokens: of the best response so far, without the start.
+      settled: how many of them no further step can change.
+      ended: whether nothing more comes.
+    """
+
+    tokens: Int[Array, "B T"]
+    settled: Int[Array, " B"]
+    ended: Bool[Array, " B"]
 
 
 @dataclasses.dataclass(frozen=True)

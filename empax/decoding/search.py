@@ -6,7 +6,7 @@ A step reads one token of each hypothesis and gives the logits of the next. Its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from typing import Any, TypeAlias
 
 import flax.struct
@@ -17,10 +17,10 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.config import ConfigError
 from empax.core.protocols import StepFn
 from empax.core.types import Generated
-from empax.decoding.beam import beam_search
-from empax.decoding.hypotheses import Limits, Start, choices, column, gather, tokens_before
+from empax.decoding.beam import Beams, found_beams, go_on_beams, settled_beams, start_beams
+from empax.decoding.hypotheses import Limits, Progress, Start, choices, column, gather, tokens_before
 from empax.decoding.sampling import Draws, largest, sample_tokens
-from empax.decoding.settings import DecodeSettings
+from empax.decoding.settings import DecodeSettings, num_hypotheses
 
 Tokens: TypeAlias = tuple[Int[Array, "B S"], Bool[Array, "B S"]]
 """Token ids, and which of them are real."""
@@ -29,6 +29,30 @@ Tokens: TypeAlias = tuple[Int[Array, "B S"], Bool[Array, "B S"]]
 def generate(
     step: StepFn,
     cache: Any,
+    **given: Any,
+) -> Generated:
+    """Decodes by `settings.method`; to be called under `jax.jit`.
+
+    Args:
+      step: see `search_of`.
+      cache: started for K = `num_hypotheses(settings)` and at least `settings.max_tokens` steps.
+      given: see `search_of`.
+
+    Returns:
+      Tokens [B, K, T] with T = `max_tokens`, best hypothesis first, and their log-probabilities under the model:
+      neither tempered nor truncated nor renormalised. Forced tokens (`prefix`, `first_token`, `end_at_limit`) are
+      certain, as in Hugging Face's search: they add 0. Penalties (of repetition, of `diversity_penalty`) are part of
+      what "beam" gives, since it ranks by them, and so is the temperature of `draw_beams`.
+
+    Raises:
+      ValueError, ConfigError: as `search_of`.
+    """
+    search = search_of(step, **given)
+    return search.found(search.go_on(search.begin(cache)))
+
+
+def search_of(
+    step: StepFn,
     *,
     batch_size: int,
     start_id: int | Int[Array, " B"],
@@ -40,12 +64,11 @@ def generate(
     source: Tokens | None = None,
     prompt: Tokens | None = None,
     limits: Limits | None = None,
-) -> Generated:
-    """Decodes by `settings.method`; to be called under `jax.jit`.
+) -> Search:
+    """The search by `settings.method`.
 
     Args:
       step: reads `tokens[B, K]` and the cache, gives float32 logits [B, K, V] and the next cache.
-      cache: started for K = `num_hypotheses(settings)` and at least `settings.max_tokens` steps.
       batch_size: B.
       start_id: what every hypothesis reads first; not part of the result. One for each example where they differ: after
         a prompt, its last token.
@@ -62,12 +85,6 @@ def generate(
         may repeat them. Where it is given it is also the `source`, unless there is one.
       limits: fewest and most tokens of each response, where they differ: then `min_tokens` does not count, and no limit
         is above `max_tokens`.
-
-    Returns:
-      Tokens [B, K, T] with T = `max_tokens`, best hypothesis first, and their log-probabilities under the model:
-      neither tempered nor truncated nor renormalised. Forced tokens (`prefix`, `first_token`, `end_at_limit`) are
-      certain, as in Hugging Face's search: they add 0. Penalties (of repetition, of `diversity_penalty`) are part of
-      what "beam" gives, since it ranks by them, and so is the temperature of `draw_beams`.
 
     Raises:
       ValueError: "sample" or `draw_beams` without `rng`, or a prefix of more than `max_tokens`.
@@ -91,26 +108,107 @@ def generate(
         before=None if prompt is None else tokens_before(*prompt),
         limits=limits,
     )
-    if settings.method == "beam":
-        return beam_search(step, cache, start, settings, None if isinstance(rng, Draws) else rng)
-    if settings.method == "greedy":
-        return greedy(step, cache, start, settings)
-    if rng is None:
-        raise ValueError('rng = None is not allowed with method "sample"; pass a PRNG key.')
-    return sample(step, cache, start, settings, rng)
+    if rng is None and (settings.method == "sample" or settings.draw_beams):
+        raise ValueError('rng = None is not allowed with method "sample" or draw_beams; pass a PRNG key.')
+    return Search(step, start, settings, rng)
 
 
-def greedy(step: StepFn, cache: Any, start: Start, settings: DecodeSettings) -> Generated:
-    """The likeliest token at every step; K = 1."""
-    return _decode(step, cache, start, settings, 1, lambda logits, _: largest(logits, 1)[1][..., 0])
+@flax.struct.dataclass
+class Walk:
+    """Hypotheses that do not compete: each goes its own way until its end token."""
+
+    index: Int[Array, ""]
+    history: Int[Array, "B K T"]  # the start token, what was chosen, padding
+    log_probs: Float[Array, "B K"]
+    finished: Bool[Array, "B K"]
+    cache: Any
 
 
-def sample(step: StepFn, cache: Any, start: Start, settings: DecodeSettings, rng: jax.Array | Draws) -> Generated:
-    """`num_samples` independent responses of each example, the likeliest first; as drawn if they are to be reranked."""
-    kept = {"top_k": settings.top_k, "min_p": settings.min_p, "typical_p": settings.typical_p}
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """A search that can pause: `found(go_on(begin(cache)))` is all of it, and any number of `go_on` gives the same."""
 
-    def choose(logits: Float[Array, "B K V"], index: Int[Array, ""]) -> Int[Array, "B K"]:
+    step: StepFn
+    start: Start
+    settings: DecodeSettings
+    rng: jax.Array | Draws | None
+
+    @property
+    def _beams(self) -> bool:
+        return self.settings.method == "beam"
+
+    def begin(self, cache: Any) -> Walk | Beams:
+        """Before the first step; `cache` as of `generate`."""
+        if self._beams:
+            return start_beams(cache, self.start, self.settings)
+        shape = (self.start.batch_size, num_hypotheses(self.settings))
+        return Walk(
+            index=jnp.zeros((), jnp.int32),
+            history=self.start.history(shape[1], self.settings.max_tokens),
+            log_probs=jnp.zeros(shape, jnp.float32),
+            finished=jnp.zeros(shape, bool),
+            cache=cache,
+        )
+
+    def go_on(self, state: Any, until: Int[Array, ""] | int | None = None) -> Walk | Beams:
+        """Up to `until` tokens, or to the end."""
+        until = self.settings.max_tokens if until is None else until
+        if self._beams:
+            rng = None if isinstance(self.rng, Draws) else self.rng
+            return go_on_beams(self.step, state, self.start, self.settings, rng, until)
+        return self._go_on_walk(state, until)
+
+    def found(self, state: Any) -> Generated:
+        """The responses; samples come with the likeliest first, or as drawn if they are to be reranked."""
+        if self._beams:
+            return found_beams(state, self.settings)
+        drawn = Generated(tokens=state.history[:, :, 1:], log_probs=state.log_probs)
+        if drawn.log_probs.shape[1] == 1 or self.settings.rerank:
+            return drawn
+        log_probs, order = jax.lax.top_k(drawn.log_probs, drawn.log_probs.shape[1])
+        return Generated(tokens=gather(drawn.tokens, order), log_probs=log_probs)
+
+    def progress(self, state: Any) -> Progress:
+        """How far it is, where one response is looked for and not reranked."""
+        if self._beams:
+            return settled_beams(state, self.start, self.settings)
+        settled = jnp.broadcast_to(state.index, state.finished.shape[:1])
+        return Progress(state.history[:, 0, 1:], settled, state.finished[:, 0])
+
+    def without(self, state: Any, rows: Bool[Array, " B"]) -> Walk | Beams:
+        """The same, but that `rows` are over: nobody waits for them."""
+        if self._beams:
+            return state.replace(improvable=state.improvable & ~jnp.repeat(rows, self.settings.num_beam_groups))
+        return state.replace(finished=state.finished | rows[:, None])
+
+    def _go_on_walk(self, walk: Walk, until: Int[Array, ""] | int) -> Walk:
+        start, settings = self.start, self.settings
+
+        def body(walk: Walk) -> Walk:
+            logits, cache = self.step(column(walk.history, walk.index), walk.cache)
+            allowed, logits = choices(logits, walk.history, walk.index, start, settings)
+            chosen = self._choose(allowed, walk.index)
+            log_probs = jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]
+            log_probs -= jax.nn.logsumexp(logits, axis=-1)
+            token = jnp.where(walk.finished, start.pad_id, chosen).astype(jnp.int32)
+            return Walk(
+                index=walk.index + 1,
+                history=walk.history.at[:, :, walk.index + 1].set(token),
+                log_probs=walk.log_probs + jnp.where(walk.finished, 0.0, log_probs),
+                finished=walk.finished | start.ends(chosen) | (walk.index + 1 >= start.most(settings)),
+                cache=cache,
+            )
+
+        last = jnp.minimum(until, settings.max_tokens)
+        return jax.lax.while_loop(lambda walk: (walk.index < last) & ~jnp.all(walk.finished), body, walk)
+
+    def _choose(self, logits: Float[Array, "B K V"], index: Int[Array, ""]) -> Int[Array, "B K"]:
+        settings, rng = self.settings, self.rng
+        if settings.method == "greedy":
+            return largest(logits, 1)[1][..., 0]
+        kept = {"top_k": settings.top_k, "min_p": settings.min_p, "typical_p": settings.typical_p}
         if not isinstance(rng, Draws):
+            assert rng is not None
             own = {"temperature": settings.temperature, "top_p": settings.top_p}
             return sample_tokens(jax.random.fold_in(rng, index), logits, **own, **kept)
 
@@ -119,54 +217,3 @@ def sample(step: StepFn, cache: Any, start: Start, settings: DecodeSettings, rng
             return sample_tokens(key, logits[None], temperature=row.temperature, top_p=row.top_p, **kept)[0]
 
         return jax.vmap(of_row)(rng, logits)
-
-    drawn = _decode(step, cache, start, settings, settings.num_samples, choose)
-    if settings.num_samples == 1 or settings.rerank:
-        return drawn
-    log_probs, order = jax.lax.top_k(drawn.log_probs, settings.num_samples)
-    return Generated(tokens=gather(drawn.tokens, order), log_probs=log_probs)
-
-
-@flax.struct.dataclass
-class _Walk:
-    index: Int[Array, ""]
-    history: Int[Array, "B K T"]  # the start token, what was chosen, padding
-    log_probs: Float[Array, "B K"]
-    finished: Bool[Array, "B K"]
-    cache: Any
-
-
-def _decode(
-    step: StepFn,
-    cache: Any,
-    start: Start,
-    settings: DecodeSettings,
-    num: int,
-    choose: Callable[[Float[Array, "B K V"], Int[Array, ""]], Int[Array, "B K"]],
-) -> Generated:
-    """Hypotheses that do not compete: each goes its own way until its end token."""
-
-    def body(walk: _Walk) -> _Walk:
-        logits, cache = step(column(walk.history, walk.index), walk.cache)
-        allowed, logits = choices(logits, walk.history, walk.index, start, settings)
-        chosen = choose(allowed, walk.index)
-        log_probs = jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
-        token = jnp.where(walk.finished, start.pad_id, chosen).astype(jnp.int32)
-        return _Walk(
-            index=walk.index + 1,
-            history=walk.history.at[:, :, walk.index + 1].set(token),
-            log_probs=walk.log_probs + jnp.where(walk.finished, 0.0, log_probs),
-            finished=walk.finished | start.ends(chosen) | (walk.index + 1 >= start.most(settings)),
-            cache=cache,
-        )
-
-    shape = (start.batch_size, num)
-    walk = _Walk(
-        index=jnp.zeros((), jnp.int32),
-        history=start.history(num, settings.max_tokens),
-        log_probs=jnp.zeros(shape, jnp.float32),
-        finished=jnp.zeros(shape, bool),
-        cache=cache,
-    )
-    walk = jax.lax.while_loop(lambda walk: (walk.index < settings.max_tokens) & ~jnp.all(walk.finished), body, walk)
-    return Generated(tokens=walk.history[:, :, 1:], log_probs=walk.log_probs)

@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from empax.decoding.search import generate
+from empax.decoding.search import generate, search_of
 from empax.decoding.settings import DecodeSettings, num_hypotheses
 
 PAD, EOS, START, VOCAB = 2, 1, 0, 40
@@ -398,3 +398,53 @@ def test_the_source_is_the_prompt_unless_there_is_another(source, prompt, other)
 def test_a_penalty_sees_the_token_before(penalty, tokens):
     """Token 3 is the likeliest, 4 the next; once both stand there, 3 leads again."""
     assert greedily({3: 9.0, 4: 8.5}, 3, repetition_penalty=penalty) == tokens
+
+
+PAUSED = [
+    DecodeSettings(method="greedy", max_tokens=LENGTH),
+    DecodeSettings(method="sample", max_tokens=LENGTH),
+    DecodeSettings(method="beam", num_beams=4, max_tokens=LENGTH, no_repeat_ngram=2),
+    DecodeSettings(method="beam", num_beams=3, max_tokens=LENGTH, length_penalty=0.0, early_stopping=True),
+    DecodeSettings(method="beam", num_beams=4, max_tokens=LENGTH, length_penalty=2.0, early_stopping="never"),
+    DecodeSettings(method="beam", num_beams=4, max_tokens=LENGTH, num_beam_groups=2, diversity_penalty=0.5),
+]
+
+
+@pytest.mark.parametrize("settings", PAUSED)
+def test_a_search_that_pauses_finds_the_same_and_takes_nothing_back(settings):
+    """Some rows end long before others; what is settled early is what the whole search says."""
+    table = jnp.asarray(make_table(3, vocab=20, end=0.5)).at[0, ..., EOS].add(4.0)
+    whole = ours(np.asarray(table), settings)
+
+    @jax.jit
+    def part(state, until, gone):
+        search = search_of(
+            table_step, batch_size=BATCH, start_id=START, eos_id=EOS, pad_id=PAD, settings=settings,
+            rng=jax.random.key(0),
+        )  # fmt: skip
+        if state is None:
+            cache = TableCache(table, jnp.full((BATCH, num_hypotheses(settings)), START, jnp.int32))
+            return search.begin(cache), None, None
+        state = search.go_on(search.without(state, gone), until)
+        return state, search.progress(state), search.found(state)
+
+    nobody, last = np.zeros(BATCH, bool), np.arange(BATCH) == BATCH - 1
+    state, seen, before = part(None, 0, nobody)[0], [], np.zeros(BATCH, np.int32)
+    for until in range(1, LENGTH + 1):
+        state, progress, found = part(state, until, nobody)
+        assert (np.asarray(progress.settled) >= before).all()
+        before = np.asarray(progress.settled)
+        for row, count in enumerate(before):
+            np.testing.assert_array_equal(progress.tokens[row, :count], whole.tokens[row, 0, :count])
+            if progress.ended[row]:
+                np.testing.assert_array_equal(progress.tokens[row], whole.tokens[row, 0])
+        seen.append((int(before.sum()), np.asarray(progress.ended)))
+    np.testing.assert_array_equal(found.tokens, whole.tokens)
+    np.testing.assert_array_equal(found.log_probs, whole.log_probs)
+    assert seen[-1][1].all()
+    assert 0 < seen[LENGTH // 2][0] < seen[-1][0]  # some is told in the middle
+    assert not seen[1][1].all()
+    state = part(part(None, 0, nobody)[0], 2, nobody)[0]
+    state, progress, found = part(state, LENGTH, last)
+    assert progress.ended[-1]
+    np.testing.assert_array_equal(found.tokens[:-1], whole.tokens[:-1])  # who leaves changes nothing of the others

@@ -16,7 +16,7 @@ from empax.core.types import Generated, Mean, Metrics, Params
 from empax.decoding.hypotheses import Limits
 from empax.decoding.rerank import Hypotheses, make_reranker, rerank
 from empax.decoding.sampling import Draws
-from empax.decoding.search import Tokens, generate
+from empax.decoding.search import Search, Tokens, search_of
 from empax.decoding.settings import DecodeSettings, num_hypotheses, without_unknown
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy, token_log_probs
@@ -102,12 +102,46 @@ class Decoder:
         `decoding.search.generate`.
         """
         states = model.apply({"params": params}, source, mask, method="encode", deterministic=True)
+        return self.from_states(
+            model, params, states, mask, rng, exemplars=exemplars, limits=limits, **self.looked_at(source, mask)
+        )
+
+    def looked_at(self, source: Int[Array, "..."], mask: Bool[Array, "..."]) -> dict[str, Any]:
+        """`source` and `prompt` of `decoding.search.search_of`."""
         read = (source, mask) if self.settings.reads_source else None
         # A prompt whose last token begins the response is one text with it; an instruction around it would not be.
-        prompt = (source, mask) if self.start_id is None else None
-        return self.from_states(
-            model, params, states, mask, rng, exemplars=exemplars, source=read, prompt=prompt, limits=limits
+        return {"source": read, "prompt": (source, mask) if self.start_id is None else None}
+
+    def search(
+        self, model: Any, params: Params, rng: jax.Array | Draws, start: int | Int[Array, " B"], size: int, **more: Any
+    ) -> Search:
+        """The search for responses of `model` behind `start`, in batches of `size`; `more` as `search_of` takes it."""
+        return search_of(
+            lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="step"),
+            batch_size=size,
+            start_id=start,
+            eos_id=self.eos_id,
+            pad_id=self.pad_id,
+            settings=self.settings,
+            rng=rng,
+            **more,
         )
+
+    def cache(self, model: Any, params: Params, states: Any, mask: Bool[Array, "..."], **beside: Any) -> Any:
+        """What `Search.begin` takes."""
+        return model.apply(
+            {"params": params},
+            states,
+            mask,
+            num_hypotheses=num_hypotheses(self.settings),
+            max_length=self.settings.max_tokens,
+            method="start_cache",
+            **beside,
+        )
+
+    def start_of(self, states: Any) -> int | Int[Array, " B"]:
+        """What a response begins behind."""
+        return states.start if self.start_id is None else self.start_id
 
     def from_states(
         self,
@@ -129,29 +163,10 @@ class Decoder:
         `beside` is what else `start_cache` of the model takes: `memories`, `start`. `compared` is what re-ranking by
         similarity compares, `encoding` and `encode` of `Hypotheses`; None = means of encoder states.
         """
-        variables = {"params": params}
-        cache = model.apply(
-            variables,
-            states,
-            mask,
-            num_hypotheses=num_hypotheses(self.settings),
-            max_length=self.settings.max_tokens,
-            method="start_cache",
-            **(beside or {}),
-        )
-        found = generate(
-            lambda tokens, cache: model.apply(variables, tokens, cache, method="step"),
-            cache,
-            batch_size=mask.shape[0],
-            start_id=states.start if self.start_id is None else self.start_id,
-            eos_id=self.eos_id,
-            pad_id=self.pad_id,
-            settings=self.settings,
-            rng=rng,
-            source=source,
-            prompt=prompt,
-            limits=limits,
-        )
+        cache = self.cache(model, params, states, mask, **(beside or {}))
+        looked_at = {"source": source, "prompt": prompt, "limits": limits}
+        search = self.search(model, params, rng, self.start_of(states), mask.shape[0], **looked_at)
+        found = search.found(search.go_on(search.begin(cache)))
         reranker = make_reranker(self.settings, utility)
         if reranker is None:
             return found
@@ -159,7 +174,7 @@ class Decoder:
         def encode(ids: Int[Array, "N T"], mask: Bool[Array, "N T"]) -> Float[Array, "N D"]:
             if isinstance(model, (FusionInDecoder, FusionInPrompt)):  # a single passage
                 ids, mask = ids[:, None], mask[:, None]
-            return pool(model.apply(variables, ids, mask, method="encode", deterministic=True), mask)
+            return pool(model.apply({"params": params}, ids, mask, method="encode", deterministic=True), mask)
 
         def pool(states: Any, mask: Bool[Array, "..."]) -> Float[Array, "N D"]:
             return masked_mean(pooled_states(states), model.states_mask(mask))
@@ -272,7 +287,6 @@ class ResponseTask:
         self, decoder: Decoder, params: Params, batch: Any, read: Read, rng: jax.Array, **more: Any
     ) -> Generated:
         """Answers of `decoder` to what has been read; `more` as `Decoder.from_states` takes it."""
-        source = batch.source, batch.source_mask
         return decoder.from_states(
             self.model,
             params["model"],
@@ -280,9 +294,8 @@ class ResponseTask:
             read.mask,
             rng,
             exemplars=shown_responses(batch),
-            source=source if decoder.settings.reads_source else None,
-            prompt=source if decoder.start_id is None else None,
             beside=read.beside,
+            **decoder.looked_at(batch.source, batch.source_mask),
             **more,
         )
 

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,19 +20,19 @@ from empax.core.config import ConfigError, check_numbers
 from empax.core.text_files import visible
 from empax.rating.study import ASPECTS
 from empax.serving.web.batcher import Batcher, FullError
-from empax.serving.web.gate import LOG, Gate, Numbers
+from empax.serving.web.gate import FAILED, LOG, Gate, Numbers, place_of
 from empax.serving.web.openai import (
     ApiError,
     ChatRequest,
     chat_request,
-    chunks,
     completion,
     embedding_request,
     embeddings,
+    events,
     known,
     text_of,
 )
-from empax.serving.web.systems import System
+from empax.serving.web.systems import Said, System
 from empax.serving.web.votes import Votes
 from empax.serving.web.watch import check_run, watch_page
 
@@ -90,23 +90,52 @@ class _Server:
     async def chat(self, request: Request) -> Response:
         asked = chat_request(await _body(request))
         system, blind = self._system(asked.model)
-        said = await self._answered(request, self.batcher.ask(system, asked.asked))
+        replies = self._counted(asked, self.batcher.replies(system, asked.asked))
+        if asked.stream:
+            return await self._streamed(request, asked, replies, why=not blind)
+
+        async def whole() -> list[Said]:
+            async with contextlib.aclosing(replies):
+                said = {i: one async for i, one in replies if isinstance(one, Said)}
+            return [said[i] for i in sorted(said)]
+
+        return JSONResponse(completion(asked, await self._answered(request, whole()), why=not blind))
+
+    async def _counted(self, asked: ChatRequest, replies: AsyncGenerator[Any]) -> AsyncGenerator[tuple[int, Any]]:
+        """The same, with what operators want to know of it."""
+        said = list[Said]()
+        async with contextlib.aclosing(replies):
+            async for i, one in replies:
+                yield i, one
+                if isinstance(one, Said):
+                    said.append(one)
+                    self.numbers.tokens.labels("written").inc(one.completion_tokens)
         self.numbers.tokens.labels("read").inc(said[0].prompt_tokens)
-        self.numbers.tokens.labels("written").inc(sum(one.completion_tokens for one in said))
         if self.settings.log_texts:
             LOG.info("%s", visible(json.dumps([*asked.asked[0].turns, *(s.text for s in said)], ensure_ascii=False)))
-        return self._replied(asked, said, why=not blind)
 
-    def _replied(self, asked: ChatRequest, said: Any, *, why: bool) -> Response:
-        if not asked.stream:
-            return JSONResponse(completion(asked, said, why=why))
+    async def _streamed(
+        self, request: Request, asked: ChatRequest, replies: AsyncGenerator[tuple[int, Any]], *, why: bool
+    ) -> Response:
+        first = await self._answered(request, anext(replies))  # what is wrong before it, is told by a status
 
-        async def events() -> AsyncIterator[str]:
-            for chunk in chunks(asked, said, why=why):
-                yield chunk
-                await asyncio.sleep(0)
+        async def rest() -> AsyncGenerator[tuple[int, Any]]:
+            yield first
+            try:
+                async for one in replies:
+                    yield one
+            except Exception as error:
+                LOG.error("%s in %s", type(error).__name__, place_of(error))
+                raise ApiError(500, FAILED) from error
 
-        return StreamingResponse(events(), media_type="text/event-stream")
+        async def sent() -> AsyncIterator[str]:
+            try:
+                async for event in events(asked, rest(), why=why):
+                    yield event
+            finally:  # the client may have gone
+                await replies.aclose()
+
+        return StreamingResponse(sent(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
     async def embeddings(self, request: Request) -> Response:
         name, texts, packed = embedding_request(await _body(request))
@@ -153,7 +182,7 @@ class _Server:
             raise ApiError(404, message, param="model", code="model_not_found")
         return system, place is not None
 
-    async def _answered(self, request: Request, work: Coroutine[Any, Any, T], param: str = "messages") -> T:
+    async def _answered(self, request: Request, work: Awaitable[T], param: str = "messages") -> T:
         """What `work` gives; it is dropped when the client goes away."""
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(_gone(request))

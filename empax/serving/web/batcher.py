@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
+import dataclasses
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,19 +25,39 @@ class FullError(Exception):
         self.seconds = seconds
 
 
-class _Row(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class _Row:
+    """One reply that is waited for.
+
+    Attributes:
+      number: of its request's.
+      group: rows of one group may be run together, `most` at a time.
+      run: see `System.answer`.
+      heard: gets the number with each piece, the reply, or what went wrong.
+      done: nobody waits any more.
+      begun: something has been told.
+    """
+
+    number: int
     group: Hashable
-    run: Callable[[list[Any]], list[Any]]
+    run: Callable[..., Iterator[tuple[int, Any]]]
     most: int
     asked: Any
-    done: asyncio.Future[Any]
+    heard: asyncio.Queue[tuple[int, Any]]
+    done: bool = False
+    begun: bool = False
+
+    def tell(self, what: Any) -> None:
+        if not self.done:
+            self.done, self.begun = not isinstance(what, str), True
+            self.heard.put_nowait((self.number, what))
 
 
 class Batcher:
     """Asks systems in one thread, since they share the machine. Whoever comes first is served first.
 
     What came while the thread was busy goes together where it may: there is no wait for company. A request that nobody
-    waits for any more (its task was cancelled) is not answered.
+    waits for any more (its task was cancelled) is not answered, and an answer that is being written is given up.
 
     Args:
       places: how many replies may wait; beyond that, `FullError`.
@@ -50,8 +72,8 @@ class Batcher:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def ask(self, system: System, asked: Sequence[Asked]) -> list[Said]:
-        """A reply to each, in order.
+    async def replies(self, system: System, asked: Sequence[Asked]) -> AsyncGenerator[tuple[int, str | Said]]:
+        """For each of `asked` pieces of its reply, as they come, and then all of it.
 
         Raises:
           FullError: there are not as many places.
@@ -59,38 +81,46 @@ class Batcher:
         """
         self._check(len(asked))  # before the work of reading them
         groups = [await asyncio.to_thread(system.group, one) for one in asked[:1]] * len(asked)  # they differ in number
-        return await self._all([((system.name, g), system.answer, system.batch_size, one)
-                                for g, one in zip(groups, asked, strict=True)])  # fmt: skip
+        wanted = [((system.name, g), system.answer, system.batch_size, a) for g, a in zip(groups, asked, strict=True)]
+        async with contextlib.aclosing(self._all(wanted)) as heard:
+            async for told in heard:
+                yield told
 
     async def embed(self, system: System, texts: Sequence[str]) -> tuple[np.ndarray, int]:
         """As `System.embed`, in turn with the replies."""
-        [found] = await self._all([((system.name, "embed"), lambda rows: [system.embed(rows[0])], 1, texts)])
+        run = lambda rows, _: iter([(0, system.embed(rows[0]))])  # noqa: E731
+        [found] = [told async for _, told in self._all([((system.name, "embed"), run, 1, texts)])]
         return found
 
     def _check(self, rows: int) -> None:
         if len(self._waiting) + rows > self.places:
             raise FullError(max(1, math.ceil(len(self._waiting) * self._seconds_per_row)))
 
-    async def _all(self, wanted: Sequence[tuple[Hashable, Callable[..., Any], int, Any]]) -> list[Any]:
+    async def _all(self, wanted: Sequence[tuple[Hashable, Callable[..., Any], int, Any]]) -> AsyncGenerator[Any]:
         self._check(len(wanted))
         if self._loop is None:
             self._loop = asyncio.create_task(self._serve())
-        rows = [_Row(*one, asyncio.get_running_loop().create_future()) for one in wanted]
+        heard = asyncio.Queue[tuple[int, Any]]()
+        rows = [_Row(i, *one, heard) for i, one in enumerate(wanted)]
         self._waiting.extend(rows)
         self._some.set()
         try:
-            return await asyncio.gather(*(row.done for row in rows))
+            while not all(row.done for row in rows) or not heard.empty():
+                number, told = await heard.get()
+                if isinstance(told, Exception):
+                    raise told
+                yield number, told
         finally:
             for row in rows:
-                row.done.cancel()  # nothing where it is done
+                row.done = True
 
     def _take(self) -> list[_Row]:
         """The first that waits, and those that may go with it."""
         taken: list[_Row] = []
-        for row in [row for row in self._waiting if not row.done.done()]:
+        for row in [row for row in self._waiting if not row.done]:
             if not taken or (row.group == taken[0].group and len(taken) < taken[0].most):
                 taken.append(row)
-        self._waiting = collections.deque(r for r in self._waiting if not r.done.done() and r not in taken)
+        self._waiting = collections.deque(r for r in self._waiting if not r.done and r not in taken)
         return taken
 
     async def _serve(self) -> None:
@@ -102,23 +132,23 @@ class Batcher:
                 self._some.clear()
 
     async def _answer(self, rows: list[_Row]) -> None:
-        begin = time.monotonic()
+        begin, loop = time.monotonic(), asyncio.get_running_loop()
+
+        def run() -> None:
+            for number, told in rows[0].run([row.asked for row in rows], lambda i: not rows[i].done):
+                loop.call_soon_threadsafe(rows[number].tell, told)
+
         try:
-            work = asyncio.get_running_loop().run_in_executor(self._pool, rows[0].run, [row.asked for row in rows])
-            found = await work
+            await loop.run_in_executor(self._pool, run)
         except Exception as error:
-            if len(rows) == 1:
-                if not rows[0].done.done():
-                    rows[0].done.set_exception(error)
-                return
             for row in rows:  # one that fails does not take the others along
-                await self._answer([row])
+                if len(rows) == 1 or row.begun:
+                    row.tell(error)
+                elif not row.done:
+                    await self._answer([row])
             return
         self.on_batch(len(rows))
         self._seconds_per_row = 0.8 * self._seconds_per_row + 0.2 * (time.monotonic() - begin) / len(rows)
-        for row, said in zip(rows, found, strict=True):
-            if not row.done.done():
-                row.done.set_result(said)
 
     async def close(self) -> None:
         """Ends the thread, after what it does at the moment."""

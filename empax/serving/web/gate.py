@@ -16,6 +16,7 @@ from empax.serving.web.openai import ApiError
 
 LOG = logging.getLogger("empax.serve")
 MOST_BYTES = 1 << 18
+FAILED = "the server failed; its log says where."
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -108,9 +109,9 @@ class Gate:
         except ApiError as error:
             await JSONResponse(error.body, error.status, error.headers)(scope, receive, sending)
         except Exception as error:
-            LOG.error("%s in %s", type(error).__name__, _place(error))  # the message may quote what somebody wrote
+            LOG.error("%s in %s", type(error).__name__, place_of(error))
             if not status:
-                body = ApiError(500, "the server failed; its log says where.").body
+                body = ApiError(500, FAILED).body
                 await JSONResponse(body, 500)(scope, receive, sending)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
@@ -141,7 +142,8 @@ def _too_long() -> ApiError:
     return ApiError(413, f"the body is longer than {MOST_BYTES} bytes.", code="request_too_large")
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
+    """The file and line that raised it; the message may quote what somebody wrote."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,6 @@ class ChatRequest:
 
     model: str
     asked: tuple[Asked, ...]
-    stop: tuple[str, ...]
     stream: bool
     usage: bool
 
@@ -82,11 +81,10 @@ def chat_request(body: Any) -> ChatRequest:
     stream, more = flag(body, "stream"), body.get("stream_options") or {}
     if not isinstance(more, dict) or set(more) - {"include_usage"} or (more and not stream):
         raise wrong("stream_options", "takes include_usage alone, and only with stream = true.")
-    asked = Asked(
-        _turns(body.get("messages")), None if seed is None else seed % 2**31, 0, temperature, top_p, most or other
-    )
+    seed = None if seed is None else seed % 2**31
+    asked = Asked(_turns(body.get("messages")), seed, 0, temperature, top_p, most or other, tuple(stop))
     each = tuple(dataclasses.replace(asked, number=i) for i in range(choices))
-    return ChatRequest(_model(body), each, tuple(stop), stream, flag(more, "include_usage"))
+    return ChatRequest(_model(body), each, stream, flag(more, "include_usage"))
 
 
 def _turns(messages: Any) -> tuple[str, ...]:
@@ -147,50 +145,49 @@ def embeddings(model: str, vectors: np.ndarray, tokens: int, *, base64_wanted: b
     }
 
 
-def stopped(said: Said, stop: Sequence[str]) -> tuple[str, str]:
-    """The text up to the first of the stop texts, and why it ends there."""
-    places = [place for text in stop if (place := said.text.find(text)) >= 0]
-    if places:
-        return said.text[: min(places)], "stop"
-    return said.text, "length" if said.cut else "stop"
-
-
 def completion(asked: ChatRequest, said: Sequence[Said], *, why: bool) -> dict[str, Any]:
     """The answer of /v1/chat/completions; `why` adds what stands behind each reply under "empax"."""
     choices = []
     for i, one in enumerate(said):
-        text, reason = stopped(one, asked.stop)
-        message = {"role": "assistant", "content": text}
-        choices.append({"index": i, "message": message, "finish_reason": reason, **({"empax": one.why} if why else {})})
+        message = {"role": "assistant", "content": one.text}
+        choices.append({"index": i, "message": message, **_end(one, why=why)})
     return {**_head("chat.completion", asked.model), "choices": choices, "usage": _usage(said)}
 
 
-def chunks(asked: ChatRequest, said: Sequence[Said], *, why: bool) -> Iterator[str]:
-    """The same as server-sent events, a word each."""
-    head = _head("chat.completion.chunk", asked.model)
+async def events(
+    asked: ChatRequest, replies: AsyncIterable[tuple[int, str | Said]], *, why: bool
+) -> AsyncIterator[str]:
+    """The same as server-sent events, a piece each, as they come."""
+    head, said = _head("chat.completion.chunk", asked.model), dict[int, Said]()
+    told = [""] * len(asked.asked)
 
     def event(choices: list[dict[str, Any]], **more: Any) -> str:
         return f"data: {json.dumps({**head, 'choices': choices, **more}, ensure_ascii=False)}\n\n"
 
-    for i, one in enumerate(said):
-        text, reason = stopped(one, asked.stop)
-        yield event([{"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
-        for word in _words(text):
-            yield event([{"index": i, "delta": {"content": word}, "finish_reason": None}])
-        yield event([{"index": i, "delta": {}, "finish_reason": reason, **({"empax": one.why} if why else {})}])
+    def delta(i: int, **fields: str) -> str:
+        return event([{"index": i, "delta": fields, "finish_reason": None}])
+
+    for i in range(len(told)):
+        yield delta(i, role="assistant", content="")
+    try:
+        async for i, one in replies:
+            piece = one if isinstance(one, str) else one.text[len(told[i]) :]
+            told[i] += piece
+            if piece:
+                yield delta(i, content=piece)
+            if not isinstance(one, str):
+                said[i] = one
+                yield event([{"index": i, "delta": {}, **_end(one, why=why)}])
+    except ApiError as error:  # it is too late for a status
+        yield f"data: {json.dumps(error.body)}\n\n"
+        return
     if asked.usage:
-        yield event([], usage=_usage(said))
+        yield event([], usage=_usage([said[i] for i in sorted(said)]))
     yield "data: [DONE]\n\n"
 
 
-def _words(text: str) -> Iterator[str]:
-    start = 0
-    for place, sign in enumerate(text):
-        if sign == " " and place > start:
-            yield text[start:place]
-            start = place
-    if text[start:]:
-        yield text[start:]
+def _end(one: Said, *, why: bool) -> dict[str, Any]:
+    return {"finish_reason": "length" if one.cut else "stop", **({"empax": one.why} if why else {})}
 
 
 def _head(kind: str, model: str) -> dict[str, Any]:

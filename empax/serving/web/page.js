@@ -66,7 +66,9 @@ async function reply(side, text, signal) {
       rest = events.pop();
       for (const event of events) {
         if (event === "data: [DONE]") continue;
-        const choice = JSON.parse(event.slice(6)).choices[0];
+        const told = JSON.parse(event.slice(6));
+        if (told.error) throw new Error(told.error.message);
+        const choice = told.choices[0];
         said += choice.delta.content || "";
         why = choice.empax || why;
         turn.textContent = said || "…";

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +21,18 @@ from empax.decoding.options import Call
 from empax.decoding.sampling import Draws
 from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import DualEncoder
-from empax.serving.answering import answers_of
 from empax.serving.loading import load
 from empax.serving.pairs import batches_of, buckets_of
 from empax.serving.safety import Before, answer_to_danger
 from empax.serving.session import Session
+from empax.serving.streaming import Wording, in_parts, place_of_stop, room_of
 from empax.serving.text_model import MAX_TOKENS, TextModel
 
 MOST_SOURCE_TOKENS = 512
 """Of a longer conversation the newest turns are read that fit."""
+
+PART_TOKENS = 2
+"""How many tokens are written before what is new is sent, and who has left is looked for."""
 
 DRAWN = ("temperature", "top_p")
 
@@ -45,6 +48,7 @@ class Asked:
       temperature: 0 = the likeliest tokens; None = as the system has it, like all that follow.
       top_p: draws from the likeliest tokens that have this much probability together.
       max_tokens: of the reply, its end included.
+      stop: texts that end the reply, and are not part of it.
     """
 
     turns: tuple[str, ...]
@@ -53,6 +57,7 @@ class Asked:
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +76,15 @@ class Said:
     completion_tokens: int
     cut: bool = False
     why: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+Replies: TypeAlias = Iterator[tuple[int, "str | Said"]]
+"""For each row pieces of its reply, as they come, and then all of it; the pieces are the beginning of its text."""
+
+
+def _all_wait(row: int) -> bool:
+    del row
+    return True
 
 
 class System(Protocol):
@@ -94,8 +108,8 @@ class System(Protocol):
         """
         ...
 
-    def answer(self, asked: Sequence[Asked]) -> list[Said]:
-        """Replies to requests of one group, at most `batch_size`."""
+    def answer(self, asked: Sequence[Asked], waits: Callable[[int], bool] = _all_wait) -> Replies:
+        """Replies to requests of one group, at most `batch_size`; a row that nobody `waits` for may be left out."""
         ...
 
     def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
@@ -156,17 +170,22 @@ class ModelSystem:
         way = self._way(asked)
         settings = self._calls[way].settings
         alone = object() if settings.draw_beams or settings.rerank else None  # these have one key for all rows
-        return way, buckets_of(self._examples([asked]))[-1], alone
+        lengths = buckets_of(self._examples([asked]), least=_LEAST_SOURCE)[-1], room_of(self._most(asked))
+        return way, *lengths, alone
 
-    def answer(self, asked: Sequence[Asked]) -> list[Said]:
-        fixed = [self._before(a.turns[-1]) if self._before else None for a in asked]
-        left = [i for i, text in enumerate(fixed) if text is None]
-        said = [Said(text or "", 0, 0, why={"fixed": True}) for text in fixed]
-        for i, found in zip(left, self._generate([asked[i] for i in left]) if left else (), strict=True):
-            said[i] = found
-        return said
+    def answer(self, asked: Sequence[Asked], waits: Callable[[int], bool] = _all_wait) -> Replies:
+        left = []
+        for i, one in enumerate(asked):
+            fixed = self._before(one.turns[-1]) if self._before else None
+            if fixed is None:
+                left.append(i)
+            else:
+                yield i, Said(fixed, 0, 0, why={"fixed": True})
+        if left:
+            for i, told in self._generate([asked[i] for i in left], lambda i: waits(left[i])):
+                yield left[i], told
 
-    def _generate(self, asked: Sequence[Asked]) -> list[Said]:
+    def _generate(self, asked: Sequence[Asked], waits: Callable[[int], bool]) -> Replies:
         model, call = self.model.generator, self._calls[self._way(asked[0])]
         settings = call.settings
         usual = settings.temperature, settings.top_p
@@ -174,27 +193,33 @@ class ModelSystem:
         if drawn:
             settings = dataclasses.replace(settings, temperature=1.0, top_p=1.0)
         task = model.task(settings, eos_id=call.eos_id, start_id=call.start_id)
-        ends = (task.decoder.eos_id, *settings.more_eos_ids)
-        examples, said = self._examples(asked), {}
-        for rows, batch in batches_of(examples, self.batch_size):
-            real = rows >= 0
-            each = [asked[row] if row >= 0 else _FILLER for row in rows]
-            most = np.array([a.max_tokens or self._usual for a in each], np.int32)
-            fewest = np.minimum(call.limits(examples.lengths[rows, 0])[0], most)
-            keys = jnp.stack([_key(a) for a in each])
-            rng: jax.Array | Draws = keys[0]
-            if drawn:
-                of = [[_or(getattr(a, name), own) for a in each] for name, own in zip(DRAWN, usual, strict=True)]
-                rng = Draws(keys, *(jnp.array(values, jnp.float32) for values in of))
-            found = answers_of(task, {"model": model.params}, batch, rng, (fewest, most), real)
-            for row, (best, *_), limit in zip(rows, found, most, strict=True):
-                if row < 0:
+        ends, examples = (task.decoder.eos_id, *settings.more_eos_ids), self._examples(asked)
+        [(rows, batch)] = batches_of(examples, self.batch_size, least=_LEAST_SOURCE)
+        each = [asked[row] if row >= 0 else _FILLER for row in rows]
+        most = np.array([self._most(a) for a in each], np.int32)
+        fewest = np.minimum(call.limits(examples.lengths[rows, 0])[0], most)
+        keys = jnp.stack([_key(a) for a in each])
+        rng: jax.Array | Draws = keys[0]
+        if drawn:
+            of = [[_or(getattr(a, name), own) for a in each] for name, own in zip(DRAWN, usual, strict=True)]
+            rng = Draws(keys, *(jnp.array(values, jnp.float32) for values in of))
+        wordings = [Wording(model, a.turns[-1], ends, int(n), a.stop) for a, n in zip(each, most, strict=True)]
+
+        def gone() -> np.ndarray:
+            return np.array([w.over or row < 0 or not waits(row) for w, row in zip(wordings, rows, strict=True)])
+
+        for found in in_parts(task, model.params, batch, rng, (fewest, most), gone, tokens=PART_TOKENS):
+            for row, wording, *progress in zip(rows.tolist(), wordings, *found, strict=True):
+                if row < 0 or wording.over or not waits(row):
                     continue
-                end = np.flatnonzero(np.isin(best[:limit], ends))
-                count = int(end[0]) + 1 if len(end) else int(limit)
-                text = model.said(asked[row].turns[-1], best.tolist()).strip()
-                said[int(row)] = Said(text, int(examples.lengths[row, 0]), count, cut=not len(end))
-        return [said[i] for i in range(len(asked))]
+                if new := wording.read(*progress):
+                    yield row, new
+                if wording.over:
+                    read = int(examples.lengths[row, 0])
+                    yield row, Said(wording.text, read, wording.count, cut=wording.cut)
+
+    def _most(self, asked: Asked) -> int:
+        return asked.max_tokens or self._usual
 
     def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
         vectors = self.model.embed(texts)
@@ -215,8 +240,10 @@ class RunSystem:
                 raise ConfigError(f"{option}: {self.name} decodes as its recipe says.")
         return None
 
-    def answer(self, asked: Sequence[Asked]) -> list[Said]:
-        return [self._reply(one) for one in asked]
+    def answer(self, asked: Sequence[Asked], waits: Callable[[int], bool] = _all_wait) -> Replies:
+        for i, one in enumerate(asked):
+            if waits(i):
+                yield i, self._reply(one)
 
     def _reply(self, asked: Asked) -> Said:
         session, tokenizer = self._session, getattr(self._session.answerer, "tokenizer", None)
@@ -225,7 +252,8 @@ class RunSystem:
         found = session.reply(list(asked.turns))
         encode = tokenizer.encode if tokenizer else str.split
         written = 0 if "answered_by" in found.notes else len(encode(found.response))
-        return Said(found.response, sum(len(encode(turn)) for turn in asked.turns), written, why=why_of(found))
+        text = found.response[: place_of_stop(found.response, asked.stop)]
+        return Said(text, sum(len(encode(turn)) for turn in asked.turns), written, why=why_of(found))
 
     def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
         raise ConfigError(f"{self.name} is a run that answers, and embeds no texts.")
@@ -264,6 +292,9 @@ def load_system(name: str, *, batch_size: int, max_tokens: int, before: Before |
         return RunSystem(called, Session.load(path, before=before))
     return ModelSystem(called, load(name), batch_size=batch_size, max_tokens=max_tokens, before=before)
 
+
+_LEAST_SOURCE = 64
+"""Tokens that shorter sources are padded to, so that most requests may go together and share one program."""
 
 _FILLER = Asked(("",), seed=0, max_tokens=1)
 """A row that completes a batch."""

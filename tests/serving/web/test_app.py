@@ -47,7 +47,7 @@ def test_a_reply_has_openais_form_with_choices_usage_and_stop():
     assert answer["choices"][0]["empax"] == {"emotion": "sad"}
 
 
-def test_a_stream_says_the_same_in_words_and_ends():
+def test_a_stream_says_the_same_in_pieces_and_ends():
     answer = chat(stream=True, stream_options={"include_usage": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
     *events, last = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
@@ -57,6 +57,32 @@ def test_a_stream_says_the_same_in_words_and_ends():
     assert "".join(c["delta"].get("content", "") for e in said for c in e["choices"]) == "stub heard I lost my keys."
     assert said[-1]["choices"][0]["finish_reason"] == "stop"
     assert len(said) > 6
+    cut = chat(stream=True, stop=["keys"]).text
+    assert "lost" in cut
+    assert "keys" not in cut
+
+
+def test_choices_of_a_stream_come_with_their_numbers():
+    answer = chat(stream=True, n=2, stream_options={"include_usage": True})
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n")[:-2]]
+    texts = ["", ""]
+    for choice in (choice for event in events for choice in event["choices"]):
+        texts[choice["index"]] += choice["delta"].get("content", "")
+    assert texts == ["stub heard I lost my keys."] * 2
+    assert events[-1]["usage"]["completion_tokens"] == 8
+
+
+def test_what_fails_within_a_stream_is_told_in_it_and_what_fails_before_by_a_status(caplog):
+    stub = Stub()
+    before = ask("/v1/chat/completions", {**SAY, "stream": True, "max_tokens": 999}, stub=stub)
+    assert (before.status_code, before.json()["error"]["param"]) == (400, "max_tokens")
+    text = ask("/v1/chat/completions", {"model": "stub", "stream": True,
+               "messages": [{"role": "user", "content": "fail late"}]}, stub=stub).text  # fmt: skip
+    *_, last, _ = text.split("\n\n")
+    assert " heard" in text
+    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+    assert "secret" not in text + caplog.text
+    assert "[DONE]" not in text
 
 
 @pytest.mark.parametrize(

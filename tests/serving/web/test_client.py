@@ -32,6 +32,27 @@ def test_openais_client_chats_streams_embeds_and_gets_its_own_errors(served):
         stranger.models.list()
 
 
+def test_a_reply_comes_while_it_is_written_and_is_given_up_when_nobody_reads_it(served):
+    stub = Stub()
+    _, url = served(stub)
+    stub.going_on.clear()
+    asked = {"model": "stub", "messages": [{"role": "user", "content": "I lost my keys."}], "stream": True}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:
+        reading = client.chat.completions.create(**asked)
+        pieces = (part.choices[0].delta.content for part in reading)
+        assert [next(pieces) for _ in range(3)] == ["", "stub", " heard"]  # and the stub waits
+        stub.going_on.set()
+        assert "".join(piece or "" for piece in pieces) == " I lost my keys."
+        stub.going_on.clear()
+        leaving = client.chat.completions.create(**asked)
+        next(iter(leaving))
+        leaving.response.close()
+        time.sleep(0.5)
+        stub.going_on.set()
+        assert stub.given_up.wait(10)
+        assert client.models.list().data  # and the server goes on
+
+
 def test_a_server_that_is_told_to_stop_finishes_what_runs(served):
     stub = Stub()
     server, url = served(stub)

@@ -1,6 +1,5 @@
 """The page in a real browser: a conversation, two users, a vote, three widths, and nothing from other hosts."""
 
-import dataclasses
 import json
 import shutil
 
@@ -19,9 +18,8 @@ WHY = {
 }  # fmt: skip
 
 
-class Telling(Stub):
-    def answer(self, asked):
-        return [dataclasses.replace(said, why=WHY) for said in super().answer(asked)]
+def Telling(name="stub"):  # noqa: N802
+    return Stub(name, why=WHY)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Models behind the server: a row of a batch says what it would say alone."""
 
 import collections
+import dataclasses
 import json
 
 import pytest
@@ -8,13 +9,30 @@ import pytest
 import empax
 from empax.core.config import ConfigError
 from empax.core.types import Prediction
+from empax.serving import streaming
 from empax.serving.safety import ANSWER
+from empax.serving.web import systems
 from empax.serving.web.systems import Asked, ModelSystem, RunSystem, why_of
 from tests.serving import test_text_model
 
 folder = test_text_model.folder  # a fixture
 
 both = pytest.mark.parametrize("folder", ["t5", "llama"], indirect=True)
+
+
+def replies(system, *asked):
+    """What each is told in the end; the pieces before it are its beginning."""
+    told, said = [""] * len(asked), {}
+    for i, one in system.answer(asked):
+        if isinstance(one, str):
+            assert i not in said
+            told[i] += one
+        else:
+            assert one.text.startswith(told[i])
+            said[i] = one
+    return [said[i] for i in range(len(asked))]
+
+
 SAID = ["I feel sad today", "oh no what happened to you", "no", "what"]
 
 
@@ -28,7 +46,7 @@ def test_rows_that_go_together_say_what_they_say_alone(folder):
     ways = [{"temperature": 0.0}, {}, {"temperature": 1.3}, {"temperature": 0.7, "top_p": 0.8}]
     asked = [Asked((text,), seed=i, **way) for way in ways for i, text in enumerate(SAID)]
     asked.append(Asked((SAID[0],), seed=0, number=1, temperature=1.3))
-    alone = [system.answer([one])[0] for one in asked]
+    alone = [replies(system, one)[0] for one in asked]
     groups = collections.defaultdict(list)
     for number, one in enumerate(asked):
         groups[system.group(one)].append(number)
@@ -36,19 +54,61 @@ def test_rows_that_go_together_say_what_they_say_alone(folder):
     for numbers in groups.values():
         for start in range(0, len(numbers), 4):
             several = numbers[start : start + 4][::-1]
-            assert system.answer([asked[n] for n in several]) == [alone[n] for n in several]
+            assert replies(system, *(asked[n] for n in several)) == [alone[n] for n in several]
     likeliest = system.model.reply([SAID[0]], method="greedy", max_tokens=24)
     assert alone[0].text == likeliest
     assert alone[8] != alone[-1]  # another number draws other tokens
     unseeded = Asked((SAID[0],), temperature=1.3)
-    assert system.answer([unseeded]) != system.answer([unseeded])
+    assert replies(system, unseeded) != replies(system, unseeded)
+
+
+BEAM = {"num_beams": 3, "no_repeat_ngram_size": 2, "max_new_tokens": 24}
+WAYS = ({"temperature": 0.0}, {"temperature": 1.0})
+
+
+@both
+def test_a_reply_comes_in_parts_and_ends_as_the_unstreamed_one(folder, monkeypatch):
+    model = empax.load(folder[1])
+    beams = ModelSystem("tiny", dataclasses.replace(model, decoding=BEAM), batch_size=4, max_tokens=24)
+    for system, ways in ((make(folder), WAYS), (beams, ({},))):
+        asked = [Asked((text,), seed=1, **way) for way in ways for text in SAID[:2]]
+        told = [list(system.answer([one])) for one in asked]
+        assert max(map(len, told)) > 3
+        monkeypatch.setattr(systems, "PART_TOKENS", 1000)
+        for one, pieces in zip(asked, told, strict=True):
+            *_, (_, whole) = system.answer([one])
+            assert pieces[-1] == (0, whole)
+            assert whole.text.startswith("".join(piece for _, piece in pieces[:-1]))
+            assert [type(piece) for _, piece in pieces[:-1]] == [str] * (len(pieces) - 1)
+        monkeypatch.undo()
+    assert whole.text == model.reply([SAID[1]], **BEAM)
+
+
+@pytest.mark.parametrize("folder", ["t5"], indirect=True)
+def test_what_nobody_waits_for_any_more_is_given_up(folder, monkeypatch):
+    parts, go_on = [], streaming._go_on
+    monkeypatch.setattr(streaming, "_go_on", lambda *given: parts.append(given[-1]) or go_on(*given))
+    system, here = make(folder), {0: True, 1: True}
+    asked = [Asked((text,), seed=1, temperature=1.0, stop=("\n",)) for text in SAID[:2]]
+    whole = replies(system, *asked)
+    assert len(parts) > 3
+    del parts[:]
+    told = system.answer(asked, lambda i: here[i])
+    next(told)
+    here[1] = False
+    assert dict(told)[0] == whole[0]  # the other is as it was
+    assert any(gone[1] and not gone[0] for gone in parts)
+    del parts[:]
+    here[0] = False
+    assert list(system.answer(asked, lambda i: here[i])) == []
+    assert len(parts) == 1
 
 
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
 def test_lengths_and_usage_are_true_and_what_cannot_be_is_named(folder):
     system = make(folder)
-    assert make(folder, max_tokens=256).answer([Asked((SAID[0],), temperature=0)])[0].completion_tokens <= 64
-    whole, short = system.answer([Asked((SAID[0],), temperature=0), Asked((SAID[0],), temperature=0, max_tokens=3)])
+    assert replies(make(folder, max_tokens=256), Asked((SAID[0],), temperature=0))[0].completion_tokens <= 64
+    whole, short = replies(system, Asked((SAID[0],), temperature=0), Asked((SAID[0],), temperature=0, max_tokens=3))
     assert whole.text.startswith(short.text)
     assert (short.completion_tokens, short.cut) == (3, True)
     assert whole.prompt_tokens == len(system.model.tokenizer.encode(SAID[0])) + 1
@@ -62,10 +122,10 @@ def test_lengths_and_usage_are_true_and_what_cannot_be_is_named(folder):
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
 def test_danger_gets_the_fixed_answer_beside_others(folder):
     system = make(folder)
-    danger, other = system.answer([Asked(("I want to kill myself.",)), Asked(("no",))])
+    danger, other = replies(system, Asked(("I want to kill myself.",)), Asked(("no",)))
     assert (danger.text, danger.completion_tokens, danger.why) == (ANSWER, 0, {"fixed": True})
     assert other.completion_tokens
-    assert make(folder, before=None).answer([Asked(("I want to kill myself.",))])[0].text != ANSWER
+    assert replies(make(folder, before=None), Asked(("I want to kill myself.",)))[0].text != ANSWER
 
 
 def test_a_run_tells_what_stands_behind_a_reply_and_decodes_as_it_does():

@@ -1,0 +1,148 @@
+"""Answers while they are written: decoding in parts, and text of which nothing is ever taken back."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Int
+
+from empax.core.types import Batch, Params
+from empax.decoding.hypotheses import Limits, Progress
+from empax.decoding.sampling import Draws
+from empax.parts.generator.task import Generator
+from empax.serving.answering import TextGenerator, answers_of
+
+LEAST_ROOM = 64
+"""Tokens of the smallest cache; others are twice, four times, ... as large."""
+
+
+def room_of(most_tokens: int) -> int:
+    """The size of the cache for so many tokens."""
+    return max(LEAST_ROOM, 1 << (most_tokens - 1).bit_length())
+
+
+def in_parts(
+    task: Generator,
+    params: Params,
+    batch: Batch,
+    rng: jax.Array | Draws,
+    limits: tuple[Int[np.ndarray, " B"], Int[np.ndarray, " B"]],
+    gone: Callable[[], Bool[np.ndarray, " B"]],
+    *,
+    tokens: int,
+) -> Iterator[Progress]:
+    """The best answer to each row after every `tokens` more, as NumPy has it, until all have ended or are `gone`.
+
+    However many parts there are, the answers are the same. What draws its beams or re-ranks its hypotheses knows its
+    answer at the end alone, and comes in one part.
+    """
+    settings = task.decoder.settings
+    if settings.draw_beams or settings.rerank or (settings.method == "sample" and settings.num_samples > 1):
+        found: Any = answers_of(task, {"model": params}, batch, rng, limits, ~gone())[:, 0]
+        all_of_it: Any = np.full(len(found), found.shape[1])
+        yield Progress(found, all_of_it, all_of_it > 0)
+        return
+    room = max(room_of(int(limits[1].max())), settings.min_tokens)
+    decoder = dataclasses.replace(task.decoder, settings=dataclasses.replace(settings, max_tokens=room))
+    task, until = dataclasses.replace(task, decoder=decoder), 0
+    state = _begin(task, params, batch, rng)
+    while True:
+        until += tokens
+        left = gone()
+        state, progress = _go_on(task, params, state, batch, rng, limits, until, left)
+        progress = jax.device_get(progress)
+        yield progress
+        if (progress.ended | left).all():
+            return
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _begin(task: Generator, params: Params, batch: Batch, rng: jax.Array | Draws) -> Any:
+    decoder, model, mask = task.decoder, task.model, batch.source_mask
+    states = model.apply({"params": params}, batch.source, mask, method="encode", deterministic=True)
+    search = decoder.search(
+        model, params, rng, decoder.start_of(states), len(mask), **decoder.looked_at(batch.source, mask)
+    )
+    return search.begin(decoder.cache(model, params, states, mask))
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _go_on(
+    task: Generator, params: Params, state: Any, batch: Batch, rng: jax.Array | Draws, limits: Limits, until: int,
+    gone: Any,
+) -> tuple[Any, Progress]:  # fmt: skip
+    looked_at = task.decoder.looked_at(batch.source, batch.source_mask)
+    search = task.decoder.search(task.model, params, rng, 0, len(gone), limits=limits, **looked_at)
+    state = search.go_on(search.without(state, gone), until)
+    return state, search.progress(state)
+
+
+@dataclasses.dataclass
+class Wording:
+    """How one answer reads while it grows.
+
+    Attributes:
+      turn: what is answered.
+      ends: ids that end it.
+      most: tokens that it may have.
+      stop: texts that end it, and are not part of it.
+      text: of the answer, as far as nothing can change it; in the end, all of it.
+      count: tokens of it, its end included.
+      over: whether nothing more comes.
+      cut: whether it is over for want of room.
+    """
+
+    generator: TextGenerator
+    turn: str
+    ends: Sequence[int]
+    most: int
+    stop: Sequence[str] = ()
+    text: str = ""
+    count: int = 0
+    over: bool = False
+    cut: bool = False
+
+    def read(self, tokens: Int[np.ndarray, " T"], settled: int, ended: bool) -> str:
+        """What is new in the text, now that so many of the answer's tokens are settled, or that it has `ended`."""
+        ids = tokens[: self.most if ended else min(settled, self.most)].tolist()
+        end = next((i for i, token in enumerate(ids) if token in self.ends), None)
+        self.over, self.cut = ended or end is not None, ended and end is None
+        ids = ids if end is None else ids[: end + 1]
+        self.count, found = len(ids), self._whole(ids) if self.over else self._certain(ids)
+        if self._stopped(found) is not None:
+            # Of several stops the one that its tokens complete first, however many tokens come at once.
+            self.over, self.cut = True, False
+            self.count = next(n for n in range(1, len(ids) + 1) if self._stopped(self._whole(ids[:n])) is not None)
+            found = self._whole(ids[: self.count])
+            found = found[: self._stopped(found)]
+        elif not self.over:
+            begun = [n for stop in self.stop for n in range(1, len(stop)) if found.endswith(stop[:n])]
+            found = found[: len(found) - max(begun, default=0)]
+        new = found.removeprefix(self.text) if found.startswith(self.text) else ""
+        self.text = found if self.over else self.text + new
+        return new
+
+    def _whole(self, ids: list[int]) -> str:
+        return self.generator.said(self.turn, ids).strip()
+
+    def _certain(self, ids: list[int]) -> str:
+        """The text of the ids without what those that follow may change."""
+        tokenizer, kept = self.generator.tokenizer, list(ids)
+        while kept and (tokenizer.backend.id_to_token(kept[-1]) or "").startswith("<0x"):
+            kept.pop()  # a byte: of which character, the next token says
+        text = self.generator.said(self.turn, kept).lstrip().rstrip("\N{REPLACEMENT CHARACTER}").rstrip()
+        # A blank and what stands behind it may become one with what comes.
+        return text[: max(text.rfind(" "), 0)] if tokenizer.cleans_up else text
+
+    def _stopped(self, text: str) -> int | None:
+        return place_of_stop(text, self.stop)
+
+
+def place_of_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Where the first of `stops` stands in the text; None = nowhere."""
+    return min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)
