@@ -72,7 +72,7 @@ def get_config():
                                  "num_encoder_layers": {layers}, "num_decoder_layers": {layers}, "dtype": "float32"}})
     config.generator.update({{"steps": 1, "log_every_steps": 1, "max_validation_examples": 1, "buckets": (64,),
                              "best_metric": None}})
-    del config.evaluate, config.report
+    del config.evaluate, config.longer, config.report
     return config
 """
 
