@@ -5,7 +5,8 @@ r"""Writes a trained model as a folder that other libraries load.
 
 A generator of the shape of a T5 is loaded by transformers' AutoModelForSeq2SeqLM, a retriever by sentence-transformers
 and by transformers' AutoModel; `--format=empax` writes any model under our own names. Of a run with `config.reg.lora`,
-`--lora=adapters` writes the adapters alone, as PEFT has them.
+`--lora=adapters` writes the adapters alone, as PEFT has them. `--push=USER/NAME` uploads the folder to the Hugging Face
+hub.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _WHAT = flags.DEFINE_enum(
 )
 _FORMAT = flags.DEFINE_enum("format", "transformers", ["transformers", "empax"], "Whose names and files.")
 _LORA = flags.DEFINE_enum("lora", "merged", ["merged", "adapters"], "Adapters within the weights, or alone, for PEFT.")
+_PUSH = flags.DEFINE_string(
+    "push", "", "USER/NAME on the Hugging Face hub to upload the folder to; new ones are private."
+)
 _SHARD = flags.DEFINE_integer("max_shard_bytes", 5_000_000_000, "Most bytes of tensors in a file.", lower_bound=1)
 
 
@@ -38,6 +42,7 @@ def main(argv: list[str]) -> int:
     from empax.core.config import ConfigError, to_settings
     from empax.core.files import DataError, message_of
     from empax.pipeline.run import quiet_logging
+    from empax.serving import hub
     from empax.serving.export import ExportSettings, export_run
     from empax.training.checkpoint import CheckpointError
 
@@ -48,7 +53,11 @@ def main(argv: list[str]) -> int:
     try:
         output = expand(_OUTPUT.value)
         check_folder(output, "--output")
+        if _PUSH.value:
+            hub.check_name(_PUSH.value)
         print(export_run(expand(_WORKDIR.value), output, settings))
+        if _PUSH.value:
+            print(f"pushed it to {hub.push(output, _PUSH.value)}")
     except (ConfigError, DataError, CheckpointError, OSError) as error:
         print(f"error: {message_of(error)}", file=sys.stderr)
         return 2

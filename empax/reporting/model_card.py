@@ -91,7 +91,7 @@ def model_card(about: Exported, config: Mapping[str, Any], report: Mapping[str, 
     if about.adapters:
         what = f"{what}, low-rank adapters"
     parts = [
-        _front_matter(about, licence),
+        _front_matter(about, config, licence, report),
         f"# {config['system'].upper()} {what}\n",
         f"The {about.what} of stage `{about.stage}` of a run of the system `{config['system']}` with empax, "
         f"{about.size:,} parameters" + _begun_from(about) + ".\n",
@@ -122,22 +122,39 @@ def _begun_from(about: Exported) -> str:
     return f", begun from `{about.base_name}`" if about.base else ""
 
 
-def _front_matter(about: Exported, licence: str) -> str:
+def _front_matter(about: Exported, config: Mapping[str, Any], licence: str, report: Mapping[str, Any] | None) -> str:
+    from huggingface_hub import EvalResult, ModelCardData  # not above: the import takes its time
+
     library = {"generator": "transformers", "retriever": "sentence-transformers"}[about.what]
     library = "peft" if about.adapters else library
-    lines = ["---", "language: en", f"license: {licence}"]
-    lines.append(f"library_name: {library if about.format == 'transformers' else 'empax'}")
-    if about.what == "retriever":
-        lines.append("pipeline_tag: sentence-similarity")
-    if _on_hub(about):
-        lines.append(f"base_model: {about.base}")
-    tags = ["- empathetic-dialogue", "- empax", *(["- lora"] if about.adapters else [])]
-    return "\n".join([*lines, "tags:", *tags, "---", ""])
+    own = report is not None and about.what == "generator" and about.stage == about.evaluated
+    metrics = report["metrics"] if report is not None and own else {}
+    data = config["data"]["name"]
+    about_data = {"task_type": "text-generation", "dataset_type": data, "dataset_name": data, "dataset_split": "test"}
+    results = [
+        EvalResult(**about_data, metric_type=name, metric_name=TITLES[name], metric_value=metrics[name]["value"])
+        for name in METRICS
+        if name in metrics and metrics[name]["value"] is not None
+    ]
+    card = ModelCardData(
+        language="en",
+        license=licence,
+        library_name=library if about.format == "transformers" else "empax",
+        pipeline_tag="sentence-similarity" if about.what == "retriever" else None,
+        base_model=about.base if _on_hub(about) else None,
+        tags=["empathetic-dialogue", "empax", *(["lora"] if about.adapters else [])],
+        model_name=f"{config['system'].upper()} {about.what}" if results else None,
+        eval_results=results or None,
+    )
+    return f"---\n{card.to_yaml()}\n---\n"
 
 
 def _use(about: Exported) -> str:
     if about.format == "empax":
-        call = "from empax.interop.export import load_exported\n\nmodel, params = load_exported(Path(FOLDER))"
+        call = (
+            "from pathlib import Path\n\nfrom empax.interop.own_format import load_exported\n\n"
+            "exported = load_exported(Path(FOLDER))  # its model and params, a Flax module and its parameters"
+        )
         return f"```python\n{call}\n```\n"
     if about.what == "retriever":
         call = (

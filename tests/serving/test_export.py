@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -179,6 +180,39 @@ def test_the_card_tells_what_the_report_knows(made, tmp_path):
     assert "answered with stage `joint`, not with this model" in card
     assert "SentenceTransformer(FOLDER)" in card
     assert "library_name: sentence-transformers" in card
+
+
+def test_the_head_of_a_card_has_the_metrics_of_this_model_alone(made):
+    from huggingface_hub import ModelCard
+
+    files, _ = made
+    config, about = read_json(files.config), Exported("generator", "joint", "joint", "transformers", "", 2, 10)
+    report = {"metrics": METRICS, "data": {}, "run": {}}
+    head = ModelCard(model_card(about, config, report)).data
+    (found,) = head.eval_results  # perplexity is no number
+    assert (found.metric_type, found.metric_name, found.metric_value) == ("bleu_1", "BLEU-1", 24.1)
+    assert (found.dataset_type, found.task_type, head.model_name) == ("sample", "text-generation", "REG generator")
+    assert (head.license, head.tags) == ("apache-2.0", ["empathetic-dialogue", "empax"])
+    for other in (dataclasses.replace(about, stage="generator"), dataclasses.replace(about, what="retriever")):
+        assert not ModelCard(model_card(other, config, report)).data.eval_results
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers' imports
+@pytest.mark.parametrize(
+    ("options", "made_names"),
+    [
+        ({}, {"answer"}),
+        ({"what": "retriever"}, {"vectors"}),
+        ({"format": "empax"}, {"exported"}),
+    ],
+    ids=str,
+)
+def test_the_example_of_a_card_runs(options, made_names, made, tmp_path):
+    files, _ = made
+    export_run(files.root, tmp_path / "out", ExportSettings(**options))
+    names = {"FOLDER": str(tmp_path / "out")}
+    exec(re.search(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.DOTALL)[1], names)
+    assert made_names <= set(names)
 
 
 def test_the_card_says_what_the_run_does_beyond_the_model():

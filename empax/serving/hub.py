@@ -1,0 +1,46 @@
+"""Exported folders to the Hugging Face hub, or to whatever HF_ENDPOINT names in its place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from empax.core.config import ConfigError
+
+
+def check_name(name: str) -> None:
+    """Raises ConfigError unless a repository of the hub can be called `name`."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ConfigError(f"--push={name} is no name of a repository ({error}); write --push=USER/NAME.") from error
+
+
+def push(folder: Path, name: str) -> str:
+    """Uploads the files of a folder; returns the address. A repository that there is not is made, a private one.
+
+    Args:
+      folder: what was exported.
+      name: "USER/NAME"; "NAME" alone is the user's own.
+
+    Raises:
+      ConfigError: the hub refuses it, or cannot be reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    unreachable: type[Exception] = HfHubHTTPError.__bases__[0]  # of the HTTP library beneath, httpx or httpx2
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    try:
+        made = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Export from empax")
+    except (OSError, unreachable) as error:  # the hub's own errors are OSErrors
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(
+            f"--push={name}: {said[0]} What was exported stays in {folder}. "
+            "Log in with `hf auth login` or set HF_TOKEN."
+        ) from error
+    return str(made)
