@@ -102,6 +102,7 @@ def _sum_up(paths: list[Path], output: Path | None) -> int:
 
 def _evaluate(files: list[Path], output: Path | None) -> int:
     from empax.core.text_files import visible
+    from empax.data.empathetic_dialogues import load_corpus
     from empax.evaluation.scoring import VARIANTS, ScoringSettings
     from empax.reporting import score_file
 
@@ -109,7 +110,7 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
     settings = ScoringSettings(_SAMPLES.value, _SEED.value, names, own=tuple(_METRIC.value))
     peers = expand(_PEERS.value) if _PEERS.value else None
     others = [*files[1:], *map(expand, _COMPARE.value)]
-    corpus, name = score_file.load_corpus(_DATA.value) if _DATA.value else (None, "")
+    corpus, name = load_corpus(_DATA.value) if _DATA.value else (None, "")
     found = score_file.score_file(
         files[0],
         settings,

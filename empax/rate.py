@@ -6,6 +6,7 @@ r"""Human evaluation: makes a blinded study of several systems' replies, and cou
   empax rate pairs STUDY/key.json answers-*.json --systems OURS=A.jsonl THEIRS=B.jsonl --output=pairs.jsonl
   empax rate power --win-rate=0.6                                       # how many ratings a difference needs
 
+With --data=FOLDER, the folder of EmpatheticDialogues, a line may say `id` alone, as those of results/ do.
 STUDY/rate.html is one page for raters: it needs no network, keeps answers, and saves them to a file. STUDY/key.json
 says whose each reply is; it stays with whoever counts. Scoring needs `pip install 'empax[rate]'`.
 """
@@ -23,6 +24,7 @@ from empax.core.files import DataError, message_of, write_json, write_jsonl
 from empax.core.paths import expand
 from empax.core.text_files import visible
 from empax.core.types import Prediction
+from empax.data.empathetic_dialogues import load_corpus
 from empax.evaluation.rows import read_predictions
 from empax.rating.answers import preferred, read_answers, read_key
 from empax.rating.page import write_study
@@ -47,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="make|score|pairs|power")
     make = commands.add_parser("make", help="write a study")
     make.add_argument("systems", nargs="+", metavar="NAME=FILE", help="predictions of each system")
+    make.add_argument("--data", default="", help="folder with EmpatheticDialogues, for lines that say id alone")
     make.add_argument("--output", type=Path, required=True, help="folder for rate.html, sheet.csv and key.json")
     make.add_argument("--reference", action="store_true", help="people's own replies are a system, too")
     for field in dataclasses.fields(StudySettings):
@@ -64,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     pairs.add_argument("key", type=Path, help="key.json of the study")
     pairs.add_argument("answers", type=Path, nargs="+", help="files that raters have saved, one of each rater")
     pairs.add_argument("--systems", nargs="+", required=True, metavar="NAME=FILE", help="predictions of each system")
+    pairs.add_argument("--data", default="", help="as of make")
     pairs.add_argument("--output", type=Path, required=True, help="JSON-lines file for the pairs")
     pairs.add_argument("--aspect", choices=ASPECTS, default=ASPECTS[0], help="what counts")
     pairs.set_defaults(run=_pairs)
@@ -78,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _make(given: argparse.Namespace) -> int:
     settings = StudySettings(**{f.name: getattr(given, f.name) for f in dataclasses.fields(StudySettings)})
-    systems = _systems(given.systems, taken=(REFERENCE,) if given.reference else ())
+    systems = _systems(given.systems, given.data, taken=(REFERENCE,) if given.reference else ())
     if given.reference:
         _with_reference(systems, given.systems[0])
     study = make_study(systems, settings)
@@ -88,14 +92,15 @@ def _make(given: argparse.Namespace) -> int:
     return 0
 
 
-def _systems(words: Sequence[str], taken: Sequence[str] = ()) -> dict[str, Sequence[Prediction]]:
-    """The predictions of NAME=FILE, by name."""
+def _systems(words: Sequence[str], data: str, taken: Sequence[str] = ()) -> dict[str, Sequence[Prediction]]:
+    """The predictions of NAME=FILE, by name; what a line leaves out is in the corpus below `data`."""
+    corpus = load_corpus(data)[0] if data else None
     systems: dict[str, Sequence[Prediction]] = {}
     for word in words:
         name, equals, file = word.partition("=")
         if not equals or not name or name in (*systems, *taken):
             raise ConfigError(f"{word!r} must be NAME=FILE with a name of its own, such as ours=predictions.jsonl.")
-        rows, bad = read_predictions(expand(file))
+        rows, bad = read_predictions(expand(file), corpus)
         if bad:
             raise DataError(f"{file}, {bad[0]}; correct the line.")
         systems[name] = rows
@@ -111,7 +116,7 @@ def _with_reference(systems: dict[str, Sequence[Prediction]], name: str) -> None
 
 def _pairs(given: argparse.Namespace) -> int:
     key = read_key(expand(given.key))
-    systems = _systems(given.systems)
+    systems = _systems(given.systems, given.data)
     if REFERENCE in key.systems:
         _with_reference(systems, given.systems[0])
     pairs = preferred(key, read_answers([expand(path) for path in given.answers], key), systems, given.aspect)

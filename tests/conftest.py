@@ -4,10 +4,12 @@ import contextlib
 import fcntl
 import gc
 import importlib.util
+import io
 import os
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -192,3 +194,20 @@ def finished(shared_tmp: Path) -> Path:
     wrong = make_finished(shared_tmp)
     assert not wrong, wrong
     return shared_tmp / "finished"
+
+
+@pytest.fixture
+def small_archive(tmp_path):
+    """A folder with EmpatheticDialogues as its authors pack it: three dialogues, `hit:0_conv:0` to `hit:2_conv:4`."""
+    table = "conv_id,utterance_idx,context,prompt,speaker_idx,utterance,selfeval,tags\n"
+    for i in range(3):
+        dialogue = f"hit:{i}_conv:{2 * i}"
+        table += f"{dialogue},1,proud,P,3,I passed exam {i}!,,\n{dialogue},2,proud,P,4,That is great.,,\n"
+    folder = tmp_path / "corpora"
+    folder.mkdir()
+    with tarfile.open(folder / "empatheticdialogues.tar.gz", "w:gz") as tar:
+        for name in ("train", "valid", "test"):
+            entry = tarfile.TarInfo(f"empatheticdialogues/{name}.csv")
+            entry.size = len(table)
+            tar.addfile(entry, io.BytesIO(table.encode()))
+    return folder

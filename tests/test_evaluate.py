@@ -1,9 +1,7 @@
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 
 import pytest
 from absl.testing import flagsaver
@@ -227,18 +225,11 @@ def test_flags_that_do_not_go_together_are_refused(three, capsys):
         assert says in capsys.readouterr().err
 
 
-def test_ids_alone_are_looked_up_in_the_corpus(tmp_path, capsys):
-    table = "conv_id,utterance_idx,context,prompt,speaker_idx,utterance,selfeval,tags\n"
-    table += "hit:1_conv:2,1,proud,P,3,I passed the exam!,,\nhit:1_conv:2,2,proud,P,4,That is great.,,\n"
-    with tarfile.open(tmp_path / "empatheticdialogues.tar.gz", "w:gz") as tar:
-        for name in ("train", "valid", "test"):
-            entry = tarfile.TarInfo(f"empatheticdialogues/{name}.csv")
-            entry.size = len(table)
-            tar.addfile(entry, io.BytesIO(table.encode()))
+def test_ids_alone_are_looked_up_in_the_corpus(tmp_path, capsys, small_archive):
     path = write(tmp_path / "outputs.jsonl", [{"id": "hit:1_conv:2#2", "response": "That is great."}])
     assert run(predictions=path) == 2
     assert "line 1: lacks 'context', 'reference'" in capsys.readouterr().err
-    assert run(predictions=path, data=str(tmp_path)) == 0
+    assert run(predictions=path, data=str(small_archive)) == 0
     assert "bleu_2                                100.00" in capsys.readouterr().out
 
 

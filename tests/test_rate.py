@@ -47,6 +47,21 @@ def test_answers_of_page_and_sheet_are_counted_together(study, tmp_path, capsys)
     assert "win rate" in capsys.readouterr().out
 
 
+def test_outputs_that_say_ids_alone_are_completed_from_the_corpus(tmp_path, capsys, small_archive):
+    files = []
+    for name in ("ours", "theirs"):
+        rows = [{"id": f"hit:{i}_conv:{2 * i}#2", "response": f"{name} {i}"} for i in range(3)]
+        write_jsonl(tmp_path / f"{name}.jsonl", rows)
+        files.append(f"{name}={tmp_path / name}.jsonl")
+    make = ["make", *files, "--reference", f"--output={tmp_path / 'study'}", "--rows=3"]
+    assert rate.main(make) == 2
+    assert "line 1: lacks 'context', 'reference'" in capsys.readouterr().err
+    assert rate.main([*make, f"--data={small_archive}"]) == 0
+    sheet = (tmp_path / "study" / "sheet.csv").read_text()
+    assert "I passed exam 1!" in sheet
+    assert "That is great." in sheet
+
+
 def test_what_most_raters_prefer_becomes_pairs_to_learn_from(study, tmp_path, capsys):
     """Ann always prefers people's own replies, and else ours; Bob and Eve contradict each other."""
     key = read_json(study / "key.json")

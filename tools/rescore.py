@@ -22,7 +22,7 @@ from empax.core.files import DataError, hash_file, hash_json, message_of, read_j
 from empax.core.paths import expand
 from empax.core.types import Instance, Prediction
 from empax.data.dialogues import to_instances
-from empax.data.empathetic_dialogues import find_archive, read_dialogues
+from empax.data.empathetic_dialogues import find_archive, load_corpus, read_dialogues
 from empax.evaluation.comparing import compare_systems
 from empax.evaluation.controls import score_controls
 from empax.evaluation.normalisation import MOEL_METRICS
@@ -33,7 +33,7 @@ from empax.evaluation.text import SAMPLED_VARIANT
 from empax.evaluation.verdict import verdict
 from empax.pipeline import judging
 from empax.reporting import controls as report_controls
-from empax.reporting import report, score_file, seeds
+from empax.reporting import report, seeds
 
 log = logging.getLogger("empax")
 
@@ -91,7 +91,7 @@ def load_source(data: str, *, samples: int) -> Source:
     Raises:
       ConfigError: `data` lacks EmpatheticDialogues or EPITOME.
     """
-    corpus, name = score_file.load_corpus(data)
+    corpus, name = load_corpus(data)
     training = to_instances(read_dialogues(find_archive(data), "train"))
     settings = ScoringSettings(bootstrap_samples=samples, variants=_VARIANTS)
     return Source(corpus, name, training, judging.find_jury(judging.LINEAR, data), settings, _hash_code())

@@ -29,9 +29,10 @@ from empax.core.inputs import note, note_known
 from empax.core.paths import expand
 from empax.core.settings import cache_dir
 from empax.core.text_files import DataError, check_length, check_regular, split_lines
-from empax.core.types import EMOTIONS, Dialogue
+from empax.core.types import EMOTIONS, Dialogue, Instance
 from empax.data.builder import DialogueBuilder, alternate, example_of, load
 from empax.data.corpora import data_folder
+from empax.data.dialogues import to_instances
 
 ARCHIVE_NAME = "empatheticdialogues.tar.gz"
 ARCHIVE_URL = f"https://dl.fbaipublicfiles.com/parlai/empatheticdialogues/{ARCHIVE_NAME}"
@@ -91,6 +92,17 @@ def given_archive(data_dir: str | os.PathLike[str] | None = None) -> Path | None
         return find_archive(data_dir)
     note_known("EmpatheticDialogues", ARCHIVE_URL, ARCHIVE_SHA256)
     return None
+
+
+def load_corpus(data: str) -> tuple[dict[str, Instance], str]:
+    """EmpatheticDialogues by the ids of its instances, all splits, and its name with hash.
+
+    Args:
+      data: as `config.data.dir`.
+    """
+    archive = find_archive(data)
+    instances = {i.id: i for split in SPLITS for i in to_instances(read_dialogues(archive, split))}
+    return instances, f"EmpatheticDialogues (sha256 {hash_file(archive)[:16]})"
 
 
 def archive_hash(data_dir: str | os.PathLike[str] | None = None) -> str:

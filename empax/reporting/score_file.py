@@ -13,8 +13,6 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, hash_file, read_json
 from empax.core.text_files import visible
 from empax.core.types import Instance, Prediction
-from empax.data.dialogues import to_instances
-from empax.data.empathetic_dialogues import SPLITS, find_archive, read_dialogues
 from empax.evaluation.comparing import check_compared, compare_systems
 from empax.evaluation.normalisation import beside_peers
 from empax.evaluation.rows import read_predictions
@@ -138,17 +136,6 @@ def score_file(
         comparison = compare_systems(systems, pairs, peers=peers, settings=settings, names=names)
         comparison |= {"corpus": corpus_name, "peers": list(peers), "verdicts": verdicts}
     return Scored(source, files, rows, scores, comparison, corpus_name, verdicts, about)
-
-
-def load_corpus(data: str) -> tuple[dict[str, Instance], str]:
-    """EmpatheticDialogues by the ids of its instances, all splits, and its name with hash.
-
-    Args:
-      data: as `config.data.dir`.
-    """
-    archive = find_archive(data)
-    instances = {i.id: i for split in SPLITS for i in to_instances(read_dialogues(archive, split))}
-    return instances, f"EmpatheticDialogues (sha256 {hash_file(archive)[:16]})"
 
 
 def _read(path: Path, corpus: Mapping[str, Instance] | None, skip_bad_lines: bool) -> list[Prediction]:

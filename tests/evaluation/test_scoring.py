@@ -11,12 +11,12 @@ from empax.core import types as core
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, write_jsonl
 from empax.core.types import Instance, Prediction
+from empax.data.empathetic_dialogues import load_corpus
 from empax.evaluation import scoring, text
 from empax.evaluation.published import NOT_COMPARABLE, PAPER_OF, TABLES
 from empax.evaluation.rows import read_predictions, released, to_prediction
 from empax.evaluation.scoring import ScoringSettings, score
 from empax.evaluation.statistics import estimate
-from empax.reporting.score_file import load_corpus
 from tests.evaluation.values import bleu, distinct
 
 FAST = ScoringSettings(bootstrap_samples=20)
