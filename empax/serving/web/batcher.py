@@ -80,7 +80,11 @@ class Batcher:
           ConfigError: the system cannot answer one of them.
         """
         self._check(len(asked))  # before the work of reading them
-        groups = [await asyncio.to_thread(system.group, one) for one in asked[:1]] * len(asked)  # they differ in number
+        if asked and (fixed := await asyncio.to_thread(system.at_once, asked[0])):  # they differ in number alone
+            for i in range(len(asked)):
+                yield i, fixed
+            return
+        groups = [await asyncio.to_thread(system.group, one) for one in asked[:1]] * len(asked)
         wanted = [((system.name, g), system.answer, system.batch_size, a) for g, a in zip(groups, asked, strict=True)]
         async with contextlib.aclosing(self._all(wanted)) as heard:
             async for told in heard:

@@ -100,6 +100,10 @@ class System(Protocol):
     options: frozenset[str]
     batch_size: int
 
+    def at_once(self, asked: Asked) -> Said | None:
+        """A reply that no model writes, and nobody waits for; called beside what else it does."""
+        ...
+
     def group(self, asked: Asked) -> Hashable:
         """Requests with the same group may be answered together.
 
@@ -173,19 +177,10 @@ class ModelSystem:
         lengths = buckets_of(self._examples([asked]), least=_LEAST_SOURCE)[-1], room_of(self._most(asked))
         return way, *lengths, alone
 
-    def answer(self, asked: Sequence[Asked], waits: Callable[[int], bool] = _all_wait) -> Replies:
-        left = []
-        for i, one in enumerate(asked):
-            fixed = self._before(one.turns[-1]) if self._before else None
-            if fixed is None:
-                left.append(i)
-            else:
-                yield i, Said(fixed, 0, 0, why={"fixed": True})
-        if left:
-            for i, told in self._generate([asked[i] for i in left], lambda i: waits(left[i])):
-                yield left[i], told
+    def at_once(self, asked: Asked) -> Said | None:
+        return _fixed(self._before, asked)
 
-    def _generate(self, asked: Sequence[Asked], waits: Callable[[int], bool]) -> Replies:
+    def answer(self, asked: Sequence[Asked], waits: Callable[[int], bool] = _all_wait) -> Replies:
         model, call = self.model.generator, self._calls[self._way(asked[0])]
         settings = call.settings
         usual = settings.temperature, settings.top_p
@@ -240,6 +235,9 @@ class RunSystem:
                 raise ConfigError(f"{option}: {self.name} decodes as its recipe says.")
         return None
 
+    def at_once(self, asked: Asked) -> Said | None:
+        return _fixed(self._session.before, asked)
+
     def answer(self, asked: Sequence[Asked], waits: Callable[[int], bool] = _all_wait) -> Replies:
         for i, one in enumerate(asked):
             if waits(i):
@@ -249,11 +247,10 @@ class RunSystem:
         session, tokenizer = self._session, getattr(self._session.answerer, "tokenizer", None)
         if asked.seed is not None:
             session = dataclasses.replace(session, seed=(asked.seed + asked.number) % 2**31)
-        found = session.reply(list(asked.turns))
+        found = dataclasses.replace(session, before=None).reply(list(asked.turns))
         encode = tokenizer.encode if tokenizer else str.split
-        written = 0 if "answered_by" in found.notes else len(encode(found.response))
         text = found.response[: place_of_stop(found.response, asked.stop)]
-        return Said(text, sum(len(encode(turn)) for turn in asked.turns), written, why=why_of(found))
+        return Said(text, sum(len(encode(turn)) for turn in asked.turns), len(encode(text)), why=why_of(found))
 
     def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
         raise ConfigError(f"{self.name} is a run that answers, and embeds no texts.")
@@ -262,8 +259,6 @@ class RunSystem:
 def why_of(found: Prediction) -> dict[str, Any]:
     """What stands behind a reply, as far as the system tells it."""
     notes = found.notes
-    if "answered_by" in notes:
-        return {"fixed": True}
     kept = [
         {"said": e["context"][-1], "reply": e["response"], "emotion": e.get("emotion", ""),
          "score": e.get("score"), "source": e.get("id", "")}
@@ -288,7 +283,7 @@ def load_system(name: str, *, batch_size: int, max_tokens: int, before: Before |
     """
     path = expand(name)
     called = path.resolve().name if path.exists() else Path(name).name
-    if path.is_dir() and WorkDir(path).config.exists():
+    if path.is_dir() and WorkDir(path).provenance.exists():  # a model has a config.json, too
         return RunSystem(called, Session.load(path, before=before))
     return ModelSystem(called, load(name), batch_size=batch_size, max_tokens=max_tokens, before=before)
 
@@ -298,6 +293,11 @@ _LEAST_SOURCE = 64
 
 _FILLER = Asked(("",), seed=0, max_tokens=1)
 """A row that completes a batch."""
+
+
+def _fixed(before: Before | None, asked: Asked) -> Said | None:
+    text = before(asked.turns[-1].strip()) if before else None
+    return None if text is None else Said(text, 0, 0, why={"fixed": True})
 
 
 def _key(asked: Asked) -> jax.Array:

@@ -20,6 +20,9 @@ class Stub:
         self.free.set()
         self.going_on.set()
 
+    def at_once(self, asked):
+        return Said("Please call somebody.", 0, 0, why={"fixed": True}) if "danger" in asked.turns[-1] else None
+
     def group(self, asked):
         if asked.max_tokens == 999:
             raise ConfigError("max_tokens = 999 must be from 1 to 256.")

@@ -62,6 +62,17 @@ def test_a_stream_says_the_same_in_pieces_and_ends():
     assert "keys" not in cut
 
 
+def test_a_fixed_answer_waits_for_no_model():
+    stub = Stub()
+    stub.free.clear()
+    danger = [{"role": "user", "content": "danger"}]
+    for stream in (False, True):
+        answer = ask("/v1/chat/completions", {"model": "stub", "messages": danger, "stream": stream}, stub=stub)
+        assert "Please call somebody." in answer.text
+        assert '"fixed"' in answer.text
+    assert stub.batches == []
+
+
 def test_choices_of_a_stream_come_with_their_numbers():
     answer = chat(stream=True, n=2, stream_options={"include_usage": True})
     events = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n")[:-2]]

@@ -12,7 +12,7 @@ from empax.core.types import Prediction
 from empax.serving import streaming
 from empax.serving.safety import ANSWER
 from empax.serving.web import systems
-from empax.serving.web.systems import Asked, ModelSystem, RunSystem, why_of
+from empax.serving.web.systems import Asked, ModelSystem, RunSystem, load_system, why_of
 from tests.serving import test_text_model
 
 folder = test_text_model.folder  # a fixture
@@ -106,7 +106,7 @@ def test_what_nobody_waits_for_any_more_is_given_up(folder, monkeypatch):
 
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
 def test_lengths_and_usage_are_true_and_what_cannot_be_is_named(folder):
-    system = make(folder)
+    system = load_system(str(folder[1]), batch_size=4, max_tokens=24)  # a folder as Hugging Face's are
     assert replies(make(folder, max_tokens=256), Asked((SAID[0],), temperature=0))[0].completion_tokens <= 64
     whole, short = replies(system, Asked((SAID[0],), temperature=0), Asked((SAID[0],), temperature=0, max_tokens=3))
     assert whole.text.startswith(short.text)
@@ -120,12 +120,11 @@ def test_lengths_and_usage_are_true_and_what_cannot_be_is_named(folder):
 
 
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
-def test_danger_gets_the_fixed_answer_beside_others(folder):
-    system = make(folder)
-    danger, other = replies(system, Asked(("I want to kill myself.",)), Asked(("no",)))
+def test_danger_gets_the_fixed_answer_at_once(folder):
+    danger = make(folder).at_once(Asked(("I want to kill myself.",)))
     assert (danger.text, danger.completion_tokens, danger.why) == (ANSWER, 0, {"fixed": True})
-    assert other.completion_tokens
-    assert replies(make(folder, before=None), Asked(("I want to kill myself.",)))[0].text != ANSWER
+    assert make(folder).at_once(Asked(("no",))) is None
+    assert make(folder, before=None).at_once(Asked(("I want to kill myself.",))) is None
 
 
 def test_a_run_tells_what_stands_behind_a_reply_and_decodes_as_it_does():
