@@ -284,9 +284,12 @@ class DecoderOnly(nn.Module):
         """The matrix E of logits = hidden E^T: what a fused loss needs."""
         return self.token_embedding if self.config.tie_embeddings else self.output_embedding
 
-    def logits_from(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Logits in float32."""
-        return contract("BTD,VD->BTV", hidden, self.output_weights(), result=jnp.float32)
+    def logits_from(
+        self, hidden: Float[Array, "B T D"], table: Float[Array, "V D"] | None = None
+    ) -> Float[Array, "B T V"]:
+        """Logits in float32; `table` is that of a `DecodeCache`."""
+        weights = self.output_weights() if table is None else table
+        return contract("BTD,VD->BTV", hidden, weights, result=jnp.float32)
 
     def __call__(
         self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, deterministic: bool = True
@@ -348,7 +351,8 @@ class DecoderOnly(nn.Module):
         empty, key = jnp.zeros(shape, cache_dtype(c.dtype)), jnp.swapaxes(key, -2, -1)
         length = jnp.sum(mask.astype(jnp.int32), axis=1)
         cache = PromptCache(empty, empty, key, value, mask, jnp.zeros((), jnp.int32), length)
-        return cache.cut(self.variables["params"]["layers"]) if c.unroll >= c.num_layers else cache
+        layers, apart = self.variables["params"]["layers"], c.unroll >= c.num_layers
+        return cache.with_weights(layers, self.output_weights(), dtype=c.dtype, apart=apart)
 
     def step(self, tokens: Int[Array, "B K"], cache: PromptCache) -> tuple[Float[Array, "B K V"], PromptCache]:
         """Reads one token of every hypothesis (first the prompt's last) and gives the next one's logits."""
@@ -370,7 +374,7 @@ class DecoderOnly(nn.Module):
             body, self.layers, carry, cache, cache.source_mask, angles, cache.position, length=length, unroll=unroll
         )
         changed = cache.replace(self_key=self_key, self_value=self_value, position=cache.position + 1)  # type: ignore[attr-defined]
-        return self.logits_from(self._finished(states)), changed
+        return self.logits_from(self._finished(states), cache.table), changed
 
     def _check_length(self, length: int) -> None:
         c = self.config

@@ -6,6 +6,7 @@ In decoding they read and extend one cache.
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any
 
 import flax.linen as nn
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from empax.core.tree import map_named
 from empax.core.types import Params
 from empax.models.arithmetic import WEIGHT_PRODUCT
 from empax.models.transformer_config import Remat
@@ -26,10 +28,9 @@ class DecodeCache:
 
     Cross keys are turned to what a matrix product reads fastest, since every step multiplies with them.
 
-    Where the scan over layers is unrolled, `weights` holds each layer's own, and cross keys and values are tuples of L
-    arrays: cut from their stacks within the loop over tokens, all of them would be copied for every token.
-
-    The fields are arrays, but annotated Any: JAX also builds pytrees of specs, axes and placeholders.
+    `weights` are the layers' and `table` that of the logits, in the type of the arithmetic: a loop over tokens would
+    convert all of them for every token. Where the scan over layers is unrolled, `weights` holds each layer's own, and
+    cross keys and values are tuples of L arrays: such a loop would copy, for every token, what it cuts from a stack.
     """
 
     self_key: Any  # [L, B, K, H, T, N], of `cache_dtype`
@@ -38,15 +39,29 @@ class DecodeCache:
     cross_value: Any  # [L, B, H, S, N]
     source_mask: Any  # [B, S] bool
     position: Any  # [] int32, how many tokens have been read
-    weights: Any = flax.struct.field(default=None, kw_only=True)  # None where layers are scanned
+    weights: Any = flax.struct.field(default=None, kw_only=True)  # stacked, or one of each layer; None = the model's
+    table: Any = flax.struct.field(default=None, kw_only=True)  # [V, D]; None = the model's
     # By name (keys, values, mask), the first two as those of the source.
     memories: Any = flax.struct.field(default_factory=dict, kw_only=True)
     windows: Any = flax.struct.field(default=None, kw_only=True)  # a ConvWindow, [L, B, K, W, D] and [L, B, K, W, F]
     start: Any = flax.struct.field(default=None, kw_only=True)  # [B, D]: what stands for the start token
 
-    def cut(self, weights: Params) -> Any:
-        """The same with each layer's part of what is stacked apart; `weights` are the scanned layers' parameters."""
+    def with_weights(self, weights: Params, table: Any, *, dtype: DTypeLike, apart: bool) -> Any:
+        """The same with what every step multiplies with, converted once; a CPU gains nothing by that.
 
+        Args:
+          weights: the scanned layers' parameters.
+          table: of the logits.
+          dtype: of the arithmetic.
+          apart: each layer's part of what is stacked for itself.
+        """
+        if jnp.dtype(dtype) == jnp.float32 or jax.default_backend() == "cpu":
+            return self._cut(weights) if apart else self
+        weights = map_named(lambda name, leaf: leaf.astype(dtype) if _is_factor(name, leaf) else leaf, weights)
+        held = self._cut(weights) if apart else self.replace(weights=weights)  # type: ignore[attr-defined]
+        return held.replace(table=table.astype(dtype)) if isinstance(table, jax.Array) else held
+
+    def _cut(self, weights: Params) -> Any:
         def apart(stacked: Any) -> tuple[Any, ...]:
             return tuple(jax.tree.map(operator.itemgetter(i), stacked) for i in range(self.self_key.shape[0]))
 
@@ -63,6 +78,14 @@ class DecodeCache:
             self_value=self.self_value[:, rows, parents],
             windows=jax.tree.map(lambda window: window[:, rows, parents], self.windows),
         )
+
+
+_FACTOR = re.compile(r"(attention/(query|key|value|out)|feed_forward/(wi|gate|wo))(/(base|a|b))?$")
+
+
+def _is_factor(name: str, leaf: Array) -> bool:
+    """Whether a parameter is a factor of `contract`, which converts it, and nothing else."""
+    return leaf.dtype == jnp.float32 and _FACTOR.search(name) is not None
 
 
 def cache_dtype(dtype: DTypeLike) -> DTypeLike:
@@ -105,13 +128,21 @@ def step_layers(
     """Takes one token through all layers by `function(layer, carry, per_layer, *shared)`.
 
     `per_layer` is the layer's number, its cross keys and values, and by name those of its memories.
-    A scan, or a plain loop where the cache has the layers' weights apart. Gives the last carry.
+    A scan, or a plain loop where the cache has each layer's weights for itself. Gives the last carry.
     """
     memories = {name: (key, value) for name, (key, value, _) in cache.memories.items()}
     if cache.weights is None:
         per_layer = (jnp.arange(length), cache.cross_key, cache.cross_value, memories)
         return scan_layers(function, layers, carry, per_layer, *shared, length=length, unroll=unroll)[0]
     alone = layers.clone(parent=None)
+    if not isinstance(cache.weights, tuple):
+
+        def one(carry: Any, given: Any) -> tuple[Any, None]:
+            own, *per_layer = given
+            return function(alone.bind({"params": own}), carry, tuple(per_layer), *shared)[0], None
+
+        stacked = (cache.weights, jnp.arange(length), cache.cross_key, cache.cross_value, memories)
+        return jax.lax.scan(one, carry, stacked, unroll=min(unroll, length))[0]
     for number, (own, *cross) in enumerate(zip(cache.weights, cache.cross_key, cache.cross_value, strict=True)):
         read = {name: (key[number], value[number]) for name, (key, value) in memories.items()}
         carry, _ = function(alone.bind({"params": own}), carry, (jnp.asarray(number), *cross, read), *shared)

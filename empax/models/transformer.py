@@ -231,16 +231,20 @@ class EncoderDecoder(nn.Module):
         c = self.config
         if c.output_bias:
             raise ConfigError("output_bias = True adds a constant to the logits: set it to False, or use logits_from.")
-        weights = self.token_embedding if c.tie_embeddings else self.output_embedding
+        weights = self._table()
         return weights * c.d_model**-0.5 if c.output_scale else weights
 
-    def logits_from(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Logits in float32."""
+    def _table(self) -> Float[Array, "V D"]:
+        return self.token_embedding if self.config.tie_embeddings else self.output_embedding
+
+    def logits_from(
+        self, hidden: Float[Array, "B T D"], table: Float[Array, "V D"] | None = None
+    ) -> Float[Array, "B T V"]:
+        """Logits in float32; `table` is that of a `DecodeCache`."""
         c = self.config
         # On the hidden states, not on the weights: a step of decoding must not copy the whole matrix.
         scaled = hidden * c.d_model**-0.5 if c.output_scale else hidden
-        weights = self.token_embedding if c.tie_embeddings else self.output_embedding
-        logits = contract("BTD,VD->BTV", scaled, weights, result=jnp.float32)
+        logits = contract("BTD,VD->BTV", scaled, self._table() if table is None else table, result=jnp.float32)
         if not c.output_bias:
             return logits
         return logits + jax.lax.stop_gradient(self.output_bias)[None, None]
@@ -294,12 +298,13 @@ class EncoderDecoder(nn.Module):
             windows=self.decoder.empty_windows((states.shape[0], num_hypotheses), cache_dtype(c.dtype)),
             start=start,
         )
-        return cache.cut(self.decoder.variables["params"]["layers"]) if c.unroll >= c.num_decoder_layers else cache
+        layers, apart = self.decoder.variables["params"]["layers"], c.unroll >= c.num_decoder_layers
+        return cache.with_weights(layers, self._table(), dtype=c.dtype, apart=apart)
 
     def step(self, tokens: Int[Array, "B K"], cache: DecodeCache) -> tuple[Float[Array, "B K V"], DecodeCache]:
         """Reads one token of every hypothesis (the first is `start_id`) and gives the next one's logits."""
         hidden, cache, _ = self.decoder.step(self.step_inputs(tokens, cache), cache, with_weights=False)
-        return self.logits_from(hidden), cache
+        return self.logits_from(hidden, cache.table), cache
 
     def step_with_weights(
         self, tokens: Int[Array, "B K"], cache: DecodeCache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,8 +62,8 @@ class Answerer:
 
     Args:
       task: has `generate`, `read` and `heads` (see `Generator`); likelihoods that `read` gives under a name "nll_..."
-        become notes too. One that has `read_before` too has its passages read
-        without padding, on a single device, unless `single`.
+        become notes too. One that has `read_before` too has its passages read without padding, on a CPU of one device,
+        unless `single`.
       params: of the task.
       make_examples: instances as the task reads them.
       tokenizer: of the answers.
@@ -90,6 +91,7 @@ class Answerer:
         self._mesh_settings = MeshSettings() if mesh is None else mesh
         self._mesh = local_mesh(self._mesh_settings)
         fuses = hasattr(task, "read_before") and isinstance(task.model, FusionInDecoder)
+        fuses &= jax.default_backend() == "cpu"  # elsewhere reading them apart takes longer than their padding
         self._reader = PassageReader(task.model) if fuses and not single and self._mesh is None else None
         self.take(params)
         rows = batch_sharding(self._mesh) if self._mesh else None
@@ -142,11 +144,11 @@ class Answerer:
         unknown = _count_unknown(self.tokenizer, [i.response for i in instances])
         rng = jax.random.key(seed)
 
-        def answers(number: int, indices: np.ndarray, batch: Any) -> dict[int, Prediction]:
-            tokens, read = jax.device_get(
-                self._answer(self._params, self._placed(batch), jax.random.fold_in(rng, number))
-            )
-            made = {}
+        def ask(number: int, batch: Any) -> Any:
+            return self._answer(self._params, self._placed(batch), jax.random.fold_in(rng, number))
+
+        def answers(indices: np.ndarray, found: Any) -> dict[int, Prediction]:
+            (tokens, read), made = found, {}
             for b, i in ((int(b), int(indices[b])) for b in np.flatnonzero(indices >= 0)):
                 found = {name: values[b] for name, values in read.items()}
                 notes = {**unknown[i], **made_of.notes[i]}
@@ -157,7 +159,7 @@ class Answerer:
                 made[i] = self._prediction(instances[i], answer, found, notes)
             return made
 
-        return self._each(made_of.examples, answers, batch_size, progress, kept)
+        return self._each(made_of.examples, ask, answers, batch_size, progress, kept)
 
     def weigh(
         self,
@@ -172,9 +174,11 @@ class Answerer:
         made_of = self._shown(instances, exemplars)
         unknown = _where_unknown(self.tokenizer, [i.response for i in instances])
 
-        def weighed(number: int, indices: np.ndarray, batch: Any) -> dict[int, Prediction]:
+        def ask(number: int, batch: Any) -> Any:
             del number
-            read = jax.device_get(self._weigh(self._params, self._placed(batch)))
+            return self._weigh(self._params, self._placed(batch))
+
+        def weighed(indices: np.ndarray, read: Any) -> dict[int, Prediction]:
             made = {}
             for b, i in ((int(b), int(indices[b])) for b in np.flatnonzero(indices >= 0)):
                 found = {name: float(values[b]) for name, values in read.items()}
@@ -193,7 +197,7 @@ class Answerer:
                 )
             return made
 
-        return self._each(made_of.examples, weighed, batch_size, progress, kept)
+        return self._each(made_of.examples, ask, weighed, batch_size, progress, kept)
 
     def _shown(self, instances: Sequence[Instance], exemplars: np.ndarray) -> AnswerExamples:
         if self.exemplars is None:
@@ -203,23 +207,40 @@ class Answerer:
     def _each(
         self,
         examples: Examples,
-        make: Callable[[int, np.ndarray, Any], dict[int, Prediction]],
+        ask: Callable[[int, Any], Any],
+        make: Callable[[np.ndarray, Any], dict[int, Prediction]],
         batch_size: int,
         progress: str | None,
         kept: AnswerStore | None,
     ) -> list[Prediction]:
-        """What `make` makes of each batch, by its number, or what `kept` has of it; in the order of the examples."""
+        """What `make` makes of what the devices answer to each batch, or what `kept` has of it; in examples' order.
+
+        The host makes the next batch while they answer, unless it is the device.
+        """
         found: dict[int, Prediction] = {}
+        asked: collections.deque[tuple[int, np.ndarray, Any]] = collections.deque()
+        ahead = 0 if jax.default_backend() == "cpu" else 1
         before = 0 if kept is None else len(kept)
         with Progress(progress, total=len(examples), unit="answers", initial=before) as shown:
+
+            def finish() -> None:
+                number, indices, answer = asked.popleft()
+                rows = make(indices, jax.device_get(answer))
+                shown.advance(len(rows))
+                if kept is not None:
+                    kept.add(number, rows)
+                found.update(rows)
+
             for number, (indices, batch) in enumerate(self._batches(examples, batch_size)):
                 rows = None if kept is None else kept.get(number)
-                if rows is None:
-                    rows = make(number, indices, batch)
-                    shown.advance(len(rows))
-                    if kept is not None:
-                        kept.add(number, rows)
-                found |= rows
+                if rows is not None:
+                    found |= rows
+                    continue
+                asked.append((number, indices, ask(number, batch)))
+                while len(asked) > ahead:
+                    finish()
+            while asked:
+                finish()
         return [found[i] for i in range(len(examples))]
 
     def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:

@@ -12,6 +12,10 @@ from empax.core.types import EMOTIONS, Generated, Instance
 from empax.data.batches import SequenceExamples
 from empax.data.bpe import train_bpe
 from empax.data.words import train_words
+from empax.models.fusion_in_decoder import FusionInDecoder
+from empax.models.t5 import t5_config
+from empax.models.transformer import EncoderDecoder
+from empax.parts.generator import answerer as answerer_module
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.pipeline import answers
 from empax.pipeline.answers import KeptAnswers
@@ -79,6 +83,34 @@ def test_what_a_task_generates_and_reads_is_told():
         assert row.notes["num_tokens"] == len(target)
         assert (row.exemplars, row.emotion_prediction, row.notes["emotion_by_head"]) == ((), "", {})
         assert row.attributes == {"sentiment": "low"}
+
+
+@pytest.mark.parametrize(("backend", "first"), [("cpu", "answer"), ("gpu", "batch")])
+def test_the_host_makes_the_next_batch_while_a_gpu_answers_the_same(backend, first, monkeypatch):
+    expected, events = answerer().respond(ASKED, batch_size=1, seed=0), []
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    collate, fetch = SequenceExamples.collate, jax.device_get
+    monkeypatch.setattr(SequenceExamples, "collate", lambda *args: events.append("batch") or collate(*args))
+    monkeypatch.setattr(jax, "device_get", lambda tree: events.append("answer") or fetch(tree))
+    assert answerer().respond(ASKED, batch_size=1, seed=0) == expected
+    assert events[:2] == ["batch", first]
+    assert sorted(events) == ["answer"] * 3 + ["batch"] * 3
+
+
+class Reads(Bag):
+    """Has passages that can be read before it answers."""
+
+    model = FusionInDecoder(EncoderDecoder(t5_config("t5-tiny")))
+    read_before = None
+
+
+@pytest.mark.parametrize(
+    ("backend", "single", "apart"), [("cpu", False, True), ("cpu", True, False), ("gpu", False, False)]
+)
+def test_passages_are_read_without_padding_on_a_cpu_alone(backend, single, apart, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(answerer_module, "local_mesh", lambda _: None)  # one device
+    assert (answerer(Reads(), single=single)._reader is not None) == apart
 
 
 def test_heads_are_asked_alone_and_with_the_answers():
