@@ -3,6 +3,8 @@ r"""REG on a decoder-only model with low-rank adapters: the paper's third backbo
   python -m empax.main --config=configs/reg_llm.py --config.data.dir=DATA                # SmolLM2 on two CPU cores
   python -m empax.main --config=configs/reg_llm.py:sft --config.data.dir=DATA            # fine-tuned, no retrieval
   python -m empax.main --config=configs/reg_llm.py:prompted --config.data.dir=DATA       # prompted, not trained
+  python -m empax.main --config=configs/reg_llm.py:in_context --config.data.dir=DATA     # with exemplars as shots
+  python -m empax.main --config=configs/reg_llm.py:two_stages --config.data.dir=DATA     # emotion and intent first
   python -m empax.main --config=configs/reg_llm.py:no_attributes --config.data.dir=DATA  # the paper's w/o EA
   python -m empax.main --config=configs/reg_llm.py:apart --config.data.dir=DATA          # exemplars as shots
   python -m empax.main --config=configs/reg_llm.py:response --config.data.dir=DATA       # their responses alone
@@ -26,7 +28,8 @@ from . import common, layouts, reg_transformer
 LIGHT = ("smollm2", "empathetic-smollm2")  # the second: adapters on the first that come with empax
 HUB = {"llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct"}
 PRESETS = {"llama-3.1-8b": {"architecture": "llama", "preset": "llama-3.1-8b"}}
-FORMS = ("sft", "prompted", "no_attributes", "apart", "response")
+UNTRAINED = ("prompted", "in_context", "two_stages")
+FORMS = ("sft", *UNTRAINED, "no_attributes", "apart", "response")
 MACHINES = layouts.MACHINES
 PLAIN = {"clip_norm": 1.0, "schedule": "linear", "weight_decay": 0.0}
 
@@ -38,7 +41,8 @@ def get_config(arg: str = "") -> ConfigDict:
 def recipe(model: str, form: str, machine: str) -> ConfigDict:
     """The whole system on one of LIGHT, PRESETS or the model in a folder, or one of FORMS."""
     alone = form in ("sft", "prompted")
-    config = reg_transformer.recipe("no_retrieval" if alone else form, machine)
+    known = {"sft": "no_retrieval", "prompted": "no_retrieval", "in_context": "apart", "two_stages": "apart"}
+    config = reg_transformer.recipe(known.get(form, form), machine)
     if form == "prompted":
         del config.longer
         config.run = ("prepare", "generator", "evaluate", "report")
@@ -87,9 +91,15 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
         ]
         config.joint.optimizer = ConfigDict({"learning_rate": 2e-4, "warmup_steps": 20, "groups": groups, **PLAIN})
     budget(config, machine)
-    if form == "prompted":  # one step that changes nothing: adapters begin at zero, and no head learns emotions
-        config.generator.update({"steps": 1, "emotion_weight": 0.0})
-        config.generator.optimizer = ConfigDict({"learning_rate": 0.0})
+    for name in ("generator", "exemplars") if form in UNTRAINED else ():
+        if name in config:  # one step that changes nothing: adapters begin at zero, and no head learns emotions
+            config[name].update({"steps": 1, "emotion_weight": 0.0})
+            config[name].optimizer = ConfigDict({"learning_rate": 0.0})
+    if form == "two_stages":
+        config.reg.ask_first = (
+            {"name": "emotion", "text": "(In one word: what do I feel?)"},
+            {"name": "intent", "text": "(In one word: what should your answer do, such as console, ask or agree?)"},
+        )
     return config
 
 

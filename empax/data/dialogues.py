@@ -13,7 +13,7 @@ _FEWEST_WORDS = 4  # of a situation
 
 _FIELDS = ("id", "context", "response", "emotion", "notes")
 
-STAGE_NOTES = ("context_attributes", "response_attributes", "reasons", "facts", "source", "situation")
+STAGE_NOTES = ("context_attributes", "response_attributes", "reasons", "facts", "source", "situation", "told")
 """Notes of instances that stages of a run write; all others are fields of the corpus."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -191,6 +191,9 @@ class TaggedForm:
         )
 
 
+TOLD = "told"
+"""The note of what a model has said of a context before it replies, by name; see `ChatForm`."""
+
 INSTRUCTION = (
     "You talk with somebody who tells you what happened to them. Answer as a person who understands them would: "
     "in one or two short, warm sentences."
@@ -208,6 +211,7 @@ class ChatForm:
     Attributes:
       exemplars: "apart" = a shot is the last turn of an exemplar's context and the response, "response" = the response
         alone; None = rows have no columns for a shot.
+      told: what contexts may have told in their note "told"; of it, exemplars tell their own emotion.
     """
 
     tokenizer: Tokenizer
@@ -216,6 +220,7 @@ class ChatForm:
     template: ChatTemplate
     exemplars: ExemplarLayout | None = None
     instruction: str = INSTRUCTION
+    told: tuple[str, ...] = ()
 
     @property
     def apart(self) -> bool:
@@ -256,7 +261,7 @@ class ChatForm:
         return self.layout.max_passage_tokens if self.exemplars else 0
 
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:
-        words = [self._in_words(i, "context_attributes") for i in instances]
+        words = [self._in_words(i, "context_attributes", i.notes.get(TOLD, {})) for i in instances]
         if self.template.system_last:  # they stand behind the instruction, among the turns
             return [Text([], self._dialogue(i.context, word)) for i, word in zip(instances, words, strict=True)]
         before = self.tokenizer.encode_batch(words)
@@ -289,7 +294,8 @@ class ChatForm:
             texts = ["\n\nA good answer: "] * len(instances)
         else:
             texts = [f"\n\nSomebody said: {i.context[-1]}\nA good answer: " for i in instances]
-        words = [self._in_words(i, "response_attributes") for i in instances]
+        told = [{"emotion": i.emotion} if i.emotion and "emotion" in self.told else {} for i in instances]
+        words = [self._in_words(i, "response_attributes", own) for i, own in zip(instances, told, strict=True)]
         questions = self.tokenizer.encode_batch(texts)
         answers = self.tokenizer.encode_batch([i.response + word for i, word in zip(instances, words, strict=True)])
         most = self.layout.max_passage_tokens
@@ -299,8 +305,8 @@ class ChatForm:
             rows.append(Text([], [*question[len(question) - max(most - len(kept), 0) :][-most:], *kept][-most:]))
         return rows
 
-    def _in_words(self, instance: Instance, note: str) -> str:
-        levels = instance.notes.get(note, {}) if self.attributes else {}
+    def _in_words(self, instance: Instance, note: str, told: Mapping[str, str]) -> str:
+        levels = {**(instance.notes.get(note, {}) if self.attributes else {}), **told}
         said = ", ".join(f"{name.replace('_', ' ')} {level}" for name, level in levels.items())
         return f"\n({said})" if said else ""
 

@@ -1,5 +1,6 @@
 """Sources: frames of pretrained models, chat prompts with columns of their own for the exemplar, plain texts."""
 
+import dataclasses
 import functools
 import importlib.util
 
@@ -65,6 +66,18 @@ def test_prefix_context_and_start_are_the_templates_prompt(tokenizer):
     prompt = text(tokenizer, [*chat.prefix, *context.ids, chat.start_id])
     turns = LONG[0] + TEMPLATE.user_to_assistant + LONG[1] + TEMPLATE.assistant_to_user + LONG[2]
     assert prompt == TEMPLATE.opening + INSTRUCTION + TEMPLATE.first_user + turns + TEMPLATE.answer
+
+
+def test_what_was_told_stands_in_words_before_context_and_behind_shot(tokenizer):
+    told = dataclasses.replace(INSTANCES[0], notes={**NOTES, "told": {"emotion": "sad", "intent": "console"}})
+    chat = dataclasses.replace(form(tokenizer, exemplars="apart"), told=("emotion", "intent"))
+    (context,) = chat.contexts([told])
+    assert text(tokenizer, context.attributes) == "\n(emotion sad, intent console)"
+    roomy = dataclasses.replace(chat, layout=dataclasses.replace(LAYOUT, max_passage_tokens=200))
+    assert text(tokenizer, roomy.passages(INSTANCES[:1])[0].ids).endswith(f"{LONG[1]}\n(emotion sad)")
+    plain = form(tokenizer, exemplars="apart")
+    assert not plain.contexts(INSTANCES[:1])[0].attributes
+    assert not text(tokenizer, plain.passages(INSTANCES[:1])[0].ids).endswith(")")
 
 
 def test_a_context_that_is_too_long_keeps_whole_newest_turns_then_the_last_ones_end(tokenizer):

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from configs import reg_llm
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.system import RunContext
 from empax.core.tree import count_params
@@ -119,6 +120,21 @@ def adapters_alone_are_the_same_model(workdir, llama, ids, expected):
     assert str(llama) not in card
     with torch.no_grad():
         np.testing.assert_allclose(names["model"](ids).logits.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_shown_exemplars_and_asked_first_is_not_trained(recipe, tmp_path):
+    """The form without questions has the same stages."""
+    recipe(tmp_path / "run", config="configs/reg_llm.py:two_stages,tiny")
+    predictions = list(read_jsonl(tmp_path / "run" / "predictions.jsonl"))
+    assert all(row["exemplars"] for row in predictions)
+    assert all(set(row["notes"]["told"]) <= {"emotion", "intent"} for row in predictions if "told" in row["notes"])
+    assert any("told" in row["notes"] for row in predictions)
+    tuned, shown = (load_params(tmp_path / "run" / stage) for stage in ("generator", "exemplars"))
+    jax.tree.map(np.testing.assert_array_equal, tuned["model"], shown["generator"]["model"])
+    shown = reg_llm.get_config("in_context")
+    assert shown.run == reg_llm.get_config("two_stages").run
+    assert {shown[name].optimizer.learning_rate for name in ("generator", "exemplars")} == {0.0}
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models import bert, lora
 from empax.models.transformer_config import TransformerConfig
 from empax.parts.exemplars import dense_retrieval
-from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettings
+from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettings, QuestionSettings
 from empax.pipeline import annotate, assess, evaluate, run
 from empax.pipeline import index as index_stage
 from empax.pipeline.plan import make_plan, plain
@@ -819,6 +819,12 @@ KNOWLEDGE = (
          with_source("social", wordnet_source), with_source("entity", wordnet_source)),
     recipe_case("systems/nec/stages.py", "form = 'dialogue' and an encoder-decoder",
                 {"nec.generator": LLAMA}, {}, "nec"),
+    recipe_case("parts/generator/checks.py", "'dialogue' can be asked; set ask_first = ()",
+                {"reg.ask_first": ({"name": "emotion", "text": "What do I feel?"},)}, {"reg.ask_first": ()}),
+    section(
+        QuestionSettings, {"name": "emotion"}, "parts/generator/settings.py", "and text = {}; give both",
+        {"text": " "}, {"text": "What do I feel?"},
+    ),
     recipe_case("parts/generator/checks.py", "is learnt by a whole encoder-decoder; set it to None",
                 {"generator.contrast": {}, "reg.generator": LLAMA}, {"generator.contrast": {}}),
 )  # fmt: skip

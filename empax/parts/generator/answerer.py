@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -18,11 +19,15 @@ from empax.core.sharding import MeshSettings, batch_sharding, local_mesh, place_
 from empax.core.types import EMOTIONS, Instance, Params, Prediction
 from empax.data.batches import eval_batches
 from empax.data.dialogues import own_fields
+from empax.data.sources import TOLD
 from empax.decoding.passages import PassageReader
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.parts.generator.parts import places
+from empax.parts.generator.settings import QuestionSettings
 
 _BATCHES_OF_FREED_MEMORY = 8
+_WORDS = 3
+"""Of the answer to a question that is asked first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +77,8 @@ class Answerer:
         {"intent": INTENTS}.
       mesh: how the devices are laid out.
       single: whether one context is answered at a time, which is to compile few shapes.
+      questions: that the task answers itself about each context, before it replies: the first words go into the note
+        "told", in prompts and predictions.
     """
 
     def __init__(
@@ -85,7 +92,9 @@ class Answerer:
         labels: Mapping[str, Sequence[str]] | None = None,
         mesh: MeshSettings | None = None,
         single: bool = False,
+        questions: Sequence[QuestionSettings] = (),
     ):
+        self._questions, self._told = tuple(questions), dict[tuple[str, ...], dict[str, str]]()
         self.task, self.tokenizer, self.buckets = task, tokenizer, tuple(buckets)
         self._make_examples, self._labels = make_examples, dict(labels or {})
         self._mesh_settings = MeshSettings() if mesh is None else mesh
@@ -140,6 +149,40 @@ class Answerer:
         Randomness is of the seed and the number of a batch, so that what `kept` has fits what is made here.
         `exemplars` are shown in place of those that it finds: rows of `exemplars.pairs`, [N, K], -1 = none.
         """
+        instances = self._with_told(instances, batch_size, seed)
+        return self._respond(instances, batch_size, seed, progress, kept, exemplars)
+
+    def _with_told(self, instances: Sequence[Instance], batch_size: int, seed: int) -> Sequence[Instance]:
+        """The instances with what this says of their contexts; each context is asked about once."""
+        left = {i.context: i for i in instances if i.context not in self._told} if self._questions else {}
+        new = list(left.values())
+        # The same exemplars beside each question: a search would look for the question too.
+        shown = self.exemplars.find(new)[0] if new and self.exemplars is not None else None
+        for name, text in ((question.name, question.text) for question in self._questions if new):
+            asked = [
+                dataclasses.replace(
+                    i, context=(*i.context[:-1], f"{i.context[-1]}\n\n{text}"), response="", notes=self._noted(i)
+                )
+                for i in new
+            ]
+            said = self._respond(asked, batch_size, seed, f"asked first: {name}", None, shown)
+            for i, answer in zip(new, said, strict=True):
+                words = re.findall(r"[^\W\d_][\w'-]*", answer.response)[:_WORDS]
+                self._told.setdefault(i.context, {}).update({name: " ".join(words)} if words else {})
+        return [dataclasses.replace(i, notes=self._noted(i)) for i in instances] if self._questions else instances
+
+    def _noted(self, instance: Instance) -> dict[str, Any]:
+        return {**instance.notes, TOLD: dict(self._told.get(instance.context, {}))}
+
+    def _respond(
+        self,
+        instances: Sequence[Instance],
+        batch_size: int,
+        seed: int,
+        progress: str | None,
+        kept: AnswerStore | None,
+        exemplars: np.ndarray | None,
+    ) -> list[Prediction]:
         made_of = self._make_examples(instances) if exemplars is None else self._shown(instances, exemplars)
         unknown = _count_unknown(self.tokenizer, [i.response for i in instances])
         rng = jax.random.key(seed)
@@ -152,6 +195,8 @@ class Answerer:
             for b, i in ((int(b), int(indices[b])) for b in np.flatnonzero(indices >= 0)):
                 found = {name: values[b] for name, values in read.items()}
                 notes = {**unknown[i], **made_of.notes[i]}
+                if told := instances[i].notes.get(TOLD):
+                    notes[TOLD] = told
                 if "num_unknown" in found:
                     notes["num_unknown"] = int(found["num_unknown"])
                 words = made_of.words[i] if made_of.words else ()
@@ -171,6 +216,7 @@ class Answerer:
         kept: AnswerStore | None = None,
     ) -> list[Prediction]:
         """Likelihoods of gold responses beside given exemplars; see `core.protocols.ExemplarAnswering`."""
+        instances = self._with_told(instances, batch_size, 0)
         made_of = self._shown(instances, exemplars)
         unknown = _where_unknown(self.tokenizer, [i.response for i in instances])
 

@@ -72,6 +72,11 @@ def check_models(run: RunContext) -> GeneratorParts | None:
     tokenizer = run_tokenizer(run, planned=True)
     loaded = load_generator(generator, tokenizer, with_params=False)
     settings = with_own_decoding(settings, tokenizer, loaded.model)
+    if settings.ask_first and (settings.form == "plain" or not isinstance(loaded.model, DecoderOnly)):
+        raise ConfigError(
+            f"{where}.ask_first asks {settings.ask_first[0].text!r}, and only a decoder-only model with form = "
+            "'dialogue' can be asked; set ask_first = ()."
+        )
     first = settings.decoding.first_token
     if first is not None and first >= tokenizer.vocab_size:
         raise ConfigError(f"{where}.decoding.first_token = {first} must be below {tokenizer.vocab_size}, or None.")

@@ -158,7 +158,8 @@ class GeneratorParts:
             where = f"the chat template of {tokenizer.source}"
             template = chat_template(tokenizer.chat_template, where=where, **tokenizer.template_tokens)
         shots = settings.exemplars if exemplars else None
-        return ChatForm(tokenizer, settings.layout, settings.attributes, template, shots)
+        told = tuple(question.name for question in settings.ask_first)
+        return ChatForm(tokenizer, settings.layout, settings.attributes, template, shots, told=told)
 
     @property
     def reader(self) -> Reader:

@@ -22,6 +22,23 @@ def check_no_exemplars(decoding: DecodeSettings) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
+class QuestionSettings:
+    """What a model is asked before it answers; the first words that it says stand in the prompt of the answer.
+
+    Attributes:
+      name: of what it tells, in the prompt: "emotion". Exemplars tell their own emotion under that name.
+      text: the question, behind the last turn.
+    """
+
+    name: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if not self.name.strip() or not self.text.strip():
+            raise ConfigError(f"a question has name = {self.name!r} and text = {self.text!r}; give both.")
+
+
+@dataclasses.dataclass(frozen=True)
 class DialogueSettings:
     """What all stages share: the section of the config that is named like the system.
 
@@ -36,6 +53,8 @@ class DialogueSettings:
       passages: K, how many exemplars are there for a response, where a system retrieves some.
       exemplars: how the generator is shown them, see `data.sources.ExemplarLayout`; a decoder-only model reads them as
         shots in front of the context, "apart" or "response".
+      ask_first: of a decoder-only model: questions that it answers itself before each reply, in the order in which they
+        are asked; () = none.
       logits_at_once: for how many target tokens of every row of a batch the loss of training holds logits at a time
         (0 = all); changes memory, and no result beyond rounding. Not for models with a bias of their output (BART).
     """
@@ -49,6 +68,7 @@ class DialogueSettings:
     attributes: bool = True
     passages: int = 6
     exemplars: ExemplarLayout = "apart"
+    ask_first: tuple[QuestionSettings, ...] = ()
     logits_at_once: int = 0
 
     def __post_init__(self) -> None:

@@ -78,7 +78,8 @@ def answerer_of(
 ) -> Answerer:
     """What answers with `task` as `options` say."""
     buckets, single = options.buckets or (parts.settings.layout.max_source_tokens,), not options.buckets
-    return Answerer(task, params, make_examples, parts.tokenizer, buckets, mesh=parts.mesh, single=single)
+    given = {"mesh": parts.mesh, "single": single, "questions": parts.settings.ask_first}
+    return Answerer(task, params, make_examples, parts.tokenizer, buckets, **given)
 
 
 def context_examples(parts: GeneratorParts) -> MakeExamples:

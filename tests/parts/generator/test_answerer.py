@@ -1,6 +1,7 @@
 """Any task answers: one that decodes a bag of words, with an intent, knowledge behind each answer, and no head."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 from empax.parts.generator import answerer as answerer_module
 from empax.parts.generator.answerer import Answerer, AnswerExamples
+from empax.parts.generator.settings import QuestionSettings
 from empax.pipeline import answers
 from empax.pipeline.answers import KeptAnswers
 
@@ -59,13 +61,58 @@ PARAMS = {"weights": np.random.default_rng(0).normal(size=(280, 280)).astype(np.
 
 def examples(instances):
     sources = TOKENIZER.encode_batch([i.context[-1] for i in instances])
-    targets = TOKENIZER.encode_batch([i.response for i in instances])
+    targets = TOKENIZER.encode_batch([i.response or "oh" for i in instances])
     made = SequenceExamples(sources, targets, pad_id=TOKENIZER.pad_id, max_target_tokens=16)
     return AnswerExamples(made, [{"knowledge": [f"fact {i.id}"]} for i in instances])
 
 
 def answerer(task=None, **options):
     return Answerer(task or Bag(), PARAMS, examples, TOKENIZER, (16, 32), labels={"intent": INTENTS}, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Searched:
+    """Contexts with what has been told of them, and exemplars that are found by the context alone."""
+
+    encoder = pairs = None
+
+    def __call__(self, instances):
+        said = [" ".join([i.context[-1], *i.notes.get("told", {}).values()]) for i in instances]
+        return examples([dataclasses.replace(i, context=(text,)) for i, text in zip(instances, said, strict=True)])
+
+    def find(self, instances):
+        assert all("?" not in i.context[-1] for i in instances)
+        return np.zeros((len(instances), 1), np.int64), np.zeros((len(instances), 1))
+
+    def show(self, instances, rows, scores):
+        assert rows.shape == scores.shape == (len(instances), 1)
+        return self(instances)
+
+
+def test_what_a_model_is_asked_first_is_told_to_the_next_question_and_to_the_reply():
+    questions = (QuestionSettings("emotion", "what?"), QuestionSettings("intent", "why?"))
+    parts = Bag(tokens=9), PARAMS, Searched(), TOKENIZER, (64,)
+    made = Answerer(*parts, labels={"intent": INTENTS}, questions=questions)
+    found = made.respond(ASKED, batch_size=2, seed=0)
+
+    def said(text):
+        logits = PARAMS["weights"][TOKENIZER.encode(text)].sum(axis=0)
+        return TOKENIZER.decode(np.argsort(-logits)[:9].tolist()).strip()
+
+    def words(text):
+        return " ".join(re.findall(r"[^\W\d_][\w'-]*", text)[:3])
+
+    for instance, row in zip(ASKED, found, strict=True):
+        context = instance.context[-1]
+        told = {"emotion": words(said(f"{context}\n\nwhat?"))}
+        told["intent"] = words(said(" ".join([f"{context}\n\nwhy?", *told.values()])))
+        told = {name: value for name, value in told.items() if value}
+        assert row.notes.get("told", {}) == told
+        assert row.response == said(" ".join([context, *told.values()]))
+        assert (row.context, row.reference, row.id) == (instance.context, instance.response, instance.id)
+    assert any("told" in row.notes for row in found)
+    plain = Answerer(*parts, labels={"intent": INTENTS})
+    assert [row.response for row in plain.respond(ASKED, batch_size=2, seed=0)] == [said(i.context[-1]) for i in ASKED]
 
 
 def test_what_a_task_generates_and_reads_is_told():
