@@ -68,7 +68,7 @@ class PromptedDecoder(Around):
         self,
         target: Int[Array, "B T"],
         states: PromptStates,
-        states_mask: Bool[Array, "B S"],
+        states_mask: Bool[Array, "B ..."],
         *,
         deterministic: bool = True,
     ) -> Float[Array, "B T D"]:
@@ -78,7 +78,7 @@ class PromptedDecoder(Around):
         return self.model.read_on(shifted, *prompt, deterministic=deterministic)
 
     def start_cache(
-        self, states: PromptStates, states_mask: Bool[Array, "B S"], *, num_hypotheses: int, max_length: int
+        self, states: PromptStates, states_mask: Bool[Array, "B ..."], *, num_hypotheses: int, max_length: int
     ) -> PromptCache:
         """A cache behind the prompt, whose keys and values stand once per example; the first step reads `start_id`."""
         mask = self._with_prefix(states_mask)
@@ -92,14 +92,17 @@ def _last(mask: Bool[Array, "B S"]) -> Int[Array, " B"]:
     return mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)
 
 
-class FusionInPrompt(Around):
+class FusionInPrompt(PromptedDecoder):
     """A prompted model with K exemplars per example, read one after the other and then the context.
 
     Sources are [B, K, S], each an exemplar in its first `split` columns and the context, the same in each, behind.
     """
 
-    model: PromptedDecoder
     split: int = 0
+
+    @nn.nowrap
+    def _with_prefix(self, mask: Bool[Array, "B ..."]) -> Bool[Array, "B R"]:
+        return super()._with_prefix(self.states_mask(mask))
 
     @nn.nowrap
     def states_mask(self, source_mask: Bool[Array, "B ..."]) -> Bool[Array, "B R"]:
@@ -119,7 +122,7 @@ class FusionInPrompt(Around):
     ) -> PromptStates:
         """Reads all exemplars and the context as one prompt."""
         mask = self.states_mask(source_mask)
-        return self.model.encode(self._joined(source, source_mask), mask, deterministic=deterministic)
+        return super().encode(self._joined(source, source_mask), mask, deterministic=deterministic)
 
 
 def pooled_states(states: Any) -> jax.Array:

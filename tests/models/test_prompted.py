@@ -96,13 +96,21 @@ def test_search_behind_a_prompt_takes_the_likeliest_token_of_the_whole_text(conf
     np.testing.assert_array_equal(np.where(ended, 0, logits.argmax(axis=-1)), tokens)
 
 
+def test_fusion_draws_the_models_own_parameters():
+    _, prompted, variables = parts(CONFIG)
+    fusion = FusionInPrompt(prompted.model, prompted.prefix, prompted.start_id, split=3)
+    ids, mask, target = sources(passages=2)
+    drawn = jax.eval_shape(fusion.init, jax.random.key(0), jnp.asarray(ids), jnp.asarray(mask), target)
+    assert jax.tree.map(jnp.shape, drawn["params"]) == jax.tree.map(jnp.shape, variables["params"])
+
+
 @pytest.mark.slow
 def test_fusion_reads_every_exemplar_and_then_the_context_once():
     model, prompted, variables = parts(CONFIG)
     ids, mask, target = sources(passages=2)
     ids[:, 1, 3:], mask[:, 1, 3:] = ids[:, 0, 3:], mask[:, 0, 3:]
     mask[2, 0] = False  # a candidate that is not there
-    fusion = FusionInPrompt(prompted, split=3)
+    fusion = FusionInPrompt(prompted.model, prompted.prefix, prompted.start_id, split=3)
     rows = []
     for b in range(B):
         exemplars = [ids[b, k, :3][mask[b, k, :3]] for k in range(2)]

@@ -193,7 +193,7 @@ class GeneratorParts:
                 f"exemplars = {exemplars!r}: a decoder-only generator reads them in front of the context; set it to "
                 "'apart' or 'response'."
             )
-        return FusionInPrompt(reader, form.split)
+        return FusionInPrompt(reader.model, reader.prefix, reader.start_id, form.split)
 
 
 def with_own_decoding(
