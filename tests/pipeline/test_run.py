@@ -182,9 +182,9 @@ def test_every_form_of_emprl_on_a_decoder_only_model_is_sound(form):
         if "ppo" in stages:  # every context finds room
             assert stages["ppo"].loop.buckets[-1] >= config["emprl"]["layout"]["max_context_tokens"]
     with pytest.raises(
-        ValueError, match=r"emprl_llm\.py:tiny,dpo: 'dpo' is unknown; .* sft, no_kl, .*dailydialog, consensus, tiny"
+        ValueError, match=r"emprl_llm\.py:tiny,orpo: 'orpo' is unknown; .* sft, no_kl, .*dailydialog, consensus, tiny"
     ):
-        emprl_llm.get_config("tiny,dpo")
+        emprl_llm.get_config("tiny,orpo")
 
 
 def test_an_unknown_form_of_emprl_is_named():
