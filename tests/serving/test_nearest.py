@@ -89,7 +89,8 @@ def test_without_the_wheel_there_is_no_second_reader_and_the_log_says_so(monkeyp
 def test_the_real_reader_hears_hints_and_leaves_everyday_talk_alone():
     reader = load_nearest()
     assert reader is not None
-    hints = ["I can't see any reason to go on after tonight.", "My husband gets rough and I am scared of him.",
+    hints = ["Nothing will matter after tonight, I have said my goodbyes.",
+             "My husband gets rough and I am scared of him.",
              "Grandpa fell down and he does not answer when I shake him."]  # fmt: skip
     plain = ["We painted the kitchen yellow.", "My exam went well and I am proud.", "The bus was late again."]
     assert reader.are_dangerous([*hints, *plain]).tolist() == [True] * 3 + [False] * 3

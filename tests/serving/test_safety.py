@@ -28,6 +28,7 @@ I've got nothing left to live for
 My life is not worth living
 I can't go on anymore
 I can't go on like this
+I can't see any reason to go on after tonight
 I want to end it all
 I'm going to end my life
 I want to take my own life
@@ -188,6 +189,7 @@ I don't want to live in this city anymore.
 I don't want to be here, the party is boring.
 I can't live without chocolate.
 I can't go on vacation this year.
+There is no reason to go on vacation now.
 I want to go on living.
 Life is worth living!
 I have every reason to live.
