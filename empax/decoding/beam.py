@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from empax.core.largest import largest
 from empax.core.protocols import StepFn
 from empax.core.types import Generated
 from empax.decoding.hypotheses import BARRED, Progress, Start, choices, column, gather
-from empax.decoding.sampling import largest, truncated
+from empax.decoding.sampling import truncated
 from empax.decoding.settings import DecodeSettings, num_returned
 
 

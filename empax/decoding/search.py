@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
+from empax.core.largest import largest
 from empax.core.protocols import StepFn
 from empax.core.types import Generated
 from empax.decoding.beam import Beams, found_beams, go_on_beams, settled_beams, start_beams
 from empax.decoding.hypotheses import Limits, Progress, Start, choices, column, gather, tokens_before
-from empax.decoding.sampling import Draws, largest, sample_tokens
+from empax.decoding.sampling import Draws, sample_tokens
 from empax.decoding.settings import DecodeSettings, num_hypotheses
 
 Tokens: TypeAlias = tuple[Int[Array, "B S"], Bool[Array, "B S"]]

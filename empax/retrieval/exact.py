@@ -13,12 +13,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from empax.core.files import DataError
+from empax.core.largest import GROUP, group_width, largest
 from empax.core.types import Retrieved
 
 NO_GROUP = -1
 """Group of what belongs to none: never excluded as a row, excludes nothing as a query."""
 
 _QUERY_BLOCKS = (1, 8, 64, 256)
+
+_CHUNK_ROWS, _CHUNK_ROWS_OF_ACCELERATORS = 65_536, 1_048_576  # 256 queries have 64 MB of scores, 1 GB
 
 
 class ExactIndex:
@@ -33,7 +36,7 @@ class ExactIndex:
       groups: one number >= 0 per row (the dialogue it comes from), or NO_GROUP; None = no exclusion.
       mesh: spreads the rows over its `axis`, each device searching its own; None = one device.
       axis: name of the mesh axis that holds the data.
-      chunk_rows: rows scored at a time on one device for 256 queries.
+      chunk_rows: rows scored at a time on one device for 256 queries; None = as its memory allows.
 
     Raises:
       ValueError: no rows, or `groups` of another length.
@@ -46,8 +49,10 @@ class ExactIndex:
         groups: Int[np.ndarray, " N"] | None = None,
         mesh: Mesh | None = None,
         axis: str = "data",
-        chunk_rows: int = 65_536,
+        chunk_rows: int | None = None,
     ):
+        if chunk_rows is None:
+            chunk_rows = _CHUNK_ROWS if jax.default_backend() == "cpu" else _CHUNK_ROWS_OF_ACCELERATORS
         self.num_rows, self.dim = embeddings.shape
         self.has_groups = groups is not None
         self._mesh = Mesh(np.array(jax.local_devices()[:1]), (axis,)) if mesh is None else mesh
@@ -60,9 +65,13 @@ class ExactIndex:
         shards = self._mesh.shape[axis]
         per_shard = -(-self.num_rows // shards)
         self._chunks = -(-per_shard // chunk_rows)
-        padded = -(-per_shard // self._chunks) * self._chunks * shards
+        chunk = -(-per_shard // self._chunks)
+        if chunk > 64 * GROUP and jax.default_backend() != "cpu":
+            chunk += -chunk % GROUP  # so that `largest` is at hand
+        padded = chunk * self._chunks * shards
         self._rows = self._place(embeddings, padded, 0)
         self._groups = self._place(row_groups, padded, NO_GROUP)
+        self._count = jax.device_put(np.int32(self.num_rows), NamedSharding(self._mesh, PartitionSpec()))
 
     def _place(self, values: np.ndarray, padded: int, filler: int) -> Array:
         """Puts `values`, filled up to `padded` rows, onto the mesh; each device reads only what it holds."""
@@ -94,27 +103,26 @@ class ExactIndex:
           ValueError: k < 1, another dimension than the index has, or groups that do not fit.
           DataError: a query that is not finite.
         """
-        queries = np.asarray(queries, np.float32)
+        queries = np.ascontiguousarray(queries, np.float32)
         query_groups = check_search(queries, k, query_groups, dim=self.dim, has_groups=self.has_groups)
         found = []
         for start, stop, block in _blocks(len(queries)):
-            vectors = np.zeros((block, self.dim), np.float32)
-            vectors[: stop - start] = queries[start:stop]
-            groups = np.full(block, NO_GROUP, np.int32)
-            groups[: stop - start] = query_groups[start:stop]
-            result = _search(self._rows, self._groups, vectors, groups, np.int32(self.num_rows),
-                             k=k, chunks=self._chunks_for(block), mesh=self._mesh, axis=self._axis)  # fmt: skip
+            # One array there and one back, as bits: each transfer takes the host a tenth of a millisecond.
+            asked = np.zeros((block, self.dim + 1), np.int32)
+            asked[: stop - start, :-1] = queries[start:stop].view(np.int32)
+            asked[:, -1] = NO_GROUP
+            asked[: stop - start, -1] = query_groups[start:stop]
+            result = _search(self._rows, self._groups, asked, self._count, k=k,
+                             chunks=self._chunks_for(block), mesh=self._mesh, axis=self._axis,
+                             gpu=jax.default_backend() == "gpu")  # fmt: skip
             found.append((stop - start, result))  # still being computed: the next block is prepared meanwhile
-        ids = [np.asarray(ids)[:count] for count, (ids, _) in found]
-        scores = [np.asarray(scores)[:count] for count, (_, scores) in found]
-        return Retrieved(
-            ids=np.concatenate([np.zeros((0, k), np.int32), *ids]),
-            scores=np.concatenate([np.zeros((0, k), np.float32), *scores]),
-        )
+        rows = [np.asarray(result)[:count] for count, result in found]
+        both = np.concatenate([np.zeros((0, 2 * k), np.int32), *rows])
+        return Retrieved(ids=both[:, :k], scores=both[:, k:].view(np.float32))
 
     def _chunks_for(self, queries: int) -> int:
         """Parts to score the rows in: few queries have few scores, and one of several parts is a copy of its rows."""
-        if self._rows.dtype != np.float32:  # converted part by part
+        if self._rows.dtype != np.float32 and jax.default_backend() != "gpu":  # converted part by part
             return self._chunks
         fewest = -(-self._chunks * queries // _QUERY_BLOCKS[-1])
         return next(count for count in range(fewest, self._chunks + 1) if self._chunks % count == 0)
@@ -201,14 +209,16 @@ def _blocks(num_queries: int) -> Iterator[tuple[int, int, int]]:
         yield start, stop, next(size for size in _QUERY_BLOCKS if size >= stop - start)
 
 
-@functools.partial(jax.jit, static_argnames=("k", "chunks", "mesh", "axis"))
-def _search(rows, groups, queries, query_groups, num_rows, *, k, chunks, mesh, axis):
-    """Best k of each shard, then the best k of those; returns (ids, scores), replicated."""
+@functools.partial(jax.jit, static_argnames=("k", "chunks", "mesh", "axis", "gpu"))
+def _search(rows, groups, asked, num_rows, *, k, chunks, mesh, axis, gpu):
+    """Best k of each shard, then the best k of those; returns ids beside the bits of scores, replicated."""
     spread, whole = PartitionSpec(axis), PartitionSpec()
+    queries, query_groups = jax.lax.bitcast_convert_type(asked[:, :-1], jnp.float32), asked[:, -1]
 
     def local(rows, groups, queries, query_groups, num_rows):
         first = jax.lax.axis_index(axis) * rows.shape[0]
-        return _best_of_rows(rows, groups, queries, query_groups, num_rows, first, k=k, chunks=chunks, axis=axis)
+        same = (rows, groups, queries, query_groups, num_rows, first)
+        return _best_of_rows(*same, k=k, chunks=chunks, axis=axis, gpu=gpu)
 
     side_by_side = PartitionSpec(None, axis)
     searched = jax.shard_map(
@@ -219,20 +229,45 @@ def _search(rows, groups, queries, query_groups, num_rows, *, k, chunks, mesh, a
     replicated = NamedSharding(mesh, whole)
     ids, scores = jax.lax.with_sharding_constraint((ids, scores), replicated)
     ids, scores = _merge(ids, scores, k)
-    return jnp.where(scores == -jnp.inf, -1, ids), scores
+    ids = jnp.where(scores == -jnp.inf, -1, ids)
+    return jnp.concatenate([ids, jax.lax.bitcast_convert_type(scores, jnp.int32)], axis=1)
 
 
-def _best_of_rows(rows, groups, queries, query_groups, num_rows, first, *, k, chunks, axis):
+def _products(queries: Float[Array, "Q D"], rows: Float[Array, "R D"], *, gpu: bool) -> Float[Array, "Q R"]:
+    """Inner products in float32, however the rows are stored."""
+    if gpu and rows.dtype == jnp.float16:
+        return _products_of_halves(queries, rows)
+    # HIGHEST: a TPU would otherwise multiply in bfloat16, and this is the oracle. Of a GPU three products of tensor
+    # cores are as exact, and faster where there are so many queries that reading the rows is not all.
+    many = gpu and queries.shape[0] > _QUERY_BLOCKS[1]
+    precision = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3 if many else jax.lax.Precision.HIGHEST
+    return jnp.einsum("QD,RD->QR", queries, rows.astype(jnp.float32), precision=precision)
+
+
+def _products_of_halves(queries: Float[Array, "Q D"], rows: Float[Array, "R D"]) -> Float[Array, "Q R"]:
+    """With each query as a sum of two halves, q = s (h + 2^-11 l), so that no row is converted; off by 2^-22 of |q|."""
+    _, exponents = jnp.frexp(jnp.max(jnp.abs(queries), axis=1, keepdims=True))
+    scaled = jnp.ldexp(queries, -exponents)  # below 1, whatever the encoder
+    high = scaled.astype(jnp.float16)
+    low = jnp.ldexp(scaled - high.astype(jnp.float32), 11).astype(jnp.float16)
+    both = jnp.einsum("QD,RD->QR", jnp.concatenate([high, low]), rows, preferred_element_type=jnp.float32)
+    high_products, low_products = jnp.split(both, 2)
+    return jnp.ldexp(high_products + low_products * 2.0**-11, exponents)
+
+
+def _best_of_rows(rows, groups, queries, query_groups, num_rows, first, *, k, chunks, axis, gpu):
     size = rows.shape[0] // chunks
+    best_of = (
+        jax.lax.top_k if size % group_width(size) else largest
+    )  # which would copy all scores to fill the last group
 
     def one_chunk(best, chunk):
         vectors, chunk_groups, start = chunk
-        # HIGHEST: a TPU would otherwise multiply in bfloat16, and this is the oracle.
-        scores = jnp.einsum("QD,RD->QR", queries, vectors.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
+        scores = _products(queries, vectors, gpu=gpu)
         ids = start + jnp.arange(size, dtype=jnp.int32)
         own = (chunk_groups[None, :] == query_groups[:, None]) & (query_groups >= 0)[:, None]
         scores = jnp.where(own | (ids >= num_rows)[None, :], -jnp.inf, scores)
-        top_scores, places = jax.lax.top_k(scores, min(k, size))  # of equals, the lower place first
+        top_scores, places = best_of(scores, min(k, size))  # of equals, the lower place first
         ids = jnp.concatenate([best[0], start + places], axis=1)
         scores = jnp.concatenate([best[1], top_scores], axis=1)
         return _merge(ids, scores, k), None

@@ -15,7 +15,8 @@ from transformers.generation.logits_process import (
     TypicalLogitsWarper,
 )
 
-from empax.decoding.sampling import at_least, largest, nucleus, sample_tokens, typical
+from empax.core.largest import largest
+from empax.decoding.sampling import at_least, nucleus, sample_tokens, typical
 
 
 @pytest.mark.parametrize(("vocab", "k"), [(7, 3), (32, 1), (333, 1), (333, 8), (1000, 20), (1001, 31), (100, 100)])

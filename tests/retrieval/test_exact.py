@@ -53,6 +53,55 @@ def test_scores_are_float32_products_of_what_is_stored(dtype):
     np.testing.assert_allclose(np.asarray(found.scores), expected[1], rtol=1e-5)
 
 
+def traced(index, queries, *, gpu):
+    asked = np.zeros((queries, index.dim + 1), np.int32)
+    settings = {"k": 5, "chunks": 1, "mesh": index._mesh, "axis": "data", "gpu": gpu}
+    return exact._search.trace(index._rows, index._groups, asked, index._count, **settings)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 3e5])
+def test_on_a_gpu_half_precision_rows_are_multiplied_as_they_are_and_as_exactly(size, monkeypatch):
+    rng = np.random.default_rng(3)
+    rows, queries = (rng.standard_normal((n, 384), dtype=np.float32) for n in (ROWS, 9))
+    rows, queries = rows.astype(np.float16), size * queries
+    queries[0] = 0.0
+    expected = brute_force(rows, queries, 5)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    index = ExactIndex(rows)
+    found = index.search(queries, 5)
+    np.testing.assert_array_equal(np.asarray(found.ids)[1:], expected[0][1:])
+    np.testing.assert_allclose(np.asarray(found.scores), expected[1], rtol=2e-6)
+    assert f"f32[{ROWS},384]" in str(traced(index, 8, gpu=False).jaxpr)
+    assert f"f32[{ROWS},384]" not in str(traced(index, 8, gpu=True).jaxpr)
+
+
+def test_on_a_gpu_many_queries_are_multiplied_by_tensor_cores_and_a_few_are_not():
+    index = ExactIndex(np.zeros((ROWS, DIM), np.float32))
+
+    def program(queries, gpu):
+        return traced(index, queries, gpu=gpu).lower(lowering_platforms=("cuda",)).as_text()
+
+    assert "num_primitive_operations = 3" in program(64, gpu=True)
+    for queries, gpu in ((64, False), (1, True)):
+        text = program(queries, gpu)
+        assert "num_primitive_operations" not in text
+        assert "precision = [HIGHEST, HIGHEST]" in text
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_rows_are_chunked_as_memory_allows(backend, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(exact, "_CHUNK_ROWS", 3000)
+    monkeypatch.setattr(exact, "_CHUNK_ROWS_OF_ACCELERATORS", 9000)
+    rows = np.zeros((9001, 2), np.float16)
+    index = ExactIndex(rows)
+    assert index._chunks == (4 if backend == "cpu" else 2)
+    assert index._rows.shape[0] == (9004 if backend == "cpu" else 9024)  # in groups of 32
+    # Converted part by part on a CPU; a few queries have few scores.
+    assert [index._chunks_for(count) for count in (1, 256)] == ([4, 4] if backend == "cpu" else [1, 2])
+    assert ExactIndex(rows.astype(np.float32))._chunks_for(1) == 1
+
+
 @pytest.mark.multidevice
 @pytest.mark.parametrize("shape", [(8, 1), (4, 2)])
 @pytest.mark.parametrize("chunk_rows", [65_536, 10])
