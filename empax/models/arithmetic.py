@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 
 def hashed_bits(rng: jax.Array, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
@@ -164,3 +164,31 @@ def _widen_backward(
 
 
 _widen.defvjp(_widen_forward, _widen_backward)
+
+
+def rows_of_few(table: Float[Array, "R D"], ids: Int[Array, "..."]) -> Float[Array, "... D"]:
+    """`table[ids]`, of a table of so few rows that each is asked for often.
+
+    On a GPU its gradient is a product with one-hot rows. Else thousands of sums would wait for one another at each row,
+    in an order that changes from run to run.
+    """
+    return _picked(table, ids) if jax.default_backend() == "gpu" else table[ids]
+
+
+@jax.custom_vjp
+def _picked(table: Array, ids: Array) -> Array:
+    return table[ids]
+
+
+def _picked_forward(table: Array, ids: Array) -> tuple[Array, tuple[Array, Array]]:
+    return table[ids], (table, ids)
+
+
+def _picked_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
+    table, ids = saved
+    hot = jax.nn.one_hot(ids.reshape(-1), len(table), dtype=jnp.float32)
+    flat = gradient.reshape(-1, table.shape[1]).astype(jnp.float32)
+    return jnp.einsum("NR,ND->RD", hot, flat, precision="highest").astype(table.dtype), None
+
+
+_picked.defvjp(_picked_forward, _picked_backward)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from empax.models.arithmetic import add_bias, dropout, hashed_bits
+from empax.models.arithmetic import add_bias, dropout, hashed_bits, rows_of_few
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
@@ -51,3 +51,24 @@ def test_a_bias_is_added_and_its_gradient_summed_in_float32(dtype, shape):
     repeated = tuple(axis for axis in range(4) if shape[axis] == 1)
     expected = np.asarray(weights, np.float64).sum(axis=repeated, keepdims=True)
     np.testing.assert_allclose(gradients[1], expected, rtol=1e-6)
+
+
+def test_on_a_gpu_rows_of_a_small_table_learn_by_a_product_and_as_much(monkeypatch):
+    table = jax.random.normal(jax.random.key(0), (8, 3))
+    ids = jax.random.randint(jax.random.key(1), (20, 30), 0, 7)  # one row is never asked for
+
+    def loss(table):
+        return jnp.sum(jnp.sin(rows_of_few(table, ids)) * jnp.arange(1.0, 4.0)[None, None])
+
+    def gradient():
+        own = jax.value_and_grad(lambda table: loss(table))
+        return own(table), str(jax.make_jaxpr(own)(table))
+
+    (value, expected), program = gradient()
+    assert "scatter-add" in program
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    (other, found), program = gradient()
+    assert "scatter" not in program
+    assert other == value
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert not found[7].any()
