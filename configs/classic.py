@@ -6,11 +6,11 @@ r"""The systems that everybody compares with: one word-level model, composed as 
   python -m empax.main --config=configs/classic.py:NAME,consensus     # by the leaderboard's decoder
   python -m empax.main --config=configs/classic.py:NAME,tiny          # a trial on the built-in sample
 
-NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg, empdg_critics, cem, kemp. All train on the
-same words, for as many updates. CEM reads what follows from the last turn: tails of the nearest event of ATOMIC (in
+NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg, empdg_critics, cem, kemp, case. All train on
+the same words, for as many updates. CEM reads what follows from the last turn: tails of the nearest event of ATOMIC (in
 DATA/knowledge), or what a COMET says (configs/comet_t5.py). KEMP reads concepts of words, here WordNet's
-(`--config.knowledge.entity.path=FOLDER`), or those of a file. "machine=gpu" took three to nine minutes on a shared H200
-(docs/results/classic.md). "lineage" goes with either machine.
+(`--config.knowledge.entity.path=FOLDER`), or those of a file; CASE reads both. "machine=gpu" took three to nine minutes
+on a shared H200 (docs/results/classic.md). "lineage" goes with either machine.
 
 Weights of losses. Released code sums some losses over a batch where ours are means: `nll` over the tokens of responses,
 all others over rows. A batch of 16 responses has about 240 tokens, so a released mean over rows beside a sum over
@@ -82,12 +82,23 @@ FORMS: dict[str, dict[str, Any]] = {
         "copies": True,
         "weights": {"emotion": 1 / 15, "attention": 0.1 / 240},
     },
+    # Its command's weights of coarse and fine; its code has means of all losses, and no label smoothing.
+    "case": {
+        "readers": ("alignment",),
+        "concepts": {"each": 3, "most": 10},  # its defaults
+        "alignment": {"clauses": 4, "facts": 40},  # ours
+        "weights": {"emotion": 1.0, "frequency": 1.5, "bag": 1.0, "kl": 1.0, "coarse": 1.0, "fine": 0.2},
+    },
 }
 
 KNOWLEDGE: dict[str, dict[str, Any]] = {
     "cem": {"social": {"source": "atomic", "path": ""}},
     # ours, where KEMP has ConceptNet
     "kemp": {"entity": {"source": "wordnet", "path": "/usr/share/wordnet"}},
+    "case": {
+        "social": {"source": "atomic", "path": "", "clauses": True},
+        "entity": {"source": "wordnet", "path": "/usr/share/wordnet"},
+    },
 }
 
 
@@ -146,8 +157,10 @@ def get_config(arg: str = "") -> ConfigDict:
     if name in KNOWLEDGE:
         config.run = ("prepare", "knowledge", "generator", "evaluate", "report")
         config.knowledge = ConfigDict({"kind": "knowledge", **KNOWLEDGE[name]}, convert_dict=True)
-    if name == "cem":
+    if name in ("cem", "case"):
         config.generator.label_smoothing = 0.0
+    if name == "case":
+        _choose_first(config, 10_072 if "lineage" in chosen.flags else steps // 3)
     if "adversary" in form:
         config.generator.optimizer.groups = [{"pattern": "critic/", "learning_rate_scale": 0.1, "schedule": "constant"}]
     if chosen.machine == "gpu":
@@ -179,6 +192,17 @@ def _classify_first(config: ConfigDict) -> None:
     config.generator.prepend = "emotions"
 
 
+def _choose_first(config: ConfigDict, steps: int) -> None:
+    """Trains what a response chooses of the graphs, by its words alone; CASE's code does so for 4 epochs."""
+    config.run = ("prepare", "knowledge", "choice", "generator", "evaluate", "report")
+    config.choice = ConfigDict(config.generator.to_dict(), convert_dict=True)
+    config.choice.update(
+        {"weights": {**dict.fromkeys(("nll", *config.generator.weights), 0.0), "bag": 1.0}, "best_metric": "bag_loss",
+         "steps": steps, "eval_every_steps": steps // 2, "checkpoint_every_steps": steps // 2}
+    )  # fmt: skip
+    config.generator.start_from = "choice"
+
+
 def _shrunk(config: ConfigDict, name: str) -> ConfigDict:
     """Seconds on the built-in sample."""
     config.data.name = "sample"
@@ -188,8 +212,10 @@ def _shrunk(config: ConfigDict, name: str) -> ConfigDict:
     config.prepare.tokenizer.min_count = 1
     if "knowledge" in config:
         for about in KNOWLEDGE[name]:
-            config.knowledge[about].source = "sample"
-    for stage in ("emotions", "generator"):
+            config.knowledge[about] = {"source": "sample"}
+    if name == "case":
+        config.classic.alignment.update({"clauses": 2, "facts": 6, "tokens": 8})
+    for stage in ("emotions", "choice", "generator"):
         if stage in config:
             config[stage].update({"steps": 4, "batch_size": 8, "buckets": (48,), "log_every_steps": 2,
                                  "eval_every_steps": 2, "checkpoint_every_steps": 2})  # fmt: skip

@@ -147,6 +147,12 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def clauses(turn: str) -> list[str]:
+    """The sentences of a turn that has several; empty where it has one. Source: CASE's code cuts at full stops."""
+    found = [text for text in re.split(r"(?<=[.!?])\s+", turn.strip()) if text]
+    return found if len(found) > 1 else []
+
+
 def told(instance: Instance) -> list[dict[str, Any]]:
     """What a prediction says of the facts behind it."""
     return [{**fact.row(), "words": fact.words(), "score": round(fact.score, 4)} for fact in facts_of(instance)]

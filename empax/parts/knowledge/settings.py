@@ -10,6 +10,8 @@ from empax.interop.pretrained_encoders import EncoderSettings
 
 Maker = Literal["file", "sample", "atomic", "wordnet", "comet", "llm"]
 
+_ASKED = ("atomic", "comet", "llm")
+
 MINILM = EncoderSettings(pretrained="minilm")
 
 
@@ -25,6 +27,7 @@ class SourceSettings:
         (empty = `config.data.dir`); of "wordnet" the folder of its database; of "comet" and "llm" the folder or the
         name of a model.
       tails: the most tails of a relation that are kept; of "comet" also its beams.
+      clauses: of "atomic", "comet" and "llm": whether each sentence of a last turn is asked of, too (CASE).
       entities: of "comet", asked of entities: the folder of WordNet, which says what the entities of a context are.
       encoder: of "atomic": what compares turns and events.
       batch_size: of "comet" and "llm".
@@ -33,6 +36,7 @@ class SourceSettings:
     source: Maker = "atomic"
     path: str = ""
     tails: int = 5
+    clauses: bool = False
     entities: str = ""
     encoder: EncoderSettings = MINILM
     batch_size: int = 32
@@ -41,6 +45,8 @@ class SourceSettings:
         check_numbers(self, "tails", "batch_size", least=1)
         if self.source not in ("sample", "atomic") and not self.path:
             raise ConfigError(f"source = {self.source!r} needs path: {_PATHS[self.source]}.")
+        if self.clauses and self.source not in _ASKED:
+            raise ConfigError(f"clauses = True: source = {self.source!r} is asked of nothing; {', '.join(_ASKED)} are.")
 
 
 @dataclasses.dataclass(frozen=True)

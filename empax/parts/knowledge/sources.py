@@ -20,7 +20,7 @@ from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data import sample
 from empax.data.corpora import data_folder
-from empax.data.knowledge import SOCIAL_RELATIONS, Fact, facts_from, ranked, read_knowledge
+from empax.data.knowledge import SOCIAL_RELATIONS, Fact, clauses, facts_from, ranked, read_knowledge
 from empax.data.store import may_load
 from empax.data.wordnet import WordNet
 from empax.interop.pretrained import check_weights
@@ -151,12 +151,43 @@ class Things:
         return ranked(facts, most=self.tails)
 
 
+@dataclasses.dataclass(frozen=True)
+class OfClauses:
+    """A source that is asked of each sentence of the last turn, too: the head of the facts that it gets."""
+
+    source: FactSource
+
+    @property
+    def name(self) -> str:
+        return f"{self.source.name}, by clause"
+
+    @property
+    def hash(self) -> str:
+        return hash_json(["clauses", self.source.hash])
+
+    def find(self, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
+        asked = [(row, text) for row, i in enumerate(instances) for text in clauses(i.context[-1])]
+        texts = list(dict.fromkeys(text for _, text in asked))
+        found = list(self.source.find(instances, split))
+        told = self.source.find([Instance(text, (text,), "", "") for text in texts], split) if texts else []
+        known = dict(zip(texts, told, strict=True))
+        for row, text in asked:
+            (facts, dropped), (more, lost) = found[row], known[text]
+            found[row] = [*facts, *(dataclasses.replace(fact, head=text) for fact in more)], dropped + lost
+        return found
+
+
 def load_source(settings: SourceSettings, run: RunContext, *, social: bool) -> FactSource:
     """The source that `settings` name, asked of people (`social`) or of things.
 
     Raises:
       ConfigError, DataError: as of `check_source`.
     """
+    found = _loaded(settings, run, social=social)
+    return OfClauses(found) if settings.clauses else found
+
+
+def _loaded(settings: SourceSettings, run: RunContext, *, social: bool) -> FactSource:
     check_source(settings, run, social=social)
     name = settings.source
     if name == "file":
@@ -187,6 +218,8 @@ def check_source(settings: SourceSettings, run: RunContext, *, social: bool) -> 
             f"config.{run.stage}.{'social' if social else 'entity'}.source = {name!r} knows of {knows}, not of "
             f"{asked}; set it under {'entity' if social else 'social'}."
         )
+    if settings.clauses and not social:
+        raise ConfigError(f"config.{run.stage}.entity.clauses = True, but things are of a whole context; leave it out.")
     if name == "file":
         for split in ("train", "validation", "test"):
             if not (path := Files(settings).path(split)).is_file():

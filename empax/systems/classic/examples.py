@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool
@@ -18,10 +18,11 @@ from empax.core.types import Instance
 from empax.data import features
 from empax.data.english import vader_lexicon
 from empax.data.exemplars import LabelledExamples, newest, padded
-from empax.data.knowledge import SOCIAL_RELATIONS, facts_of
+from empax.data.knowledge import SOCIAL_RELATIONS, clauses, facts_of
 from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN
+from empax.systems.classic.alignment import AlignmentSettings
 from empax.systems.classic.concepts import ConceptPicker
-from empax.systems.classic.readers import ClassicBatch, ConceptWords
+from empax.systems.classic.readers import COGNITION, FEELINGS, ClassicBatch, ConceptWords, FactTexts
 
 
 class ClassicExamples(LabelledExamples):
@@ -39,6 +40,7 @@ class ClassicExamples(LabelledExamples):
       emotions: of each instance, the emotion to put before its context; None = none.
       feedback_tokens: of the turn that follows each response, for critics; 0 = it is left out. Source: EmpDG.
       facts_tokens: of the facts of a relation among an instance's notes; 0 = they are left out. Source: CEM.
+      cognition: sizes of the facts of the last turn and of its clauses; None = they are left out. Source: CASE.
       concepts: picks concepts of words out of an instance's facts; None = they are left out. Source: KEMP.
     """
 
@@ -53,6 +55,7 @@ class ClassicExamples(LabelledExamples):
         emotions: Sequence[str] | None = None,
         feedback_tokens: int = 0,
         facts_tokens: int = 0,
+        cognition: AlignmentSettings | None = None,
         concepts: ConceptPicker | None = None,
     ):
         self.emotional = emotional
@@ -77,6 +80,8 @@ class ClassicExamples(LabelledExamples):
         self.feedback = [row[:feedback_tokens] for row in tokenizer.encode_batch(following)]
         self.facts_tokens = facts_tokens
         self.facts = [_related(i, tokenizer, facts_tokens) for i in instances] if facts_tokens else []
+        self.sizes = cognition
+        self.cognition = [_followed(i, tokenizer, cognition) for i in instances] if cognition is not None else []
         self.picker = concepts
         self.concepts = (
             [concepts(source, facts_of(i)) for source, i in zip(self.sources, instances, strict=True)]
@@ -101,10 +106,30 @@ class ClassicExamples(LabelledExamples):
             shape = len(rows), len(SOCIAL_RELATIONS), self.facts_tokens
             ids, mask = features.pad(facts, self.facts_tokens, self.pad_id)
             arrays["facts"], arrays["facts_mask"] = ids.reshape(shape), mask.reshape(shape)
+        if self.sizes is not None:
+            arrays["cognition"] = self._cognition(rows, self.sizes)
         if self.picker is not None:
             arrays["intensity"] = self.picker.intensities[arrays["source"]] * arrays["source_mask"]
             arrays["concepts"] = self._concepts(rows, length, self.picker) if self.picker.settings.most else None
         return ClassicBatch(**arrays)
+
+    def _cognition(self, rows: Sequence[int], sizes: AlignmentSettings) -> FactTexts:
+        nothing: Followed = ([], [], [])
+        found = [self.cognition[i] if i >= 0 else nothing for i in rows]
+        arrays: dict[str, Any] = {}
+        about = [[(of, relation) for of, relation, _ in tails] for _, _, tails in found]
+        texts = {
+            "turns": ([turns for turns, _, _ in found], 1 + sizes.clauses),
+            "feelings": ([feelings for _, feelings, _ in found], 1 + sizes.clauses),
+            "tails": ([[ids for _, _, ids in tails] for _, _, tails in found], sizes.facts),
+        }
+        for name, (texts_of, most) in texts.items():
+            flat = [ids for row in texts_of for ids in [*row, *[[]] * (most - len(row))]]
+            ids, mask = features.pad(flat, sizes.tokens, self.pad_id)
+            arrays[name], arrays[f"{name}_mask"] = (x.reshape(len(rows), most, sizes.tokens) for x in (ids, mask))
+        arrays["of"], _ = features.pad([[of for of, _ in row] for row in about], sizes.facts, -1)
+        arrays["relation"], _ = features.pad([[relation for _, relation in row] for row in about], sizes.facts, 0)
+        return FactTexts(**arrays)
 
     def _concepts(self, rows: Sequence[int], length: int, picker: ConceptPicker) -> ConceptWords:
         """The concepts of the words that `newest` has kept."""
@@ -118,6 +143,27 @@ class ClassicExamples(LabelledExamples):
         place, _ = features.pad([[place for _, place in row] for row in kept], most, -1)
         arrays: Any = words, mask, place, picker.intensities[words] * mask
         return ConceptWords(*arrays)
+
+
+Followed: TypeAlias = tuple[list[list[int]], list[list[int]], list[tuple[int, int, list[int]]]]
+"""Words of the turn and its clauses, of the feelings of each, and of facts, with the turn and relation of each."""
+
+
+def _followed(instance: Instance, tokenizer: Tokenizer, sizes: AlignmentSettings) -> Followed:
+    """A fact is about the clause that is its head, or else about the whole turn."""
+    last = instance.context[-1]
+    texts = [last, *clauses(last)[: sizes.clauses]]
+    places = {text.strip().lower(): place for place, text in reversed(list(enumerate(texts)))}
+    feelings: list[list[int]] = [[] for _ in texts]
+    tails = []
+    for fact in sorted(facts_of(instance), key=lambda fact: fact.rank):
+        of, ids = places.get(fact.head.strip().lower(), 0), tokenizer.encode(fact.tail)
+        if fact.relation == FEELINGS:
+            feelings[of] += ids
+        elif fact.relation in COGNITION:
+            tails.append((of, COGNITION.index(fact.relation), [tokenizer.cls_id, *ids][: sizes.tokens]))
+    turns = [[tokenizer.cls_id, *features.keep_newest(ids, sizes.tokens - 1)] for ids in tokenizer.encode_batch(texts)]
+    return turns, [ids[: sizes.tokens] for ids in feelings], tails[: sizes.facts]
 
 
 def _related(instance: Instance, tokenizer: Tokenizer, most: int) -> list[list[int]]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 from empax.models.heads import masked_mean
 from empax.models.layers import MASKED, normal
@@ -22,30 +22,49 @@ _PADDING = 0.5  # intensity of a context's padding in KEMP's code
 class GraphAttention(nn.Module):
     r"""Nodes read those that an edge leads to.
 
-    .. math:: Norm(n_i + W_o \sum_{j \in N(i)} a_{ij} W_v n_j), \quad a_i = softmax_{j \in N(i)}(W_q n_i \cdot W_k n_j)
+    .. math:: Norm(n_i + W_o \sum_{j \in N(i)} a_{ij} W_v n_j), \quad
+              a_i = softmax_{j \in N(i)}((c\, W_q n_i + r_{ij}) \cdot (W_k n_j + s_{ij}))
 
-    A node without edges reads zeros.
+    with r and s of the kind of the edge from i to j, where there are kinds, and c the root of a head's width, inverted,
+    where there are several heads. A node without edges reads zeros.
 
     Attributes:
-      published: logits where no edge is are 0, so that such nodes keep a share.
+      num_heads: each of D / num_heads features. Source: one, KEMP; two, CASE.
+      kinds: of edges, which then are their numbers, from 1; 0 = edges are there or not. Source: CASE.
+      published: logits where no edge is are 0, so that such nodes keep a share. Source: KEMP's code.
     """
 
     config: TransformerConfig
+    num_heads: int = 1
+    kinds: int = 0
     published: bool = False
 
     @nn.compact
     def __call__(
-        self, nodes: Float[Array, "B I D"], read: Float[Array, "B J D"], edges: Bool[Array, "B I J"]
+        self, nodes: Float[Array, "B I D"], read: Float[Array, "B J D"], edges: Shaped[Array, "B I J"]
     ) -> Float[Array, "B I D"]:
-        size = self.config.d_model
-        query = Linear(size, name="query")(nodes)
-        key, value = (Linear(size, name=name)(read) for name in ("key", "value"))
-        logits = jnp.where(edges, jnp.einsum("BID,BJD->BIJ", query, key), 0.0 if self.published else MASKED)
-        weights = jax.nn.softmax(logits)
+        size, heads, there = self.config.d_model, self.num_heads, edges > 0
+        width = max(size // heads, 1)
+
+        def split(name: str, values: jax.Array) -> jax.Array:
+            return Linear(heads * width, name=name)(values).reshape(*values.shape[:2], heads, width)
+
+        query, key, value = split("query", nodes), split("key", read), split("value", read)
+        query = query * width**-0.5 if heads > 1 else query
+        logits = jnp.einsum("BIHN,BJHN->BHIJ", query, key)
+        if self.kinds:
+            asked, told = (
+                self.param(name, normal(size**-0.5), (self.kinds, heads, width)) for name in ("asked", "told")
+            )
+            kind = jax.nn.one_hot(edges - 1, self.kinds)  # zeros where no edge is
+            logits += jnp.einsum("BIHR,BIJR->BHIJ", jnp.einsum("BIHN,RHN->BIHR", query, told), kind)
+            logits += jnp.einsum("BJHR,BIJR->BHIJ", jnp.einsum("BJHN,RHN->BJHR", key, asked), kind)
+            logits += jnp.einsum("RH,BIJR->BHIJ", jnp.einsum("RHN,RHN->RH", asked, told), kind)
+        weights = jax.nn.softmax(jnp.where(there[:, None], logits, 0.0 if self.published else MASKED))
         if not self.published:
-            weights = jnp.where(edges, weights, 0.0)
-        mixed = Linear(size, name="out")(jnp.einsum("BIJ,BJD->BID", weights, value))
-        return self.config.make_norm()(nodes.astype(jnp.float32) + mixed)
+            weights = jnp.where(there[:, None], weights, 0.0)
+        mixed = jnp.einsum("BHIJ,BJHN->BIHN", weights, value).reshape(*nodes.shape[:2], heads * width)
+        return self.config.make_norm()(nodes.astype(jnp.float32) + Linear(size, name="out")(mixed))
 
 
 def concept_edges(mask: Bool[Array, "B S"], concepts: ConceptWords) -> Bool[Array, "B S J"]:
@@ -58,6 +77,15 @@ def concept_edges(mask: Bool[Array, "B S"], concepts: ConceptWords) -> Bool[Arra
     words = first[:, None] | first[None] | (place[:, None] - 1 == place[None])
     own = (place[None, :, None] == concepts.place[:, None]) | first[None, :, None]
     return jnp.concatenate([words[None] & mask[:, None], own & concepts.mask[:, None]], axis=-1)
+
+
+def concept_nodes(
+    config: TransformerConfig, batch: ClassicBatch, concepts: ConceptWords, words: Words, role: Float[Array, " D"]
+) -> tuple[Float[Array, "B J D"], float]:
+    """The scaled embeddings of words with who speaks, and of concepts with their role; and the scale."""
+    scale = config.d_model**0.5 if config.embed_scale else 1.0
+    context = words.embed(batch.source) + words.embed(batch.speaker)
+    return scale * jnp.concatenate([context, words.embed(concepts.ids) + role[None, None]], axis=1), scale
 
 
 class Concepts(nn.Module):
@@ -79,7 +107,7 @@ class Concepts(nn.Module):
 
     def setup(self) -> None:
         if self.settings.most:
-            self.graph = GraphAttention(self.config, self.settings.published)
+            self.graph = GraphAttention(self.config, published=self.settings.published)
             self.role = self.param("role", normal(self.config.initial_embedding_stddev()), (self.config.d_model,))
 
     def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
@@ -109,13 +137,10 @@ class Concepts(nn.Module):
 
     def _joined(self, batch: ClassicBatch, concepts: ConceptWords, words: Words) -> Float[Array, "B J D"]:
         """Words that have read their concepts, and these, before the embedding's scale."""
-        c = self.config
-        scale = c.d_model**0.5 if c.embed_scale else 1.0
-        context = scale * (words.embed(batch.source) + words.embed(batch.speaker))
-        beside = scale * (words.embed(concepts.ids) + self.role[None, None])
-        nodes = jnp.concatenate([context, beside], axis=1)
-        context = self.graph(context, nodes, concept_edges(batch.source_mask, concepts))
-        return jnp.concatenate([context, beside], axis=1) / scale
+        nodes, scale = concept_nodes(self.config, batch, concepts, words, self.role)
+        length = batch.source.shape[1]
+        context = self.graph(nodes[:, :length], nodes, concept_edges(batch.source_mask, concepts))
+        return jnp.concatenate([context, nodes[:, length:]], axis=1) / scale
 
 
 def attention_loss(

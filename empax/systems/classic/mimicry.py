@@ -21,9 +21,9 @@ from empax.models.latent import Gaussian, draw, gaussian_kl
 from empax.models.layers import normal, sinusoidal_positions
 from empax.models.stack import Stack
 from empax.models.transformer_config import TransformerConfig
-from empax.systems.classic.readers import ClassicBatch, Linear, Read, Words, emotion_nll
+from empax.systems.classic.readers import FEELINGS, ClassicBatch, Linear, Read, Words, emotion_nll, encode_texts
 
-AFFECTION = SOCIAL_RELATIONS.index("xReact")
+AFFECTION = SOCIAL_RELATIONS.index(FEELINGS)
 """The relation that tells feelings."""
 COGNITION = [relation for relation in range(len(SOCIAL_RELATIONS)) if relation != AFFECTION]
 _HIDDEN = 3  # of the last layers, times d_model
@@ -224,6 +224,5 @@ class Refinement(nn.Module):
         assert batch.facts is not None
         assert batch.facts_mask is not None
         ids, mask = (jnp.concatenate([x[:, r] for r in relations]) for x in (batch.facts, batch.facts_mask))
-        inputs = words.enter(stack, words.embed(ids), jnp.arange(ids.shape[1]), deterministic=not train)
-        states, _ = stack(inputs, mask[:, None, :], deterministic=not train)
+        states = encode_texts(stack, words, ids, mask, train=train)
         return jnp.where(mask.any(axis=1, keepdims=True), pool(states, mask).astype(jnp.float32), 0.0)

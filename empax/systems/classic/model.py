@@ -20,6 +20,7 @@ from empax.models.stack import Layer
 from empax.models.transformer import EncoderDecoder, causal
 from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.adversary import AdversarySettings, Critic
+from empax.systems.classic.alignment import Alignment
 from empax.systems.classic.graphs import Concepts
 from empax.systems.classic.mimicry import Mimicry, Refinement
 from empax.systems.classic.readers import ClassicBatch, EmotionHead, EmotionWords, Linear, ListenerGate, Read
@@ -31,6 +32,7 @@ READERS: dict[str, Any] = {
     "mimicry": Mimicry,
     "refinement": Refinement,
     "concepts": Concepts,
+    "alignment": Alignment,
 }
 """By name: modules made of the model's config and of settings of their own."""
 

@@ -13,9 +13,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import check_numbers
 from empax.core.types import EMOTIONS, Batch
+from empax.data.knowledge import SOCIAL_RELATIONS
 from empax.models.layers import normal
 from empax.models.stack import Stack
 from empax.models.transformer_config import TransformerConfig
+
+FEELINGS = "xReact"
+COGNITION = tuple(relation for relation in SOCIAL_RELATIONS if relation != FEELINGS)
+"""The relations that tell what follows from a turn, but for feelings."""
 
 
 @flax.struct.dataclass
@@ -26,6 +31,23 @@ class ConceptWords:
     mask: Bool[Array, "B K"]
     place: Int[Array, "B K"]
     intensity: Float[Array, "B K"]
+
+
+@flax.struct.dataclass
+class FactTexts:
+    """The last turn and its clauses, what follows from each (facts of COGNITION), and what each makes people feel.
+
+    `of` is the row of `turns` that a fact is about, `relation` its index into COGNITION.
+    """
+
+    turns: Int[Array, "B U X"]
+    turns_mask: Bool[Array, "B U X"]
+    feelings: Int[Array, "B U X"]
+    feelings_mask: Bool[Array, "B U X"]
+    tails: Int[Array, "B P X"]
+    tails_mask: Bool[Array, "B P X"]
+    of: Int[Array, "B P"]
+    relation: Int[Array, "B P"]
 
 
 @flax.struct.dataclass
@@ -44,6 +66,7 @@ class ClassicBatch(Batch):
     facts_mask: Bool[Array, "B M W"] | None = None
     intensity: Float[Array, "B S"] | None = None  # of each word's emotion, where a reader wants it
     concepts: ConceptWords | None = None  # where a reader wants them
+    cognition: FactTexts | None = None  # likewise
     step: Int[Array, ""] | None = None
 
 
@@ -101,6 +124,20 @@ class Linear(nn.Module):
         return result + bias.reshape((1,) * (result.ndim - 1) + bias.shape)
 
 
+def encode_texts(
+    stack: Stack, words: Words, ids: Int[Array, "N W"], mask: Bool[Array, "N W"], *, train: bool
+) -> Float[Array, "N W D"]:
+    """States of short texts, in an encoder of their own."""
+    inputs = words.enter(stack, words.embed(ids), jnp.arange(ids.shape[1]), deterministic=not train)
+    return stack(inputs, mask[:, None, :], deterministic=not train)[0]
+
+
+def next_rows(valid: Bool[Array, " B"]) -> Int[Array, " B"]:
+    """Of each row of a batch the next one, of the last the first; of filler, which stands behind, itself."""
+    rows, count = jnp.arange(len(valid)), jnp.sum(valid)
+    return jnp.where(valid, (rows + 1) % jnp.maximum(count, 1), rows)
+
+
 def emotion_nll(logits: Float[Array, "B C"], emotion: Int[Array, " B"]) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
     """Negative log-likelihood of each row's emotion, and where that is known."""
     log_probs = jax.nn.log_softmax(logits)
@@ -156,8 +193,7 @@ class EmotionWords(nn.Module):
         order = jnp.argsort(~kept, axis=1, stable=True)
         mask = jnp.take_along_axis(kept, order, axis=1)
         ids = jnp.take_along_axis(batch.source, order, axis=1)
-        inputs = words.enter(self.encoder, words.embed(ids), jnp.arange(mask.shape[1]), deterministic=not train)
-        states, _ = self.encoder(inputs, mask[:, None, :], deterministic=not train)
+        states = encode_texts(self.encoder, words, ids, mask, train=train)
         return read.replace(  # type: ignore[attr-defined]
             states=jnp.concatenate([read.states, states], axis=1),
             mask=jnp.concatenate([read.mask, mask], axis=1),

@@ -12,6 +12,7 @@ from empax.models.transformer_config import TransformerConfig
 from empax.parts.generator.settings import check_no_exemplars
 from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.classic.adversary import LOSSES, AdversarySettings
+from empax.systems.classic.alignment import AlignmentSettings
 from empax.systems.classic.concepts import ConceptsSettings
 from empax.systems.classic.mimicry import MimicrySettings
 from empax.systems.classic.model import READERS
@@ -24,8 +25,8 @@ class ClassicSettings(WordLevelSettings):
 
     Attributes:
       readers: which parts read a context, in order: "emotion", "emotion_words", "listeners" (behind "emotion"),
-        "mimicry", "refinement", "concepts".
-      emotion, listeners, mimicry, concepts: settings of these.
+        "mimicry", "refinement", "concepts", "alignment".
+      emotion, listeners, mimicry, concepts, alignment: settings of these; "alignment" reads concepts, too.
       adversary: critics that see soft responses and the turn that follows (`systems.classic.adversary`); None = none.
       copies: whether a response may copy words of what the decoder attends to.
       lexicon: the words of emotion that "emotion_words" and critics read: "vader", or a file with a word on each line.
@@ -39,6 +40,7 @@ class ClassicSettings(WordLevelSettings):
     listeners: ListenersSettings = dataclasses.field(default_factory=ListenersSettings)
     mimicry: MimicrySettings = dataclasses.field(default_factory=MimicrySettings)
     concepts: ConceptsSettings = dataclasses.field(default_factory=ConceptsSettings)
+    alignment: AlignmentSettings = dataclasses.field(default_factory=AlignmentSettings)
     adversary: AdversarySettings | None = None
     copies: bool = False
     lexicon: str = "vader"
@@ -55,8 +57,15 @@ class ClassicSettings(WordLevelSettings):
                 raise ConfigError(f"readers holds {name!r}; it takes {', '.join(READERS)}.")
         if len(set(self.readers)) < len(self.readers):
             raise ConfigError(f"readers = {self.readers} names one twice; a model has each at most once.")
-        if "mimicry" in self.readers and "emotion" in self.readers:
-            raise ConfigError('readers: "mimicry" reads the emotion itself; leave out "emotion".')
+        alone = [name for name in self.readers if "emotion" in READERS[name].losses]
+        if len(alone) > 1:
+            raise ConfigError(
+                f"readers: {' and '.join(alone)} read the emotion, each by itself; leave one of them out."
+            )
+        if "concepts" in self.readers and "alignment" in self.readers:
+            raise ConfigError('readers: "concepts" and "alignment" read the same graph; leave one of them out.')
+        if "alignment" in self.readers and not self.concepts.most:
+            raise ConfigError('concepts.most = 0 leaves "alignment" no concepts; set it to at least 1.')
         if "listeners" in self.readers and "emotion" not in self.readers[: self.readers.index("listeners")]:
             raise ConfigError('readers: "listeners" are gated by the logits of "emotion"; put that before them.')
         for name in ("emotion_words", "refinement", "concepts"):
@@ -80,7 +89,7 @@ class ClassicSettings(WordLevelSettings):
 
     @property
     def reads_concepts(self) -> bool:
-        return "concepts" in self.readers
+        return "concepts" in self.readers or "alignment" in self.readers
 
     @property
     def reads_facts(self) -> bool:
@@ -89,7 +98,9 @@ class ClassicSettings(WordLevelSettings):
     def config(self, vocab_size: int, start_id: int, *, tie_embeddings: bool = True) -> TransformerConfig:
         """With the memories of its readers."""
         made = super().config(vocab_size, start_id, tie_embeddings=tie_embeddings)
-        single = self.reads_concepts and self.concepts.signal
+        if "alignment" in self.readers:
+            return dataclasses.replace(made, memories=("cognition", "affection"), memory_gate="none")
+        single = "concepts" in self.readers and self.concepts.signal
         return dataclasses.replace(made, memories=("signal",) if single else (), single_memories=single)
 
     def reader_settings(self) -> tuple[tuple[str, Any], ...]:
@@ -107,6 +118,7 @@ class ClassicTaskSettings:
         losses, each a mean over rows, must all be named. Released code sums where we average, so its weights are
         others: `configs/classic.py` says which.
       label_smoothing: of "nll".
+      start_from: an earlier stage whose parameters to go on from; empty = initialise.
       prepend: an earlier stage whose likeliest emotion stands as a word before each context; empty = none. Source:
         Rashkin et al. 2019 (prepending).
       max_validation_examples: 0 = all.
@@ -114,6 +126,7 @@ class ClassicTaskSettings:
 
     weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     label_smoothing: float = 0.0
+    start_from: str = ""
     prepend: str = ""
     max_validation_examples: int = 1000
 

@@ -30,7 +30,7 @@ from empax.systems.classic.frequency import frequency_weights
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch
 from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
-from empax.systems.classic.task import ClassicTask
+from empax.systems.classic.task import READ_BY, ClassicTask
 from empax.training.checkpoint import load_params
 
 _ANSWERS_AT_ONCE = 64
@@ -57,14 +57,15 @@ def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
     settings, where = run.shared_settings(ClassicSettings), f"config.{run.stage}.weights"
     losses = settings.losses
     if settings.reads_facts:
-        instead = "concepts.most = 0" if settings.reads_concepts else "readers without refinement"
-        check_knowledge(run, f"{run.shared}.{instead}")
+        check_knowledge(run, f"{run.shared}.readers without {', '.join(set(READ_BY) & set(settings.readers))}")
     for name in losses:
         if name not in stage.weights:
             raise ConfigError(f"{where} lacks {name}, a loss of {run.shared}.readers; set it (0 = it teaches nothing).")
     for name in stage.weights:
         if name not in (*TOKEN_LOSSES, *losses):
             raise ConfigError(f"{where}.{name} is no loss of this model; it has {', '.join((*TOKEN_LOSSES, *losses))}.")
+    if stage.start_from:
+        run.earlier("start_from", stage.start_from, tasks=("classic.generator",))
     if stage.prepend:
         other = run.earlier("prepend", stage.prepend, tasks=("classic.generator",)).settings
         if not other.weights.get("emotion"):
@@ -114,6 +115,7 @@ class ClassicParts:
             emotions=emotions,
             feedback_tokens=settings.max_target_tokens if train and settings.adversary is not None else 0,
             facts_tokens=settings.facts_tokens if "refinement" in settings.readers else 0,
+            cognition=settings.alignment if "alignment" in settings.readers else None,
             concepts=self.picker if settings.reads_concepts else None,
         )
 
@@ -156,11 +158,16 @@ def build_generator(stage: ClassicTaskSettings, run: RunContext) -> Assembly:
         parts.examples(train, emotions_of(train), train=True),
         parts.examples(validation, emotions_of(validation)),
     )
-    initial = parts.initial if parts.settings.vectors else None
     frozen: Params = {"lexicon": parts.lexicon()} if parts.settings.adversary is not None else {}
     if stage.weights.get("frequency"):
         frozen["frequency"] = parts.word_weights(learnt.targets)
-    return Assembly(parts.task(stage), learnt, held_out, frozen=frozen, initial=initial)
+    return Assembly(parts.task(stage), learnt, held_out, frozen=frozen, initial=_initial(stage, parts, run))
+
+
+def _initial(stage: ClassicTaskSettings, parts: ClassicParts, run: RunContext) -> Callable[[Params], Params] | None:
+    if stage.start_from:
+        return lambda _: load_params(run.files.stage(stage.start_from))
+    return parts.initial if parts.settings.vectors else None
 
 
 def _prepended(stage: ClassicTaskSettings, run: RunContext) -> Callable[[Sequence[Instance]], list[str] | None]:
@@ -186,11 +193,17 @@ def sketch_generator(stage: ClassicTaskSettings, run: RunContext, batch_size: in
         frozen["lexicon"] = jax.ShapeDtypeStruct((parts.tokenizer.vocab_size,), np.bool_)
     if stage.weights.get("frequency"):
         frozen["frequency"] = jax.ShapeDtypeStruct((parts.tokenizer.vocab_size,), np.float32)
-    if "refinement" in parts.settings.readers:
-        sizes |= {"M": len(SOCIAL_RELATIONS), "W": parts.settings.facts_tokens}
-    most = parts.settings.concepts.most if parts.settings.reads_concepts else 0
-    absent = ["step", *([] if most else ["concepts"]), *([] if parts.settings.reads_concepts else ["intensity"])]
-    batch = shapes_of(ClassicBatch, **sizes, K=most)
+    settings = parts.settings
+    if "refinement" in settings.readers:
+        sizes |= {"M": len(SOCIAL_RELATIONS), "W": settings.facts_tokens}
+    absent, aligned, most = ["step"], settings.alignment, settings.concepts.most
+    if "alignment" not in settings.readers:
+        absent.append("cognition")
+    if not settings.reads_concepts:
+        absent.append("intensity")
+    if not (settings.reads_concepts and most):
+        absent.append("concepts")
+    batch = shapes_of(ClassicBatch, **sizes, K=most, U=1 + aligned.clauses, P=aligned.facts, X=aligned.tokens)
     return Sketch(parts.task(stage), dataclasses.replace(batch, **dict.fromkeys(absent)), frozen)
 
 

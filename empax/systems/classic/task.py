@@ -20,12 +20,12 @@ from empax.systems.classic.adversary import adversarial_losses
 from empax.systems.classic.frequency import weighted_cross_entropy
 from empax.systems.classic.graphs import attention_loss
 from empax.systems.classic.model import Classic
-from empax.systems.classic.readers import ClassicBatch
+from empax.systems.classic.readers import ClassicBatch, next_rows
 
 log = logging.getLogger("empax")
 
 _EXCHANGED = "nll_exchanged_"
-_READ_BY = {"refinement": "facts", "concepts": "concepts"}
+READ_BY = {"refinement": ("facts",), "concepts": ("concepts",), "alignment": ("concepts", "cognition")}
 """Readers, and the fields of a batch that they read besides the context."""
 
 
@@ -40,6 +40,11 @@ class ClassicTask(ResponseTask):
 
     model: Classic
     weights: Mapping[str, float]
+
+    @property
+    def splits_batches(self) -> bool:
+        """Not where the rows of a batch are each other's negatives."""
+        return "alignment" not in dict(self.model.readers)
 
     @property
     def nll_weight(self) -> float:
@@ -84,16 +89,15 @@ class ClassicTask(ResponseTask):
 
     def _exchanged(self, params: Params, batch: ClassicBatch, read: Any) -> Metrics:
         """The likelihood beside another row's concepts, its facts, or its part of what the decoder attends to."""
-        rows, valid = jnp.arange(len(batch.valid)), jnp.sum(batch.valid)  # filler stands behind
-        giver = jnp.where(rows < valid, (rows + 1) % jnp.maximum(valid, 1), rows)
+        giver = next_rows(batch.valid)
 
         def given(tree: Any) -> Any:
             return jax.tree.map(lambda leaf: leaf[giver], tree)
 
         changed = {}
-        for reader, name in _READ_BY.items():
+        for name in (name for reader, _ in self.model.readers for name in READ_BY.get(reader, ())):
             own = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.name.startswith(name)}
-            if reader in dict(self.model.readers) and own[name] is not None:
+            if own[name] is not None:
                 other = dataclasses.replace(batch, **given(own))
                 changed[name] = self.encode(params, other, None).states
         for name in read.memories:

@@ -12,7 +12,7 @@ from empax.data.knowledge import Fact
 from empax.parts.knowledge import quality
 from empax.parts.knowledge.generated import Comet, Prompted, Writer, parse, question
 from empax.parts.knowledge.settings import SourceSettings
-from empax.parts.knowledge.sources import NearestEvent
+from empax.parts.knowledge.sources import NearestEvent, OfClauses
 from tests.data import small_wordnet
 
 EVENTS = {
@@ -48,6 +48,20 @@ def test_facts_are_those_of_the_nearest_event_with_its_cosine():
     assert first[0].score == pytest.approx(expected)
     assert dataclasses.replace(source, tails=2).hash != source.hash
     assert len(dataclasses.replace(source, tails=2).find(rows, "test")[0][0]) == 2
+
+
+def test_sentences_of_a_turn_are_asked_of_too_and_head_their_facts():
+    source = OfClauses(NearestEvent(EVENTS, Letters(), tails=1))
+    rows = [Instance("a#2", ("We win. My dog is gone! I hate to lose a dog",), "", ""),
+            Instance("b#2", ("We won the game!",), "", "")]  # fmt: skip
+    (first, _), (second, _) = source.find(rows, "test")
+    assert [(fact.head, fact.tail) for fact in first] == [
+        ("PersonX loses PersonX's dog", "sad"), ("We win.", "happy"), ("My dog is gone!", "sad"),
+        ("I hate to lose a dog", "sad"),
+    ]  # fmt: skip
+    assert second == source.source.find(rows, "test")[1][0]  # a single sentence is the turn
+    assert source.hash != source.source.hash
+    assert source.name == "ATOMIC, nearest event, by clause"
 
 
 @dataclasses.dataclass

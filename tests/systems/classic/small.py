@@ -13,7 +13,7 @@ import numpy as np
 from empax.decoding.settings import DecodeSettings
 from empax.parts.generator.task import Decoder
 from empax.systems.classic.model import Classic
-from empax.systems.classic.readers import ClassicBatch, ConceptWords, EmotionSettings
+from empax.systems.classic.readers import ClassicBatch, ConceptWords, EmotionSettings, FactTexts
 from empax.systems.classic.settings import ClassicSettings
 from empax.systems.classic.task import ClassicTask
 
@@ -26,8 +26,21 @@ FORMS = {
     "mime": {"readers": ("mimicry",)},
     "empdg": {"readers": ("emotion_words", "emotion"), "emotion": EmotionSettings(start=True)},
     "cem": {"readers": ("refinement", "emotion")},
+    "case": {"readers": ("alignment",)},
     "kemp": {"readers": ("concepts", "emotion"), "emotion": EmotionSettings(start=True), "copies": True},
 }
+
+
+def make_facts(rows: int) -> FactTexts:
+    """A turn, a clause and no second one; a fact of the turn, two of the clause and no fourth; feelings of the turn."""
+    rng = np.random.default_rng(2)
+    found = {}
+    for name, present in {"turns": (3, 2, 0), "feelings": (2, 1, 0), "tails": (2, 3, 1, 0)}.items():
+        mask = np.broadcast_to(np.arange(3) < np.array(present)[:, None], (rows, len(present), 3))
+        found[name] = jnp.asarray(rng.integers(4, VOCAB, mask.shape), jnp.int32)
+        found[f"{name}_mask"] = jnp.asarray(mask)
+    of, relation = (jnp.asarray([numbers] * rows, jnp.int32) for numbers in ([0, 1, 1, -1], [0, 3, 1, 0]))
+    return FactTexts(**found, of=of, relation=relation)
 
 
 def make_batch(rows: int = 3, source: int = 7, target: int = 5) -> ClassicBatch:
@@ -48,6 +61,7 @@ def make_batch(rows: int = 3, source: int = 7, target: int = 5) -> ClassicBatch:
             jnp.asarray(rng.integers(4, VOCAB, (rows, 4)), jnp.int32), jnp.asarray([[True] * 3 + [False]] * rows),
             jnp.asarray([[1, 1, 2, -1]] * rows, jnp.int32), jnp.asarray(rng.uniform(size=(rows, 4)), jnp.float32),
         ),
+        cognition=make_facts(rows),
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def test_the_graph_matches_torch(made, published):
     import torch
 
     config = made["kemp"].model.config
-    graph = GraphAttention(config, published)
+    graph = GraphAttention(config, published=published)
     nodes, read = (RNG.normal(size=(2, n, 12)).astype(np.float32) for n in (3, 5))
     edges = RNG.random((2, 3, 5)) < 0.5
     edges[0, 0], edges[1, 0] = False, True

@@ -17,6 +17,11 @@ from tests.systems.classic.small import FORMS, START, make
 WITH_EMOTION = [form for form in FORMS if form != "transformer"]
 
 
+def rarely(*forms):
+    """Forms that only the slow tests look at."""
+    return [pytest.param(form, marks=pytest.mark.slow) for form in forms]
+
+
 def test_the_lineages_sizes():
     settings = ClassicSettings()
     one = make("transformer", d_model=settings.d_model, head_dim=settings.head_dim, d_ff=settings.d_ff)
@@ -25,7 +30,16 @@ def test_the_lineages_sizes():
     assert count_params(rest) == 508_900  # encoder and decoder of one layer: MoEL's code
 
 
-@pytest.mark.parametrize("form", [pytest.param("transformer", marks=pytest.mark.slow), "moel", "empdg", "kemp"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param("transformer", marks=pytest.mark.slow),
+        "moel",
+        "empdg",
+        "kemp",
+        pytest.param("case", marks=pytest.mark.slow),
+    ],
+)
 def test_cached_decoding_is_teacher_forcing(made, form):
     one, batch = made[form], made[form].batch
     read = one.read(batch)
@@ -49,7 +63,14 @@ def test_cached_decoding_is_teacher_forcing(made, form):
 
 @pytest.mark.parametrize(
     "form",
-    ["moel", "mime", "empdg", "kemp", *(pytest.param(form, marks=pytest.mark.slow) for form in ("transformer", "cem"))],
+    [
+        "moel",
+        "mime",
+        "empdg",
+        "kemp",
+        "case",
+        *(pytest.param(form, marks=pytest.mark.slow) for form in ("transformer", "cem")),
+    ],
 )
 def test_padding_changes_nothing(made, form):
     one, batch = made[form], made[form].batch
@@ -122,9 +143,7 @@ def test_losses_of_parts_of_a_batch_add_up_and_filler_counts_nothing(made):
     assert parts[0].weight + parts[1].weight == whole.weight
 
 
-@pytest.mark.parametrize(
-    "form", ["moel", *(pytest.param(form, marks=pytest.mark.slow) for form in ("mime", "empdg", "cem", "kemp"))]
-)
+@pytest.mark.parametrize("form", ["moel", *rarely("mime", "empdg", "cem", "kemp", "case")])
 def test_every_parameter_learns(made, form):
     one = made[form]
     batch = dataclasses.replace(one.batch, step=jnp.asarray(10_000_000))  # no teacher: the gate learns
@@ -152,9 +171,17 @@ def test_what_is_read_of_a_reference(made):
         ({"readers": ("emotion", "emotion_words")}, "put it behind that"),
         ({"readers": ("emotion", "refinement")}, "put it behind that"),
         ({"readers": ("emotion", "emotion")}, "names one twice"),
-        ({"readers": ("mimicry", "emotion")}, 'leave out "emotion"'),
+        (
+            {"readers": ("mimicry", "emotion")},
+            "mimicry and emotion read the emotion, each by itself; leave",
+        ),
+        ({"readers": ("concepts", "alignment")}, "read the same graph; leave one of them out"),
+        ({"readers": ("alignment",), "concepts": {"most": 0}}, r"concepts\.most = 0 leaves .*; set it to at least 1"),
         ({"readers": ("emotion", "concepts")}, "put it behind that"),
-        ({"readers": ("comet",)}, "it takes emotion, emotion_words, listeners, mimicry, refinement, concepts"),
+        (
+            {"readers": ("comet",)},
+            "it takes emotion, emotion_words, listeners, mimicry, refinement, con",
+        ),
         ({"concepts": {"least": 2.0}}, r"least = 2.0 must lie in \[0, 1\]"),
         ({"decoding": {"method": "beam", "rerank": "similarity"}}, "compares encodings"),
         ({"listeners": {"top": 33}}, r"top = 33 must lie in \[0, 32\]"),

@@ -1,6 +1,7 @@
 """What is known to be wrong before any work."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,8 @@ from configs import classic
 from empax.core.files import WorkDir
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
+from empax.systems.classic import stages
+from empax.systems.classic.settings import ClassicTaskSettings
 
 
 def problems(name, **changes):
@@ -43,6 +46,7 @@ def test_recipes_are_right(name):
         ("transformer", {"classic__vectors": "glove.txt"}, "vectors = 'glove.txt' is no file"),
         ("empdg", {"classic__lexicon": "nrc.txt"}, "lexicon = 'nrc.txt' is no file"),
         ("moel", {"prepare__tokenizer": {"vocab_size": 600}}, 'config.prepare.tokenizer.kind must be "words"'),
+        ("case", {"generator__start_from": "bag"}, "config.generator.start_from = 'bag': config.run has no such stage"),
         ("emo_prepend", {"generator__prepend": "emotion"}, "config.generator.prepend = 'emotion'"),
         ("emo_prepend", {"emotions__weights": {"emotion": 0.0}}, "learns no emotions; set its weights.emotion above 0"),
     ],
@@ -50,3 +54,17 @@ def test_recipes_are_right(name):
 def test_what_does_not_fit_is_named(name, changes, message):
     (found,) = problems(name, **changes)
     assert message in found
+
+
+def test_a_stage_goes_on_from_an_earlier_one(monkeypatch):
+    run = SimpleNamespace(files=SimpleNamespace(stage=lambda name: f"params of {name}"))
+    parts = SimpleNamespace(settings=SimpleNamespace(vectors="glove.txt"), initial="vectors")
+    monkeypatch.setattr(stages, "load_params", lambda path: path)
+    made = stages._initial(ClassicTaskSettings(start_from="choice"), parts, run)
+    assert made({"fresh": 1}) == "params of choice"
+    assert stages._initial(ClassicTaskSettings(), parts, run) == "vectors"
+    config = plain(classic.get_config("case,tiny"))
+    assert config["generator"]["start_from"] == "choice"
+    weights = config["choice"]["weights"]
+    assert {name for name, weight in weights.items() if weight} == {"bag"}
+    assert {*config["generator"]["weights"], "nll"} == set(weights)

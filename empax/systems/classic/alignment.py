@@ -1,0 +1,293 @@
+"""CASE's reader: what follows from a context and what it makes people feel, two graphs that are close to each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.config import check_numbers
+from empax.core.types import EMOTIONS
+from empax.models.heads import masked_mean
+from empax.models.layers import MASKED, gelu, normal
+from empax.models.memory_attention import Memory
+from empax.models.stack import Stack
+from empax.models.transformer_config import TransformerConfig
+from empax.systems.classic.graphs import GraphAttention, concept_edges, concept_nodes
+from empax.systems.classic.mimicry import RefinedContext
+from empax.systems.classic.readers import (
+    COGNITION,
+    ClassicBatch,
+    ConceptWords,
+    FactTexts,
+    Linear,
+    Read,
+    Words,
+    emotion_nll,
+    encode_texts,
+    next_rows,
+)
+
+_HEADS = 2  # of a graph
+_SELF, _CONTAINS, _BESIDE = 1, 2, 3
+KINDS = _BESIDE + len(COGNITION)
+"""Of edges between turns, clauses and facts: a node to itself, turn and clause, two clauses, and each relation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AlignmentSettings:
+    """Settings of the reader "alignment".
+
+    Attributes:
+      clauses: of the last turn, at most.
+      facts: of the turn and its clauses, at most; those of the best rank stay.
+      tokens: of a clause or a fact.
+      published: as in the released code: a distance that is a probability already goes through one more sigmoid.
+    """
+
+    clauses: int = 4
+    facts: int = 40
+    tokens: int = 16
+    published: bool = False
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "clauses", least=0)
+        check_numbers(self, "facts", least=1)
+        check_numbers(self, "tokens", least=2)
+
+
+def fact_edges(facts: FactTexts) -> Int[Array, "B J J"]:
+    """Kinds of edges between turns, clauses and facts; 0 = none. Every edge leads both ways."""
+    real, known = facts.turns_mask.any(axis=-1), facts.tails_mask.any(axis=-1)
+    first = jnp.arange(real.shape[1]) == 0
+    turns = jnp.where(first[:, None] | first[None], _CONTAINS, _BESIDE)
+    turns = jnp.where(real[:, :, None] & real[:, None], turns[None], 0)
+    own = (facts.of[:, None] == jnp.arange(real.shape[1])[None, :, None]) & real[:, :, None] & known[:, None]
+    about = jnp.where(own, _BESIDE + 1 + facts.relation[:, None], 0)
+    apart = jnp.zeros((*known.shape, known.shape[1]), about.dtype)
+    upper = jnp.concatenate([turns, about], axis=2)
+    lower = jnp.concatenate([jnp.swapaxes(about, 1, 2), apart], axis=2)
+    edges = jnp.concatenate([upper, lower], axis=1)
+    there = jnp.concatenate([real, known], axis=1)
+    return jnp.where(jnp.eye(edges.shape[1], dtype=bool)[None] & there[:, None], _SELF, edges)
+
+
+class GraphLayer(nn.Module):
+    """Graph attention and a feed-forward, each with residual and norm."""
+
+    config: TransformerConfig
+    kinds: int = 0
+
+    @nn.compact
+    def __call__(self, nodes: Float[Array, "B J D"], edges: Int[Array, "B J J"]) -> Float[Array, "B J D"]:
+        size = self.config.d_model
+        states = GraphAttention(self.config, _HEADS, self.kinds, name="attention")(nodes, nodes, edges)
+        fed = Linear(size, name="feed_out")(gelu(Linear(size, name="feed_in")(states)))
+        return self.config.make_norm()(states + fed)
+
+
+def chosen(
+    query: Float[Array, "B D"], memory: Float[Array, "B J D"], mask: Bool[Array, "B J"]
+) -> tuple[Float[Array, "B D"], Float[Array, "B J"]]:
+    """The mean of tanh(memory), weighted by its likeness to the query, and the weights; zeros where there is none."""
+    memory = jnp.tanh(memory)
+    logits = jnp.where(mask, jnp.einsum("BD,BJD->BJ", query, memory), MASKED)
+    shares = jnp.where(mask, jax.nn.softmax(logits), 0.0)
+    return jnp.einsum("BJ,BJD->BD", shares, memory), shares
+
+
+def mean_divergence(
+    posterior: Float[Array, "B J"], prior: Float[Array, "B J"], mask: Bool[Array, "B J"]
+) -> Float[Array, " B"]:
+    r"""KL(posterior || prior) over the number of nodes; no gradient flows to the posterior.
+
+    Departure: the released code divides by the padded number.
+    """
+    posterior = jax.lax.stop_gradient(posterior)
+    terms = posterior * (jnp.log(posterior + 1e-20) - jnp.log(prior + 1e-20))
+    return jnp.where(mask, terms, 0.0).sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1)
+
+
+def nearness(
+    first: Float[Array, "*B D"],
+    second: Float[Array, "*B D"],
+    giver: Int[Array, " B"],
+    *,
+    published: bool,
+) -> Float[Array, "*B"]:
+    r"""What belongs together is nearer than what another row has in its place, on either side.
+
+    .. math:: -\log \sigma(f(a, b) - f(a, b')) - \log \sigma(f(a, b) - f(a', b)), \quad f(a, b) = \sigma(a \cdot b)
+
+    Args:
+      first: a.
+      second: b.
+      giver: the row of a' and b' for each row.
+      published: as of `AlignmentSettings`: log sigma(sigma(...)).
+    """
+
+    def near(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jax.nn.sigmoid((a * b).sum(axis=-1))
+
+    own, total = near(first, second), jnp.zeros(first.shape[:-1])
+    for other in (near(first, second[giver]), near(first[giver], second)):
+        distance = own - other
+        total = total - jax.nn.log_sigmoid(jax.nn.sigmoid(distance) if published else distance)
+    return total
+
+
+class Alignment(nn.Module):
+    r"""Two graphs: of words and their concepts, and of the last turn, its clauses and what follows from each.
+
+    The context chooses from either (prior); the response would choose, too (posterior), and the prior is to choose
+    alike. What was chosen of one graph is to be near what was chosen of the other (coarse), each fact near the feeling
+    of its turn or clause (fine). The decoder reads W_2 ReLU(W_1 [h; k; e]) with k from the facts and e, which the
+    emotion is read from, between concepts and feelings; and every layer reads both graphs.
+
+    Departure: layers read the source first, then the graphs; the feeling's mean leaves padding out; no query of the
+    posterior has a role; no dropout in graphs. Negatives are the next row's; a batch of one has none.
+    Source: Zhou et al. 2023 (CASE), released code.
+    """
+
+    config: TransformerConfig
+    settings: AlignmentSettings
+    losses: ClassVar[tuple[str, ...]] = ("emotion", "bag", "kl", "coarse", "fine")
+
+    def setup(self) -> None:
+        c = self.config
+        self.concept_graph, self.fact_graph = GraphLayer(c), GraphLayer(c, KINDS)
+        self.role = self.param("role", normal(c.initial_embedding_stddev()), (c.d_model,))
+        self.intense = c.make_norm()
+        self.follows, self.feels = (Stack(c, c.num_encoder_layers, decoder=False) for _ in range(2))
+        self.felt, self.to_feeling = RefinedContext(c), Linear(c.d_model)
+        self.query = Linear(c.d_model)
+        self.join, self.gate = Linear(c.d_model), Linear(1)
+        self.head = Linear(len(EMOTIONS))
+        self.hidden, self.out = (Linear(c.d_model, use_bias=False) for _ in range(2))
+        self.bag_hidden, self.bag = Linear(c.d_model), Linear(c.vocab_size)
+
+    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+        concepts, facts = batch.concepts, batch.cognition
+        assert concepts is not None
+        assert facts is not None
+        affection = self._affection(batch, concepts, words)
+        cognition = self._cognition(facts, words, train)
+        feelings = self._feelings(facts, words, read, train)
+        query = jnp.tanh(self.query(read.context))
+        prior = [chosen(query, *graph) for graph in (affection, cognition)]
+        (felt, _), (known, _) = prior
+        gate = jax.nn.sigmoid(self.gate(self.join(jnp.concatenate([felt, feelings[:, 0]], axis=-1))))
+        emotion = gate * felt + (1.0 - gate) * feelings[:, 0]
+        logits = self.head(emotion)
+        beside = jnp.broadcast_to(
+            jnp.concatenate([known, emotion], axis=-1)[:, None], (*read.states.shape[:2], 2 * self.config.d_model)
+        )
+        joined = jnp.concatenate([read.states.astype(jnp.float32), beside], axis=-1)
+        dtype = read.states.dtype
+        memories = {
+            name: Memory(states.astype(dtype), mask)
+            for name, (states, mask) in (("cognition", cognition), ("affection", affection))
+        }
+        losses = {
+            **read.losses,
+            "emotion": emotion_nll(logits, batch.emotion),
+            **self._of_the_response(batch, words, (affection, cognition), [shares for _, shares in prior], train),
+            **self._aligned(batch, facts, felt, known, cognition, feelings),
+        }
+        return read.replace(  # type: ignore[attr-defined]
+            states=self.out(jax.nn.relu(self.hidden(joined))).astype(dtype),
+            emotion=logits,
+            memories={**read.memories, **memories},
+            losses=losses,
+        )
+
+    def _affection(
+        self, batch: ClassicBatch, concepts: ConceptWords, words: Words
+    ) -> tuple[Float[Array, "B J D"], Bool[Array, "B J"]]:
+        """Words and concepts, the more the more intense their emotion is, and which are real."""
+        assert batch.intensity is not None
+        nodes, _ = concept_nodes(self.config, batch, concepts, words, self.role)
+        mask = jnp.concatenate([batch.source_mask, concepts.mask], axis=1)
+        intensity = jnp.concatenate([batch.intensity, concepts.intensity], axis=1)
+        shares = jax.nn.softmax(jnp.where(mask, intensity, MASKED))
+        edges = concept_edges(batch.source_mask, concepts)
+        edges = jnp.pad(edges, ((0, 0), (0, concepts.mask.shape[1]), (0, 0)))
+        edges = (edges | jnp.swapaxes(edges, 1, 2) | jnp.eye(edges.shape[1], dtype=bool)[None]) & mask[:, None]
+        states = self.concept_graph(nodes, edges.astype(jnp.int32))
+        return self.intense(shares[..., None] * states), mask
+
+    def _cognition(
+        self, facts: FactTexts, words: Words, train: bool
+    ) -> tuple[Float[Array, "B P D"], Bool[Array, "B P"]]:
+        """What follows, and which of it is real."""
+        rows, num_turns = facts.turns.shape[:2]
+        ids, mask = (
+            jnp.concatenate(pair, axis=1) for pair in ((facts.turns, facts.tails), (facts.turns_mask, facts.tails_mask))
+        )
+        flat, real = (x.reshape(-1, x.shape[-1]) for x in (ids, mask))
+        first = encode_texts(self.follows, words, flat, real, train=train)[:, 0]
+        nodes = first.astype(jnp.float32).reshape(rows, -1, self.config.d_model)
+        return self.fact_graph(nodes, fact_edges(facts))[:, num_turns:], facts.tails_mask.any(axis=-1)
+
+    def _feelings(self, facts: FactTexts, words: Words, read: Read, train: bool) -> Float[Array, "B U D"]:
+        """The context in view of what the turn, and each clause, makes people feel."""
+        rows, num_turns = facts.feelings.shape[:2]
+        ids, real = (x.reshape(rows * num_turns, -1) for x in (facts.feelings, facts.feelings_mask))
+        mean = masked_mean(encode_texts(self.feels, words, ids, real, train=train), real)
+        states, mask = (jnp.repeat(x, num_turns, axis=0) for x in (read.states, read.mask))
+        felt = self.felt(mean, states, mask, train=train)[:, 0]
+        return self.to_feeling(felt).reshape(rows, num_turns, -1)
+
+    def _of_the_response(
+        self,
+        batch: ClassicBatch,
+        words: Words,
+        graphs: tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
+        prior: list[Float[Array, "B J"]],
+        train: bool,
+    ) -> dict[str, tuple[Float[Array, " B"], Bool[Array, " B"]]]:
+        """What the response would choose: its words follow from that, and the prior is to be like it."""
+        ids = jnp.concatenate([batch.source[:, :1], batch.target], axis=1)
+        mask = jnp.concatenate([jnp.ones_like(batch.target_mask[:, :1]), batch.target_mask], axis=1)
+        queries = (
+            words.encode(None, mask, embedded=words.embed(ids), deterministic=not train),
+            encode_texts(self.follows, words, ids, mask, train=train),
+        )
+        found = [
+            chosen(states[:, 0].astype(jnp.float32), *graph) for states, graph in zip(queries, graphs, strict=True)
+        ]
+        bag = self.bag(jnp.tanh(self.bag_hidden(jnp.concatenate([vector for vector, _ in found], axis=-1))))
+        picked = jnp.take_along_axis(jax.nn.log_softmax(bag), batch.target, axis=1)
+        length = batch.target_mask.sum(axis=1)
+        nll = -jnp.where(batch.target_mask, picked, 0.0).sum(axis=1) / jnp.maximum(length, 1)
+        divergence = sum(
+            (mean_divergence(q, p, real) for (_, q), p, (_, real) in zip(found, prior, graphs, strict=True)),
+            start=jnp.zeros(()),
+        )
+        return {"bag": (nll, length > 0), "kl": (divergence, length > 0)}
+
+    def _aligned(
+        self,
+        batch: ClassicBatch,
+        facts: FactTexts,
+        felt: Float[Array, "B D"],
+        known: Float[Array, "B D"],
+        cognition: tuple[Float[Array, "B P D"], Bool[Array, "B P"]],
+        feelings: Float[Array, "B U D"],
+    ) -> dict[str, tuple[Float[Array, " B"], Bool[Array, " B"]]]:
+        giver, published = next_rows(batch.valid), self.settings.published
+        others = giver != jnp.arange(len(giver))
+        states, real = cognition
+        any_fact = real.any(axis=1)
+        coarse = nearness(known, felt, giver, published=published)
+        at = jnp.maximum(facts.of, 0)
+        own = jnp.take_along_axis(feelings, at[..., None], axis=1)
+        told = real & jnp.take_along_axis(facts.feelings_mask.any(axis=-1), at, axis=1)
+        counted = told & told[giver] & others[:, None]
+        each = jnp.where(counted, nearness(states, own, giver, published=published), 0.0)
+        fine = each.sum(axis=1) / jnp.maximum(counted.sum(axis=1), 1)
+        return {"coarse": (coarse, others & any_fact & any_fact[giver]), "fine": (fine, counted.any(axis=1))}

@@ -1,0 +1,265 @@
+"""CASE's reader: its graph of facts, what is chosen of graphs, and what is near to what."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.core.tree import named_leaves
+from empax.core.types import Instance
+from empax.data.knowledge import Fact, clauses
+from empax.data.words import train_words
+from empax.systems.classic.alignment import (
+    KINDS,
+    AlignmentSettings,
+    GraphLayer,
+    chosen,
+    fact_edges,
+    mean_divergence,
+    nearness,
+)
+from empax.systems.classic.examples import ClassicExamples
+from empax.systems.classic.readers import COGNITION, next_rows
+from tests.systems.classic.small import make
+
+RNG = np.random.default_rng(6)
+
+
+def with_facts(one, **changes):
+    return dataclasses.replace(one.batch, cognition=one.batch.cognition.replace(**changes))
+
+
+def test_turns_clauses_and_facts_are_joined_both_ways(made):
+    edges = np.asarray(fact_edges(made["case"].batch.cognition))[0]
+    # Turn, clause, no clause; facts of the turn (xNeed), of the clause (xWant, xIntent), none.
+    assert edges.tolist() == [
+        [1, 2, 0, 4, 0, 0, 0],
+        [2, 1, 0, 0, 7, 5, 0],
+        [0, 0, 0, 0, 0, 0, 0],
+        [4, 0, 0, 1, 0, 0, 0],
+        [0, 7, 0, 0, 1, 0, 0],
+        [0, 5, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0, 0, 0],
+    ]
+    assert KINDS == 7
+    three = with_facts(made["case"], turns_mask=jnp.ones((3, 3, 3), bool)).cognition
+    assert np.asarray(fact_edges(three))[0, 1, 2] == 3  # clauses beside each other
+
+
+@pytest.mark.oracle
+def test_a_layer_with_kinds_of_edges_matches_torch(made):
+    """As CASE's code computes it, with a vector for each edge."""
+    import torch
+
+    config = made["case"].model.config
+    layer = GraphLayer(config, kinds=3)
+    nodes, edges = RNG.normal(size=(2, 4, 12)).astype(np.float32), RNG.integers(0, 4, (2, 4, 4))
+    edges[:, np.arange(4), np.arange(4)] = 1
+    params = layer.init(jax.random.key(0), jnp.asarray(nodes), jnp.asarray(edges))["params"]
+    params = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape) * 0.4, leaf.dtype), params)
+
+    @jax.jit
+    def loss(params, nodes):
+        found = layer.apply({"params": params}, nodes, jnp.asarray(edges))
+        return jnp.sin(found).sum(), found
+
+    (_, found), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, jnp.asarray(nodes))
+    p = {name: torch.tensor(np.asarray(leaf), requires_grad=True) for name, leaf in named_leaves(params).items()}
+    x, kinds = torch.tensor(nodes, requires_grad=True), torch.tensor(edges)
+
+    def linear(name, values):
+        return values @ p[f"{name}/weight"] + p[f"{name}/bias"]
+
+    def norm(name, values):
+        return torch.nn.functional.layer_norm(
+            values, (12,), p[f"{name}/scale"], p[f"{name}/bias"], eps=config.layer_norm_eps
+        )
+
+    query, key, value = (linear(f"attention/{name}", x).unflatten(-1, (2, 6)) for name in ("query", "key", "value"))
+    asked, told = (p[f"attention/{name}"][(kinds - 1).clamp(min=0)] for name in ("asked", "told"))
+    logits = ((query[:, :, None] * 6**-0.5 + asked) * (key[:, None] + told)).sum(dim=-1)
+    weights = logits.masked_fill((kinds == 0)[..., None], -torch.inf).softmax(dim=2)
+    mixed = torch.einsum("bijh,bjhn->bihn", weights, value).flatten(2)
+    states = norm("attention/Norm_0", x + linear("attention/out", mixed))
+    expected = norm("Norm_0", states + linear("feed_out", torch.nn.functional.gelu(linear("feed_in", states))))
+    expected.sin().sum().backward()
+    np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(grads[1], x.grad.numpy(), rtol=1e-3, atol=1e-3)
+    for name, grad in named_leaves(grads[0]).items():
+        np.testing.assert_allclose(grad, p[name].grad.numpy(), rtol=1e-2, atol=1e-3, err_msg=name)
+
+
+@pytest.mark.oracle
+def test_choices_and_their_divergence_match_torch():
+    import torch
+
+    query, other = (RNG.normal(size=(2, 6)).astype(np.float32) for _ in range(2))
+    memory, mask = RNG.normal(size=(2, 4, 6)).astype(np.float32), np.arange(4) < np.array([[4], [2]])
+
+    def loss(query, other, memory):
+        prior, posterior = (chosen(q, memory, jnp.asarray(mask)) for q in (query, other))
+        return mean_divergence(posterior[1], prior[1], jnp.asarray(mask)).sum(), prior
+
+    (value, prior), grads = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*map(jnp.asarray, (query, other, memory)))
+    q, o, m = (torch.tensor(array, requires_grad=True) for array in (query, other, memory))
+    total = 0.0
+    for row, real in enumerate(mask.sum(axis=1)):
+        nodes = m[row, :real].tanh()
+        theirs = (nodes @ o[row]).softmax(dim=0).detach()
+        shares = (nodes @ q[row]).log_softmax(dim=0)
+        total = total + torch.nn.functional.kl_div(shares, theirs, reduction="sum") / real
+        np.testing.assert_allclose(prior[0][row], (shares.exp() @ nodes).detach().numpy(), rtol=1e-4, atol=1e-5)
+        assert not np.asarray(prior[1])[row, real:].any()
+    total.backward()
+    assert float(value) == pytest.approx(total.item(), rel=1e-4)
+    np.testing.assert_allclose(grads[0], q.grad.numpy(), rtol=1e-3, atol=1e-5)
+    assert not np.asarray(grads[1]).any()  # the prior learns from the posterior, never the other way round
+    np.testing.assert_allclose(grads[2], m.grad.numpy(), rtol=1e-3, atol=1e-5)
+    same = chosen(*map(jnp.asarray, (query, memory, mask)))[1]
+    np.testing.assert_allclose(mean_divergence(same, same, jnp.asarray(mask)), 0.0, atol=1e-7)
+    nothing = chosen(jnp.asarray(query), jnp.asarray(memory), jnp.zeros((2, 4), bool))
+    assert not any(np.asarray(part).any() for part in nothing)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("published", [False, True])
+def test_nearness_matches_torch(published):
+    import torch
+
+    first, second = (RNG.normal(size=(3, 2, 5)).astype(np.float32) for _ in range(2))
+    giver = np.array([1, 2, 0])
+
+    def loss(first, second):
+        found = nearness(first, second, jnp.asarray(giver), published=published)
+        return found.sum(), found
+
+    (_, found), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(jnp.asarray(first), jnp.asarray(second))
+    a, b = (torch.tensor(array, requires_grad=True) for array in (first, second))
+    own = (a * b).sum(dim=-1).sigmoid()
+    expected = 0.0
+    for other in ((a * b[giver]).sum(dim=-1).sigmoid(), (a[giver] * b).sum(dim=-1).sigmoid()):
+        distance = (own - other).sigmoid()
+        one = torch.ones_like(distance)
+        loss = (
+            torch.nn.functional.binary_cross_entropy_with_logits
+            if published
+            else torch.nn.functional.binary_cross_entropy
+        )
+        expected = expected + loss(distance, one, reduction="none")
+    expected.sum().backward()
+    np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-4)
+    np.testing.assert_allclose(grads[0], a.grad.numpy(), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(grads[1], b.grad.numpy(), rtol=1e-3, atol=1e-6)
+    near = np.eye(3, dtype=np.float32)[:, None] * 4
+    apart = near[giver]
+    losses = [float(nearness(*map(jnp.asarray, (near, x, giver)), published=published).sum()) for x in (near, apart)]
+    assert losses[0] < losses[1]
+
+
+def test_negatives_are_of_the_next_real_row():
+    assert next_rows(jnp.asarray([True, True, True, False])).tolist() == [1, 2, 0, 3]
+    assert next_rows(jnp.asarray([True, False])).tolist() == [0, 1]
+
+
+def test_a_row_without_another_has_no_negatives(made):
+    one = made["case"]
+    alone = dataclasses.replace(one.batch, valid=jnp.asarray([True, False, False]))
+    losses = one.read(alone).losses
+    for name in ("coarse", "fine"):
+        assert not np.asarray(losses[name][1]).any()
+        assert np.isfinite(np.asarray(losses[name][0])).all()
+    together = one.read().losses
+    assert np.asarray(together["coarse"][1]).all()
+    assert np.asarray(together["fine"][1]).all()
+    assert not one.task.splits_batches
+    assert made["mime"].task.splits_batches
+
+
+def test_the_decoder_reads_the_context_beside_what_was_chosen_and_the_emotion(made):
+    one = made["case"]
+    p = jax.tree.map(np.asarray, one.params["alignment"])
+    plain = make("transformer")
+    read, states = one.read(), np.asarray(plain.read(one.batch, {k: one.params[k] for k in plain.params}).states)
+
+    def linear(name, values):
+        found = values @ p[name]["weight"]
+        return found + p[name]["bias"] if "bias" in p[name] else found
+
+    query = np.tanh(linear("query", states[:, 0]))
+    affection, cognition = (read.memories[name] for name in ("affection", "cognition"))
+    felt, known = (np.asarray(chosen(query, one.states, one.mask)[0]) for one in (affection, cognition))
+
+    def feelings(model, batch, read):
+        return model.alignment._feelings(batch.cognition, model.core, read, False)
+
+    feeling = np.asarray(one.apply(one.batch, read.replace(states=jnp.asarray(states)), method=feelings))[:, 0]
+    gate = 1 / (1 + np.exp(-linear("gate", linear("join", np.concatenate([felt, feeling], axis=1)))))
+    emotion = gate * felt + (1 - gate) * feeling
+    np.testing.assert_allclose(read.emotion, linear("head", emotion), rtol=1e-3, atol=1e-4)
+    beside = np.broadcast_to(np.concatenate([known, emotion], axis=1)[:, None], (*states.shape[:2], 24))
+    expected = linear("out", np.maximum(linear("hidden", np.concatenate([states, beside], axis=2)), 0))
+    mask = np.asarray(one.batch.source_mask)
+    np.testing.assert_allclose(np.asarray(read.states)[mask], expected[mask], rtol=1e-3, atol=1e-3)
+    assert affection.states.shape == (3, 11, 12)
+    assert cognition.mask.tolist() == [[True, True, True, False]] * 3
+
+
+def test_responses_and_padding_of_facts_reach_no_answer(made):
+    one, facts = made["case"], made["case"].batch.cognition
+    read = one.read()
+
+    def unlike(name):
+        return jnp.where(getattr(facts, f"{name}_mask"), getattr(facts, name), 7)
+
+    other = dataclasses.replace(
+        with_facts(one, **{name: unlike(name) for name in ("turns", "feelings", "tails")}),
+        target=one.batch.target[::-1],
+    )
+    again = one.read(other)
+    for first, second in ((read.states, again.states), (read.emotion, again.emotion)):
+        np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(read.losses["bag"][0], again.losses["bag"][0], atol=1e-3)
+    for name in ("turns", "feelings", "tails"):
+        changed = one.read(with_facts(one, **{name: 33 - getattr(facts, name)}))
+        assert not np.allclose(changed.states, read.states, atol=1e-4), name
+
+
+def test_rows_have_the_turn_its_clauses_and_their_facts():
+    turn = "I lost my dog. I cried!"
+    facts = [
+        Fact(turn, "xReact", "sad"), Fact(turn, "xWant", "to cry", rank=1), Fact("I cried!", "xNeed", "to lose"),
+        Fact("i lost my dog.", "xReact", "alone"), Fact("PersonX cries", "xEffect", "sad"), Fact("dog", "IsA", "pet"),
+    ]  # fmt: skip
+    told = Instance("a#2", (turn,), "Oh no!", "sad", {"facts": [fact.row() for fact in facts]})
+    assert clauses(turn) == ["I lost my dog.", "I cried!"]
+    assert clauses("I lost my dog.") == []
+    tokenizer = train_words(["i lost my dog . i cried ! oh no ! sad alone to cry lose pet"], min_count=1)
+    emotional = np.zeros(tokenizer.vocab_size, bool)
+    examples = ClassicExamples(
+        [told, Instance("b#2", ("Hi.",), "Oh!", "")], tokenizer, emotional, max_context_tokens=9, max_target_tokens=4,
+        cognition=AlignmentSettings(clauses=2, facts=2, tokens=6),
+    )  # fmt: skip
+    found = examples.collate(np.array([0, 1, -1]), 9, np.random.default_rng(0)).cognition
+
+    def words(name, row):
+        pairs = zip(getattr(found, name)[row], getattr(found, f"{name}_mask")[row], strict=True)
+        return [" ".join(tokenizer.backend.id_to_token(int(i)) for i in ids[mask]) for ids, mask in pairs]
+
+    assert words("turns", 0) == ["[CLS] dog . i cried !", "[CLS] i lost my dog .", "[CLS] i cried !"]
+    assert words("feelings", 0) == ["sad", "alone", ""]
+    assert words("tails", 0) == ["[CLS] to lose", "[CLS] sad"]  # of the best rank
+    assert found.of[0].tolist() == [2, 0]
+    assert [COGNITION[i] for i in found.relation[0]] == ["xNeed", "xEffect"]
+    assert not found.tails_mask[1:].any()
+    assert found.turns_mask.any(axis=2).tolist() == [[True] * 3, [True, False, False], [False] * 3]
+
+
+def test_as_published_the_loss_is_another(made):
+    one = made["case"]
+    literal = make("case", alignment=AlignmentSettings(published=True))
+    first, second = one.read().losses, literal.read(params=one.params).losses
+    for name in ("coarse", "fine"):
+        assert not np.allclose(first[name][0], second[name][0], atol=1e-3)
+    np.testing.assert_array_equal(first["emotion"][0], second["emotion"][0])
