@@ -27,10 +27,13 @@ class AdversarySettings:
     Attributes:
       width: of their hidden layers.
       penalty: of a gradient whose norm is not 1.
+      published: as in the released code: what the critics say of the generator's responses is a number in its loss,
+        through which no gradient flows.
     """
 
     width: int = 128
     penalty: float = 10.0
+    published: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self, "width", least=1)
@@ -88,9 +91,10 @@ def adversarial_losses(
     .. math:: L_G = -f(s), \quad L_f = f(s) - f(r) + \lambda\,\mathrm{penalty}
 
     with r the gold response's embeddings and s the expected ones under the model, teacher-forced. The generator learns
-    from L_G alone, and the critics from L_f alone; nothing else learns from either.
+    from L_G alone, and the critics from L_f alone; nothing else learns from either. With `published` L_G
+    teaches nothing.
 
-    Source: Li et al. 2020 (EmpDG) for the critics' inputs. In its released code the generator gets no gradient.
+    Source: Li et al. 2020 (EmpDG) for the critics' inputs.
 
     Args:
       model: a `systems.classic.model.Classic` with an adversary.
@@ -126,4 +130,6 @@ def adversarial_losses(
         adversary = adversary - score(stop(params), fake)
         critics = critics + score(params, stop(fake)) - score(params, real)
         critics = critics + model.adversary.penalty * penalty
+    if model.adversary.published:
+        adversary = stop(adversary)
     return dict(zip(LOSSES, ((adversary, known), (critics, known)), strict=True))

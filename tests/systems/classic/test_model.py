@@ -215,6 +215,15 @@ def test_the_lineages_training_is_that_of_its_code():
             assert float(rate(n - 1)) == pytest.approx(300**-0.5 * min(n**-0.5, n * 8000**-1.5), rel=1e-3)
     assert moel.generator.optimizer.clip_norm is None
     assert cem.generator.optimizer.clip_norm == 1.0
+    case = classic.get_config("case,lineage").generator.optimizer
+    rate = learning_rate(to_settings(OptimizerSettings, case.to_dict(), where="optimizer"), 20_000)
+    for n in (1, 12_000, 20_000):  # its command's warm-up
+        assert float(rate(n - 1)) == pytest.approx(300**-0.5 * min(n**-0.5, n * 12_000**-1.5), rel=1e-3)
+    assert case.clip_norm is None
+    assert [classic.get_config(f"empdg{flag}").classic.get("copies", False) for flag in ("", ",lineage")] == [
+        False,
+        True,
+    ]
     assert (moel.classic.listeners.top, moel.classic.listeners.teacher_decay_steps) == (5, 10_000)
     assert classic.get_config("transformer,lineage").classic.num_decoder_layers == 2
     assert classic.get_config("emo_prepend,lineage").emotions.steps == 10_000
