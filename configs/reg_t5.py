@@ -41,7 +41,7 @@ HUB = {
     "xl": "google/t5-v1_1-xl",  # T5 1.0 has no size of that name
 }
 LIGHT = (WHEEL, PUBLISHED)
-FORMS = ("no_attributes", "no_retrieval", "sft", "contrastive", *reg_transformer.LAYOUTS)
+FORMS = ("no_attributes", "no_retrieval", "sft", "contrastive", *reg_transformer.LAYOUTS, *reg_transformer.NEIGHBOURS)
 MACHINES = layouts.MACHINES
 PLAIN = {"clip_norm": 1.0, "schedule": "linear"}
 

@@ -7,6 +7,8 @@ r"""REG on EmpatheticDialogues with the paper's first backbone, a Transformer fr
   python -m empax.main --config=configs/reg_transformer.py:joined          # the same in the paper's literal form
   python -m empax.main --config=configs/reg_transformer.py:joined_10       # the same, on a tenth of the rows
   python -m empax.main --config=configs/reg_transformer.py:own_tokens      # or ":response", see data.sources
+  python -m empax.main --config=configs/reg_transformer.py:copy            # ours: ":apart" that copies from exemplars
+  python -m empax.main --config=configs/reg_transformer.py:knn             # ours: ":no_retrieval" as a kNN-LM
   python -m empax.main --config=configs/reg_transformer.py:contrastive     # ours: its retriever learns as DPR first
   python -m empax.main --config=configs/reg_transformer.py:reasons         # ours: ReflectDiffu's reasons as queries
   python -m empax.main --config=configs/reg_transformer.py:machine=gpu     # sized for an accelerator
@@ -35,7 +37,10 @@ LAYOUTS = {"apart": "apart", "joined": "joined", "joined_10": "joined", "own_tok
            "response": "response"}  # fmt: skip
 """Forms that show exemplars and teach no retriever, with how they show them."""
 
-FORMS = ("no_retrieval", "no_attributes", "contrastive", "reasons", *LAYOUTS)
+NEIGHBOURS = {"copy": ("apart", {"copy_weight": 0.2}), "knn": ("no_retrieval", {"knn_weight": 0.25})}
+"""Forms whose training rows speak into every token, on which form, and how much: ours, not tuned."""
+
+FORMS = ("no_retrieval", "no_attributes", "contrastive", "reasons", *LAYOUTS, *NEIGHBOURS)
 MACHINES = ("cpu", "gpu")
 STAGES = ("generator", "index", "attributes", "annotate", "exemplars", "emotions", "contrastive", "retriever",
           "reindex", "joint")  # fmt: skip
@@ -57,6 +62,11 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def recipe(form: str, machine: str) -> ConfigDict:
     """The whole system, sized for a machine, or one of FORMS."""
+    if form in NEIGHBOURS:
+        form, neighbours = NEIGHBOURS[form]
+        config = recipe(form, machine)
+        config.reg.neighbours = ConfigDict(neighbours)
+        return config
     config = common.base(system="reg", data="empathetic_dialogues")
     config.run = tuple(name for name in ("prepare", *STAGES, "evaluate", "swaps", "report") if name != "contrastive")
     config.reg = models()

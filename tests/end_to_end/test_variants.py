@@ -46,6 +46,18 @@ def test_apart_shows_exemplars_by_the_untrained_retriever_and_no_attribute(run_v
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("variant", "base"), [("copy", "apart"), ("knn", "no_retrieval")])
+def test_a_corpus_speaks_into_answers_and_likelihoods_and_trains_nothing(run_variant, variant, base):
+    (with_it, said), (without, plain) = run_variant(variant), run_variant(base)
+    stage = read_json(with_it / "config.json")["evaluate"]["stage"]
+    trained = (jax.tree.leaves(load_params(folder / stage)) for folder in (with_it, without))
+    for one, other in zip(*trained, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert all(a["notes"]["nll"] != b["notes"]["nll"] for a, b in zip(said, plain, strict=True))
+    assert [row["exemplars"] for row in said] == [row["exemplars"] for row in plain]
+
+
+@pytest.mark.slow
 def test_no_retrieval_is_the_generator_alone(run_variant):
     workdir, predictions = run_variant("no_retrieval")
     assert not any(row["exemplars"] or row["attributes"] for row in predictions)

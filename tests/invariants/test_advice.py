@@ -68,7 +68,7 @@ from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models import bert, lora
 from empax.models.transformer_config import TransformerConfig
 from empax.parts.exemplars import dense_retrieval
-from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettings, QuestionSettings
+from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettings, NeighbourSettings, QuestionSettings
 from empax.pipeline import annotate, assess, evaluate, run
 from empax.pipeline import index as index_stage
 from empax.pipeline.plan import make_plan, plain
@@ -821,6 +821,14 @@ KNOWLEDGE = (
                 {"nec.generator": LLAMA}, {}, "nec"),
     recipe_case("parts/generator/checks.py", "'dialogue' can be asked; set ask_first = ()",
                 {"reg.ask_first": ({"name": "emotion", "text": "What do I feel?"},)}, {"reg.ask_first": ()}),
+    section(
+        NeighbourSettings, {}, "parts/generator/settings.py", "lower them to less than 1 together",
+        {"knn_weight": 0.6, "copy_weight": 0.4}, {"knn_weight": 0.3, "copy_weight": 0.3},
+    ),
+    section(
+        DialogueSettings, {}, "parts/generator/settings.py", "(configs/reg_*.py); set it to 0",
+        {"neighbours": {"knn_weight": 0.3}}, {"neighbours": {"knn_weight": 0.0}},
+    ),
     section(
         QuestionSettings, {"name": "emotion"}, "parts/generator/settings.py", "and text = {}; give both",
         {"text": " "}, {"text": "What do I feel?"},

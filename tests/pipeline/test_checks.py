@@ -150,9 +150,14 @@ def test_what_a_policy_cannot_decode_by_is_told_before_any_work(emprl, tmp_path,
 def test_a_generator_that_is_asked_without_exemplars_counts_none(reg, tmp_path, refused):
     found = refused(changed(reg, {"evaluate.stage": "generator", "reg.decoding": COUNTING}), tmp_path / "run")
     assert "config.evaluate answers with config.generator, which reads none; set it to 0" in found
+    copies = {"evaluate.stage": "generator", "reg.neighbours": {"copy_weight": 0.2}}
+    assert "reg.neighbours.copy_weight = 0.2 looks at exemplars" in refused(changed(reg, copies), tmp_path / "run")
     for recipe, section in ((lempex, "lempex"), (nec, "nec"), (reflectdiffu, "reflectdiffu"), (classic, "classic")):
         with pytest.raises(ConfigError, match="rerank_exemplars"):
             make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.decoding": COUNTING}))
+    for recipe, section in ((lempex, "lempex"), (nec, "nec"), (emprl_transformer, "emprl")):
+        with pytest.raises(ConfigError, match=r"neighbours\.knn_weight = 0\.1 speaks into the answers of REG"):
+            make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.neighbours": {"knn_weight": 0.1}}))
 
 
 def own_rewards(module, monkeypatch, **functions):

@@ -191,7 +191,7 @@ class ExemplarSearch:
             self.parts.for_answers().form(),
             # The embeddings stand in for the keys, which nobody reads when nothing is trained.
             key_embeddings=self.index.embeddings,
-            response_tokens=settings.decoding.max_tokens if settings.decoding.rerank_exemplars else 0,
+            response_tokens=settings.decoding.max_tokens if settings.reads_responses else 0,
         )
         return AnswerExamples(examples, self.notes(rows, scores))
 

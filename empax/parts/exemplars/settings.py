@@ -10,7 +10,8 @@ from empax.interop.pretrained_encoders import EncoderSettings
 from empax.parts.generator.settings import DialogueSettings
 
 INDEX_UNREAD = (
-    "generator", "decoding", "form", "own_decoding", "lora", "attributes", "passages", "exemplars", "logits_at_once",
+    "generator", "decoding", "form", "own_decoding", "lora", "attributes", "passages", "exemplars", "ask_first",
+    "neighbours", "logits_at_once",
 )  # fmt: skip
 """Settings that change no vector of an index: those of who reads what it finds."""
 

@@ -20,6 +20,7 @@ from empax.core.types import EMOTIONS, Instance, Params, Prediction
 from empax.data.batches import eval_batches
 from empax.data.dialogues import own_fields
 from empax.data.sources import TOLD
+from empax.decoding.neighbours import States
 from empax.decoding.passages import PassageReader
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.parts.generator.parts import places
@@ -128,6 +129,20 @@ class Answerer:
     def exemplars(self) -> ShowsExemplars | None:
         """Where its exemplars come from; None = it reads none."""
         return self._make_examples if isinstance(self._make_examples, ShowsExemplars) else None
+
+    def remember(self, instances: Sequence[Instance], *, batch_size: int = 32) -> None:
+        """Keeps the states in which the tokens of these responses come, for the task's `neighbours`; in 16 bits."""
+        examples, keys, tokens = self._make_examples(instances).examples, [], []
+        states = jax.jit(self.task.target_states)
+        with Progress("states of training", total=len(examples), unit="responses") as shown:
+            for indices, batch in self._batches(examples, batch_size):
+                real = np.asarray(batch.target_mask) & (indices >= 0)[:, None]
+                keys.append(
+                    np.asarray(jax.device_get(states(self._params, self._placed(batch))))[real].astype(np.float16)
+                )
+                tokens.append(np.asarray(batch.target)[real])
+                shown.advance(int((indices >= 0).sum()))
+        self.take(self.task.with_states(self._params, States(np.concatenate(keys), np.concatenate(tokens))))
 
     def take(self, params: Params) -> None:
         """Answers with `params` from now on: they are put once, not with every batch, onto this process's devices."""

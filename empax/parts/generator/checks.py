@@ -156,10 +156,15 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     check_losses(stage.losses, run)
     settings = run.shared_settings(DialogueSettings)
     answering = [s.name for s in run.plan.stages.values() if s.kind == "evaluate" and s.settings.stage == run.stage]
-    if settings.decoding.rerank_exemplars and answering:
-        raise ConfigError(
-            f"{run.shared}.decoding.rerank_exemplars = {settings.decoding.rerank_exemplars} counts exemplars, and "
-            f"config.{answering[0]} answers with config.{run.stage}, which reads none; set it to 0."
-        )
+    reading = {
+        "decoding.rerank_exemplars": settings.decoding.rerank_exemplars,
+        "neighbours.copy_weight": settings.neighbours.copy_weight,
+    }
+    for name, value in reading.items():
+        if value and answering:
+            raise ConfigError(
+                f"{run.shared}.{name} = {value} looks at exemplars, and config.{answering[0]} answers with "
+                f"config.{run.stage}, which reads none; set it to 0."
+            )
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=GENERATOR_TASKS)

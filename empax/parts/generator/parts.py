@@ -103,6 +103,7 @@ class GeneratorParts:
             heads=("generator",) if stage.teaches_emotions else (),
             contrast=stage.contrast,
             own_losses=stage.losses,
+            neighbours=self.settings.neighbours,
         )
 
     def with_lora(self, task: AdaptableTask) -> LoraTask:

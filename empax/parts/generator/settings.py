@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.data.sources import ExemplarLayout, LayoutSettings
@@ -39,6 +39,42 @@ class QuestionSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class NeighbourSettings:
+    """How a corpus speaks into decoding and likelihoods, beside what the generator was trained on and reads.
+
+    Attributes:
+      knn_weight: of what came in the nearest generator states of training rows (kNN-LM); 0 = nothing.
+      knn: how many states.
+      knn_temperature: of their distances, mean squared differences; the lower, the more the nearest counts.
+      knn_rows: of how many training rows the states are kept, drawn at random; 0 = all.
+      copy_weight: of the tokens of the exemplars' responses, each in the state that it would have here; 0 = nothing.
+      copy_temperature: of their distances.
+    """
+
+    knn_weight: float = 0.0
+    knn: int = 32
+    knn_temperature: float = 0.1
+    knn_rows: int = 10_000
+    copy_weight: float = 0.0
+    copy_temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "knn_weight", "copy_weight", least=0, below=1)
+        check_numbers(self, "knn", least=1)
+        check_numbers(self, "knn_rows", least=0)
+        check_numbers(self, "knn_temperature", "copy_temperature", above=0)
+        if self.knn_weight + self.copy_weight >= 1.0:
+            raise ConfigError(
+                f"knn_weight = {self.knn_weight} and copy_weight = {self.copy_weight} leave the generator nothing; "
+                "lower them to less than 1 together."
+            )
+
+    @property
+    def on(self) -> bool:
+        return bool(self.knn_weight or self.copy_weight)
+
+
+@dataclasses.dataclass(frozen=True)
 class DialogueSettings:
     """What all stages share: the section of the config that is named like the system.
 
@@ -55,6 +91,7 @@ class DialogueSettings:
         shots in front of the context, "apart" or "response".
       ask_first: of a decoder-only model: questions that it answers itself before each reply, in the order in which they
         are asked; () = none.
+      neighbours: what a corpus says of each token of an answer; of systems that retrieve.
       logits_at_once: for how many target tokens of every row of a batch the loss of training holds logits at a time
         (0 = all); changes memory, and no result beyond rounding. Not for models with a bias of their output (BART).
     """
@@ -69,9 +106,17 @@ class DialogueSettings:
     passages: int = 6
     exemplars: ExemplarLayout = "apart"
     ask_first: tuple[QuestionSettings, ...] = ()
+    neighbours: NeighbourSettings = dataclasses.field(default_factory=NeighbourSettings)
     logits_at_once: int = 0
+    has_neighbours: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        if self.neighbours.on and not self.has_neighbours:
+            name = "knn_weight" if self.neighbours.knn_weight else "copy_weight"
+            raise ConfigError(
+                f"neighbours.{name} = {getattr(self.neighbours, name)} speaks into the answers of REG's recipes alone "
+                "(configs/reg_*.py); set it to 0."
+            )
         check_numbers(self, "passages", least=1)
         check_numbers(self, "logits_at_once", least=0)
         if self.form == "plain" and not self.generator.pretrained:
@@ -89,6 +134,11 @@ class DialogueSettings:
                 f"decoding.{name} = {getattr(self.decoding, name)!r} has no effect, since with own_decoding "
                 "generation_config.json says how to decode; set own_decoding to False."
             )
+
+    @property
+    def reads_responses(self) -> bool:
+        """Whether an answer looks at the responses of exemplars by themselves."""
+        return bool(self.decoding.rerank_exemplars or self.neighbours.copy_weight)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,16 +70,25 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
     """The generator of a finished stage, which reads the context alone."""
     parts = GeneratorParts.of(run, with_params=False)
     params = parts.lowered(parts.stage_params(run, options.stage))
-    return answerer_of(parts, parts.generator_task(stage), params, context_examples(parts), options)
+    return answerer_of(parts, parts.generator_task(stage), params, context_examples(parts), options, run)
 
 
 def answerer_of(
-    parts: GeneratorParts, task: Any, params: Params, make_examples: MakeExamples, options: AnswerOptions
+    parts: GeneratorParts,
+    task: Any,
+    params: Params,
+    make_examples: MakeExamples,
+    options: AnswerOptions,
+    run: RunContext | None = None,
 ) -> Answerer:
-    """What answers with `task` as `options` say."""
+    """What answers with `task` as `options` say; training rows of `run` are its neighbours."""
     buckets, single = options.buckets or (parts.settings.layout.max_source_tokens,), not options.buckets
     given = {"mesh": parts.mesh, "single": single, "questions": parts.settings.ask_first}
-    return Answerer(task, params, make_examples, parts.tokenizer, buckets, **given)
+    made = Answerer(task, params, make_examples, parts.tokenizer, buckets, **given)
+    if parts.settings.neighbours.knn_weight:
+        assert run is not None  # a system without training rows refuses the setting
+        made.remember(draw(load_instances(run, "train"), parts.settings.neighbours.knn_rows))
+    return made
 
 
 def context_examples(parts: GeneratorParts) -> MakeExamples:
@@ -139,5 +148,15 @@ GENERATOR = TaskSpec(
     answer=answer_generator,
     reads_sources=True,
     models={"generator": trained_generator},
-    unread=("decoding", "retriever", "key", "query", "emotion_share", "passages", "exemplars"),
+    unread=(
+        "decoding",
+        "retriever",
+        "key",
+        "query",
+        "emotion_share",
+        "passages",
+        "exemplars",
+        "ask_first",
+        "neighbours",
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -9,25 +10,27 @@ from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.protocols import Tokenizer
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.decoding.hypotheses import Limits
+from empax.decoding.neighbours import States, copy_probabilities, interpolated, knn_probabilities
 from empax.decoding.rerank import Hypotheses, make_reranker, rerank
 from empax.decoding.sampling import Draws
 from empax.decoding.search import Search, Tokens, search_of
 from empax.decoding.settings import DecodeSettings, num_hypotheses, without_unknown
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy, token_log_probs
-from empax.models.fusion_in_decoder import FusionInDecoder
+from empax.models.fusion_in_decoder import Around, FusionInDecoder
 from empax.models.heads import ClassificationHead, masked_mean
 from empax.models.layers import apply
 from empax.models.prompted import FusionInPrompt, PromptedDecoder, pooled_states
 from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.contrast import Contrast, Read
 from empax.parts.generator.own_losses import own_loss
-from empax.parts.generator.settings import ContrastSettings, LossSettings
+from empax.parts.generator.settings import ContrastSettings, LossSettings, NeighbourSettings
 
 Reader: TypeAlias = EncoderDecoder | PromptedDecoder
 """What answers one source."""
@@ -198,6 +201,8 @@ class ResponseTask:
       label_smoothing: of the likelihood that is learnt.
       contrast: of the loss that ranks responses; None = there is none.
       heads: emotion heads worth asking.
+      neighbours: what a corpus says beside the model, in answers and in `read` and `weigh`, never in training. Its
+        states are the parameters' "neighbours", `decoding.neighbours.States`, see `with_states`.
     """
 
     model: Any
@@ -206,6 +211,7 @@ class ResponseTask:
     label_smoothing: float = 0.0
     contrast: ContrastSettings | None = None
     heads: tuple[str, ...] = ()
+    neighbours: NeighbourSettings = dataclasses.field(default_factory=NeighbourSettings)
     projection: ClassVar[str] = "contrast"
 
     @property
@@ -287,17 +293,66 @@ class ResponseTask:
         self, decoder: Decoder, params: Params, batch: Any, read: Read, rng: jax.Array, **more: Any
     ) -> Generated:
         """Answers of `decoder` to what has been read; `more` as `Decoder.from_states` takes it."""
-        return decoder.from_states(
-            self.model,
-            params["model"],
-            read.states,
-            read.mask,
-            rng,
-            exemplars=shown_responses(batch),
-            beside=read.beside,
-            **decoder.looked_at(batch.source, batch.source_mask),
-            **more,
-        )
+        with self.with_neighbours(params, batch, read):
+            return decoder.from_states(
+                self.model,
+                params["model"],
+                read.states,
+                read.mask,
+                rng,
+                exemplars=shown_responses(batch),
+                beside=read.beside,
+                **decoder.looked_at(batch.source, batch.source_mask),
+                **more,
+            )
+
+    def with_neighbours(self, params: Params, batch: Any, read: Read) -> contextlib.AbstractContextManager[None]:
+        """Within, every distribution over the next token is mixed with those of `neighbours`; without any, nothing."""
+        settings = self.neighbours
+        if not settings.on:
+            return contextlib.nullcontext()
+        exemplars = self._exemplar_states(params, batch, read) if settings.copy_weight else None
+
+        def mixed(hidden: Float[Array, "B W D"], logits: Float[Array, "B W V"]) -> Float[Array, "B W V"]:
+            parts, size = [], logits.shape[-1]
+            if settings.knn_weight:
+                given = {"num": settings.knn, "temperature": settings.knn_temperature, "vocab_size": size}
+                parts.append((settings.knn_weight, knn_probabilities(hidden, params["neighbours"], **given)))
+            if exemplars is not None:
+                given = {"temperature": settings.copy_temperature, "vocab_size": size}
+                parts.append((settings.copy_weight, copy_probabilities(hidden, exemplars, **given)))
+            return interpolated(logits, parts)
+
+        def intercept(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+            found = call(*args, **kwargs)
+            # A model around another asks that for its logits, which are mixed there.
+            own = context.method_name == "logits_from" and not isinstance(context.module, Around)
+            return mixed(args[0], found) if own else found
+
+        return nn.intercept_methods(intercept)
+
+    def _exemplar_states(self, params: Params, batch: Any, read: Read) -> States:
+        """Of the exemplars' responses, their ends included, each as if it were said here."""
+        shown = shown_responses(batch)
+        assert shown is not None
+        ids, mask = (jnp.pad(part, ((0, 0), (0, 0), (0, 1))) for part in shown)
+        ends = (jnp.arange(ids.shape[2])[None, None] == mask.sum(axis=2)[..., None]) & mask.any(axis=2, keepdims=True)
+        ids, mask = jnp.where(ends, self.decoder.eos_id, ids), mask | ends
+        keys = jax.lax.map(lambda said: self._hidden(params, said, read), jnp.swapaxes(ids, 0, 1))  # [K, B, T, D]
+        flat = (ids.shape[0], -1)
+        return States(jnp.swapaxes(keys, 0, 1).reshape(*flat, keys.shape[-1]), ids.reshape(flat), mask.reshape(flat))
+
+    def _hidden(self, params: Params, target: Int[Array, "B T"], read: Read) -> Float[Array, "B T D"]:
+        given = target, read.states, read.mask
+        return apply(self.model, params["model"], *given, method="decode_hidden", rng=None, **read.beside)
+
+    def target_states(self, params: Params, batch: Any) -> Float[Array, "B T D"]:
+        """What the decoder has before each token of the responses."""
+        return self._hidden(params, batch.target, self.encode(params, batch, None))
+
+    def with_states(self, params: Params, states: States) -> Params:
+        """The parameters with what `neighbours.knn_weight` asks."""
+        return {**params, "neighbours": states}
 
     def read(self, params: Params, batch: Any) -> dict[str, Array]:
         """`nll` and `labels` of each row."""
@@ -330,7 +385,8 @@ class ResponseTask:
 
     def _log_probs(self, params: Params, batch: Any, read: Read) -> Float[Array, "B T"]:
         """Log-probability of each token of the responses, end of sequence included; 0 behind it."""
-        logits = self.logits(params, batch, read, None)
+        with self.with_neighbours(params, batch, read):
+            logits = self.logits(params, batch, read, None)
         return jnp.where(batch.target_mask, token_log_probs(logits, batch.target), 0.0)
 
 

@@ -3,12 +3,18 @@
 from empax.core.system import RunContext, System, TaskSpec
 from empax.parts.exemplars import checks
 from empax.parts.exemplars.parts import pretrained_encoder
-from empax.parts.exemplars.settings import INDEX_UNREAD, RetrievalSettings
+from empax.parts.exemplars.settings import INDEX_UNREAD
 from empax.parts.generator.checks import check_system
 from empax.parts.generator.stages import GENERATOR
 from empax.systems.reg.answers import answer_joint, joint_generator, trained_retriever
 from empax.systems.reg.parts import trained_encoder
-from empax.systems.reg.settings import DenseTaskSettings, EmotionTaskSettings, JointTaskSettings, RetrieverTaskSettings
+from empax.systems.reg.settings import (
+    DenseTaskSettings,
+    EmotionTaskSettings,
+    JointTaskSettings,
+    RegSettings,
+    RetrieverTaskSettings,
+)
 from empax.systems.reg.stages import (
     build_dense,
     build_emotions,
@@ -32,7 +38,7 @@ def check(run: RunContext) -> None:
 
 
 READ_BY_OTHERS = ("generator", "decoding", "form", "own_decoding", "lora", "attributes", "passages", "exemplars",
-                  "logits_at_once")  # fmt: skip
+                  "ask_first", "neighbours", "logits_at_once")  # fmt: skip
 """Settings that change nothing of a dense retriever."""
 
 TASKS = {
@@ -55,6 +61,7 @@ TASKS = {
         reads_sources=True,
         encoder=trained_encoder,
         models={"retriever": trained_retriever},
+        unread=("neighbours",),
     ),
     "joint": TaskSpec(
         JointTaskSettings,
@@ -67,7 +74,8 @@ TASKS = {
         reads_exemplars=lambda _: True,
         encoder=trained_encoder,
         models={"generator": joint_generator, "retriever": trained_retriever},
+        unread=("neighbours",),
     ),
 }
 
-SYSTEM = System("reg", RetrievalSettings, TASKS, encoder=pretrained_encoder, index_unread=INDEX_UNREAD, check=check)
+SYSTEM = System("reg", RegSettings, TASKS, encoder=pretrained_encoder, index_unread=INDEX_UNREAD, check=check)

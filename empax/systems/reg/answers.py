@@ -44,7 +44,7 @@ def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptio
     params = {**params, "generator": made.lowered(params["generator"])}
     task = joint_task(parts, stage)
     task = dataclasses.replace(task, heads=_heads(stage, run))
-    return answerer_of(made, task, params, search, options)
+    return answerer_of(made, task, params, search, options, run)
 
 
 def _heads(stage: JointTaskSettings, run: RunContext) -> tuple[str, ...]:

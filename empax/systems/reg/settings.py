@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.decoding.settings import LEAST_TEMPERATURE
 from empax.evaluation.device_metrics import UtilityWeights
 from empax.parts.exemplars.dense_retrieval import Negative
+from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.settings import ResponseTaskSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class RegSettings(RetrievalSettings):
+    """What all stages share: the section `reg`."""
+
+    has_neighbours: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True)

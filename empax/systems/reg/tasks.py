@@ -240,6 +240,14 @@ class Joint:
         found = {name: heads[name].argmax(axis=-1) for name in self.heads}
         return {**self.generator.nll(generator, batch, read), **found}
 
+    def target_states(self, params: Params, batch: Any) -> Array:
+        """See `ResponseTask`."""
+        return self.generator.target_states(params["generator"], batch)
+
+    def with_states(self, params: Params, states: Any) -> Params:
+        """See `ResponseTask`."""
+        return {**params, "generator": self.generator.with_states(params["generator"], states)}
+
     def weigh(self, params: Params, batch: Any) -> dict[str, Array]:
         """See `ResponseTask`."""
         return self.generator.weigh(params["generator"], batch)

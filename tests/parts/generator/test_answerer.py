@@ -115,6 +115,26 @@ def test_what_a_model_is_asked_first_is_told_to_the_next_question_and_to_the_rep
     assert [row.response for row in plain.respond(ASKED, batch_size=2, seed=0)] == [said(i.context[-1]) for i in ASKED]
 
 
+class Remembering(Bag):
+    """Its state before a token is the token."""
+
+    def target_states(self, params, batch):
+        return batch.target[..., None] * jnp.ones((1, 1, 2))
+
+    def with_states(self, params, states):
+        return {**params, "neighbours": states}
+
+
+def test_the_states_of_all_real_tokens_are_remembered():
+    made = answerer(Remembering())
+    made.remember(ASKED, batch_size=2)
+    states = made._params["neighbours"]
+    tokens = [token for i in ASKED for token in TOKENIZER.encode(i.response)]
+    assert sorted(np.asarray(states.tokens).tolist()) == sorted(tokens)
+    np.testing.assert_array_equal(states.keys, np.asarray(states.tokens, np.float16)[:, None].repeat(2, axis=1))
+    assert len(made.respond(ASKED, batch_size=2, seed=0)) == 3
+
+
 def test_what_a_task_generates_and_reads_is_told():
     found = answerer().respond(ASKED, batch_size=2, seed=0)
     assert [row.id for row in found] == ["d0#2", "d1#2", "d2#2"]

@@ -1,0 +1,106 @@
+"""What a corpus says of the next token, by the states in which its tokens came: kNN-LM, and copying from exemplars.
+
+A state is what a generator's decoder has before a token, of D numbers. Distances are means over those, so that their
+scale does not depend on D. Distributions are mixed with the model's own; they have no parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+@flax.struct.dataclass
+class States:
+    """States and the token that came in each: M of a whole corpus, or of the exemplars of each example.
+
+    Annotated in comments: JAX puts shardings and shapes there too.
+    """
+
+    keys: Any  # [M, D] or [B, M, D]
+    tokens: Any  # [M] or [B, M]
+    mask: Any = None  # [B, M], which are real
+
+
+def squared_distances(states: Float[Array, "*B W D"], keys: Float[Array, "*B M D"]) -> Float[Array, "*B W M"]:
+    """Mean squared difference of each state and each key, in float32."""
+    states, keys = states.astype(jnp.float32), keys.astype(jnp.float32)
+    both = jnp.einsum("...WD,...MD->...WM", states, keys)
+    ours, theirs = jnp.square(states).sum(axis=-1), jnp.square(keys).sum(axis=-1)
+    return jnp.maximum(ours[..., :, None] - 2.0 * both + theirs[..., None, :], 0.0) / states.shape[-1]
+
+
+def knn_probabilities(
+    states: Float[Array, "B W D"], corpus: States, *, num: int, temperature: float, vocab_size: int
+) -> Float[Array, "B W V"]:
+    r"""The tokens that came in the nearest states of a corpus.
+
+    .. math:: p(w | h) \propto \sum_{(k, v) \in N_n(h)} [v = w] \, e^{-d(h, k) / \tau}
+
+    Source: Khandelwal et al. 2020 (kNN-LM), Eq. 2, with a temperature (kNN-MT; Khandelwal et al. 2021, Eq. 4).
+
+    Args:
+      states: h.
+      corpus: keys [M, D] and tokens [M].
+      num: n, at most M count.
+      temperature: tau, in units of the distance.
+      vocab_size: V.
+    """
+    flat = states.reshape(-1, states.shape[-1])
+    near, rows = jax.lax.top_k(-squared_distances(flat, corpus.keys), min(num, corpus.keys.shape[0]))
+    found = _spread(near / temperature, corpus.tokens[rows], jnp.ones(near.shape, bool), vocab_size)
+    return found.reshape(*states.shape[:2], vocab_size)
+
+
+def copy_probabilities(
+    states: Float[Array, "B W D"], exemplars: States, *, temperature: float, vocab_size: int
+) -> Float[Array, "B W V"]:
+    """The same over all tokens of an example's own exemplars; all 0 where it has none.
+
+    Source: Grave et al. 2017 (a continuous cache), Eq. 2, whose cache holds the exemplars here, and whose similarity is
+    the distance of `knn_probabilities`. Nothing is learnt: it is no pointer with a gate (See et al. 2017).
+
+    Args:
+      states: of the hypotheses of each example.
+      exemplars: keys [B, M, D], tokens and mask [B, M].
+      temperature: in units of the distance.
+      vocab_size: V.
+    """
+    assert exemplars.mask is not None
+    scores = -squared_distances(states, exemplars.keys) / temperature
+    tokens, mask = (jnp.broadcast_to(part[:, None], scores.shape) for part in (exemplars.tokens, exemplars.mask))
+    flat = (-1, scores.shape[-1])
+    found = _spread(scores.reshape(flat), tokens.reshape(flat), mask.reshape(flat), vocab_size)
+    return found.reshape(*states.shape[:2], vocab_size)
+
+
+def _spread(
+    scores: Float[Array, "N M"], tokens: Int[Array, "N M"], mask: Bool[Array, "N M"], vocab_size: int
+) -> Float[Array, "N V"]:
+    """The softmax of scores, summed by token."""
+    weights = jax.nn.softmax(jnp.where(mask, scores, -1e9), axis=-1) * mask
+    rows = jnp.arange(scores.shape[0])[:, None]
+    return jnp.zeros((scores.shape[0], vocab_size), jnp.float32).at[rows, tokens].add(weights)
+
+
+def interpolated(
+    logits: Float[Array, "B W V"], parts: Sequence[tuple[float, Float[Array, "B W V"]]]
+) -> Float[Array, "B W V"]:
+    r"""Log-probabilities of a mixture.
+
+    .. math:: \log \big((1 - \sum_i \lambda_i) \, p_{model}(w) + \sum_i \lambda_i \, p_i(w)\big)
+
+    Source: Khandelwal et al. 2020, Eq. 3.
+
+    Args:
+      logits: of the model.
+      parts: weights and distributions; one that is all 0 leaves its weight to the model.
+    """
+    there = sum((weight * (probs.sum(axis=-1, keepdims=True) > 0.0) for weight, probs in parts), start=jnp.zeros(()))
+    own = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1) + jnp.log1p(-there)
+    return jnp.logaddexp(own, jnp.log(sum((weight * probs for weight, probs in parts), start=jnp.zeros(()))))
