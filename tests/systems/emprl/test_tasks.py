@@ -282,7 +282,7 @@ def toy_reward(toy, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["ppo", "warmup", "host", "grpo"])
+@pytest.mark.parametrize("form", ["ppo", "warmup", "host", "grpo", "dpo"])
 def test_killed_and_started_again_it_ends_with_the_same_bits(toy, tmp_path, form):
     """Parameters, optimizer, controller, running statistics: everything that later batches depend on."""
     script = Path(toy.__file__)
