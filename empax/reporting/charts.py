@@ -12,7 +12,8 @@ from html import escape
 Points = Sequence[tuple[float, float]]
 
 _WIDTH, _HEIGHT = 460, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 24, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 24, 12, 40
+_NAME = 15  # letters of a system that stand before its interval; all show on hover
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -87,7 +88,7 @@ def line_chart(series: Mapping[str, Points], *, x_label: str, y_label: str) -> s
 
 def intervals(rows: Mapping[str, tuple[float, float, float]], *, label: str) -> str:
     """For each name a dot at its value and a line from its low to its high, on a common axis."""
-    left, width, row = 190, 330, 26
+    left, width, row = 168, 250, 26
     bottom = len(rows) * row + 4
     marks = ticks(min(low for _, low, _ in rows.values()), max(high for _, _, high in rows.values()))
     place = lambda x: left + (x - marks[0]) / (marks[-1] - marks[0]) * width  # noqa: E731
@@ -105,16 +106,54 @@ def intervals(rows: Mapping[str, tuple[float, float, float]], *, label: str) -> 
             f'<line class="line s0" x1="{place(low):.1f}" x2="{place(high):.1f}" y1="{height:g}" y2="{height:g}"/>'
         )
         svg.append(f'<circle class="dot s0" cx="{place(value):.1f}" cy="{height:g}" r="4">{title}</circle>')
-    middle = left + width / 2
+    middle = (left + width + 24) / 2
     svg.append(f'<text class="axis" x="{middle:g}" y="{bottom + 34}" text-anchor="middle">{escape(label)}</text>')
     return _svg(left + width + 24, bottom + 42, svg, label)
+
+
+def beside(
+    ours: tuple[float, float, float],
+    others: Mapping[str, tuple[float, float | None, float | None]],
+    *,
+    label: str,
+) -> str:
+    """One value with its interval, and under it, with theirs if they have any, those that it is compared with.
+
+    A band through all of them is as wide as the first interval.
+    """
+    left, width, row = 104, 196, 19
+    rows = {"this run": ours, **others}
+    ends = [end for ends in rows.values() for end in ends if end is not None]
+    bottom = len(rows) * row + 4
+    marks = ticks(min(ends), max(ends), count=4)
+    place = lambda x: left + (x - marks[0]) / (marks[-1] - marks[0]) * width  # noqa: E731
+    low, high = place(ours[1]), place(ours[2])
+    svg = [f'<rect class="band" x="{low:.1f}" y="0" width="{high - low:.1f}" height="{bottom}"/>']
+    for mark in marks:
+        svg.append(f'<line class="grid" x1="{place(mark):.1f}" x2="{place(mark):.1f}" y1="0" y2="{bottom}"/>')
+        text = number(round(mark, 9))
+        svg.append(f'<text class="tick" x="{place(mark):.1f}" y="{bottom + 14}" text-anchor="middle">{text}</text>')
+    for i, (name, (value, low, high)) in enumerate(rows.items()):
+        height, kind = i * row + row / 2 + 2, "rest" if i else "s0"
+        ends = f"{value:.4g}" if low is None or high is None else f"{value:.4g} ({low:.4g} to {high:.4g})"
+        title = f"<title>{escape(name)}: {ends}</title>"
+        shown = name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+        svg.append(
+            f'<text class="{"tick" if i else "axis own"}" x="{left - 8}" y="{height + 4:g}" text-anchor="end">'
+            f"{escape(shown)}{title}</text>"
+        )
+        if low is not None and high is not None:
+            ends = f'x1="{place(low):.1f}" x2="{place(high):.1f}"'
+            svg.append(f'<line class="line {kind}" {ends} y1="{height:g}" y2="{height:g}"/>')
+        svg.append(f'<circle class="dot {kind}" cx="{place(value):.1f}" cy="{height:g}" r="3.5">{title}</circle>')
+    return _svg(left + width + 20, bottom + 20, svg, f"{label}, this run beside {', '.join(others)}")
 
 
 def share_bars(shares: Mapping[str, Mapping[str, float]]) -> str:
     """One bar for each name, cut into the shares (summing to 1) of its parts."""
     names = list(shares)
     parts_of = list(dict.fromkeys(part for bar in shares.values() for part in bar))
-    left, width, row = 190, 330, 26
+    left, width, row = 186, 240, 26
     svg = []
     for i, name in enumerate(names):
         top, start = i * row + 4, float(left)

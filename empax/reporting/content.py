@@ -110,21 +110,65 @@ def _not_comparable(report: Report) -> str:
     return f"{APART} As published not comparable with ours. {told}." if told else ""
 
 
-def _beside_peers(report: Report) -> Results:
+def _peer_keys(report: Report) -> dict[str, str]:
+    """Metrics that released outputs have, and under which name they have them: cleaned alike, if any is."""
     scored = {name for values in report["peers"].values() for name in values}
     keys = {name: f"{name}{CLEANED}" if f"{name}{CLEANED}" in scored else name for name in METRICS}
-    names = [name for name, key in keys.items() if key in scored]
+    return {name: key for name, key in keys.items() if key in scored}
+
+
+def _beside_peers(report: Report) -> Results:
+    keys = _peer_keys(report)
+    names = list(keys)
 
     def cells(values: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         return intervals({name: values[keys[name]] for name in names if keys[name] in values})
 
     rows: list[Row] = [("ours", recipe_of(report), cells({**report["metrics"], **report["variants"]}))]
     rows += [("peer", _with_rows(report, name), cells(values)) for name, values in report["peers"].items()]
-    alike = any(key.endswith(CLEANED) for key in keys.values())
-    how = CLEANED_ALIKE if alike else f"{UNCHANGED}, which the others' authors cleaned: texts of different kinds"
+    how = _cleaned(keys)
     absent = "; ".join(f"{name}: {why}" for name, why in report["peers_absent"].items())
     why = f"Released outputs are absent: {absent}." if absent else ""
     return Results(f"{report['test_set']['title']}, beside released outputs; {how}.", names, rows, why)
+
+
+def _cleaned(keys: Mapping[str, str]) -> str:
+    alike = any(key.endswith(CLEANED) for key in keys.values())
+    return CLEANED_ALIKE if alike else f"{UNCHANGED}, which the others' authors cleaned: texts of different kinds"
+
+
+class Panel(NamedTuple):
+    """One metric of the run, and the others beside it.
+
+    Attributes:
+      name: of the metric.
+      ours: `value`, `low`, `high`.
+      others: by the name of the system; published numbers have a `value` alone.
+    """
+
+    name: str
+    ours: Mapping[str, float]
+    others: Mapping[str, Mapping[str, float]]
+
+
+def panels(report: Report) -> tuple[list[Panel], str]:
+    """What a report leads with, and where the others' numbers are from: released outputs, or else papers."""
+    keys, found = _peer_keys(report), {**report["metrics"], **report["variants"]}
+    keys = {name: key for name, key in keys.items() if key in found}
+    apart = report["notes"].get("not_comparable", {})
+    made = []
+    for name, own in headline(report).items():
+        if name in keys:
+            others = {peer: values[keys[name]] for peer, values in report["peers"].items() if keys[name] in values}
+            own = found[keys[name]]
+        else:
+            papers = {} if keys or name in apart else report["published"]
+            others = {paper: {"value": values[name]} for paper, values in papers.items() if name in values}
+        made.append(Panel(name, own, others))
+    if not any(panel.others for panel in made):
+        return made, ""
+    how = f"Beside released outputs, scored by this code: {_cleaned(keys)}." if keys else "Beside what papers print."
+    return made, how
 
 
 def _with_rows(report: Report, name: str) -> str:
@@ -183,10 +227,15 @@ def _flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 
 def exemplar_text(exemplar: Mapping[str, Any]) -> str:
+    return " → ".join(filter(None, exemplar_parts(exemplar)))
+
+
+def exemplar_parts(exemplar: Mapping[str, Any]) -> tuple[str, str]:
+    """What was said, and what was answered; either may be empty."""
     context = exemplar.get("context", "")
     if isinstance(context, (list, tuple)):
         context = " / ".join(map(str, context))
-    return " → ".join(str(part) for part in (context or exemplar.get("text", ""), exemplar.get("response", "")) if part)
+    return str(context or exemplar.get("text", "")), str(exemplar.get("response", ""))
 
 
 def about(exemplar: Mapping[str, Any]) -> str:

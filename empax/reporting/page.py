@@ -13,20 +13,25 @@ from empax.reporting import charts, comparisons, controls, other_corpora, swaps
 from empax.reporting.content import (
     NOTE,
     REPLIES,
+    Panel,
     Report,
     about,
-    exemplar_text,
+    exemplar_parts,
     facts,
-    headline,
     levels,
+    panels,
     published_cells,
     recipe_of,
     results_tables,
 )
-from empax.reporting.tables import KINDS, format_value, intervals, metric_title
+from empax.reporting.tables import KINDS, TITLES, format_value, intervals, metric_title
 
 _CURVES = frozenset({"loss", "reward", "kl", "entropy", "response_tokens"})
 """Shown at once, beside every other loss; the rest of a stage's curves are folded away."""
+
+
+_OPEN = ("Results", swaps.TITLE, "Emotion and attributes")
+"""Sections that are unfolded at first."""
 
 
 def html(report: Report) -> str:
@@ -35,12 +40,13 @@ def html(report: Report) -> str:
         loader=jinja2.PackageLoader("empax.reporting", ""), autoescape=True, undefined=jinja2.StrictUndefined
     )
     templates.globals |= {
-        "KINDS": KINDS, "NOTE": NOTE, "about": about, "exemplar_text": exemplar_text, "format_value": format_value,
+        "KINDS": KINDS, "NOTE": NOTE, "about": about, "exemplar_parts": exemplar_parts, "format_value": format_value,
         "metric_title": metric_title, "tags_of": _tags_of,
     }  # fmt: skip
     parts: Any = templates.get_template("parts.html").module
     more = "Replies and their exemplars" if any(one["exemplars"] for one in report["examples"]) else "Replies"
     ablations = report["notes"].get("paper_ablations") or {}
+    found, beside = panels(report)
     config = json.dumps(report["config"], indent=2, ensure_ascii=False, default=str) if report["config"] else ""
     sections = [
         ("Results", parts.results(results_tables(report))),
@@ -68,10 +74,18 @@ def html(report: Report) -> str:
         report=report,
         title=recipe_of(report),
         subtitle=_subtitle(report),
-        cards=intervals(headline(report)),
+        cards=[(one.name, *intervals({one.name: one.ours})[one.name], _beside(one)) for one in found],
+        beside=beside,
         replies=parts.examples(report["examples"][:REPLIES]),
-        sections=[(title, body) for title, body in sections if body],
+        sections=[(title, body, title in _OPEN) for title, body in sections if body],
     )
+
+
+def _beside(panel: Panel) -> str:
+    """The run's interval above those of the others, as SVG; empty where there are no others."""
+    rows = {name: (one["value"], one.get("low"), one.get("high")) for name, one in panel.others.items()}
+    ours = (panel.ours["value"], panel.ours["low"], panel.ours["high"])
+    return charts.beside(ours, rows, label=TITLES[panel.name.partition(":")[0]]) if rows else ""
 
 
 def _subtitle(report: Report) -> str:

@@ -470,19 +470,43 @@ def test_peers_are_compared_as_they_were_cleaned_and_never_with_rows_as_they_are
     assert "not" not in plain.caption
 
 
-def test_a_page_leads_with_six_metrics_and_three_replies_with_their_exemplars_and_folds_the_rest(tmp_path):
+def test_a_page_leads_with_six_metrics_and_three_replies_with_their_exemplars_and_folds_what_is_long(tmp_path):
     found = made(examples=5)
     report.write_report(found, tmp_path)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    lead, rest = text.split("<nav>")
+    lead, rest = text.split("<section", 1)
     assert (lead.count('class="card"'), lead.count("<article>"), rest.count("<article>")) == (6, 3, 2)
-    folded = Page(text)
-    open_ones = [tag for tag, attrs in folded.tags if tag == "details" and "open" in attrs]
-    assert len(open_ones) == len(re.findall(r"<details open><summary>\d+ exemplars<", text)) == 5  # nothing but these
-    assert rest.count("<section") == rest.count("<details><summary><h2>")
+    opened = re.findall(r"<details open><summary>(?:<h2>)?([^<]+)<", text)
+    assert opened == [*["2 exemplars"] * 3, "Results", "Emotion and attributes", *["2 exemplars"] * 2]
+    assert text.count("<section") == len(re.findall(r"<details[^>]*><summary><h2>", text)) > 5
     lead = (tmp_path / "report.md").read_text(encoding="utf-8").split("## Results")[0]
     assert lead.count("reference: ") == 3
     assert len([line for line in lead.splitlines() if line.startswith("|")]) == 2 + 6
+
+
+def test_each_leading_metric_stands_beside_what_it_may_be_compared_with(known):
+    value = {"low": 7.9, "high": 8.5}
+    peers = {"moel": {"bleu_2:moel": {"value": 8.16, **value}}}
+    found = made(peers=peers)
+    panels, how = content.panels(found)
+    by_name = {panel.name: panel for panel in panels}
+    assert by_name["bleu_2"].ours == found["variants"]["bleu_2:moel"]  # cleaned as theirs are
+    assert by_name["bleu_2"].others == {"moel": {"value": 8.16, **value}}
+    assert not by_name["distinct_2"].others
+    assert how.startswith("Beside released outputs")
+    page_ = report.page.html(found)
+    (svg,) = re.findall(r'<figure class="card">.*?(<svg.*?</svg>)', page_, re.DOTALL)[:1]
+    texts = [node.text for node in ElementTree.fromstring(svg).iter() if node.tag.endswith("text")]
+    assert texts[-2:] == ["this run", "moel"]
+    papers, how = content.panels(made(peers={}))
+    assert how == "Beside what papers print."
+    shown = {panel.name: panel.others for panel in papers}
+    assert shown["bleu_2"]["T5 + REG"] == {"value": REG_PAPER["T5 + REG"]["bleu_2"]}
+    apart = {"not_comparable": {"bleu_2": "another tokenizer"}}
+    assert not {p.name: p.others for p in content.panels(made(peers={}, notes=apart))[0]}["bleu_2"]
+    alone, how = content.panels(made(peers={}, paper={}, paper_row=""))
+    assert how == ""
+    assert not any(panel.others for panel in alone)
 
 
 def test_the_verdict_stands_on_top_of_every_page(tmp_path):
