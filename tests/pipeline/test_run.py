@@ -113,7 +113,7 @@ def test_every_form_of_reg_and_emprl_on_t5_is_sound_and_begins_with_the_same_fin
             stages = list(make_plan(config).stages)
             assert stages[:2] == ["prepare", "generator"]
             assert [name for name in stages if name != "swaps"][-2:] == ["evaluate", "report"]
-            assert ("swaps" in stages) == (recipe is reg_t5 and form not in ("no_retrieval", "sft"))
+            assert ("swaps" in stages) == (recipe is reg_t5 and form not in ("no_retrieval", "sft", "knn"))
             assert config["evaluate"]["stage"] in stages
     for wrong in (f"{name},dpo", "nothing"):
         with pytest.raises(ValueError, match=r"reg_t5\.py"):
