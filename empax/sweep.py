@@ -17,8 +17,9 @@ from pathlib import Path
 from absl import app, flags
 
 from empax.core.config import ConfigError
+from empax.core.machine import has_gpu
 from empax.core.paths import check_folder, expand
-from empax.core.recipe import parse_flags, run_name, split_overrides
+from empax.core.recipe import parse_flags, run_name, sized_for, split_overrides
 
 _CONFIG = flags.DEFINE_string(
     "config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets in all runs."
@@ -57,9 +58,11 @@ def _sweep(recipe: str) -> int:
 
     folder = expand(_WORKDIR.value or Path("runs") / f"{run_name(recipe)}-sweep")
     check_folder(folder, "--workdir")
+    if has_gpu():
+        recipe = sized_for("gpu", recipe)  # as `empax.main` does where the recipe leaves it open
     runs = sweep.make_runs(recipe, sweep.read_grid(_GRID.value), _SEEDS.value, _OVERRIDES, folder)
     wrong = list(dict.fromkeys(map(str, sweep.problems(runs))))
-    print(sweep.describe(runs, folder))
+    print(f"{recipe}: {sweep.describe(runs, folder)}")
     if wrong or _MODE.value == "plan":
         print("".join(f"error: {problem}\n" for problem in wrong), end="", file=sys.stderr)
         return 2 if wrong else 0

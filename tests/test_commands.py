@@ -144,9 +144,10 @@ def flags_of(text):
     [
         ("run", "main", {"config", "workdir", "reuse", "redo", "mode"}),
         ("plan", "main", {"config", "workdir"}),
+        ("sweep", "sweep", {"config", "grid", "seeds", "workdir", "mode"}),
         ("evaluate", "evaluate", {"predictions", "output", "compare", "metrics", "bootstrap_samples"}),
         ("chat", "chat", {"workdir", "exemplars", "safety"}),
-        ("export", "export", {"workdir", "output", "stage", "format", "lora"}),
+        ("export", "export", {"workdir", "output", "stage", "format", "lora", "push"}),
         ("judges", "judges", {"data", "workdir", "output"}),
     ],
 )

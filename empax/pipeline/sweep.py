@@ -134,7 +134,9 @@ def describe(runs: Sequence[Run], folder: Path) -> str:
     """How many runs there are, which of them are finished, and where they are."""
     arms = {arm: list(group) for arm, group in itertools.groupby(runs, key=lambda run: run.arm)}
     seeds, finished = len(runs) // len(arms), sum(run.is_finished() for run in runs)
-    lines = [f"{len(runs)} runs ({len(arms)} x {seeds} seeds) in {folder}, {finished} finished:"]
+    counts = {"run": len(runs), "arm": len(arms), "seed": seeds}
+    made, *of = (f"{count} {name}{'' if count == 1 else 's'}" for name, count in counts.items())
+    lines = [f"{made} ({', '.join(of)}) in {folder}, {finished} finished:"]
     for arm, group in arms.items():
         told = (f"{run.seed} (finished)" if run.is_finished() else f"{run.seed}" for run in group)
         lines.append(f"  {arm}: seeds {', '.join(told)}; {group[0].folder.parent.name}/")

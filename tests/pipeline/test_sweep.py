@@ -154,13 +154,20 @@ def test_the_command_refuses_before_any_run(command, tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
+def test_with_a_gpu_all_runs_are_sized_for_it(command, tmp_path):
+    words = ["empax", "sweep", "classic:cem", "--mode=plan", f"--workdir={tmp_path}"]
+    program = "import os, sys; os.environ['JAX_PLATFORMS'] = 'cuda'; from empax import __main__"
+    planned = command("-c", f"{program}; sys.argv = {words}; __main__.main()")
+    assert planned.stdout.startswith(f"classic:cem,machine=gpu: 1 run (1 arm, 1 seed) in {tmp_path}"), planned.stderr
+
+
 @pytest.mark.slow
 def test_a_sweep_runs_shares_what_is_alike_and_is_not_made_again(command, tmp_path):
     words = (RECIPE, "--grid", "generator.steps=1,2", "--seeds=2", f"--workdir={tmp_path}")
     words = ("-m", "empax", "sweep", *words, "--config.report.bootstrap_samples=20")
     planned = command(*words, "--mode=plan")
     assert planned.returncode == 0, planned.stderr
-    assert planned.stdout.startswith(f"4 runs (2 x 2 seeds) in {tmp_path}, 0 finished:")
+    assert planned.stdout.startswith(f"{RECIPE}: 4 runs (2 arms, 2 seeds) in {tmp_path}, 0 finished:")
     assert not list(tmp_path.iterdir())
     ran = command(*words)
     assert ran.returncode == 0, ran.stderr[-3000:]
