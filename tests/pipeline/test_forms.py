@@ -174,7 +174,7 @@ def test_forms_of_reg_share_a_beginning_as_recipes_md_says(recipe, form):
     shared = ["prepare", "generator", "index"]
     if form in ("no_attributes", "reasons"):
         shared = ["prepare"]
-    if form in ("no_retrieval", "sft", "contrastive"):
+    if form in ("no_retrieval", "sft", "contrastive", "knn"):
         shared = ["prepare", "generator"]
     pairs = list(zip(whole, config, strict=False))
     alike = [one == other and settings_hash(whole[one]) == settings_hash(config[one]) for one, other in pairs]
