@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from benchmarks.sides import autocast
 from empax.systems.emprl.settings import PpoTaskSettings
 from empax.training.optimizer import OptimizerSettings
 
@@ -110,7 +111,7 @@ class EagerPpo:
         return -losses.view(tokens.shape), output.decoder_hidden_states[-1].float(), logits
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast("cpu", dtype=self.dtype, enabled=self.dtype != torch.float32)
+        return autocast(self.dtype)
 
     def value(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden).squeeze(-1)

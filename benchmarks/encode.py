@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from benchmarks import texts
 from benchmarks.paired import DisagreementError, Row, arguments, cores, in_turns, report, seconds
+from benchmarks.sides import use
 from empax.core.memory import keep_freed_memory
 from empax.data.features import encode_for_bert
 from empax.data.tokenizer_folders import load_tokenizer
@@ -26,7 +27,8 @@ from empax.retrieval.encode import BUCKETS, economy, embed, embedders, plan_batc
 HELD_EQUAL = (
     "one process, as many threads as there are cores; each side may use them all",
     "what either side frees stays with the process for later (empax.core.memory), as in runs of empax.main",
-    "the same weights in float32, mean pooling, unit length; cosines of both must be at least 0.9999",
+    "the same weights, arithmetic in --dtype, mean pooling, unit length; cosines of both must be at least 0.9999 "
+    "(0.999 in bfloat16)",
     "from texts to vectors in memory, tokens included; texts of more than 256 tokens are cut there",
     "the same texts, context and response in one; both sides sort them by length",
     "theirs: SentenceTransformer.encode with --their-batch rows a batch, padded to the longest",
@@ -34,35 +36,43 @@ HELD_EQUAL = (
 )
 
 _MAX_TOKENS = 256
-_TOKENS_PER_BATCH = 1024
+_COSINE = {"float32": 0.9999, "bfloat16": 0.999}
+"""The lowest at which both sides count as the same."""
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=3)
+    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=3, devices=True)
     texts.add_flag(parser)
     parser.add_argument("--texts", type=int, default=40290, help="how many, at most those of the corpus (40290)")
+    parser.add_argument("--dtype", choices=sorted(_COSINE), default="float32", help="of the arithmetic (float32)")
     parser.add_argument("--their-batch", type=int, default=32, help="rows a batch of theirs (32, their default)")
-    parser.add_argument("--tokens-per-batch", type=int, default=_TOKENS_PER_BATCH, help="of ours, padding included")
+    parser.add_argument("--tokens-per-batch", type=int, help="of ours, padding included (as the device likes)")
     parser.add_argument("--unroll", type=int, default=6, help="layers in one turn of our scan (6)")
     options = parser.parse_args(argv)
     if options.smoke:
         options.texts, options.rounds, options.unroll = 4, 1, 1
+    use(options.device)
     torch.set_num_threads(cores())
     found = [" ".join((*i.context, i.response)) for i in texts.instances(options.data, "train")]
     order = np.random.default_rng(0).permutation(len(found))[: options.texts]
     corpus = [found[i] for i in order]
-    settings = EncoderSettings(pretrained="minilm", normalize=True, dropout=0.0, unroll=options.unroll)
+    settings = EncoderSettings(pretrained="minilm", normalize=True, dropout=0.0, unroll=options.unroll,
+                               dtype=options.dtype)  # fmt: skip
     loaded = load_encoder(settings, load_tokenizer("minilm"))
-    theirs = SentenceTransformer(str(resolve("minilm")), device="cpu")
+    theirs = SentenceTransformer(str(resolve("minilm")), device={"cpu": "cpu", "gpu": "cuda"}[options.device])
     theirs.max_seq_length = _MAX_TOKENS
+    theirs.to(getattr(torch, options.dtype))
 
     def our_vectors(some: Sequence[str]) -> np.ndarray:
         return our_embeddings(loaded, tokens(loaded, some), options.tokens_per_batch)
 
     def their_vectors(some: Sequence[str]) -> Any:
-        return theirs.encode(list(some), batch_size=options.their_batch, show_progress_bar=False)
+        made = theirs.encode(
+            list(some), batch_size=options.their_batch, show_progress_bar=False, convert_to_tensor=True
+        )
+        return made.float().cpu().numpy()
 
-    check(our_vectors(corpus[:64]), their_vectors(corpus[:64]))
+    check(our_vectors(corpus[:64]), their_vectors(corpus[:64]), _COSINE[options.dtype])
     compile_all(loaded, corpus, options.tokens_per_batch)
     pairs = in_turns(
         lambda _: len(corpus) / seconds(lambda: our_vectors(corpus)),
@@ -71,20 +81,20 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     )
     row = Row([pair[0] for pair in pairs], [pair[1] for pair in pairs], "texts/s", more_is_better=True)
     sizes = f"{len(corpus)} texts of {texts.name_of(options.data)}"
-    return report("encode", {"minilm": row}, (*HELD_EQUAL, sizes), smoke=options.smoke)
+    return report("encode", {"minilm": row}, (*HELD_EQUAL, sizes), smoke=options.smoke, device=options.device)
 
 
 def tokens(loaded: LoadedEncoder, some: Sequence[str]) -> list[list[int]]:
     return encode_for_bert(loaded.tokenizer, some, _MAX_TOKENS, keep="left")
 
 
-def our_embeddings(loaded: LoadedEncoder, rows: Sequence[Sequence[int]], tokens_per_batch: int) -> np.ndarray:
+def our_embeddings(loaded: LoadedEncoder, rows: Sequence[Sequence[int]], tokens_per_batch: int | None) -> np.ndarray:
     _, apply = embedders(Towers(loaded.model))
     params, pad_id = {"encoder": loaded.params}, loaded.tokenizer.pad_id
     return embed(apply, params, rows, pad_id=pad_id, tokens_per_batch=tokens_per_batch)
 
 
-def compile_all(loaded: LoadedEncoder, corpus: Sequence[str], tokens_per_batch: int) -> None:
+def compile_all(loaded: LoadedEncoder, corpus: Sequence[str], tokens_per_batch: int | None) -> None:
     """Runs every shape that the corpus is embedded in, once."""
     _, apply = embedders(Towers(loaded.model))
     run = jax.jit(apply)
@@ -94,11 +104,11 @@ def compile_all(loaded: LoadedEncoder, corpus: Sequence[str], tokens_per_batch: 
         jax.block_until_ready(run({"encoder": loaded.params}, np.ones(shape, np.int32), np.ones(shape, bool)))
 
 
-def check(ours: np.ndarray, theirs: np.ndarray) -> None:
-    """Raises DisagreementError if two vectors of one text differ."""
+def check(ours: np.ndarray, theirs: np.ndarray, least: float) -> None:
+    """Raises DisagreementError if the cosine of two vectors of one text is below `least`."""
     lowest = float(np.sum(ours * theirs, axis=1).min())
-    if not lowest >= 0.9999:
-        raise DisagreementError(f"the lowest cosine is {lowest}, must be at least 0.9999.")
+    if not lowest >= least:
+        raise DisagreementError(f"the lowest cosine is {lowest}, must be at least {least}.")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.paired import Row, arguments, report, seconds, timed
 from benchmarks.shapes import SHAPES, fields_of, kind_of
-from benchmarks.sides import TOLERANCE, Sides, check_agreement, random_model
+from benchmarks.sides import TOLERANCE, Sides, check_agreement, on_device, random_model, use, wait
 from empax.core.memory import keep_freed_memory
 
 HELD_EQUAL = (
@@ -32,7 +32,7 @@ HELD_EQUAL = (
     "ours: jax.jit, compiled before (compile_seconds in each row); the scan over layers is unrolled as --unroll says",
 )
 
-ARCHITECTURES = tuple(name for name in SHAPES if name not in ("t5-base", "smollm2-360m"))
+ARCHITECTURES = tuple(name for name in SHAPES if name not in ("t5-base", "t5-1.5b", "smollm2-360m"))
 
 
 class Inputs(NamedTuple):
@@ -44,9 +44,10 @@ class Inputs(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=9)
+    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=9, devices=True)
     parser.add_argument("--calls", type=int, default=3, help="calls in a round (3)")
     parser.add_argument("--dtype", choices=sorted(TOLERANCE), default="float32", help="of weights and arithmetic")
+    parser.add_argument("--compile", action="store_true", help="theirs by torch.compile")
     parser.add_argument("--only", nargs="*", choices=ARCHITECTURES, default=ARCHITECTURES, help="some of them (all)")
     parser.add_argument("--batch", type=int, default=8, help="rows (8)")
     parser.add_argument("--source", type=int, default=128, help="tokens a row (128)")
@@ -55,9 +56,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     options = parser.parse_args(argv)
     if options.smoke:
         options.batch, options.source, options.target, options.rounds, options.calls = 2, 8, 4, 1, 1
+    use(options.device)
     rows = {name: measure(name, options) for name in options.only}
     sizes = f"{options.batch} rows of {options.source} tokens, targets of {options.target}, {options.dtype}"
-    return report("forward", rows, (*HELD_EQUAL, sizes), smoke=options.smoke)
+    return report("forward", rows, (*HELD_EQUAL, sizes), smoke=options.smoke, device=options.device)
 
 
 def measure(name: str, options: argparse.Namespace) -> Row:
@@ -67,10 +69,10 @@ def measure(name: str, options: argparse.Namespace) -> Row:
     # No architecture has as many layers: the scan takes all there are.
     sides = random_model(fields, param_dtype=dtype, dtype=options.dtype, unroll=options.unroll or 1000)
     inputs = random_inputs(fields["vocab_size"], options.batch, options.source, options.target)
-    ours, theirs = our_call(sides, inputs), their_call(sides, inputs, fields["model_type"], options.dtype)
+    ours, theirs = our_call(sides, inputs), their_call(sides, inputs, fields["model_type"], options)
     compiling = seconds(ours)
     real = np.ones_like(inputs.target) > 0 if kind_of(fields["model_type"]) == "encoder-decoder" else inputs.mask
-    found, expected = np.asarray(ours().astype(jnp.float32)), theirs().float().numpy()
+    found, expected = np.asarray(ours().astype(jnp.float32)), theirs().float().cpu().numpy()
     error = check_agreement(name, found[real], expected[real], tolerance=TOLERANCE[options.dtype])
     del found, expected
     facts = {"relative_error": float(f"{error:.2g}"), "compile_seconds": round(compiling, 2)}
@@ -108,10 +110,13 @@ def our_call(sides: Sides, inputs: Inputs) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(run(sides.params, *arrays))
 
 
-def their_call(sides: Sides, inputs: Inputs, model_type: str, dtype: str) -> Callable[[], torch.Tensor]:
+def their_call(
+    sides: Sides, inputs: Inputs, model_type: str, options: argparse.Namespace
+) -> Callable[[], torch.Tensor]:
     """The same by PyTorch; an encoder-decoder reads its target shifted by one, as ours shifts it itself."""
     kind = kind_of(model_type)
-    model = sides.theirs.to(getattr(torch, dtype))
+    on_device(options.device, sides.theirs)
+    model, compiled = sides.theirs.to(getattr(torch, options.dtype)), options.compile
     mask = torch.tensor(inputs.mask).long()
     read: dict[str, Any] = {"input_ids": torch.tensor(inputs.source), "attention_mask": mask}
     if kind == "encoder-decoder":
@@ -119,10 +124,12 @@ def their_call(sides: Sides, inputs: Inputs, model_type: str, dtype: str) -> Cal
         read["decoder_input_ids"] = torch.tensor(np.concatenate([start, inputs.target[:, :-1]], axis=1))
     if kind != "encoder":
         read["use_cache"] = False
+    forward = torch.compile(model, dynamic=False) if compiled else model
 
     def run() -> torch.Tensor:
         with torch.inference_mode():
-            output = model(**read)
+            output = forward(**read)
+            wait()
         return output.last_hidden_state if kind == "encoder" else output.logits
 
     return run

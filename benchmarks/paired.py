@@ -13,17 +13,20 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from empax.core.machine import has_gpu
+
 T = TypeVar("T")
 
 _PACKAGES = (
     "jax", "flax", "torch", "transformers", "sentence-transformers", "safetensors", "nltk", "rouge-score", "sacrebleu",
-    "scann", "faiss-cpu",
+    "scann", "faiss-cpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13",
 )  # fmt: skip
 
 
@@ -112,13 +115,16 @@ class _Thorough(argparse.Action):
             setattr(namespace, name, value)
 
 
-def arguments(doc: str, held_equal: Sequence[str], *, rounds: int, **thorough: Any) -> argparse.ArgumentParser:
+def arguments(
+    doc: str, held_equal: Sequence[str], *, rounds: int, devices: bool = False, **thorough: Any
+) -> argparse.ArgumentParser:
     """A parser with what every measurement takes; `--help` says what is held equal.
 
     Args:
       doc: what is measured.
       held_equal: what is the same on both sides.
       rounds: how often each side is measured; the default of a benchmark ends within ten minutes on two cores.
+      devices: whether both sides can compute on a GPU, too: `--device`, for `benchmarks.sides.use`.
       thorough: options that `--thorough` sets, beside three times as many rounds.
     """
     thorough = {"rounds": 3 * rounds, **thorough}
@@ -130,6 +136,9 @@ def arguments(doc: str, held_equal: Sequence[str], *, rounds: int, **thorough: A
     parser.add_argument("--rounds", type=int, default=rounds, help=f"how often each side is measured ({rounds})")
     told = " ".join(f"--{name}={value}" for name, value in thorough.items())
     parser.add_argument("--thorough", action=_Thorough, nargs=0, const=thorough, help=f"the same as {told}")
+    if devices:
+        here = "gpu" if has_gpu() else "cpu"
+        parser.add_argument("--device", choices=("cpu", "gpu"), default=here, help=f"of both sides (here {here})")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     return parser
 
@@ -146,7 +155,7 @@ def report(name: str, rows: Mapping[str, Row], held_equal: Sequence[str], **fact
     headline = {key: summaries[worst][key] for key in ("ours", "theirs", "unit", "ratio")}
     result = {
         "benchmark": name, **headline, "row": worst, "rows": summaries, "work": list(held_equal), **facts,
-        "machine": machine(),
+        "machine": machine() | (card() if facts.get("device") == "gpu" else {}),
     }  # fmt: skip
     print(json.dumps(result), flush=True)
     return result
@@ -169,6 +178,23 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         **versions,
     }
+
+
+_ASKED = {
+    "gpu": "name", "driver": "driver_version", "gpu_memory": "memory.total", "clock": "clocks.sm",
+    "clock_most": "clocks.max.sm", "memory_clock": "clocks.mem", "power_limit": "power.limit",
+}  # fmt: skip
+
+
+def card() -> dict[str, str]:
+    """The first GPU, its driver and its clocks, as `nvidia-smi` says; nothing where that is not there."""
+    words = ["nvidia-smi", f"--query-gpu={','.join(_ASKED.values())}", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    found = [value.strip() for value in said.splitlines()[0].split(",")]
+    return dict(zip(_ASKED, found, strict=True))
 
 
 def _vectors(flags: str) -> str:

@@ -26,7 +26,7 @@ from benchmarks.eager_ppo import Answers, EagerPpo
 from benchmarks.forward import Inputs, random_inputs
 from benchmarks.paired import Row, arguments, report, seconds, timed
 from benchmarks.shapes import fields_of
-from benchmarks.sides import TOLERANCE, Sides, check_agreement, random_model
+from benchmarks.sides import TOLERANCE, Sides, check_agreement, on_device, random_model, use
 from empax.core.memory import keep_freed_memory
 from empax.core.types import Batch, Params, TrainState
 from empax.data import features
@@ -160,7 +160,7 @@ class TheirPpo:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=2, batches=6, dtype=DTYPES)
+    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=2, devices=True, batches=6, dtype=DTYPES)
     texts.add_flag(parser)
     parser.add_argument("--shape", nargs="*", choices=SHAPES, default=tuple(SHAPES), help="of the policy (both)")
     parser.add_argument(
@@ -183,6 +183,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         options.batches, options.buckets = 1, [16, 24]
     if options.batch % options.minibatches:
         parser.error(f"--minibatches={options.minibatches} does not divide --batch={options.batch}")
+    use(options.device)
     rows: dict[str, Row] = {}
     for shape in options.shape:
         vocab_size = fields(shape, options)["vocab_size"]
@@ -196,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         f"{options.buckets}; or {options.batch} sources of {options.source} tokens; {options.new_tokens} new tokens, "
         f"{options.epochs} epochs of {options.minibatches} mini-batches; seconds are of one iteration"
     )
-    return report("ppo", rows, (*HELD_EQUAL, sizes), smoke=options.smoke)
+    return report("ppo", rows, (*HELD_EQUAL, sizes), smoke=options.smoke, device=options.device)
 
 
 def context_batches(options: argparse.Namespace, vocab_size: int) -> tuple[list[Inputs], list[Inputs]]:
@@ -230,6 +231,7 @@ def measure(
 ) -> dict[str, Row]:
     """Whole iterations; how long their parts took, and how long the responses were, are facts about them."""
     print(f"{shape}, {dtype}: compiling, and comparing both sides", file=sys.stderr, flush=True)
+    on_device("cpu")
     sides, value, inputs = prepare(shape, dtype, options)
     settings = stage(options.new_tokens)
     # In one mini-batch no order of rows can differ.
@@ -237,6 +239,7 @@ def measure(
     sound = OurPpo(sides, value, settings, [inputs], **whole), TheirPpo(sides, value, settings, [inputs], **whole)
     error = check(*sound, inputs)
     print(f"{shape}, {dtype}: both sides agree to {error:.2g}", file=sys.stderr, flush=True)
+    on_device(options.device, sides.theirs)
     updates = {"epochs": options.epochs, "minibatches": options.minibatches}
     rows = {}
     for name, batches in work.items():

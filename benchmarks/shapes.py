@@ -46,6 +46,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "model_type": "t5", "vocab_size": 32128, "d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12,
         "num_heads": 12, "decoder_start_token_id": 0,
     },
+    "t5-1.5b": {  # half of the layers of T5 v1.1 XL
+        "model_type": "t5", "vocab_size": 32128, "d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 12,
+        "num_heads": 32, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "decoder_start_token_id": 0,
+    },
     "smollm2-360m": {
         "model_type": "llama", "vocab_size": 49152, "hidden_size": 960, "intermediate_size": 2560,
         "max_position_embeddings": 8192,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from jax.typing import DTypeLike
 
 from benchmarks.paired import DisagreementError, cores
 from benchmarks.shapes import auto_class, kind_of
+from empax.core.machine import has_gpu
 from empax.interop.huggingface import model_config
 from empax.interop.parameters import import_params
 from empax.models.bert import BertEncoder
@@ -45,12 +47,47 @@ def random_model(fields: Mapping[str, Any], *, param_dtype: DTypeLike = np.float
     name = rest.pop("model_type")
     made, options = auto_class(name)
     described = transformers.AutoConfig.for_model(name, **rest)
-    theirs = getattr(transformers, made).from_config(described, **options).eval()
+    with torch.device("cpu"):
+        theirs = getattr(transformers, made).from_config(described, **options).eval()
     tensors = {key: value.detach().numpy() for key, value in theirs.state_dict().items()}
     config = model_config(described.to_dict(), **changes)
     params = import_params(name, tensors, config, dtype=param_dtype)
     makers: dict[str, Any] = {"encoder-decoder": EncoderDecoder, "decoder": DecoderOnly, "encoder": BertEncoder}
     return Sides(makers[kind_of(name)](config), params, theirs)
+
+
+def use(device: str) -> None:
+    """Has JAX compute on `device`, "cpu" or "gpu". Call before anything is computed.
+
+    Raises:
+      DisagreementError: it shall be a GPU, and one of the sides has none.
+    """
+    if device == "cpu" and has_gpu():
+        jax.config.update("jax_platforms", "cpu")
+    backend = jax.default_backend()
+    if device == "gpu" and not (backend == "gpu" and torch.cuda.is_available()):
+        raise DisagreementError(
+            f"--device=gpu: JAX computes on {backend}, PyTorch has {torch.cuda.device_count()} GPUs."
+        )
+
+
+def on_device(device: str, *modules: torch.nn.Module) -> None:
+    """Puts PyTorch's side there, with every tensor that is made from now on. Its checks come before, on the CPU."""
+    where = {"cpu": "cpu", "gpu": "cuda"}[device]
+    torch.set_default_device(where)
+    for module in modules:
+        module.to(where)
+
+
+def autocast(dtype: torch.dtype) -> torch.autocast:
+    """PyTorch's, of the device that it computes on; none in float32."""
+    return torch.autocast(torch.get_default_device().type, dtype=dtype, enabled=dtype != torch.float32)
+
+
+def wait() -> None:
+    """Until PyTorch's device has done what it was given."""
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.synchronize()
 
 
 def check_agreement(what: str, ours: Any, theirs: Any, *, tolerance: float) -> float:

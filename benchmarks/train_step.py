@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from benchmarks import texts
 from benchmarks.paired import Row, arguments, report, timed
 from benchmarks.shapes import fields_of
-from benchmarks.sides import Sides, check_agreement, random_model
+from benchmarks.sides import Sides, autocast, check_agreement, on_device, random_model, use, wait
 from empax.core.memory import keep_freed_memory
 from empax.core.types import Batch, Instance, Mean, Metrics, Params, TrainState
 from empax.data import features
@@ -29,6 +30,7 @@ from empax.data.bpe import train_bpe
 from empax.data.sources import LayoutSettings, TaggedForm
 from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy
 from empax.models.fusion_in_decoder import FusionInDecoder
+from empax.planning.sketches import count_flops
 from empax.training.optimizer import OptimizerSettings, make_optimizer
 from empax.training.step import make_eval_step, make_train_step
 
@@ -74,8 +76,10 @@ class FusionTask:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=3)
+    parser = arguments(__doc__ or "", HELD_EQUAL, rounds=3, devices=True)
     texts.add_flag(parser)
+    parser.add_argument("--shape", choices=("t5-small", "t5-base", "t5-1.5b"), default="t5-small", help="(t5-small)")
+    parser.add_argument("--compile", action="store_true", help="theirs by torch.compile")
     parser.add_argument("--dtype", choices=sorted(_TOLERANCE), default="float32", help="of the arithmetic")
     parser.add_argument("--passages", type=int, default=6, help="K (6)")
     parser.add_argument("--batch", type=int, default=8, help="examples a step (8)")
@@ -90,22 +94,39 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         options.passages, options.batch, options.batches, options.rounds = 2, 2, 1, 1
         options.buckets, options.max_passage, options.max_target, options.unroll = [16, 24], 24, 10, 1
     vocab = {"vocab_size": 400} if options.smoke else {}
-    fields = fields_of("t5-small", small=options.smoke, **vocab)
+    use(options.device)
+    fields = fields_of(options.shape, small=options.smoke, **vocab)
     pairs = make_batches(options, fields["vocab_size"])
     bucketed, padded = [one for one, _ in pairs], [one for _, one in pairs]
     sides = random_model(fields, dtype=options.dtype, unroll=options.unroll)
     task = FusionTask(FusionInDecoder(sides.model), options.loss_chunk)
     check(task, sides, bucketed[0], padded[0], options.dtype)
+    on_device(options.device, sides.theirs)
     ours = our_steps(task, sides.params, bucketed)
     count = options.batch * len(pairs)
+    flops = flops_of(task, sides.params, bucketed) // count
     rows = {}
-    for name, theirs in (("max padding", padded), ("our buckets", bucketed)):
-        took = timed(ours, their_steps(sides.theirs, theirs, options.dtype), options.rounds)
+    both = {"max padding": padded, "our buckets": bucketed}
+    if options.buckets == [options.max_passage]:
+        del both["max padding"]
+    for name, theirs in both.items():
+        steps = their_steps(sides.theirs, theirs, options.dtype, compiled=options.compile)
+        took = timed(ours, steps, options.rounds)
         rates = ([count / one for one in side] for side in took)
-        facts = {"tokens_ours": source_tokens(bucketed), "tokens_theirs": source_tokens(theirs)}
+        facts = {"tokens_ours": source_tokens(bucketed), "tokens_theirs": source_tokens(theirs), "flops": flops}
         rows[name] = Row(*rates, "examples/s", more_is_better=True, facts=facts)
-    sizes = f"{texts.name_of(options.data)}; K = {options.passages}, {options.batch} examples a step, {options.dtype}"
-    return report("train_step", rows, (*HELD_EQUAL, sizes), smoke=options.smoke)
+    where = f"{texts.name_of(options.data)}; {options.shape}"
+    sizes = f"{where}, K = {options.passages}, {options.batch} examples a step, {options.dtype}"
+    return report("train_step", rows, (*HELD_EQUAL, sizes), smoke=options.smoke, device=options.device)
+
+
+def flops_of(task: FusionTask, params: Params, batches: Sequence[Batch]) -> int:
+    """Floating-point operations of our updates, forward and backward, by their jaxprs."""
+
+    def loss(params: Params, batch: Batch) -> jax.Array:
+        return task.loss(params, {}, batch, jax.random.key(0), train=True)[0].value()
+
+    return sum(count_flops(jax.grad(loss), params, batch) for batch in batches)
 
 
 def make_batches(options: argparse.Namespace, vocab_size: int) -> list[tuple[Batch, Batch]]:
@@ -162,20 +183,23 @@ def our_steps(task: FusionTask, params: Params, batches: Sequence[Batch]) -> Cal
     return run
 
 
-def their_steps(model: Any, batches: Sequence[Batch], dtype: str) -> Callable[[], None]:
+def their_steps(model: Any, batches: Sequence[Batch], dtype: str, *, compiled: bool) -> Callable[[], None]:
     """The same by PyTorch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0, fused=True)
     tensors = [to_torch(batch) for batch in batches]
+    loss_of = functools.partial(their_loss, model)
+    loss_of = torch.compile(loss_of, dynamic=False) if compiled else loss_of
 
     def run() -> None:
         model.train()
         for batch in tensors:
-            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-                loss = their_loss(model, *batch)
+            with autocast(getattr(torch, dtype)):
+                loss = loss_of(*batch)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        wait()
 
     return run
 
@@ -200,7 +224,7 @@ def check(task: FusionTask, sides: Sides, bucketed: Batch, padded: Batch, dtype:
     """Without dropout all three have the same loss."""
     ours = make_eval_step(task)(sides.params, {}, bucketed, jax.random.key(0))["loss"].value()
     for name, batch in (("max padding", padded), ("our buckets", bucketed)):
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        with torch.no_grad(), autocast(getattr(torch, dtype)):
             theirs = their_loss(sides.theirs.eval(), *to_torch(batch))
         check_agreement(f"loss, {name}", ours, theirs.float().numpy(), tolerance=_TOLERANCE[dtype])
 

@@ -1,0 +1,134 @@
+"""All that is measured on a GPU, in one call of at most nine minutes.
+
+    python -m benchmarks.gpu --output=results/benchmarks
+
+First every measurement runs once beside the others, so that what they compile is kept. Then each runs alone. What does
+not end in time is named and left out. A file of each goes to OUTPUT/CARD ("nvidia_h200").
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.paired import card
+
+_HALF = ("--dtype", "bfloat16")
+_SEARCH = ("--padded", "--batch=32", "--items=32", *_HALF)
+_TRAIN = ("--batches=1", "--max-target=16", "--compile", *_HALF)
+
+JOBS: dict[str, tuple[str, ...]] = {
+    "train_step_small": ("train_step", "--batch=64", "--buckets", "144", "--max-passage=144", *_TRAIN),
+    "train_step_base": (
+        "train_step", "--shape=t5-base", "--batch=32", "--unroll=12", "--buckets", "144", "--max-passage=144", *_TRAIN,
+    ),
+    "train_step_1.5b": (
+        "train_step", "--shape=t5-1.5b", "--batch=16", "--passages=1", "--unroll=12", "--buckets", "512",
+        "--max-passage=512", "--batches=1", "--max-target=128", "--compile", *_HALF,
+    ),
+    "generate_small": ("generate", *_SEARCH),
+    "generate_base": ("generate", "--shape=t5-base", "--unroll=12", *_SEARCH),
+    "ppo": ("ppo", "--shape", "t5-small", *_HALF),
+    "encode": ("encode", "--their-batch=256", *_HALF),
+    "forward": ("forward", "--only", "t5-small", "roberta-base", "--batch=64", "--source=256", "--compile", *_HALF),
+    "exact": ("exact", "--rows=1000000", "--store", "float32", "float16", "--calls=20"),
+}  # fmt: skip
+"""By the name of the file of results: a measurement of this folder and its options."""
+
+PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0}
+"""Dense, in bfloat16, by a part of the card's name. Source: NVIDIA's data sheets of the SXM cards."""
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the results")
+    parser.add_argument("--only", nargs="*", choices=JOBS, default=list(JOBS), help="some of them (all)")
+    parser.add_argument("--seconds", type=float, default=540.0, help="that all of it may take (540)")
+    parser.add_argument("--compile-seconds", type=float, default=270.0, help="of them, before each runs alone (270)")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu", help="of both sides (gpu)")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
+    options = parser.parse_args(argv)
+    about = card() if options.device == "gpu" else {}
+    folder = options.output / re.sub(r"\W+", "_", " ".join(about.get("gpu", "cpu").split()[:2]).lower())
+    begin = time.monotonic()
+    more = [f"--device={options.device}", *(["--smoke"] if options.smoke else [])]
+    with tempfile.TemporaryDirectory() as kept:
+        commands = {name: command(JOBS[name], more) for name in options.only}
+        environment = {
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "JAX_COMPILATION_CACHE_DIR": f"{kept}/jax",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
+            "TORCHINDUCTOR_CACHE_DIR": f"{kept}/torch",
+            **os.environ,
+        }
+        if not options.smoke:
+            warm(commands, environment, begin + options.compile_seconds)
+        done, left_out = {}, {}
+        for name, words in commands.items():
+            left = begin + options.seconds - time.monotonic()
+            result, why = alone(words, environment, left)
+            if result is None:
+                left_out[name] = why
+                continue
+            done[name] = with_mfu(result, about)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}.json").write_text(json.dumps(done[name], indent=1) + "\n", encoding="utf-8")
+            print(f"{name}: {folder / name}.json, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+    said = {"measured": sorted(done), "left_out": left_out, "seconds": round(time.monotonic() - begin), **about}
+    print(json.dumps(said), flush=True)
+    return said
+
+
+def command(job: Sequence[str], more: Sequence[str]) -> list[str]:
+    """A measurement in a process of its own, so that no other one's memory or kernels are about."""
+    module, *rest = job
+    return [sys.executable, "-m", f"benchmarks.{module}", *rest, *more]
+
+
+def warm(commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], until: float) -> None:
+    """Runs all side by side, once, and ends those that are not done `until` then."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": dict(environment)}
+    running = [subprocess.Popen([*words, "--rounds=1"], **quiet) for words in commands.values()]
+    for process in running:
+        try:
+            process.wait(max(until - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def alone(words: Sequence[str], environment: Mapping[str, str], left: float) -> tuple[dict[str, Any] | None, str]:
+    """The result of a measurement; or None, and why there is none."""
+    if left < 10.0:
+        return None, "no time was left"
+    try:
+        ended = subprocess.run(words, env=dict(environment), capture_output=True, text=True, timeout=left, check=False)
+    except subprocess.TimeoutExpired:
+        return None, f"it took more than the {left:.0f} s that were left"
+    if ended.returncode:
+        return None, (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    return json.loads(ended.stdout.splitlines()[-1]), ""
+
+
+def with_mfu(result: dict[str, Any], about: Mapping[str, str]) -> dict[str, Any]:
+    """With the share of the card's arithmetic that training steps use, where both are known."""
+    peak = next((value for part, value in PEAK_TFLOPS.items() if part in about.get("gpu", "")), None)
+    for row in result["rows"].values():
+        if peak and "flops" in row:
+            row["mfu_ours"], row["mfu_theirs"] = (
+                round(row["flops"] * row[side] / peak / 1e12, 4) for side in ("ours", "theirs")
+            )
+    return result
+
+
+if __name__ == "__main__":
+    main()
