@@ -1,6 +1,8 @@
 """Concepts of words, and intensities."""
 
 import dataclasses
+import gzip
+import json
 
 import numpy as np
 import pytest
@@ -91,3 +93,26 @@ def test_intensities_of_a_file_are_those_of_valence_and_arousal(tmp_path):
         ConceptPicker.of(ConceptsSettings(intensity=str(tmp_path / "other.txt")), WORDS)
     with pytest.raises(ConfigError, match=r"concepts.intensity = 'nrc' is no file; give one with a word"):
         ConceptPicker.of(ConceptsSettings(intensity="nrc"), WORDS)
+
+
+@pytest.mark.real_data
+def test_kemps_own_concepts_are_found_at_their_words(real_data):
+    """Those that it released for the test split, one a word; a word that comes twice takes two of the ten places."""
+    path = real_data / "knowledge" / "kemp_test_concepts.json.gz"
+    if not path.is_file():
+        pytest.skip(f"no {path}")
+    rows = json.loads(gzip.decompress(path.read_bytes()))
+    told = [concept for row in rows for concepts in row["concepts"].values() for concept in concepts]
+    words = train_words([*told, *(turn for row in rows for turn in row["context"])], min_count=1)
+    picker = ConceptPicker.of(ConceptsSettings(), words)
+    heads = found = concepts = intense = 0
+    for row in rows:
+        facts = [Fact(head, "RelatedTo", one) for head, several in row["concepts"].items() for one in several]
+        source = [words.cls_id, *(i for turn in row["context"] for i in words.encode(turn))]
+        picked = picker(source, facts)
+        heads += min(len(row["concepts"]), 10)
+        found += len({picker.words[source[place]] for _, place in picked})
+        concepts += len(picked)
+        intense += sum(picker.intensities[i] > 0 for i, _ in picked)
+    assert found / heads > 0.95
+    assert intense / concepts == pytest.approx(0.617, abs=0.002)  # VADER knows these
