@@ -136,7 +136,11 @@ def test_every_layout_fits_its_slice(model):
         (reg_t5, "base,small", "two of a kind, 'base' and 'small'"),
         (reg_t5, "sft,no_attributes", "two of a kind, 'sft' and 'no_attributes'"),
         (emprl_llm, "llama-3.1-8b,machine=v5e:16x16", "'machine=v5e:16x16' is unknown; .*machine=cpu, machine=gpu"),
-        (emprl_llm, "smollm2,retrieval", "expected, balanced, sft, .*, gspo, .*, trajectory; dailydialog, consensus, tiny"),
+        (
+            emprl_llm,
+            "smollm2,retrieval",
+            "expected, balanced, sft, .*, gspo, .*, trajectory; dailydialog, consensus, tiny",
+        ),
     ],
 )
 def test_arguments_that_a_recipe_lacks_are_refused_and_not_ignored(recipe, argument, message):

@@ -25,7 +25,7 @@ _LEAST, _RANGE = 0.06467, 0.607468  # of NRC_VAD's words: KEMP's code brings the
 
 @dataclasses.dataclass(frozen=True)
 class ConceptsSettings:
-    """Settings of the reader "concepts".
+    """Settings of the reader "concepts"; "alignment" reads all but `signal` and `published`.
 
     Attributes:
       most: concepts of a context, those of the most intense emotion; 0 = none, and no graph (KEMP w/o ECE).
