@@ -23,7 +23,7 @@ class PlanOptions:
     """What `--mode=plan` compiles for.
 
     Attributes:
-      topology: a TPU slice, "v5e:16x16"; empty = nothing is compiled.
+      topology: a TPU slice, "v5e:16x16", or "gpu", one of them; empty = nothing is compiled.
       stages: which training stages to compile for it; empty = all.
     """
 

@@ -39,7 +39,11 @@ def describe(plan: RunPlan) -> str:
     activations come on top. FLOPs are those of one update on batches of the longest bucket, or of all updates that a
     reinforced task makes from one; what a task tries out before them stands beside them.
     """
-    if topology := plan.options.plan.topology:
+    if (topology := plan.options.plan.topology) == "gpu":
+        from empax.planning.one_gpu import describe_gpu
+
+        return describe_gpu(plan)
+    if topology:
         from empax.planning.slices import describe_topology  # not above: few have libtpu
 
         return describe_topology(plan, topology)

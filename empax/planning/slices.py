@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -117,21 +117,25 @@ class Estimate:
 def describe_topology(plan: RunPlan, topology: str) -> str:
     """A few lines for each training stage: memory, work, communication, estimated time."""
     lines = [f"{topology}; times are estimates from published peaks"]
+    for stage in stages_to_compile(plan):
+        found = estimate(plan, stage, topology)
+        lines += [f"{stage.name}:", *_lines(found)]
+        if trials := trial_flops(sketch_stage(plan, stage)):
+            share = trials / found.model_flops
+            lines.append(
+                f"  not in these numbers: the answers tried out before a step, at most {share:.1f} times the FLOPs of "
+                "the model in it"
+            )
+    return "\n".join(lines)
+
+
+def stages_to_compile(plan: RunPlan) -> list[Stage]:
+    """Those of `config.plan.stages`; all that are trained if that is empty."""
     trained = {name: stage for name, stage in plan.stages.items() if stage.kind == "train"}
     wanted = plan.options.plan.stages or tuple(trained)
     if unknown := [name for name in wanted if name not in trained]:
         raise ConfigError(f"config.plan.stages has {', '.join(unknown)}; the recipe trains {', '.join(trained)}.")
-    for stage in trained.values():
-        if stage.name in wanted:
-            found = estimate(plan, stage, topology)
-            lines += [f"{stage.name}:", *_lines(found)]
-            if trials := trial_flops(sketch_stage(plan, stage)):
-                share = trials / found.model_flops
-                lines.append(
-                    f"  not in these numbers: the answers tried out before a step, at most {share:.1f} times the "
-                    "FLOPs of the model in it"
-                )
-    return "\n".join(lines)
+    return [stage for stage in trained.values() if stage.name in wanted]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +157,7 @@ def estimate(plan: RunPlan, stage: Stage, topology: str) -> Estimate:
         installed.
     """
     chip, devices = chip_of(topology), _devices(topology)
-    laid = _lay_out(plan, stage, devices)
+    laid = lay_out(plan, stage, devices)
     program = compile_elsewhere(functools.partial(_write_program, plan.config, stage.name, topology))
     work = program.work()
     return Estimate(
@@ -174,7 +178,8 @@ def estimate(plan: RunPlan, stage: Stage, topology: str) -> Estimate:
     )
 
 
-def _lay_out(plan: RunPlan, stage: Stage, devices: list[Any]) -> _Laid:
+def lay_out(plan: RunPlan, stage: Stage, devices: Sequence[Any]) -> _Laid:
+    """The step of a stage, and shapes of its arguments as they lie on `devices`."""
     options = plan.options
     mesh = make_mesh(options.mesh, devices)
     logical = {**LOGICAL, **options.mesh.logical}
@@ -204,7 +209,7 @@ def _lay_out(plan: RunPlan, stage: Stage, devices: list[Any]) -> _Laid:
 def _write_program(config: Mapping[str, Any], stage: str, topology: str, folder: str) -> None:
     """Has the compiler write the step of a stage into `folder`."""
     plan = make_plan(config)
-    laid = _lay_out(plan, plan.stages[stage], _devices(topology))
+    laid = lay_out(plan, plan.stages[stage], _devices(topology))
     compile_into(laid.step.lower(laid.template, laid.frozen, laid.batch), folder)
 
 
@@ -227,7 +232,7 @@ def chip_of(topology: str) -> Chip:
     if name not in CHIPS or not shape or not all(size.isdecimal() for size in shape.split("x")):
         raise ConfigError(
             f"config.plan.topology = {topology!r} is unknown; it is {' or '.join(CHIPS)}, a colon and the sizes of the "
-            "slice, as in v5e:16x16 or v5p:4x4x4."
+            "slice, as in v5e:16x16 or v5p:4x4x4; or gpu."
         )
     return CHIPS[name]
 

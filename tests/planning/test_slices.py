@@ -148,7 +148,7 @@ def test_the_step_that_is_planned_is_the_one_that_trains(load_module, tmp_path, 
     spec = TaskSpec(type(None), lambda *_: None, lambda *_: None, lambda *_: Sketch(task, batch, frozen))
     stage = Stage("tiny", "train", None, spec=spec, loop=settings)
     plan = plan_of({"mesh": {"fsdp": 2}})
-    laid = slices._lay_out(plan, stage, devices)
+    laid = slices.lay_out(plan, stage, devices)
     planned = laid.step.lower(laid.template, laid.frozen, laid.batch)
     assert jax.tree.map(str, planned.in_avals) == jax.tree.map(str, trained[0].in_avals)
     assert work_of(planned) == work_of(trained[0])
