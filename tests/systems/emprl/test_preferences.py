@@ -182,8 +182,8 @@ def test_a_file_of_pairs_is_read_or_its_bad_line_named(toy, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["dpo", "ipo", "kto"])
 def test_it_learns_the_toy(toy, tmp_path, loss):
-    """Mini-batches and epochs included: pairs stay together."""
-    toy.train(tmp_path, preference=True, loss=loss, steps=30)
+    """Mini-batches and epochs included: pairs stay together. A quarter of the vocabulary is wanted."""
+    toy.train(tmp_path, preference=True, loss=loss, steps=15)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     rewards = [row["reward"] for row in rows if row["split"] == "train"]
-    assert rewards[-1] > rewards[0] + 0.2, rewards
+    assert rewards[-1] > 0.8, rewards
