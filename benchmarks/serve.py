@@ -97,7 +97,7 @@ def measure(options: argparse.Namespace, talks: Sequence[list[str]], asked: dict
 
     def side(batch: int) -> Load:
         with server(options, batch) as port:
-            lengths = sorted(talks, key=lambda talk: sum(map(len, talk)))[:: -max(len(talks) // 16, 1)]
+            lengths = sorted(talks, key=lambda talk: sum(map(len, talk)))[:: -max(len(talks) // 3, 1)]
             asyncio.run(users(port, options.model, lengths, asked, 1, count=len(lengths)))  # compiles
             return asyncio.run(users(port, options.model, talks, asked, options.users, seconds=options.seconds))
 

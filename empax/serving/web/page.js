@@ -9,21 +9,44 @@ const make = (name, text = "", kind = "") => {
 };
 let about = null, sides = [], conversation = null, running = null;
 
+class Lost extends Error {}  // the server does not answer, or not to the end
+
 const stored = (area, name, fresh = "") => area.getItem(name) || (fresh && (area.setItem(name, fresh), fresh));
 const fetched = async (path, body, signal) => {
   const headers = { "Content-Type": "application/json" };
   const token = stored(sessionStorage, "token");
   if (token) headers.Authorization = `Bearer ${token}`;
   const how = body === undefined ? { headers, signal } : { method: "POST", headers, signal, body: JSON.stringify(body) };
-  const answer = await fetch(path, how);
+  const answer = await fetch(path, how).catch(lost);
   if (answer.status === 401) at("key").hidden = false;
   if (!answer.ok) throw new Error((await answer.json()).error.message);
   return answer;
 };
+const lost = (error) => { throw error.name === "AbortError" ? error : new Lost(error.message); };
+const pause = (milliseconds, signal) => new Promise((resolve, reject) => {
+  signal.throwIfAborted();
+  signal.addEventListener("abort", () => reject(signal.reason), { once: true });
+  setTimeout(resolve, milliseconds);
+});
 const tell = (text, failed = false) => {
   at("status").textContent = text;
   at("status").className = failed ? "error" : "";
 };
+
+// Does `work`; where the server is lost, says so, waits until it is back, and does it again.
+async function withServer(work, signal, again = () => {}) {
+  for (let wait = 500; ; wait = Math.min(2 * wait, 8000)) {
+    try {
+      return await work();
+    } catch (error) {
+      if (!(error instanceof Lost)) throw error;
+    }
+    tell("The server does not answer. Your conversation is kept, and goes on when the server is back.", true);
+    do await pause(wait, signal); while (!await fetch("healthz").then((answer) => answer.ok, () => false));
+    tell("The server is back.");
+    again();
+  }
+}
 
 async function begin() {
   if (running) running.abort();
@@ -51,21 +74,30 @@ async function begin() {
 
 async function reply(side, text, signal) {
   side.messages.push({ role: "user", content: text });
-  side.log.append(make("div", text, "turn user"));
+  const own = make("div", text, "turn user");
+  own.setAttribute("role", "group");
+  own.setAttribute("aria-label", "You");
+  side.log.append(own);
   const turn = make("div", "…", "turn");
+  turn.setAttribute("role", "group");
+  turn.setAttribute("aria-label", "Reply");
   turn.setAttribute("aria-busy", "true");  // read out once it is whole
   side.log.append(turn);
-  turn.scrollIntoView({ block: "nearest" });
+  document.scrollingElement.scrollTop = document.scrollingElement.scrollHeight;
   const asked = { model: side.model, messages: side.messages, stream: true };
   for (const name of about.options || []) if (at(name).value) asked[name] = Number(at(name).value);
   try {
     const answer = await fetched("v1/chat/completions", asked, signal);
-    let said = "", rest = "", why = {};
-    for await (const part of answer.body.pipeThrough(new TextDecoderStream())) {
+    let said = "", rest = "", why = {}, whole = false;
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (;;) {
+      const { done, value: part } = await reader.read().catch(lost);
+      if (done) break;
       const events = (rest + part).split("\n\n");
       rest = events.pop();
       for (const event of events) {
-        if (event === "data: [DONE]") continue;
+        whole ||= event === "data: [DONE]";
+        if (whole) continue;
         const told = JSON.parse(event.slice(6));
         if (told.error) throw new Error(told.error.message);
         const choice = told.choices[0];
@@ -73,12 +105,20 @@ async function reply(side, text, signal) {
         why = choice.empax || why;
         turn.textContent = said || "…";
       }
+      footIntoView();
     }
+    if (!whole) throw new Lost("the reply broke off.");
     side.messages.push({ role: "assistant", content: said });
     if (Object.keys(why).length) turn.append(explained(why));
   } finally {
     turn.removeAttribute("aria-busy");
   }
+}
+
+// What is new stays in sight, unless somebody reads further up.
+function footIntoView() {
+  const page = document.scrollingElement;
+  if (page.scrollHeight - page.scrollTop - page.clientHeight < 160) page.scrollTop = page.scrollHeight;
 }
 
 function takeBack(side, messages, turns) {
@@ -143,9 +183,11 @@ at("say").addEventListener("submit", guarded(async () => {
   at("send").disabled = true;
   tell("Writing …");
   try {
-    const done = await Promise.allSettled(sides.map((side) => reply(side, text, own.signal)));
-    const failed = done.find((one) => one.status === "rejected");
-    if (failed) throw failed.reason;
+    await withServer(async () => {
+      const done = await Promise.allSettled(sides.map((side) => reply(side, text, own.signal)));
+      const failed = done.find((one) => one.status === "rejected");
+      if (failed) throw failed.reason;
+    }, own.signal, () => asked.forEach((one) => takeBack(...one)));
     tell("");
     showVote();
   } catch (error) {
@@ -172,10 +214,16 @@ at("vote").addEventListener("submit", guarded(async () => {
   tell(`Thank you. A was ${who.a}, B was ${who.b}. A new conversation draws again.`);
   at("new").focus();
 }));
-at("new").addEventListener("click", guarded(begin));
+let opening = new AbortController();
+const open = guarded(() => {
+  opening.abort();
+  opening = new AbortController();
+  return withServer(begin, opening.signal);
+});
+at("new").addEventListener("click", open);
 at("key").addEventListener("submit", guarded(async () => {
   sessionStorage.setItem("token", at("token").value);
   at("key").hidden = true;
-  await begin();
+  await open();
 }));
-guarded(begin)();
+open();

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import collections
+import hmac
 import re
 import secrets
 from collections.abc import Mapping
@@ -15,23 +15,21 @@ from empax.rating.study import ASPECTS
 
 SIDES = ("a", "b")
 _VALUES = {"a": "1", "b": "2", "tie": "tie"}
-_MOST_OPEN = 10_000
 
 
 class Votes:
-    """The conversations that are open, and the votes on those that are closed.
+    """Whose side is whose in a conversation, and the votes on those that are over.
 
-    In `folder`, key.json says whose each reply was, and answers-RATER.json what a rater has said: they are what `empax
-    rate score` reads. Neither has texts.
+    The name of a conversation and the secret of the study say who stands left, so that a server that was started again
+    goes on with what was open. In `folder`, key.json says whose each reply was, and answers-RATER.json what a rater has
+    said: they are what `empax rate score` reads. Neither has texts.
 
     Raises:
       ConfigError: the folder has votes on other systems.
     """
 
     def __init__(self, folder: Path, systems: tuple[str, str]):
-        self.folder, self.systems = folder, systems
-        self._open = collections.OrderedDict[str, tuple[str, str]]()
-        path = folder / "key.json"
+        self.folder, path = folder, folder / "key.json"
         self._key: dict[str, Any] = read_json(path) if path.exists() else {
             "study": secrets.token_hex(8), "systems": list(systems), "settings": {"form": "pairs"}, "items": [],
         }  # fmt: skip
@@ -42,17 +40,25 @@ class Votes:
 
     def begin(self) -> str:
         """A new conversation; chance says who stands left."""
-        name = secrets.token_hex(8)
-        first, second = self.systems
-        self._open[name] = (first, second) if secrets.randbelow(2) else (second, first)
-        if len(self._open) > _MOST_OPEN:
-            self._open.popitem(last=False)
-        return name
+        if not (self.folder / "key.json").exists():
+            self._write({})
+        return secrets.token_hex(8)
+
+    def _sides(self, name: str) -> list[str] | None:
+        """Who stands left and right; None where there is no such conversation, or it is over."""
+        if not re.fullmatch("[0-9a-f]{16}", name) or any(item["id"] == name for item in self._key["items"]):
+            return None
+        odd = hmac.digest(self._key["study"].encode(), name.encode(), "sha256")[0] % 2
+        return self._key["systems"][:: -1 if odd else 1]
+
+    def _write(self, others: Mapping[str, str]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_together(self.folder, {"key.json": json_text(self._key), **others})
 
     def system(self, alias: str) -> str | None:
         """Who stands at "CONVERSATION/SIDE"; None where there is no such place."""
         name, _, side = alias.partition("/")
-        sides = self._open.get(name)
+        sides = self._sides(name)
         return sides[SIDES.index(side)] if sides and side in SIDES else None
 
     def vote(self, conversation: str, rater: str, said: Mapping[str, Any]) -> dict[str, str] | None:
@@ -66,17 +72,14 @@ class Votes:
         for aspect in ASPECTS:
             if said.get(aspect) not in _VALUES:
                 raise ValueError(f"answers.{aspect}: must be one of {', '.join(_VALUES)}.")
-        if conversation not in self._open:
+        sides, path = self._sides(conversation), self.folder / f"answers-{rater}.json"
+        if sides is None:
             return None
-        sides, path = self._open[conversation], self.folder / f"answers-{rater}.json"
         number = len(self._key["items"]) + 1
-        item = {"number": number, "id": conversation, "systems": list(sides), "kind": "rated", "of": 0}
-        key = {**self._key, "items": [*self._key["items"], item]}
+        item = {"number": number, "id": conversation, "systems": sides, "kind": "rated", "of": 0}
         given = read_json(path)["answers"] if path.exists() else {}
         given[str(number)] = {aspect: _VALUES[said[aspect]] for aspect in ASPECTS}
-        answers = {"study": key["study"], "rater": rater, "answers": given}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_together(self.folder, {"key.json": json_text(key), path.name: json_text(answers)})
-        self._key = key
-        del self._open[conversation]
+        answers = {"study": self._key["study"], "rater": rater, "answers": given}
+        self._key = {**self._key, "items": [*self._key["items"], item]}
+        self._write({path.name: json_text(answers)})
         return dict(zip(SIDES, sides, strict=True))

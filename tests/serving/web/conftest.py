@@ -14,8 +14,8 @@ def served():
     """Starts a server; gives it and its address."""
     running = []
 
-    def start(*systems, **settings):
-        place = socket.create_server(("127.0.0.1", 0))
+    def start(*systems, port=0, **settings):
+        place = socket.create_server(("127.0.0.1", port))
         server = uvicorn.Server(uvicorn.Config(make_app(systems, ServerSettings(**settings)), log_level="warning"))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[place])))
         thread.start()

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import pytest
 
@@ -136,7 +137,7 @@ def test_nothing_is_cut_from_narrow_to_wide(browser, served, scheme, tmp_path):
     _, url = served(Telling("ours"), Telling("theirs"), votes=tmp_path, safety="One line of safety. " * 5)
     page, _, _ = opened(browser, url, color_scheme=scheme)
     say(page, "word " * 40 + "x" * 300)
-    for width in (390, 800, 1600):
+    for width in (390, 820, 1600):
         page.set_viewport_size({"width": width, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         cut = page.evaluate(
@@ -149,6 +150,80 @@ def test_nothing_is_cut_from_narrow_to_wide(browser, served, scheme, tmp_path):
         page.screenshot(path=tmp_path / f"{width}-{scheme}.png", full_page=True)
     colour = json.loads(page.evaluate("JSON.stringify(getComputedStyle(document.body).backgroundColor.match(/\\d+/g))"))
     assert (int(colour[0]) < 100) == (scheme == "dark")
+
+
+def stop(server):
+    server.should_exit = server.force_exit = True
+    while server.servers and any(one.is_serving() for one in server.servers):
+        time.sleep(0.02)
+    time.sleep(0.3)
+
+
+def test_the_conversation_stays_while_the_server_is_started_again(browser, served, tmp_path):
+    first = Stub("ours"), Stub("theirs")
+    server, url = served(*first, votes=tmp_path)
+    page, hosts, _ = opened(browser, url)
+    say(page, "one")
+    names = [side.locator(".turn").nth(1).inner_text().split()[0] for side in page.locator(".side").all()]
+    for stub in first:
+        stub.going_on.clear()  # the server goes down in the middle of the next replies
+    page.keyboard.type("two")
+    page.keyboard.press("Enter")
+    page.locator(".turn", has_text="heard").nth(3 - 1).wait_for()
+    stop(server)
+    for stub in first:
+        stub.going_on.set()
+    page.locator("#status.error", has_text="Your conversation is kept").wait_for()
+    assert "one" in page.locator(".turn").first.inner_text()
+    second = Stub("theirs"), Stub("ours")
+    served(*second, port=int(url.rpartition(":")[2]), votes=tmp_path)
+    page.locator("#status:empty").wait_for(state="attached", timeout=20_000)
+    assert [side.locator(".turn").count() for side in page.locator(".side").all()] == [4, 4]
+    assert [side.locator(".turn").last.inner_text() for side in page.locator(".side").all()] == [
+        f"{name} heard two"
+        for name in names  # still the same sides
+    ]
+    for stub in second:
+        assert stub.heard == [("one", f"{stub.name} heard one", "two")]
+    assert page.locator("#text").input_value() == ""
+    for row in page.get_by_role("radiogroup").all():
+        row.get_by_label("A", exact=True).check()
+    page.get_by_role("button", name="Vote").click()
+    page.locator("#status", has_text=f"A was {names[0]}").wait_for()
+    assert hosts == {url}
+
+
+def test_a_page_that_is_opened_too_early_waits_for_the_server(browser, served):
+    _, url = served(Stub())
+    page = browser.new_page()
+    page.route("**/about", lambda route: route.abort())
+    page.goto(url)
+    page.locator("#status.error", has_text="does not answer").wait_for()
+    page.unroute("**/about")
+    page.locator(".side").wait_for(state="attached", timeout=10_000)
+
+
+def test_every_part_has_a_role_and_a_name(browser, served):
+    _, url = served(Telling(), safety="On.")
+    page, _, _ = opened(browser, url)
+    say(page, "Hello.")
+    assert page.get_by_role("heading", level=1).count() == 1
+    assert page.get_by_role("log", name="Conversation").get_by_role("group", name="You").inner_text() == "Hello."
+    assert "stub heard Hello." in page.get_by_role("group", name="Reply").inner_text()
+    assert page.get_by_role("textbox", name="Tell what happened").evaluate("e => e === document.activeElement")
+    reached = []
+    for _ in range(6):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+    assert reached[:2] == ["send", "Settings"]
+    assert {"new", "Why this reply"} <= set(reached)
+    unnamed = page.evaluate(
+        "[...document.querySelectorAll('button, input, textarea')].filter("
+        "e => !e.textContent.trim() && !(e.labels && e.labels.length)).length"
+    )
+    assert unnamed == 0
+    page.emulate_media(reduced_motion="reduce")
+    assert page.locator(".turn").last.evaluate("e => getComputedStyle(e).animationName") == "none"
 
 
 def test_a_token_is_asked_for_and_kept_for_the_tab(browser, served):

@@ -55,9 +55,15 @@ def test_a_conversation_is_blinded_until_its_vote(tmp_path):
 
 
 def test_votes_go_on_after_a_restart_and_never_mix_systems(tmp_path):
-    for _ in range(2):
+    begun = Votes(tmp_path, ("ours", "theirs")).begin()
+    sides = [Votes(tmp_path, ("theirs", "ours")).system(f"{begun}/{side}") for side in "ab"]
+    assert sorted(sides) == ["ours", "theirs"]
+    for name in (begun, None):
         votes = Votes(tmp_path, ("ours", "theirs"))
-        assert votes.vote(votes.begin(), "me", BETTER_A)
+        who = votes.vote(name or votes.begin(), "me", BETTER_A)
+        assert name is None or who == dict(zip("ab", sides, strict=True))
+    assert votes.system(f"{begun}/a") is None  # over
+    assert votes.system("guessed/a") is None
     assert sorted(read_key(tmp_path / "key.json").items) == [1, 2]
     with pytest.raises(ConfigError, match="has votes on ours and theirs; give --votes another folder"):
         Votes(tmp_path, ("ours", "others"))
