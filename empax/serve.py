@@ -34,6 +34,9 @@ _RATE = flags.DEFINE_integer("rate", 120, "Requests a minute from one address; 0
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", 256, "Most tokens of a reply.", lower_bound=1, upper_bound=4096)
 _VOTES = flags.DEFINE_string("votes", "votes", "With --compare: the folder for votes.")
 _WATCH = flags.DEFINE_boolean("watch", False, "Show how a run trains, in place of what it says.")
+_REPLIES = flags.DEFINE_integer(
+    "replies", 3, "With --watch: contexts that are answered after a checkpoint.", lower_bound=0
+)
 _LOG_TEXTS = flags.DEFINE_boolean("log_texts", False, "Whether the log has what people say and are told.")
 _SAFETY = flags.DEFINE_boolean("safety", True, "Whether messages that seem to speak of danger get a fixed answer.")
 
@@ -43,12 +46,16 @@ _STOP_SECONDS = 30
 
 def main(argv: list[str]) -> None:
     # Here and not above, so that --help answers at once.
+    import jax
+
     from empax.core.cache import enable_compilation_cache
     from empax.core.config import ConfigError
     from empax.core.files import DataError, message_of
     from empax.pipeline.run import quiet_logging
     from empax.training.checkpoint import CheckpointError
 
+    if _WATCH.value:
+        jax.config.update("jax_platforms", "cpu")  # the accelerators are those of the run that trains
     keep_freed_memory()
     quiet_logging()
     enable_compilation_cache()
@@ -74,7 +81,7 @@ def _application(names: list[str]) -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed; pip install 'empax[serve]' brings it.") from error
     from empax.serving.safety import announcement, answer_to_danger
-    from empax.serving.web.systems import load_system
+    from empax.serving.web.systems import Asked, load_system
 
     before = answer_to_danger if _SAFETY.value else None
     settings = ServerSettings(
@@ -84,6 +91,7 @@ def _application(names: list[str]) -> Any:
         hosts=LOCAL if _HOST.value in LOCAL else (),
         log_texts=_LOG_TEXTS.value,
         votes=expand(_VOTES.value),
+        watched_replies=_REPLIES.value,
     )
     if _WATCH.value:
         return make_watch_app(expand(names[0]), settings)
@@ -91,6 +99,9 @@ def _application(names: list[str]) -> Any:
     settings = dataclasses.replace(settings, safety=said)
     wanted = [names[0], *([_COMPARE.value] if _COMPARE.value else [])]
     systems = [load_system(n, batch_size=_BATCH.value, max_tokens=_MAX_TOKENS.value, before=before) for n in wanted]
+    for system in systems:
+        if system.options:  # an encoder has none
+            list(system.answer([Asked(("Hello.",), seed=0)]))  # compiles
     return make_app(systems, settings)
 
 

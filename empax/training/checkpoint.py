@@ -268,6 +268,11 @@ def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Par
     return restored["params"]
 
 
+def newest_best(directory: Path) -> int | None:
+    """The step of the parameters that `load_params` would give of a stage that goes on; None = there are none yet."""
+    return max((step for step, _ in _complete(directory / _FOLDERS["best"])), default=None)
+
+
 def _trained(directory: Path, which: Literal["best", "last"]) -> Path:
     """The checkpoint that a stage gives: the newest, or that of its result."""
     folder = directory / _FOLDERS[which]

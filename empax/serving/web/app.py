@@ -34,7 +34,7 @@ from empax.serving.web.openai import (
 )
 from empax.serving.web.systems import Said, System
 from empax.serving.web.votes import Votes
-from empax.serving.web.watch import check_run, watch_page
+from empax.serving.web.watch import Replies, check_run, watch_page
 
 T = TypeVar("T")
 
@@ -55,6 +55,7 @@ class ServerSettings:
       log_texts: whether the log has what people say and are told.
       votes: the folder for votes on two systems.
       safety: what the page says of the safety layer.
+      watched_replies: how many contexts a run that is watched answers after each checkpoint.
     """
 
     token: str = ""
@@ -64,10 +65,11 @@ class ServerSettings:
     log_texts: bool = False
     votes: Path = Path("votes")
     safety: str = ""
+    watched_replies: int = 0
 
     def __post_init__(self) -> None:
         check_numbers(self, "places", least=1)
-        check_numbers(self, "per_minute", least=0)
+        check_numbers(self, "per_minute", "watched_replies", least=0)
 
 
 class _Server:
@@ -262,10 +264,11 @@ def make_watch_app(workdir: Path, settings: ServerSettings) -> FastAPI:
       ConfigError: there is no run.
     """
     check_run(workdir)
+    replies = Replies(workdir, settings.watched_replies)
     app = FastAPI(title="empax", docs_url=None, redoc_url=None, openapi_url=None)
 
     def page() -> Response:  # in a thread, since it reads files
-        return Response(watch_page(workdir), media_type="text/html")
+        return Response(watch_page(workdir, replies), media_type="text/html")
 
     app.add_api_route("/", page, methods=["GET"], response_model=None)
     sheet = functools.partial(_file, *_FILES["/page.css"])

@@ -1,21 +1,98 @@
-"""A run that is watched while it trains: curves, time left, memory; read-only."""
+"""A run that is watched while it trains: curves, replies as they change, time left, memory; read-only."""
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from empax.core.config import ConfigError
-from empax.core.files import WorkDir, read_json
+from empax.core.files import DataError, WorkDir, message_of, read_json
 from empax.core.lock import holder
+from empax.core.system import AnswerOptions, RunContext, RunPlan, Stage
+from empax.data.store import load_instances
+from empax.pipeline import evaluate
+from empax.pipeline.plan import read_plan
 from empax.reporting.charts import line_chart
 from empax.reporting.report import collect_curves
+from empax.training.checkpoint import CheckpointError, newest_best
 
 _SHOWN = ("loss", "nll", "perplexity", "emotion_accuracy", "reward", "learning_rate")
 """Curves that come first."""
+
+
+_KEPT = 4
+"""Checkpoints whose replies are shown."""
+
+
+class Said(NamedTuple):
+    """Replies of a stage's best parameters at a step, each with the last turn that it answers."""
+
+    stage: str
+    step: int
+    replies: tuple[tuple[str, str], ...]
+
+
+class Replies:
+    """What a run says so far: `look` starts answering in a thread of its own when there are new best parameters.
+
+    Args:
+      workdir: of the run.
+      count: how many contexts of the validation split are answered; 0 = none.
+    """
+
+    def __init__(self, workdir: Path, count: int):
+        self._files, self._count = WorkDir(workdir), count
+        self._pool, self._answering = ThreadPoolExecutor(1, "replies"), None
+        self._tried: tuple[str, int] | None = None
+        self.said, self.failed = collections.deque[Said](maxlen=_KEPT), ""
+
+    def look(self, stages: Sequence[str]) -> None:
+        """Answers with what the newest of `stages` that answers has learnt, unless that was tried before."""
+        if not self._count or (self._answering is not None and not self._answering.done()):
+            return
+        try:
+            plan = read_plan(self._files)
+        except (ConfigError, DataError) as error:
+            self.failed = message_of(error)
+            return
+        named = [plan.stages[stage] for stage in stages if stage in plan.stages]
+        able = [stage for stage in named if stage.spec is not None and stage.spec.answer is not None]
+        step = newest_best(self._files.stage(able[-1].name)) if able else None
+        if step is not None and self._tried != (able[-1].name, step):
+            self._tried = able[-1].name, step
+            self._answering = self._pool.submit(self._answer, plan, able[-1], step)
+
+    def _answer(self, plan: RunPlan, stage: Stage, step: int) -> None:
+        assert stage.spec is not None
+        assert stage.spec.answer is not None
+        evaluated, run = evaluate.main_stage(plan), RunContext(self._files, plan, stage.name)
+        index = run.settings(evaluated, evaluate.Settings).index if evaluated else ""
+        try:
+            answerer = stage.spec.answer(stage.settings, run, AnswerOptions(stage.name, index))
+            contexts = load_instances(run, "validation")[: self._count]
+            found = answerer.respond(contexts, batch_size=1, seed=plan.seed)
+        except (ConfigError, DataError, CheckpointError, OSError) as error:
+            self.failed = message_of(error)
+            return
+        self.failed = ""
+        self.said.append(Said(stage.name, step, tuple((row.context[-1], row.response) for row in found)))
+
+    def html(self) -> str:
+        """The replies, the newest checkpoint first."""
+        parts = [f'<p class="quiet">There are no replies: {escape(self.failed)}</p>'] if self.failed else []
+        if self.said:
+            heads = "".join(f'<th scope="col">{escape(one.stage)}, step {one.step}</th>' for one in reversed(self.said))
+            rows = [f'<tr><th scope="col">What was told</th>{heads}</tr>']
+            for i, (told, _) in enumerate(self.said[-1].replies):
+                cells = "".join(f"<td>{escape(one.replies[i][1])}</td>" for one in reversed(self.said))
+                rows.append(f'<tr><th scope="row">{escape(told)}</th>{cells}</tr>')
+            parts.append(f"<h2>Replies</h2><div class='table'><table>{''.join(rows)}</table></div>")
+        return "".join(parts)
 
 
 def check_run(workdir: Path) -> None:
@@ -24,13 +101,15 @@ def check_run(workdir: Path) -> None:
         raise ConfigError(f"{workdir} holds no run; give the work directory of one that has begun.")
 
 
-def watch_page(workdir: Path) -> str:
+def watch_page(workdir: Path, replies: Replies) -> str:
     """The page as the run's files are now; it loads itself again every ten seconds."""
     files = WorkDir(workdir)
     config, rows = read_json(files.config), _rows(workdir / "metrics.jsonl")
     running, stages = holder(files), list(dict.fromkeys(row["stage"] for row in rows))
     parts = [f"<h1>{escape(workdir.name)}</h1>", f'<p class="quiet">{escape(running or "Nobody runs it now.")}</p>']
     parts += [f"<p>{escape(line)}</p>" for line in (left(config, rows), memory()) if line]
+    replies.look(stages)
+    parts.append(replies.html())
     curves = collect_curves(rows)
     for stage in reversed(stages):
         names = sorted(curves[stage], key=lambda name: (_SHOWN.index(name) if name in _SHOWN else len(_SHOWN), name))

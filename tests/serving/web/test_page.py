@@ -1,4 +1,7 @@
-"""The page in a real browser: a conversation, two users, a vote, three widths, and nothing from other hosts."""
+"""The page in a real browser: a conversation, two users, a vote, three widths, and nothing from other hosts.
+
+All but the first are slow; that one runs wherever there is a Chromium.
+"""
 
 import json
 import shutil
@@ -9,7 +12,6 @@ import pytest
 from empax.rating.answers import read_answers, read_key
 from tests.serving.web.stub import Stub
 
-pytestmark = pytest.mark.slow
 sync_api = pytest.importorskip("playwright.sync_api")
 
 WHY = {
@@ -88,6 +90,29 @@ def test_a_conversation_by_keyboard_with_what_stands_behind_it(browser, served):
     assert errors == []
 
 
+@pytest.mark.slow
+def test_a_reply_is_seen_while_it_is_written_and_a_new_conversation_gives_it_up(browser, served):
+    stub = Stub()
+    _, url = served(stub)
+    page, _, errors = opened(browser, url)
+    stub.going_on.clear()
+    page.keyboard.type("Hello <b>you</b>.")
+    page.keyboard.press("Enter")
+    page.locator(".turn[aria-busy]", has_text="stub heard").wait_for()
+    assert page.locator(".turn[aria-busy]").inner_text() == "stub heard"
+    assert page.get_by_role("button", name="Send").is_disabled()
+    page.get_by_role("button", name="New conversation").click()
+    page.locator(".turn").first.wait_for(state="detached")
+    time.sleep(0.5)
+    stub.going_on.set()
+    assert stub.given_up.wait(10)
+    page.locator("#text").focus()
+    say(page, "Again.")
+    assert stub.heard[-1] == ("Again.",)
+    assert errors == []
+
+
+@pytest.mark.slow
 def test_settings_reach_the_model_and_a_refusal_is_read_out(browser, served):
     stub = Stub()
     _, url = served(stub)
@@ -102,6 +127,7 @@ def test_settings_reach_the_model_and_a_refusal_is_read_out(browser, served):
     assert page.locator(".turn").count() == 0
 
 
+@pytest.mark.slow
 def test_two_users_at_once_do_not_see_each_other(browser, served):
     _, url = served(Stub())
     one, two = (opened(browser, url)[0] for _ in range(2))
@@ -115,6 +141,7 @@ def test_two_users_at_once_do_not_see_each_other(browser, served):
     assert one.locator(".turn").count() == 4
 
 
+@pytest.mark.slow
 def test_a_vote_between_two_that_nobody_can_tell_apart(browser, served, tmp_path):
     _, url = served(Telling("ours"), Stub("theirs"), votes=tmp_path)
     page, _, errors = opened(browser, url)
@@ -132,6 +159,7 @@ def test_a_vote_between_two_that_nobody_can_tell_apart(browser, served, tmp_path
     assert errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_cut_from_narrow_to_wide(browser, served, scheme, tmp_path):
     _, url = served(Telling("ours"), Telling("theirs"), votes=tmp_path, safety="One line of safety. " * 5)
@@ -159,6 +187,7 @@ def stop(server):
     time.sleep(0.3)
 
 
+@pytest.mark.slow
 def test_the_conversation_stays_while_the_server_is_started_again(browser, served, tmp_path):
     first = Stub("ours"), Stub("theirs")
     server, url = served(*first, votes=tmp_path)
@@ -193,6 +222,7 @@ def test_the_conversation_stays_while_the_server_is_started_again(browser, serve
     assert hosts == {url}
 
 
+@pytest.mark.slow
 def test_a_page_that_is_opened_too_early_waits_for_the_server(browser, served):
     _, url = served(Stub())
     page = browser.new_page()
@@ -203,6 +233,7 @@ def test_a_page_that_is_opened_too_early_waits_for_the_server(browser, served):
     page.locator(".side").wait_for(state="attached", timeout=10_000)
 
 
+@pytest.mark.slow
 def test_every_part_has_a_role_and_a_name(browser, served):
     _, url = served(Telling(), safety="On.")
     page, _, _ = opened(browser, url)
@@ -226,6 +257,7 @@ def test_every_part_has_a_role_and_a_name(browser, served):
     assert page.locator(".turn").last.evaluate("e => getComputedStyle(e).animationName") == "none"
 
 
+@pytest.mark.slow
 def test_a_token_is_asked_for_and_kept_for_the_tab(browser, served):
     _, url = served(Stub(), token="abc")
     page = browser.new_page()

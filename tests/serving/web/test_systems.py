@@ -1,5 +1,6 @@
 """Models behind the server: a row of a batch says what it would say alone."""
 
+import asyncio
 import collections
 import dataclasses
 import json
@@ -12,8 +13,11 @@ from empax.core.types import Prediction
 from empax.serving import streaming
 from empax.serving.safety import ANSWER
 from empax.serving.web import systems
+from empax.serving.web.app import ServerSettings, make_app
 from empax.serving.web.systems import Asked, ModelSystem, RunSystem, load_system, why_of
 from tests.serving import test_text_model
+from tests.serving.test_session import in_list
+from tests.serving.web.test_app import client
 
 folder = test_text_model.folder  # a fixture
 
@@ -33,6 +37,7 @@ def replies(system, *asked):
     return [said[i] for i in range(len(asked))]
 
 
+ROLES = ("user", "assistant", "user")
 SAID = ["I feel sad today", "oh no what happened to you", "no", "what"]
 
 
@@ -144,3 +149,37 @@ def test_a_run_tells_what_stands_behind_a_reply_and_decodes_as_it_does():
     assert why_of(Prediction(("x",), "y", "")) == {}
     with pytest.raises(ConfigError, match="temperature: run decodes as its recipe says"):
         RunSystem("run", None).group(Asked(("x",), temperature=1.0))
+
+
+def test_a_finished_run_is_served_with_what_stands_behind_its_replies(finished):
+    system = load_system(str(finished), batch_size=4, max_tokens=24, before=in_list)
+    assert (system.name, system.batch_size) == (finished.name, 1)
+    session = system._session = dataclasses.replace(system._session, head=system._session.answerer.heads[0])
+    talk = ["I finally passed my exam!", "Great!", "I am so happy."]
+    found = session.reply(talk)
+    app = make_app([system], ServerSettings(per_minute=0))
+    body = {
+        "model": system.name,
+        "messages": [{"role": role, "content": said} for role, said in zip(ROLES, talk, strict=True)],
+    }
+
+    piece = (found.response.split() or ["x"])[-1]
+
+    async def go(*changes):
+        async with client(app) as http:
+            return [await http.post("/v1/chat/completions", json={**body, **more}) for more in changes]
+
+    whole, streamed, warm, short = asyncio.run(go({}, {"stream": True, "seed": 3}, {"temperature": 0}, {"stop": piece}))
+    (choice,) = whole.json()["choices"]
+    assert choice["message"]["content"] == found.response
+    why = choice["empax"]
+    assert why["emotion"] == found.emotion_prediction
+    assert why["attributes"] == dict(found.attributes)
+    assert [(e["source"], e["score"]) for e in why["exemplars"]] == [(e["id"], e["score"]) for e in found.exemplars]
+    assert why["exemplars"][0]["reply"] == found.exemplars[0]["response"]
+    assert json.loads(streamed.text.split("data: ")[-2])["choices"][0]["empax"]["exemplars"]
+    assert warm.json()["error"]["param"] == "temperature"
+    assert short.json()["choices"][0]["message"]["content"] == found.response[: found.response.find(piece)]
+    assert system.at_once(Asked(("I want to kill myself.",))).text == ANSWER
+    with pytest.raises(ConfigError, match="is a run that answers, and embeds no texts"):
+        system.embed(["x"])

@@ -1,13 +1,16 @@
 """A run that is watched: curves of its rows, time left, and nothing for who has begun none."""
 
 import asyncio
+import html
 import json
+import shutil
 
 import pytest
 
 from empax.core.config import ConfigError
+from empax.core.files import WorkDir
 from empax.serving.web.app import ServerSettings, make_watch_app
-from empax.serving.web.watch import left
+from empax.serving.web.watch import Replies, left, watch_page
 from tests.serving.web.test_app import client
 
 
@@ -30,6 +33,38 @@ def test_curves_and_time_left_of_a_run_that_writes(tmp_path):
     assert "validation" in page.text
     assert "style=" not in page.text  # which the policy forbids
     assert left({}, []) == "No step is logged yet."
+
+
+def test_replies_change_with_the_best_parameters_of_a_stage_that_goes_on(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    files = WorkDir(run)
+    for name in ("DONE", "result.json"):  # the run is still at this stage
+        (files.stage("generator") / name).unlink()
+    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(row for row in rows if json.loads(row)["stage"] == "generator"))
+    before = sorted((str(path), path.stat().st_mtime_ns) for path in run.rglob("*"))
+    replies = Replies(run, 2)
+    watch_page(run, replies)
+    replies._answering.result()
+    page = watch_page(run, replies)
+    assert not replies.failed
+    step = max(int(path.name) for path in (files.stage("generator") / "best").glob("[0-9]*"))
+    assert f"generator, step {step}" in page
+    (said,) = replies.said
+    told = [json.loads(line)["context"][-1] for line in files.instances("validation").read_text().splitlines()[:2]]
+    assert [one for one, _ in said.replies] == told
+    assert html.escape(told[0]) in page
+    watch_page(run, replies)
+    assert len(replies.said) == 1  # nothing new, nothing done
+    assert sorted((str(path), path.stat().st_mtime_ns) for path in run.rglob("*")) == before
+    (files.stage("generator") / "best" / str(step)).rename(files.stage("generator") / "best" / str(step + 1))
+    watch_page(run, replies)
+    replies._answering.result()
+    assert "There are no replies: " in watch_page(run, replies) or replies.said[-1].step == step + 1
+    off = Replies(run, 0)
+    watch_page(run, off)
+    assert (off._answering, off.html()) == (None, "")
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
