@@ -24,8 +24,9 @@ from empax.planning.hlo import Program
 _PROGRAM = "*after_optimizations.txt"
 _BUFFERS = "*after_optimizations-buffer-assignment.txt"
 _WRITTEN = "*after_optimizations_after_buffer_assignment.txt"  # the file that follows both
+_WRITTEN_BY_CPU = "*after_optimizations-memory-usage-report.txt"  # likewise
 _ERROR = "error"
-_TEMPORARY = re.compile(r"^allocation \d+: size (\d+), page \d+, preallocated-temp", re.MULTILINE)
+_TEMPORARY = re.compile(r"^allocation \d+: size (\d+), (?:page \d+, )?preallocated-temp", re.MULTILINE)
 
 
 class CompiledProgram(Program):
@@ -61,20 +62,21 @@ def compile_into(lowered: Any, folder: str) -> None:
     lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
 
 
-def compile_elsewhere(work: Callable[[str], None]) -> CompiledProgram:
+def compile_elsewhere(work: Callable[[str], None], *, by_cpu: bool = False) -> CompiledProgram:
     """What the compiler writes while another process does `work(folder)`, see `compile_into`.
 
-    `work` must be a function that pickles. The program is read from files since `as_text()` of an executable cannot
-    read back some programs for v5p.
+    `work` must be a function that pickles; `by_cpu`: it compiles for a CPU. The program is read from files since
+    `as_text()` of an executable cannot read back some programs for v5p.
 
     Raises:
       ConfigError: `work` failed, as it does where a program needs more memory than a chip has.
     """
+    written = _WRITTEN_BY_CPU if by_cpu else _WRITTEN
     with tempfile.TemporaryDirectory() as folder:
         process = multiprocessing.get_context("spawn").Process(target=_guarded, args=(work, folder), daemon=True)
         process.start()
         try:
-            while process.is_alive() and not any(Path(folder).glob(_WRITTEN)):
+            while process.is_alive() and not any(Path(folder).glob(written)):
                 time.sleep(0.1)
         finally:
             process.kill()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 
 from empax.core.system import RunPlan, Stage
-from empax.core.tree import count_params
+from empax.core.tree import count_bytes, count_params
+from empax.pipeline.plan import make_plan
+from empax.planning.ahead_of_time import compile_elsewhere, compile_into
 from empax.planning.slices import lay_out, stages_to_compile
 
 CARDS = {"80 GB (A100, H100)": 80e9, "141 GB (H200)": 141e9}
@@ -28,13 +34,24 @@ def describe_gpu(plan: RunPlan) -> str:
 
 def _lines(plan: RunPlan, stage: Stage) -> list[str]:
     laid = lay_out(plan, stage, jax.devices()[:1])
-    compiled = laid.step.lower(laid.template, laid.frozen, laid.batch).compile()
-    found = compiled.memory_analysis()
-    held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    peak = held + found.temp_size_in_bytes
+    held = sum(map(count_bytes, (laid.template, laid.frozen, laid.batch)))  # results are written over the state
+    if jax.default_backend() == "gpu":
+        compiled = laid.step.lower(laid.template, laid.frozen, laid.batch).compile()
+        temporary = compiled.memory_analysis().temp_size_in_bytes
+    else:
+        work = functools.partial(_write_program, plan.config, stage.name)
+        temporary = compile_elsewhere(work, by_cpu=True).temporary_bytes
+    peak = held + temporary
     room = " and ".join(card for card, most in CARDS.items() if peak <= most) or f"no card of {' or '.join(CARDS)}"
     return [
         f"  {count_params(laid.template.params) / 1e6:,.1f} M parameters, {stage.loop.batch_size} rows a step",
-        f"  memory at the peak, GB: {held / 1e9:.2f} state, frozen and batch, {found.temp_size_in_bytes / 1e9:.2f} "
-        f"temporary with activations: {peak / 1e9:.2f}; fits in {room}",
+        f"  memory at the peak, GB: {held / 1e9:.2f} state, frozen and batch, {temporary / 1e9:.2f} temporary with "
+        f"activations: {peak / 1e9:.2f}; fits in {room}",
     ]
+
+
+def _write_program(config: Mapping[str, Any], stage: str, folder: str) -> None:
+    """Has the compiler write the step of a stage into `folder`."""
+    plan = make_plan(config)
+    laid = lay_out(plan, plan.stages[stage], jax.devices()[:1])
+    compile_into(laid.step.lower(laid.template, laid.frozen, laid.batch), folder)

@@ -1,6 +1,7 @@
 """What a training step needs at its peak, by the compiler, and which cards have so much."""
 
 import re
+import types
 
 import pytest
 
@@ -17,14 +18,32 @@ def config():
     return changed(tiny, {"plan": {"topology": "gpu", "stages": ("generator",)}})
 
 
-def test_a_step_is_compiled_for_one_device_and_its_peak_is_named(config, monkeypatch):
+def numbers(said):
+    found = re.search(r"GB: ([\d.]+) .*, ([\d.]+) temporary .*: ([\d.]+); (fits in .*)", said)
+    return *map(float, found.groups()[:3]), found[4]
+
+
+@pytest.mark.parametrize(
+    ("temporary", "room"),
+    [
+        (5e9, "fits in 80 GB (A100, H100) and 141 GB (H200)"),
+        (100e9, "fits in 141 GB (H200)"),
+        (200e9, "fits in no card of 80 GB (A100, H100) or 141 GB (H200)"),
+    ],
+)
+def test_the_peak_of_a_step_is_named_with_the_cards_that_have_it(temporary, room, config, monkeypatch):
+    compiled = types.SimpleNamespace(temporary_bytes=temporary)
+    monkeypatch.setattr(one_gpu, "compile_elsewhere", lambda work, by_cpu: compiled)
     said = describe(make_plan(config))
     assert "compiled for this CPU, which keeps more in float32" in said
     assert "longer:" not in said
-    numbers = re.search(r"GB: ([\d.]+) .*, ([\d.]+) temporary .*: ([\d.]+); fits", said)
-    held, temporary, peak = map(float, numbers.groups())
-    assert temporary > 0
-    assert peak == pytest.approx(held + temporary, abs=0.011)
-    assert "fits in 80 GB (A100, H100) and 141 GB (H200)" in said
-    monkeypatch.setattr(one_gpu, "CARDS", {"a small card": 1.0})
-    assert "fits in no card of a small card" in describe(make_plan(config))
+    assert numbers(said) == (0.0, temporary / 1e9, temporary / 1e9, room)  # a tiny state
+
+
+@pytest.mark.slow
+def test_what_the_compiler_allocates_for_more_rows_is_more(config):
+    few, many = (
+        describe(make_plan(changed(config, {"generator.batch_size": rows, "generator.buckets": (80,)})))
+        for rows in (64, 512)
+    )
+    assert numbers(many)[1] > 4 * numbers(few)[1] > 0
