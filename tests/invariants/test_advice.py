@@ -45,7 +45,6 @@ from empax.data import (
     gguf,
     model_files,
     own,
-    spans,
     store,
     tokenizer_folders,
     wheels,
@@ -78,7 +77,6 @@ from empax.systems.classic.concepts import ConceptPicker, ConceptsSettings
 from empax.systems.classic.examples import emotional_words
 from empax.systems.lempex import retriever
 from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
-from empax.systems.reflectdiffu import labels as intents
 from tests.data import small_wordnet
 from tests.plans import changed, plan_of
 
@@ -461,7 +459,7 @@ FILES = [
         {"texts": ("hi", "yes", " ")}, {"texts": ("hi", "yes")},
     ),
     Case(
-        "data/epitome.py", "holds no EPITOME; set it to", lambda t: epitome.find_epitome(t.tmp),
+        "data/corpora.py", "{} = {} holds no {}; set it to {}", lambda t: epitome.find_epitome(t.tmp),
         lambda t: epitome.find_epitome(epitome_folder(t)),
     ),
     Case(
@@ -898,15 +896,6 @@ CLASSIC = [
 ]  # fmt: skip
 
 REFLECTDIFFU = [
-    Case(
-        "systems/reflectdiffu/labels.py", "{} = {} holds no {}; set it to {}",
-        lambda t: intents.find_listener_intents(t.tmp),
-        lambda t: intents.find_listener_intents(corpus(t.tmp, "empathetic_dialogues/listener_intents.csv")),
-    ),
-    Case(
-        "data/spans.py", "{} = {} holds no RECCON; set it to {}", lambda t: spans.find_causes(t.tmp),
-        lambda t: spans.find_causes(corpus(t.tmp, "emotion_causes/reccon_dailydialog_train.json")),
-    ),
     recipe_case(
         "systems/reflectdiffu/labels.py", "but Table 1 has three intents for each emotion; set it to at most 3",
         {"generator.actions": "table_1", "generator.num_actions": 4},
