@@ -89,7 +89,8 @@ class Replies:
             heads = "".join(f'<th scope="col">{escape(one.stage)}, step {one.step}</th>' for one in reversed(self.said))
             rows = [f'<tr><th scope="col">What was told</th>{heads}</tr>']
             for i, (told, _) in enumerate(self.said[-1].replies):
-                cells = "".join(f"<td>{escape(one.replies[i][1])}</td>" for one in reversed(self.said))
+                said = [escape(one.replies[i][1]) for one in reversed(self.said)]
+                cells = "".join(f"<td>{reply or '<i>nothing</i>'}</td>" for reply in said)
                 rows.append(f'<tr><th scope="row">{escape(told)}</th>{cells}</tr>')
             parts.append(f"<h2>Replies</h2><div class='table'><table>{''.join(rows)}</table></div>")
         return "".join(parts)
@@ -106,7 +107,8 @@ def watch_page(workdir: Path, replies: Replies) -> str:
     files = WorkDir(workdir)
     config, rows = read_json(files.config), _rows(workdir / "metrics.jsonl")
     running, stages = holder(files), list(dict.fromkeys(row["stage"] for row in rows))
-    parts = [f"<h1>{escape(workdir.name)}</h1>", f'<p class="quiet">{escape(running or "Nobody runs it now.")}</p>']
+    parts = [f"<header><h1>empax <span>{escape(workdir.name)}</span></h1></header><main>"]
+    parts.append(f'<p class="quiet">{escape(running or "Nobody runs it now.")}</p>')
     parts += [f"<p>{escape(line)}</p>" for line in (left(config, rows), memory()) if line]
     replies.look(stages)
     parts.append(replies.html())
@@ -123,7 +125,8 @@ def watch_page(workdir: Path, replies: Replies) -> str:
     head += (
         '<meta http-equiv="refresh" content="10"><link rel="icon" href="data:,"><link rel="stylesheet" href="page.css">'
     )
-    return f'<!doctype html><html lang="en"><head>{head}<title>empax</title></head><body>{"".join(parts)}</body></html>'
+    body = "".join((*parts, "</main>"))
+    return f'<!doctype html><html lang="en"><head>{head}<title>empax</title></head><body>{body}</body></html>'
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
