@@ -58,7 +58,10 @@ ON_GPU: dict[str, str] = {
     **dict.fromkeys(("flan-t5-small-titles", "empathetic-t5-small", "small", "base"), "none"),
     **dict.fromkeys(("smollm2", "empathetic-smollm2"), "minimal"),
 }
-"""What a model computes again on one GPU of 80 GB; others "full": their activations would not fit (--mode=plan)."""
+"""What a model computes again on one GPU of 80 GB; others "full": their activations would not fit.
+
+A plan of `reg_t5.py:base` for one GPU, made on a CPU, says at most 65 GB (stage "exemplars").
+"""
 
 
 def sized(
