@@ -101,7 +101,8 @@ def _application(names: list[str]) -> Any:
     systems = [load_system(n, batch_size=_BATCH.value, max_tokens=_MAX_TOKENS.value, before=before) for n in wanted]
     for system in systems:
         if system.options:  # an encoder has none
-            list(system.answer([Asked(("Hello.",), seed=0)]))  # compiles
+            for rows in {1, system.batch_size}:
+                list(system.answer([Asked(("Hello.",), seed=0)] * rows))  # compiles
     return make_app(systems, settings)
 
 

@@ -126,7 +126,7 @@ class System(Protocol):
 
 
 class ModelSystem:
-    """A `TextModel`. Every batch has the same shape, and each row draws from its own seed: rows do not see each other.
+    """A `TextModel`. Batches have one row or `batch_size`, each of which draws from its own seed and sees no other.
 
     Temperatures and lengths are data of the compiled program, so that no request compiles one of its own.
     """
@@ -189,7 +189,9 @@ class ModelSystem:
             settings = dataclasses.replace(settings, temperature=1.0, top_p=1.0)
         task = model.task(settings, eos_id=call.eos_id, start_id=call.start_id)
         ends, examples = (task.decoder.eos_id, *settings.more_eos_ids), self._examples(asked)
-        [(rows, batch)] = batches_of(examples, self.batch_size, least=_LEAST_SOURCE)
+        # Who is alone does not wait for the rows that nobody asked for.
+        size = 1 if len(asked) == 1 else self.batch_size
+        [(rows, batch)] = batches_of(examples, size, least=_LEAST_SOURCE)
         each = [asked[row] if row >= 0 else _FILLER for row in rows]
         most = np.array([self._most(a) for a in each], np.int32)
         fewest = np.minimum(call.limits(examples.lengths[rows, 0])[0], most)
