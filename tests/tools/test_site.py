@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tools.settings_page import page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +22,7 @@ def test_every_key_of_a_config_is_described_with_its_default():
     assert "the axis of the mesh that it is split over" in text  # a description of several lines
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path):
     flags = ["-q", "-W", "--keep-going", "-c", "docs", "-b", "html", "-d", str(tmp_path / "read")]
     done = subprocess.run(
