@@ -97,10 +97,10 @@ def measure(options: argparse.Namespace, talks: Sequence[list[str]], asked: dict
 
     def side(batch: int) -> Load:
         with server(options, batch) as port:
-            lengths = sorted(talks, key=lambda talk: sum(map(len, talk)))[:: -max(len(talks) // 3, 1)]
-            for talk in lengths:  # compiles: one reply, and several together
-                asyncio.run(users(port, options.model, [talk], asked, 1, count=1))
-                asyncio.run(users(port, options.model, [talk], asked, batch + 1, count=batch + 1))
+            for talk in sorted(talks, key=lambda talk: sum(map(len, talk)))[:: -max(len(talks) // 3, 1)]:  # compiles
+                for rows in (1, batch + 1):
+                    asyncio.run(users(port, options.model, [talk], asked, rows, count=rows))
+            asyncio.run(users(port, options.model, talks, asked, options.users, count=options.users + 4 * batch))
             return asyncio.run(users(port, options.model, talks, asked, options.users, seconds=options.seconds))
 
     pairs = in_turns(lambda _: side(options.batch), lambda _: side(1), options.rounds)

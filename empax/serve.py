@@ -101,7 +101,8 @@ def _application(names: list[str]) -> Any:
     systems = [load_system(n, batch_size=_BATCH.value, max_tokens=_MAX_TOKENS.value, before=before) for n in wanted]
     for system in systems:
         if system.options:  # an encoder has none
-            for rows in {1, system.batch_size}:
+            print(f"compiles {system.name}, which takes longest when it is first served", file=sys.stderr, flush=True)
+            for rows in {*(1 << n for n in range(system.batch_size.bit_length())), system.batch_size}:
                 list(system.answer([Asked(("Hello.",), seed=0)] * rows))  # compiles
     return make_app(systems, settings)
 

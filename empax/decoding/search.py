@@ -182,6 +182,16 @@ class Search:
             return state.replace(improvable=state.improvable & ~jnp.repeat(rows, self.settings.num_beam_groups))
         return state.replace(finished=state.finished | rows[:, None])
 
+    def take(self, state: Any, rows: Int[Array, " R"]) -> Walk | Beams:
+        """The search for the responses to these rows alone."""
+        own = rows
+        if self._beams:
+            groups = self.settings.num_beam_groups
+            own = (rows[:, None] * groups + jnp.arange(groups)[None]).reshape(-1)
+        names = ("history", "log_probs", "pool", "improvable") if self._beams else ("history", "log_probs", "finished")
+        kept = {name: jax.tree.map(lambda values: values[own], getattr(state, name)) for name in names}
+        return state.replace(**kept, cache=state.cache.take(rows))
+
     def _go_on_walk(self, walk: Walk, until: Int[Array, ""] | int) -> Walk:
         start, settings = self.start, self.settings
 

@@ -36,6 +36,9 @@ class PromptCache(DecodeCache):
 
     prompt_length: Any  # [B] int32: real tokens of the prompt before its last
 
+    def take(self, rows: Int[Array, " R"]) -> Any:
+        return super().take(rows).replace(prompt_length=self.prompt_length[rows])
+
 
 def last_tokens(tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]) -> Int[Array, " B"]:
     """The last real token of each prompt: what `decoding.search.generate` starts from."""

@@ -79,6 +79,24 @@ class DecodeCache:
             windows=jax.tree.map(lambda window: window[:, rows, parents], self.windows),
         )
 
+    def take(self, rows: Int[Array, " R"]) -> Any:
+        """The same of these examples alone."""
+        apart = isinstance(self.cross_key, tuple)
+
+        def of(stacked: Any) -> Any:
+            return jax.tree.map(lambda values: values[rows] if apart else values[:, rows], stacked)
+
+        return self.replace(  # type: ignore[attr-defined]
+            self_key=self.self_key[:, rows],
+            self_value=self.self_value[:, rows],
+            windows=jax.tree.map(lambda window: window[:, rows], self.windows),
+            cross_key=of(self.cross_key),
+            cross_value=of(self.cross_value),
+            source_mask=self.source_mask[rows],
+            memories={name: (of(key), of(value), mask[rows]) for name, (key, value, mask) in self.memories.items()},
+            start=None if self.start is None else self.start[rows],
+        )
+
 
 _FACTOR = re.compile(r"(attention/(query|key|value|out)|feed_forward/(wi|gate|wo))(/(base|a|b))?$")
 

@@ -50,36 +50,58 @@ def in_parts(
     room = max(room_of(int(limits[1].max())), settings.min_tokens)
     decoder = dataclasses.replace(task.decoder, settings=dataclasses.replace(settings, max_tokens=room))
     task, until = dataclasses.replace(task, decoder=decoder), 0
-    state = _begin(task, params, batch, rng)
+    given: tuple[Any, ...] = (np.asarray(batch.source), np.asarray(batch.source_mask), rng, limits)
+    state, rows = _begin(task, params, *given[:3]), np.arange(len(batch.source))
+    whole: Any = None
     while True:
         until += tokens
         left = gone()
-        state, progress = _go_on(task, params, state, batch, rng, limits, until, left)
+        state, progress = _go_on(task, params, state, *given, until, left[rows])
         progress = jax.device_get(progress)
-        yield progress
-        if (progress.ended | left).all():
+        if whole is None:
+            whole = jax.tree.map(np.array, progress)
+        for of_all, of_these in zip(whole, progress, strict=True):
+            of_all[rows] = of_these
+        yield whole
+        live = ~(progress.ended | left[rows])
+        if not live.any():
             return
+        size = 1 << (int(live.sum()) - 1).bit_length()
+        if size < len(rows):  # who has ended costs nothing more
+            kept = np.argsort(~live, kind="stable")[:size]
+            state, given, rows = _take(task, state, kept), _rows(given, kept), rows[kept]
+
+
+def _rows(given: tuple[Any, ...], rows: Int[np.ndarray, " R"]) -> tuple[Any, ...]:
+    """What `_go_on` takes of `rows` alone; a key that all rows share stays."""
+    source, mask, rng, limits = given
+    rng = jax.tree.map(lambda values: values[rows], rng) if isinstance(rng, Draws) else rng
+    return source[rows], mask[rows], rng, tuple(one[rows] for one in limits)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _begin(task: Generator, params: Params, batch: Batch, rng: jax.Array | Draws) -> Any:
-    decoder, model, mask = task.decoder, task.model, batch.source_mask
-    states = model.apply({"params": params}, batch.source, mask, method="encode", deterministic=True)
-    search = decoder.search(
-        model, params, rng, decoder.start_of(states), len(mask), **decoder.looked_at(batch.source, mask)
-    )
+def _begin(task: Generator, params: Params, source: Any, mask: Any, rng: jax.Array | Draws) -> Any:
+    decoder, model = task.decoder, task.model
+    states = model.apply({"params": params}, source, mask, method="encode", deterministic=True)
+    looked_at = decoder.looked_at(source, mask)
+    search = decoder.search(model, params, rng, decoder.start_of(states), len(mask), **looked_at)
     return search.begin(decoder.cache(model, params, states, mask))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _go_on(
-    task: Generator, params: Params, state: Any, batch: Batch, rng: jax.Array | Draws, limits: Limits, until: int,
-    gone: Any,
+    task: Generator, params: Params, state: Any, source: Any, mask: Any, rng: jax.Array | Draws, limits: Limits,
+    until: int, gone: Any,
 ) -> tuple[Any, Progress]:  # fmt: skip
-    looked_at = task.decoder.looked_at(batch.source, batch.source_mask)
+    looked_at = task.decoder.looked_at(source, mask)
     search = task.decoder.search(task.model, params, rng, 0, len(gone), limits=limits, **looked_at)
     state = search.go_on(search.without(state, gone), until)
     return state, search.progress(state)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _take(task: Generator, state: Any, rows: Int[jax.Array, " R"]) -> Any:
+    return task.decoder.search(task.model, {}, jax.random.key(0), 0, len(rows)).take(state, rows)
 
 
 @dataclasses.dataclass

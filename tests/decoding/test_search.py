@@ -36,6 +36,9 @@ class TableCache:
     def reorder(self, parents):
         return self.replace(before=jnp.take_along_axis(self.before, parents, axis=1))
 
+    def take(self, rows):
+        return self.replace(table=self.table[rows], before=self.before[rows])
+
 
 def table_step(tokens, cache):
     rows = jnp.arange(tokens.shape[0])[:, None]
@@ -445,6 +448,12 @@ def test_a_search_that_pauses_finds_the_same_and_takes_nothing_back(settings):
     assert 0 < seen[LENGTH // 2][0] < seen[-1][0]  # some is told in the middle
     assert not seen[1][1].all()
     state = part(part(None, 0, nobody)[0], 2, nobody)[0]
+    few = jnp.array([4, 0, 1])
+    search = search_of(table_step, batch_size=3, start_id=START, eos_id=EOS, pad_id=PAD, settings=settings,
+                       rng=jax.random.key(0))  # fmt: skip
+    if settings.method != "sample":  # whose key all rows share
+        chosen = jax.jit(lambda state: search.found(search.go_on(search.take(state, few))))(state)
+        np.testing.assert_array_equal(chosen.tokens, whole.tokens[few])
     state, progress, found = part(state, LENGTH, last)
     assert progress.ended[-1]
     np.testing.assert_array_equal(found.tokens[:-1], whole.tokens[:-1])  # who leaves changes nothing of the others

@@ -126,7 +126,7 @@ class System(Protocol):
 
 
 class ModelSystem:
-    """A `TextModel`. Batches have one row or `batch_size`, each of which draws from its own seed and sees no other.
+    """A `TextModel`. Batches have 1, 2, 4, ... rows, each of which draws from its own seed and sees no other.
 
     Temperatures and lengths are data of the compiled program, so that no request compiles one of its own.
     """
@@ -189,8 +189,8 @@ class ModelSystem:
             settings = dataclasses.replace(settings, temperature=1.0, top_p=1.0)
         task = model.task(settings, eos_id=call.eos_id, start_id=call.start_id)
         ends, examples = (task.decoder.eos_id, *settings.more_eos_ids), self._examples(asked)
-        # Who is alone does not wait for the rows that nobody asked for.
-        size = 1 if len(asked) == 1 else self.batch_size
+        # Few do not wait for the rows that nobody asked for.
+        size = min(1 << (len(asked) - 1).bit_length(), self.batch_size)
         [(rows, batch)] = batches_of(examples, size, least=_LEAST_SOURCE)
         each = [asked[row] if row >= 0 else _FILLER for row in rows]
         most = np.array([self._most(a) for a in each], np.int32)

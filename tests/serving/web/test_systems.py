@@ -87,6 +87,10 @@ def test_a_reply_comes_in_parts_and_ends_as_the_unstreamed_one(folder, monkeypat
             assert [type(piece) for _, piece in pieces[:-1]] == [str] * (len(pieces) - 1)
         monkeypatch.undo()
     assert whole.text == model.reply([SAID[1]], **BEAM)
+    every = [Asked((text,)) for text in SAID]
+    assert replies(beams, *every) == [
+        replies(beams, one)[0] for one in every
+    ]  # some end before others, who go on alone
 
 
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
