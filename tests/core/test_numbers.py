@@ -15,7 +15,9 @@ from empax.core.system import AnswerOptions, Stage
 
 NOT_SETTINGS = ("Config", "Spec")
 OPTIONAL = {"empax.retrieval.beam"}
-OPTIONAL |= {f"empax.{command}" for command in ("main", "chat", "demo", "evaluate", "export", "judges", "serve")}
+OPTIONAL |= {
+    f"empax.{command}" for command in ("main", "chat", "demo", "evaluate", "export", "judges", "serve", "sweep")
+}
 """Modules with flags, or with packages that few have; none has settings."""
 
 
@@ -92,6 +94,8 @@ ZERO_REFUSED = (
     "min_count", "searched", "width", "latent", "teacher_decay_steps", "kernel",
     "facts_tokens", "social_tokens", "own_tokens", "max_piece_tokens", "max_candidates", "tails", "entity_facts",
     "hidden", "rows@study", "comparisons", "max_source_tokens",
+    "knn", "knn_temperature", "copy_temperature", "facts@AlignmentSettings",
+    "tokens@AlignmentSettings", "each@ConceptsSettings", "beta@PreferenceTaskSettings",
     "places", "num_actions", "restore_steps", "state_time", "weight@ContrastSettings", "weight@nec",
 )  # fmt: skip
 """Fields for which 0 means nothing; for all others it switches something off, or means all."""

@@ -313,7 +313,7 @@ def test_every_ablation_is_a_switch(config, path):
         ("sed", 1, r"config\.sed is not a setting of the run; did you mean 'seed'\?"),
         ("system", "rge", r"config\.system = 'rge' is no module of empax/systems"),
         ("reg", ..., r"the config lacks its section config\.reg"),
-        ("reg.pasages", 3, r"config\.reg\.pasages is not a setting of RetrievalSettings; did you mean 'passages'\?"),
+        ("reg.pasages", 3, r"config\.reg\.pasages is not a setting of RegSettings; did you mean 'passages'\?"),
         ("reg.passages", 2.5, r"config\.reg\.passages = 2\.5 is of type float; it must be int"),
         ("reg.generator.d_modle", 8, r"config\.reg\.generator\.d_modle .* did you mean 'd_model'\?"),
         ("data.name", "reddit", r"config\.data\.name = 'reddit' .* 'empathetic_dialogues', 'sample'"),

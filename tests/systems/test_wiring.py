@@ -135,8 +135,7 @@ def test_exemplars_that_a_batch_carries_reach_the_search(shown):
     asked = []
     decoder = types.SimpleNamespace(
         from_states=lambda *_, exemplars, **__: asked.append(exemplars),
-        settings=types.SimpleNamespace(reads_source=False),
-        start_id=0,
+        looked_at=lambda source, mask: {},
     )
     more = {"response": "ids", "response_mask": "mask"} if shown else {}
     batch = types.SimpleNamespace(source=None, source_mask=None, **more)

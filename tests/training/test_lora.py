@@ -144,8 +144,8 @@ def test_a_step_moves_adapters_and_named_parameters_and_keeps_state_for_no_other
     )
     expected = jax.jit(lambda p, f: task.loss(p, f, batch(), KEY, train=False)[0].value())(state.params, frozen)
     # A sum may fall to the other side of where half precision rounds.
-    np.testing.assert_allclose(found, expected, rtol=1e-3 if kind == "bfloat16" else 1e-5)
-    assert not np.allclose(found, losses[0], rtol=2e-3)
+    np.testing.assert_allclose(found, expected, rtol=2e-3 if kind == "bfloat16" else 1e-5)
+    assert not np.allclose(found, losses[0], rtol=4e-3)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
 
 

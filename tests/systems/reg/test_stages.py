@@ -14,7 +14,6 @@ from empax.core.tree import hash_tree
 from empax.data import features
 from empax.data.batches import draw
 from empax.data.store import PrepareSettings, load_candidates, load_instances
-from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.settings import GeneratorTaskSettings
 from empax.parts.generator.stages import build_generator
 from empax.pipeline import evaluate
@@ -22,7 +21,7 @@ from empax.pipeline.plan import make_plan
 from empax.retrieval.index import StaleIndexError
 from empax.systems.reg import SYSTEM, TASKS
 from empax.systems.reg.parts import RegParts
-from empax.systems.reg.settings import EmotionTaskSettings, JointTaskSettings, RetrieverTaskSettings
+from empax.systems.reg.settings import EmotionTaskSettings, JointTaskSettings, RegSettings, RetrieverTaskSettings
 from empax.systems.reg.stages import (
     Refresh,
     build_emotions,
@@ -53,7 +52,7 @@ def same(one, two):
 def test_the_system_offers_its_settings_and_tasks():
     assert set(TASKS) == {"generator", "emotions", "dense", "retriever", "joint"}
     assert SYSTEM.tasks is TASKS
-    assert SYSTEM.settings is RetrievalSettings
+    assert SYSTEM.settings is RegSettings
 
 
 def test_g1_begins_anew_or_from_an_earlier_stage(finished):
