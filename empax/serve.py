@@ -12,6 +12,7 @@ It takes what `empax.load` takes: published names, folders, wheels, work directo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -117,11 +118,14 @@ def serve(application: Any) -> None:
     log.propagate = False
     log.addHandler(logging.StreamHandler(sys.stderr))
     log.handlers[-1].setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    log.info("http://%s:%d", f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value, _PORT.value)
-    uvicorn.run(
+    config = uvicorn.Config(
         application, host=_HOST.value, port=_PORT.value, log_level="warning", access_log=False, server_header=False,
         timeout_graceful_shutdown=_STOP_SECONDS,
     )  # fmt: skip
+    place = config.bind_socket()
+    log.info("http://%s:%d", f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value, place.getsockname()[1])
+    with contextlib.suppress(KeyboardInterrupt):  # which comes once more after everything has ended
+        uvicorn.Server(config).run(sockets=[place])
 
 
 def command_line() -> None:

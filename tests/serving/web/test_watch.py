@@ -3,7 +3,14 @@
 import asyncio
 import html
 import json
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
 
 import pytest
 
@@ -11,6 +18,7 @@ from empax.core.config import ConfigError
 from empax.core.files import WorkDir
 from empax.serving.web.app import ServerSettings, make_watch_app
 from empax.serving.web.watch import Replies, left, watch_page
+from tests.conftest import ROOT
 from tests.serving.web.test_app import client
 
 
@@ -70,3 +78,45 @@ def test_replies_change_with_the_best_parameters_of_a_stage_that_goes_on(finishe
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(ConfigError, match="holds no run; give the work directory of one that has begun"):
         make_watch_app(tmp_path, ServerSettings())
+
+
+@pytest.mark.slow
+def test_a_run_is_watched_from_another_process_while_it_trains(command, shared_tmp, tmp_path):
+    run, log = tmp_path / "run", tmp_path / "watch.log"
+    environment = {**os.environ, "EMPAX_CACHE_DIR": str(shared_tmp / "cache"), "PYTHONPATH": str(ROOT)}
+    longer = [
+        f"--config.generator.{name}" for name in ("steps=20000", "eval_every_steps=50", "optimizer.learning_rate=1e-3")
+    ]
+    training = [sys.executable, "-m", "empax.main", "--config=configs/reg_transformer.py:tiny", f"--workdir={run}"]
+    watching = [sys.executable, "-m", "empax.serve", "--watch", str(run), "--replies=2", "--port=0"]
+    deadline = time.monotonic() + 600
+
+    def wait(reached):
+        while not (found := reached()):
+            assert all(process.poll() is None for process in running), log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        return found
+
+    with log.open("w") as file:
+        running = [subprocess.Popen([*training, *longer], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)]
+        try:
+            wait((run / "config.json").exists)
+            running.append(subprocess.Popen(watching, cwd=ROOT, env=environment, stderr=file))
+            (url,) = wait(lambda: re.findall(r"http://127\.0\.0\.1:[1-9]\d*", log.read_text())[:1])
+
+            def page():
+                with urllib.request.urlopen(url, timeout=60) as answer:
+                    return answer.read().decode()
+
+            shown = wait(lambda: (text := page()).count("generator, step ") >= 2 and text)
+            assert f"process {running[0].pid}" in shown
+            assert re.search(r"generator: step \d+ of 20000, about .* left in this stage\.", shown)
+            assert "There are no replies" not in shown
+            assert shown.count("<polyline")
+            for process in reversed(running):
+                process.send_signal(signal.SIGINT)
+                assert process.wait(120) in (0, 130)
+        finally:
+            for process in running:
+                process.kill()
