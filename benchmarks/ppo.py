@@ -34,7 +34,8 @@ from empax.data.batches import WINDOW_BATCHES, BatchPlan
 from empax.data.bpe import train_bpe
 from empax.decoding.settings import DecodeSettings
 from empax.models.heads import ClassificationHead
-from empax.parts.generator.task import Decoder, Generator
+from empax.parts.generator.decoder import Decoder
+from empax.parts.generator.task import Generator
 from empax.systems.emprl.advantages import response_mask
 from empax.systems.emprl.policy import value_head
 from empax.systems.emprl.rewards import CompiledReward, Reward

@@ -30,27 +30,20 @@ def describe(prediction: Any, seconds: float, exemplars: int) -> str:
     """A reply with attributes (its own where no others are known), exemplars, facts, reasons and intents."""
     if "answered_by" in prediction.notes:
         return f"empax> {prediction.response}\n       [a fixed answer, not the model's]"
-    levels = prediction.attributes or prediction.notes.get("response_attributes", {})
-    attributes = ", ".join(f"{name} {level}" for name, level in levels.items())
-    mood = f"you seem {prediction.emotion_prediction}; " if prediction.emotion_prediction else ""
+    from empax.serving.session import why_of  # here, so that --help answers at once
+
+    why = why_of(prediction)
+    attributes = ", ".join(f"{name} {level}" for name, level in why.get("attributes", {}).items())
+    mood = f"you seem {why['emotion']}; " if "emotion" in why else ""
     lines = [f"empax> {prediction.response}", f"       [{mood}{attributes or '-'}]"]
-    for exemplar in prediction.exemplars[:exemplars]:
-        lines.append(f"       ({exemplar['emotion']}) {exemplar['context'][-1]!r} -> {exemplar['response']!r}")
-    lines += [f"       knows: {fact['words']} ({fact['relation']})" for fact in prediction.notes.get("facts", ())]
-    return "\n".join([*lines, *_thoughts(prediction), f"       {seconds:.2f} s"])
-
-
-def _thoughts(prediction: Any) -> list[str]:
-    """The reasons that a system has found in the newest turn, and the intents that it thought of, if it has any."""
-    from empax.data.spans import Span, marked
-
-    notes, lines = prediction.notes, []
-    if reasons := notes.get("reasons"):
-        lines.append(f"       reasons: {marked(prediction.context, (Span(*span) for span in reasons))[-1]}")
-    intents = [notes[name] for name in ("intent_first", "intent_second", "intent_prediction") if name in notes]
-    if intents:
-        lines.append(f"       intents: {' -> '.join(intents)}")
-    return lines
+    for exemplar in why.get("exemplars", ())[:exemplars]:
+        lines.append(f"       ({exemplar['emotion']}) {exemplar['said']!r} -> {exemplar['reply']!r}")
+    lines += [f"       knows: {fact}" for fact in why.get("facts", ())]
+    if "reasons" in why:
+        lines.append(f"       reasons: {why['reasons']}")
+    if "intents" in why:
+        lines.append(f"       intents: {' -> '.join(why['intents'])}")
+    return "\n".join([*lines, f"       {seconds:.2f} s"])
 
 
 def main(argv: list[str]) -> None:

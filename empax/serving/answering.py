@@ -29,7 +29,8 @@ from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import EMOTION_HEAD
 from empax.models.prompted import PromptedDecoder
 from empax.models.transformer import EncoderDecoder
-from empax.parts.generator.task import Decoder, Generator, Reader
+from empax.parts.generator.decoder import Decoder
+from empax.parts.generator.task import Generator, Reader
 from empax.serving.pairs import LEAST_LENGTH, batches_of, check_whole
 
 _ROOM = 256

@@ -16,6 +16,7 @@ from empax.core.paths import expand
 from empax.core.protocols import Answering
 from empax.core.system import RunContext
 from empax.core.types import Instance, Prediction
+from empax.data.spans import Span, marked
 from empax.parts.attributes import ClassifierJudge
 from empax.pipeline import annotate, evaluate
 from empax.pipeline.plan import read_plan
@@ -151,3 +152,22 @@ def beats_chance(rows: Iterable[Mapping[str, Any]]) -> bool:
     low = (right + z**2 / (2 * count) - spread) / (1 + z**2 / count)
     golds = [gold for gold, _ in pairs]
     return low > max(map(golds.count, set(golds))) / count
+
+
+def why_of(found: Prediction) -> dict[str, Any]:
+    """What stands behind a reply, as far as the system tells it."""
+    notes = found.notes
+    kept = [
+        {"said": e["context"][-1], "reply": e["response"], "emotion": e.get("emotion", ""),
+         "score": e.get("score"), "source": e.get("id", "")}
+        for e in found.exemplars
+    ]  # fmt: skip
+    why = {
+        "emotion": found.emotion_prediction,
+        "attributes": dict(found.attributes or notes.get("response_attributes", {})),
+        "exemplars": kept,
+        "facts": [f"{fact['words']} ({fact['relation']})" for fact in notes.get("facts", ())],
+        "intents": [notes[name] for name in ("intent_first", "intent_second", "intent_prediction") if name in notes],
+        "reasons": marked(found.context, (Span(*s) for s in notes["reasons"]))[-1] if notes.get("reasons") else "",
+    }
+    return {name: value for name, value in why.items() if value}

@@ -30,7 +30,7 @@ from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import T5Encoder, encoder_alone, t5_config
 from empax.models.transformer import EncoderDecoder, scratch
-from empax.parts.generator.task import Decoder
+from empax.parts.generator.decoder import Decoder
 
 TEXTS = [
     "I lost my job today and I do not know what to do.",

@@ -7,10 +7,10 @@ import pytest
 
 from empax.chat import describe
 from empax.core.config import ConfigError
-from empax.core.types import ATTRIBUTES, EMOTIONS
+from empax.core.types import ATTRIBUTES, EMOTIONS, Prediction
 from empax.serving import safety
 from empax.serving.safety import ANSWER
-from empax.serving.session import Session, beats_chance
+from empax.serving.session import Session, beats_chance, why_of
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +178,20 @@ def test_a_run_that_is_not_there_or_not_finished_is_refused(finished, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(kept))
     with pytest.raises(ConfigError, match="not finished its evaluate stage"):
         Session.load(tmp_path)
+
+
+def test_a_prediction_tells_what_stands_behind_its_reply():
+    exemplar = {"id": "d1#2", "context": ["My cat died."], "response": "Oh no.", "emotion": "sad", "score": 0.9}
+    notes = {"intent_first": "ask", "reasons": [[0, 2, 6]], "facts": [{"words": "dog", "relation": "IsA pet"}]}
+    found = Prediction(
+        ("I lost it.",), "Oh.", "", emotion_prediction="sad", attributes={"sentiment": "low"},
+        exemplars=(exemplar,), notes=notes,
+    )  # fmt: skip
+    why = why_of(found)
+    assert why["exemplars"] == [
+        {"said": "My cat died.", "reply": "Oh no.", "emotion": "sad", "score": 0.9, "source": "d1#2"}
+    ]
+    assert (why["emotion"], why["intents"], why["facts"]) == ("sad", ["ask"], ["dog (IsA pet)"])
+    assert "lost" in why["reasons"]
+    assert json.dumps(why)
+    assert why_of(Prediction(("x",), "y", "")) == {}

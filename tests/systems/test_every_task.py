@@ -1,6 +1,8 @@
 """What every task of every system can do: it is built, planned, answers and is exported, or says that it does not."""
 
 import functools
+import importlib
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +11,10 @@ import pytest
 
 from configs import classic as classic_recipe
 from configs import emprl_transformer, lempex, nec, reflectdiffu, reg_transformer
+from empax import parts, systems
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, write_json
-from empax.core.system import RunContext, load_system
+from empax.core.system import RunContext, load_system, module_of
 from empax.core.types import Instance
 from empax.pipeline import evaluate, index, knowledge, prepare, run
 from empax.pipeline.plan import make_plan, plain
@@ -19,7 +22,6 @@ from empax.planning.sketches import sketch_stage
 from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import Checkpointer
 
-SYSTEMS = ("reg", "emprl", "lempex", "classic", "nec", "attributes", "reflectdiffu")
 ASKED = [Instance("a#2", ("I lost my keys.",), "Oh no.", "sad"), Instance("b#2", ("We won!",), "Well done!", "joyful")]
 KEY = jax.random.key(0)
 SMALL = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
@@ -60,6 +62,14 @@ def attributes():
     return {**parts, "system": "attributes", "attributes": {}, "run": ["prepare", *judges], **judges}
 
 
+def seq2seq():
+    """The generator of REG's recipe, as a system of its own."""
+    own = reg()
+    parts = {name: own[name] for name in ("seed", "data", "prepare", "generator")}
+    section = {"generator": own["reg"]["generator"]}
+    return {**parts, "system": "seq2seq", "seq2seq": section, "run": ["prepare", "generator"]}
+
+
 def with_ranker():
     """NEC with all its tasks; without facts, which take long to choose. Twelve instances know one emotion."""
     config = plain(nec.get_config("scratch,ranker,tiny"))
@@ -90,13 +100,23 @@ def dense():
 CONFIGS = {
     "reg": reg, "dense": dense, "emprl": emprl, "lempex": lempex_config, "classic": classic, "nec": with_ranker,
     "attributes": attributes,
-    "reflectdiffu": reflect,
+    "reflectdiffu": reflect, "seq2seq": seq2seq,
 }  # fmt: skip
+
+FOLDERS = [path.name for home in (systems, parts) for path in Path(home.__path__[0]).iterdir() if path.is_dir()]
+SYSTEMS = sorted(name for name in FOLDERS if hasattr(importlib.import_module(module_of(name)), "SYSTEM"))
+
+
+def config_of(system):
+    """Of one of CONFIGS, or the tiny recipe that is called after the system."""
+    if system in CONFIGS:
+        return CONFIGS[system]()
+    return plain(importlib.import_module(f"configs.{system}").get_config("tiny"))
 
 
 def trained(system):
     """The training stages of a config whose tasks are the system's own."""
-    plan = make_plan(CONFIGS[system]())
+    plan = make_plan(config_of(system))
     return [name for name, stage in plan.stages.items() if stage.task.startswith(f"{system}.")]
 
 
@@ -123,7 +143,7 @@ def workdirs(finished, tmp_path_factory):
     def made(system):
         if system == "reg":
             return WorkDir(finished), make_plan(read_json(finished / "config.json"))
-        config = CONFIGS[system]()
+        config = config_of(system)
         config["data"]["limit"] = 12
         files, plan = WorkDir(tmp_path_factory.mktemp(system)), make_plan(config)
         write_json(files.config, config)
@@ -150,21 +170,21 @@ def workdirs(finished, tmp_path_factory):
 
 def test_every_task_is_here():
     for name in SYSTEMS:
-        plan = make_plan(CONFIGS[name]())
+        plan = make_plan(config_of(name))
         here = {stage.task for stage in plan.stages.values()} | ({"reg.dense"} if name == "reg" else set())
         assert {f"{name}.{task}" for task in load_system(name).tasks} <= here
 
 
 @pytest.mark.parametrize(("system", "stage"), [*STAGES, ("dense", "contrastive")])
 def test_a_task_is_planned(system, stage):
-    plan = make_plan(CONFIGS[system]())
+    plan = make_plan(config_of(system))
     found = sketch_stage(plan, plan.stages[stage])
     assert jax.tree.leaves(found.params)
 
 
 @pytest.mark.parametrize(("system", "stage"), [*STAGES, ("contrast", "generator"), ("dense", "contrastive")])
 def test_a_batch_that_must_stay_whole_is_refused_in_parts_before_any_work(system, stage, tmp_path):
-    config = CONFIGS["reg" if system == "contrast" else system]()
+    config = config_of("reg" if system == "contrast" else system)
     config[stage]["accumulate"] = 2
     if system == "contrast":
         config[stage]["contrast"] = {"weight": 1.0}
@@ -172,10 +192,11 @@ def test_a_batch_that_must_stay_whole_is_refused_in_parts_before_any_work(system
     whole = not getattr(sketch_stage(plan, plan.stages[stage]).sketch.task, "splits_batches", True)
     found = [str(problem) for problem in run.find_problems(plan, WorkDir(tmp_path))]
     assert any(f"config.{stage}.accumulate = 2 cuts a batch" in problem for problem in found) == whole
-    assert whole == ((system, stage) in (
-        ("contrast", "generator"), ("dense", "contrastive"), ("lempex", "retriever"), ("nec", "contrastive"),
-        ("reflectdiffu", "generator"),
-    ))  # fmt: skip
+    if system in (*CONFIGS, "contrast"):
+        assert whole == ((system, stage) in (
+            ("contrast", "generator"), ("dense", "contrastive"), ("lempex", "retriever"), ("nec", "contrastive"),
+            ("reflectdiffu", "generator"),
+        ))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -192,11 +213,8 @@ def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
     index = getattr(plan.stages[stage].settings, "index", "") or "reindex"
     context, settings = RunContext(files, plan, "evaluate"), evaluate.Settings(stage=stage, index=index)
     task = plan.stages[stage].task
-    answering = (
-        "reg.generator", "reg.joint", "emprl.generator", "emprl.ppo", "emprl.grpo", "emprl.dpo", "lempex.generator",
-        "classic.generator", "nec.generator", "nec.contrastive", "reflectdiffu.generator",
-    )  # fmt: skip
-    if task not in answering:
+    spec = plan.stages[stage].spec
+    if spec.answer is None:
         with pytest.raises(
             ConfigError, match=rf"config\.evaluate\.stage = '{stage}' trains '{task}', which answers noth"
         ):
@@ -205,7 +223,7 @@ def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
     found = evaluate.load_answerer(settings, context, ()).respond(ASKED, batch_size=2, seed=0)
     assert [row.id for row in found] == ["a#2", "b#2"]
     assert all(row.notes["num_tokens"] > 0 for row in found)
-    shown = 2 if task in ("reg.joint", "lempex.generator") else 0
+    shown = 2 if spec.reads_exemplars(plan.stages[stage].settings) else 0
     assert all(len(row.exemplars) == shown for row in found)
 
 

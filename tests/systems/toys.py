@@ -22,7 +22,7 @@ from empax.models.layers import apply
 from empax.models.memory_attention import Memory
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 from empax.parts.generator.answerer import Answerer, AnswerExamples
-from empax.parts.generator.task import Decoder
+from empax.parts.generator.decoder import Decoder
 from empax.training.checkpoint import load_params
 
 TOKENS, WIDTH = 8, 16

@@ -39,8 +39,9 @@ from empax.models.layers import logical_axes
 from empax.models.lora import lower
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
 from empax.models.transformer import EncoderDecoder
+from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettings, ResponseTaskSettings
-from empax.parts.generator.task import Decoder, Fusion, Generator, Reader
+from empax.parts.generator.task import Fusion, Generator, Reader
 from empax.training.lora import AdaptableTask, LoraTask, is_adapted, lora_task
 
 log = logging.getLogger("empax")

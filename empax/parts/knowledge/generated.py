@@ -28,7 +28,8 @@ from empax.interop.pretrained import GeneratorSettings, load_generator
 from empax.models.decoder_only import DecoderOnly
 from empax.models.prompted import PromptedDecoder
 from empax.models.transformer import EncoderDecoder
-from empax.parts.generator.task import Decoder, Reader
+from empax.parts.generator.decoder import Decoder
+from empax.parts.generator.task import Reader
 from empax.parts.knowledge.atomic import prompt
 from empax.parts.knowledge.settings import SourceSettings
 

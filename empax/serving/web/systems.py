@@ -15,8 +15,6 @@ import numpy as np
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir
 from empax.core.paths import expand
-from empax.core.types import Prediction
-from empax.data.spans import Span, marked
 from empax.decoding.options import Call
 from empax.decoding.sampling import Draws
 from empax.models.decoder_only import DecoderOnly
@@ -24,7 +22,7 @@ from empax.models.dual_encoder import DualEncoder
 from empax.serving.loading import load
 from empax.serving.pairs import batches_of, buckets_of
 from empax.serving.safety import Before, answer_to_danger
-from empax.serving.session import Session
+from empax.serving.session import Session, why_of
 from empax.serving.streaming import Wording, in_parts, place_of_stop, room_of
 from empax.serving.text_model import MAX_TOKENS, TextModel
 
@@ -256,25 +254,6 @@ class RunSystem:
 
     def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
         raise ConfigError(f"{self.name} is a run that answers, and embeds no texts.")
-
-
-def why_of(found: Prediction) -> dict[str, Any]:
-    """What stands behind a reply, as far as the system tells it."""
-    notes = found.notes
-    kept = [
-        {"said": e["context"][-1], "reply": e["response"], "emotion": e.get("emotion", ""),
-         "score": e.get("score"), "source": e.get("id", "")}
-        for e in found.exemplars
-    ]  # fmt: skip
-    why = {
-        "emotion": found.emotion_prediction,
-        "attributes": dict(found.attributes or notes.get("response_attributes", {})),
-        "exemplars": kept,
-        "facts": [f"{fact['words']} ({fact['relation']})" for fact in notes.get("facts", ())],
-        "intents": [notes[name] for name in ("intent_first", "intent_second", "intent_prediction") if name in notes],
-        "reasons": marked(found.context, (Span(*s) for s in notes["reasons"]))[-1] if notes.get("reasons") else "",
-    }
-    return {name: value for name, value in why.items() if value}
 
 
 def load_system(name: str, *, batch_size: int, max_tokens: int, before: Before | None = answer_to_danger) -> System:

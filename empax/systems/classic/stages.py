@@ -21,8 +21,8 @@ from empax.data.knowledge import SOCIAL_RELATIONS, told
 from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
 from empax.parts.generator.answerer import Answerer, AnswerExamples, MakeExamples
+from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
-from empax.parts.generator.task import Decoder
 from empax.parts.knowledge.finder import check_knowledge, find_finder, with_facts
 from empax.systems.classic.concepts import ConceptPicker, check_intensity
 from empax.systems.classic.examples import ClassicExamples, check_lexicon, emotional_words

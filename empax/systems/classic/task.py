@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.losses.cross_entropy import cross_entropy
 from empax.parts.generator.contrast import Read
-from empax.parts.generator.task import Decoder, Keys, Losses, ResponseTask, target_weights
+from empax.parts.generator.decoder import Decoder
+from empax.parts.generator.task import Keys, Losses, ResponseTask, target_weights
 from empax.systems.classic.adversary import adversarial_losses
 from empax.systems.classic.frequency import weighted_cross_entropy
 from empax.systems.classic.graphs import attention_loss

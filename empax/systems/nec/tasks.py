@@ -20,7 +20,8 @@ from empax.models.heads import masked_mean
 from empax.models.layers import apply
 from empax.models.memory_attention import Memory
 from empax.parts.generator.contrast import Candidates, Read, gather, in_batch
-from empax.parts.generator.task import Decoder, Keys, ResponseTask
+from empax.parts.generator.decoder import Decoder
+from empax.parts.generator.task import Keys, ResponseTask
 from empax.systems.nec.settings import SOCIAL, CandidateSettings
 
 

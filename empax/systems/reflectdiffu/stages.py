@@ -24,8 +24,8 @@ from empax.models.transformer import EncoderDecoder
 from empax.parts.attributes import check_identifiers, load_identifiers
 from empax.parts.encoder.stages import load_stage_encoder
 from empax.parts.generator.answerer import Answerer, AnswerExamples
+from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
-from empax.parts.generator.task import Decoder
 from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReflectBatch, ReflectExamples
 from empax.systems.reflectdiffu.intents import load_guesser
 from empax.systems.reflectdiffu.labels import (

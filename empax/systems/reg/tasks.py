@@ -22,7 +22,8 @@ from empax.decoding.passages import PassageReader
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import token_log_probs
 from empax.models.layers import apply
-from empax.parts.generator.task import Decoder, Fusion, Generator, combine, emotion_loss, target_weights
+from empax.parts.generator.decoder import Decoder
+from empax.parts.generator.task import Fusion, Generator, combine, emotion_loss, target_weights
 from empax.systems.reg.distillation import emdr2, retriever_kl, target_distribution
 from empax.systems.reg.encoder import EmotionEncoder
 from empax.systems.reg.settings import DistillationSettings

@@ -13,9 +13,10 @@ from empax.models.heads import EMOTION_HEAD
 from empax.models.layers import apply
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 from empax.parts.generator.contrast import Contrast, Read
+from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.settings import ContrastSettings
 from empax.parts.generator.stages import begun_with
-from empax.parts.generator.task import Decoder, Generator
+from empax.parts.generator.task import Generator
 
 MODEL = EncoderDecoder(
     TransformerConfig(

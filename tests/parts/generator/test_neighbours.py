@@ -15,8 +15,9 @@ from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.heads import ClassificationHead
 from empax.models.prompted import PromptedDecoder
 from empax.models.transformer import EncoderDecoder, scratch
+from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.settings import DialogueSettings, NeighbourSettings
-from empax.parts.generator.task import Decoder, Generator
+from empax.parts.generator.task import Generator
 from empax.systems.reg.settings import RegSettings
 
 VOCABULARY, EOS, PAD, START, ROWS, LENGTH = 24, 1, 0, 2, 3, 6

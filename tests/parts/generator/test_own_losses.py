@@ -15,9 +15,10 @@ from empax.data.exemplars import LabelledBatch
 from empax.decoding.settings import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
 from empax.models.transformer import EncoderDecoder, TransformerConfig
+from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.own_losses import try_losses
 from empax.parts.generator.settings import LossSettings
-from empax.parts.generator.task import Decoder, Generator
+from empax.parts.generator.task import Generator
 
 V, ROWS, T = 20, 3, 5
 MODEL = EncoderDecoder(

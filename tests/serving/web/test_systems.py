@@ -9,12 +9,11 @@ import pytest
 
 import empax
 from empax.core.config import ConfigError
-from empax.core.types import Prediction
 from empax.serving import streaming
 from empax.serving.safety import ANSWER
 from empax.serving.web import systems
 from empax.serving.web.app import ServerSettings, make_app
-from empax.serving.web.systems import Asked, ModelSystem, RunSystem, load_system, why_of
+from empax.serving.web.systems import Asked, ModelSystem, RunSystem, load_system
 from tests.serving import test_text_model
 from tests.serving.test_session import in_list
 from tests.serving.web.test_app import client
@@ -136,21 +135,7 @@ def test_danger_gets_the_fixed_answer_at_once(folder):
     assert make(folder, before=None).at_once(Asked(("I want to kill myself.",))) is None
 
 
-def test_a_run_tells_what_stands_behind_a_reply_and_decodes_as_it_does():
-    exemplar = {"id": "d1#2", "context": ["My cat died."], "response": "Oh no.", "emotion": "sad", "score": 0.9}
-    notes = {"intent_first": "ask", "reasons": [[0, 2, 6]], "facts": [{"words": "dog", "relation": "IsA pet"}]}
-    found = Prediction(
-        ("I lost it.",), "Oh.", "", emotion_prediction="sad", attributes={"sentiment": "low"},
-        exemplars=(exemplar,), notes=notes,
-    )  # fmt: skip
-    why = why_of(found)
-    assert why["exemplars"] == [
-        {"said": "My cat died.", "reply": "Oh no.", "emotion": "sad", "score": 0.9, "source": "d1#2"}
-    ]
-    assert (why["emotion"], why["intents"], why["facts"]) == ("sad", ["ask"], ["dog (IsA pet)"])
-    assert "lost" in why["reasons"]
-    assert json.dumps(why)
-    assert why_of(Prediction(("x",), "y", "")) == {}
+def test_a_run_decodes_as_its_recipe_says():
     with pytest.raises(ConfigError, match="temperature: run decodes as its recipe says"):
         RunSystem("run", None).group(Asked(("x",), temperature=1.0))
 

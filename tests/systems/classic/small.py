@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from empax.decoding.settings import DecodeSettings
-from empax.parts.generator.task import Decoder
+from empax.parts.generator.decoder import Decoder
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch, ConceptWords, EmotionSettings, FactTexts
 from empax.systems.classic.settings import ClassicSettings

@@ -21,7 +21,8 @@ from empax.data.exemplars import LabelledBatch
 from empax.decoding.settings import DecodeSettings
 from empax.models.heads import ClassificationHead
 from empax.models.transformer import EncoderDecoder, scratch
-from empax.parts.generator.task import Decoder, Generator
+from empax.parts.generator.decoder import Decoder
+from empax.parts.generator.task import Generator
 from empax.systems.emprl.rewards import CompiledReward, Reward, TextReward
 from empax.systems.emprl.rollouts import PolicyBatch
 from empax.systems.emprl.settings import GrpoTaskSettings, KlSettings, PpoTaskSettings, PreferenceTaskSettings

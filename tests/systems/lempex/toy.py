@@ -13,7 +13,7 @@ from empax.models.t5 import t5_from_scratch
 from empax.models.transformer import EncoderDecoder
 from empax.parts.attributes.classifier import Classifier, frame
 from empax.parts.attributes.sentiment import SentimentRegressor
-from empax.parts.generator.task import Decoder
+from empax.parts.generator.decoder import Decoder
 from empax.systems.lempex.examples import LempexBatch
 from empax.systems.lempex.exemplar_fusion import ExemplarFusion
 from empax.systems.lempex.losses import EmpathyLosses

@@ -8,7 +8,7 @@ import numpy as np
 
 from empax.decoding.settings import DecodeSettings
 from empax.models.transformer import EncoderDecoder, TransformerConfig
-from empax.parts.generator.task import Decoder
+from empax.parts.generator.decoder import Decoder
 from empax.systems.nec.examples import NecBatch
 from empax.systems.nec.settings import SOCIAL, CandidateSettings
 from empax.systems.nec.tasks import Contrastive, Nec

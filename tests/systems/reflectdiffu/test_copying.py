@@ -13,7 +13,7 @@ from empax.data.words import train_words
 from empax.decoding.settings import DecodeSettings
 from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.answerer import Answerer, AnswerExamples
-from empax.parts.generator.task import Decoder
+from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReflectExamples
 from empax.systems.reflectdiffu.labels import INTENTS, IntentTable

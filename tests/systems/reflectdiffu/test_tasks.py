@@ -12,7 +12,7 @@ from empax.decoding.settings import DecodeSettings
 from empax.losses.cross_entropy import token_log_probs
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.transformer import EncoderDecoder
-from empax.parts.generator.task import Decoder
+from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.labels import INTENTS

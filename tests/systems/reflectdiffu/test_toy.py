@@ -10,7 +10,7 @@ import pytest
 
 from empax.decoding.settings import DecodeSettings
 from empax.models.transformer import EncoderDecoder
-from empax.parts.generator.task import Decoder
+from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.examples import NO_PRIOR, ReflectBatch
 from empax.systems.reflectdiffu.labels import INTENTS

@@ -24,7 +24,8 @@ from empax.models.heads import ClassificationHead
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.parts.exemplars.dense import DenseRetriever
 from empax.parts.exemplars.dense_retrieval import RetrievalBatch
-from empax.parts.generator.task import Decoder, Generator, emotion_loss
+from empax.parts.generator.decoder import Decoder
+from empax.parts.generator.task import Generator, emotion_loss
 from empax.systems.reg.encoder import EmotionEncoder, WordsAlone
 from empax.systems.reg.settings import DistillationSettings
 from empax.systems.reg.tasks import EmotionTask, Joint, RetrieverTask, take_candidates

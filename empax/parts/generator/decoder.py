@@ -1,0 +1,143 @@
+"""How a generator answers: a search over its states, and a reranking of what that finds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jaxtyping import Array, Bool, Float, Int
+
+from empax.core.protocols import Tokenizer
+from empax.core.types import Generated, Params
+from empax.decoding.hypotheses import Limits
+from empax.decoding.rerank import Hypotheses, make_reranker, rerank
+from empax.decoding.sampling import Draws
+from empax.decoding.search import Search, Tokens, search_of
+from empax.decoding.settings import DecodeSettings, num_hypotheses, without_unknown
+from empax.evaluation.device_metrics import utility
+from empax.models.fusion_in_decoder import FusionInDecoder
+from empax.models.heads import masked_mean
+from empax.models.prompted import FusionInPrompt, pooled_states
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """How a generator turns states into ids: the ids it begins and ends with, the search.
+
+    Attributes:
+      start_id: what a response begins behind; None: what the states say, the last token of each prompt.
+    """
+
+    settings: DecodeSettings
+    start_id: int | None
+    eos_id: int
+    pad_id: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, settings: DecodeSettings) -> Decoder:
+        """In the ids of `tokenizer`, never its unknown word."""
+        decoding = without_unknown(settings, tokenizer.unk_id)
+        return cls(decoding, tokenizer.start_id, tokenizer.eos_id, tokenizer.pad_id)
+
+    def __call__(
+        self,
+        model: Any,
+        params: Params,
+        source: Int[Array, "..."],
+        mask: Bool[Array, "..."],
+        rng: jax.Array | Draws,
+        *,
+        exemplars: tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None = None,
+        limits: Limits | None = None,
+    ) -> Generated:
+        """Decodes from `source` with `model`, a Reader ([B, S]) or a Fusion ([B, K, S]).
+
+        `exemplars` are responses with the mask of their tokens, for `rerank_exemplars`; `limits` as in
+        `decoding.search.generate`.
+        """
+        states = model.apply({"params": params}, source, mask, method="encode", deterministic=True)
+        return self.from_states(
+            model, params, states, mask, rng, exemplars=exemplars, limits=limits, **self.looked_at(source, mask)
+        )
+
+    def looked_at(self, source: Int[Array, "..."], mask: Bool[Array, "..."]) -> dict[str, Any]:
+        """`source` and `prompt` of `decoding.search.search_of`."""
+        read = (source, mask) if self.settings.reads_source else None
+        # A prompt whose last token begins the response is one text with it; an instruction around it would not be.
+        return {"source": read, "prompt": (source, mask) if self.start_id is None else None}
+
+    def search(
+        self, model: Any, params: Params, rng: jax.Array | Draws, start: int | Int[Array, " B"], size: int, **more: Any
+    ) -> Search:
+        """The search for responses of `model` behind `start`, in batches of `size`; `more` as `search_of` takes it."""
+        return search_of(
+            lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="step"),
+            batch_size=size,
+            start_id=start,
+            eos_id=self.eos_id,
+            pad_id=self.pad_id,
+            settings=self.settings,
+            rng=rng,
+            **more,
+        )
+
+    def cache(self, model: Any, params: Params, states: Any, mask: Bool[Array, "..."], **beside: Any) -> Any:
+        """What `Search.begin` takes."""
+        return model.apply(
+            {"params": params},
+            states,
+            mask,
+            num_hypotheses=num_hypotheses(self.settings),
+            max_length=self.settings.max_tokens,
+            method="start_cache",
+            **beside,
+        )
+
+    def start_of(self, states: Any) -> int | Int[Array, " B"]:
+        """What a response begins behind."""
+        return states.start if self.start_id is None else self.start_id
+
+    def from_states(
+        self,
+        model: Any,
+        params: Params,
+        states: Any,
+        mask: Bool[Array, "..."],
+        rng: jax.Array | Draws,
+        *,
+        exemplars: tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None = None,
+        source: Tokens | None = None,
+        prompt: Tokens | None = None,
+        beside: Mapping[str, Any] | None = None,
+        compared: tuple[Callable[[], Any], Callable[[Any, Any], Any]] | None = None,
+        limits: Limits | None = None,
+    ) -> Generated:
+        """The same, of what `model` has made of its sources; options that look at texts get `source` and `prompt`.
+
+        `beside` is what else `start_cache` of the model takes: `memories`, `start`. `compared` is what re-ranking by
+        similarity compares, `encoding` and `encode` of `Hypotheses`; None = means of encoder states.
+        """
+        cache = self.cache(model, params, states, mask, **(beside or {}))
+        looked_at = {"source": source, "prompt": prompt, "limits": limits}
+        search = self.search(model, params, rng, self.start_of(states), mask.shape[0], **looked_at)
+        found = search.found(search.go_on(search.begin(cache)))
+        reranker = make_reranker(self.settings, utility)
+        if reranker is None:
+            return found
+
+        def encode(ids: Int[Array, "N T"], mask: Bool[Array, "N T"]) -> Float[Array, "N D"]:
+            if isinstance(model, (FusionInDecoder, FusionInPrompt)):  # a single passage
+                ids, mask = ids[:, None], mask[:, None]
+            return pool(model.apply({"params": params}, ids, mask, method="encode", deterministic=True), mask)
+
+        def pool(states: Any, mask: Bool[Array, "..."]) -> Float[Array, "N D"]:
+            return masked_mean(pooled_states(states), model.states_mask(mask))
+
+        made = (found.tokens != self.eos_id) & (found.tokens != self.pad_id)
+        compared = compared or ((lambda: pool(states, mask)), encode)
+        key = rng.keys[0] if isinstance(rng, Draws) else rng
+        drawn = jax.random.fold_in(key, self.settings.max_tokens)  # the search has folded in each position before it
+        hypotheses = Hypotheses(found.tokens, made, found.log_probs, *compared, drawn, exemplars)
+        return rerank(found, reranker(hypotheses))
