@@ -41,6 +41,8 @@ JOBS: dict[str, tuple[str, ...]] = {
     "encode": ("encode", "--their-batch=256", *_HALF),
     "forward": ("forward", "--only", "t5-small", "roberta-base", "--batch=64", "--source=256", "--compile", *_HALF),
     "exact": ("exact", "--rows=1000000", "--store", "float32", "float16", "--calls=20"),
+    "bits": ("bits",),
+    "bits_deterministic": ("bits", "--deterministic"),
 }  # fmt: skip
 """By the name of the file of results: a measurement of this folder and its options."""
 

@@ -116,6 +116,12 @@ def rows_split_as(sharding: NamedSharding | None) -> Iterator[None]:
         _ROWS.reset(before)
 
 
+def rows_are_split() -> bool:
+    """Whether what is traced in `rows_split_as` has the rows of a batch on several devices."""
+    sharding = _ROWS.get()
+    return sharding is not None and batch_shards(sharding.mesh) > 1  # type: ignore[arg-type]
+
+
 def keep_rows_split(states: jax.Array) -> jax.Array:
     """Activations [rows, ...] on the devices that hold those rows of the batch; other axes lie as the compiler likes.
 

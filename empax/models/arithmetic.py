@@ -12,6 +12,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, UInt32
 
+from empax.core.sharding import rows_are_split
+
 
 def hashed_bits(rng: jax.Array, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
     """Pseudo-random bits as a hash of (key, index): a dozen integer operations that fuse into what uses them.
@@ -166,13 +168,20 @@ def _widen_backward(
 _widen.defvjp(_widen_forward, _widen_backward)
 
 
-def rows_of_few(table: Float[Array, "R D"], ids: Int[Array, "..."]) -> Float[Array, "... D"]:
-    """`table[ids]`, of a table of so few rows that each is asked for often.
+_FEW_ROWS = 128
+_BLOCK = 128
 
-    On a GPU its gradient is a product with one-hot rows. Else thousands of sums would wait for one another at each row,
-    in an order that changes from run to run.
+
+def rows_of(table: Float[Array, "R D"], ids: Int[Array, "..."]) -> Float[Array, "... D"]:
+    """`table[ids]`, 0 <= ids < R.
+
+    On a GPU its gradient is made of products: with one-hot rows of a small table, else of sorted rows. Left to itself,
+    the backward pass would add to the same rows from many threads, in an order that changes from run to run, and make
+    thousands of them wait for one another at rows that are asked for often. Where the rows of a batch lie on several
+    devices the gradient of a large table is left to XLA, which then sums on each of them.
     """
-    return _picked(table, ids) if jax.default_backend() == "gpu" else table[ids]
+    apart = len(table) > _FEW_ROWS and rows_are_split()
+    return table[ids] if apart or jax.default_backend() != "gpu" else _picked(table, ids)
 
 
 @jax.custom_vjp
@@ -186,9 +195,47 @@ def _picked_forward(table: Array, ids: Array) -> tuple[Array, tuple[Array, Array
 
 def _picked_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
     table, ids = saved
-    hot = jax.nn.one_hot(ids.reshape(-1), len(table), dtype=jnp.float32)
-    flat = gradient.reshape(-1, table.shape[1]).astype(jnp.float32)
-    return jnp.einsum("NR,ND->RD", hot, flat, precision="highest").astype(table.dtype), None
+    flat, ids = gradient.reshape(-1, table.shape[1]).astype(jnp.float32), ids.reshape(-1)
+    if len(table) <= _FEW_ROWS:
+        hot = jax.nn.one_hot(ids, len(table), dtype=jnp.float32)
+        sums = jnp.einsum("NR,ND->RD", hot, flat, precision="highest")
+    else:
+        sums = sums_by_id(flat, ids, len(table))
+    return sums.astype(table.dtype), None
 
 
 _picked.defvjp(_picked_forward, _picked_backward)
+
+
+def sums_by_id(values: Float[Array, "N D"], ids: Int[Array, " N"], rows: int) -> Float[Array, "R D"]:
+    """The sum of the values of each id, 0 <= id < `rows`, added up in one order on any device.
+
+    Sorted by id, values are summed in blocks, then over the blocks that an id goes on in: two products with matrices
+    that say whose id is the same. Each id reads its sum at its last place.
+    """
+    padding = -len(ids) % _BLOCK
+    ids = jnp.pad(ids, (0, padding), constant_values=rows)
+    order = jnp.argsort(ids)  # stable
+    ids = ids[order]
+    blocks = ids.reshape(-1, _BLOCK)
+    ordered = jnp.pad(values, ((0, padding), (0, 0)))[order].reshape(-1, _BLOCK, values.shape[1])
+    first, last = blocks[:, 0], blocks[:, -1]
+    so_far = jnp.tril(blocks[:, :, None] == blocks[:, None, :]).astype(jnp.float32)
+    sums = jnp.einsum("BTS,BSD->BTD", so_far, ordered, precision="highest")
+    earlier = jnp.tril(first[:, None] == last[None, :], -1).astype(jnp.float32)
+    carried = jnp.einsum("BK,KD->BD", earlier, sums[:, -1], precision="highest")  # of each block's first id
+    wanted = jnp.arange(rows, dtype=ids.dtype)
+    place = jnp.maximum(jnp.searchsorted(ids, wanted, side="right", method="scan_unrolled") - 1, 0)
+    block = place // _BLOCK
+    found = sums.reshape(-1, values.shape[1])[place]
+    found = found + jnp.where((first[block] == wanted)[:, None], carried[block], 0.0)
+    return jnp.where((ids[place] == wanted)[:, None], found, 0.0)
+
+
+def spread(weights: Float[Array, "T S"], ids: Int[Array, " S"], size: int) -> Float[Array, "T V"]:
+    """Zeros, and the sum of its weights at each id, 0 <= id < `size`; in one order on a GPU too."""
+    if jax.default_backend() == "gpu":
+        same = ids[:, None] == ids[None, :]
+        weights = jnp.einsum("TK,KS->TS", weights, same.astype(weights.dtype), precision="highest")
+        ids = jnp.where(jnp.argmax(same, axis=0) == jnp.arange(len(ids)), ids, size)  # of equal ones the first is kept
+    return jnp.zeros((len(weights), size), weights.dtype).at[:, ids].add(weights)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
-from empax.models.arithmetic import add_bias, contract
+from empax.models.arithmetic import add_bias, contract, rows_of
 from empax.models.attention_kernels import AttentionKernel
 from empax.models.foreign_fields import preset, required
 from empax.models.layers import ACTIVATIONS, Dropout, Norm, normal, over_last
@@ -252,11 +252,11 @@ class BertEncoder(nn.Module):
         if c.padding_position is None:
             places = positions[None, :length]
         else:
-            places = positions[c.padding_position + jnp.cumsum(mask, axis=1, dtype=jnp.int32) * mask]
+            places = rows_of(positions, c.padding_position + jnp.cumsum(mask, axis=1, dtype=jnp.int32) * mask)
         if c.type_vocab_size:
             types = self.param("type_embedding", init, (c.type_vocab_size, width))
             places = places + types[None, :1]
-        states = (tokens[ids] if embedded is None else embedded) + places
+        states = (rows_of(tokens, ids) if embedded is None else embedded) + places
         states = Norm("layer", c.layer_norm_eps, jnp.dtype(c.dtype), name="embedding_norm")(states)
         states = Dropout(c.dropout)(states, deterministic=deterministic)
         if c.embedding_size:

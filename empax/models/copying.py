@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from empax.models.arithmetic import spread
 
 _LEAST = 1e-9  # of a probability, before its logarithm
 
@@ -31,9 +35,6 @@ def mixed_with_copies(
       slots: ids behind the vocabulary, for words that it lacks; W = V + slots.
     """
     said = jnp.pad(jax.nn.softmax(logits, axis=-1), ((0, 0), (0, 0), (0, slots)))
-
-    def copied(ids: Int[Array, " S"], weights: Float[Array, "T S"]) -> Float[Array, "T W"]:
-        return jnp.zeros((weights.shape[0], said.shape[-1])).at[:, ids].add(weights)
-
-    mixture = gate[..., None] * said + (1.0 - gate[..., None]) * jax.vmap(copied)(source, weights.astype(jnp.float32))
+    copied = jax.vmap(functools.partial(spread, size=said.shape[-1]))(weights.astype(jnp.float32), source)
+    mixture = gate[..., None] * said + (1.0 - gate[..., None]) * copied
     return jnp.log(jnp.maximum(mixture, _LEAST))

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
 from empax.core.sharding import keep_rows_split
-from empax.models.arithmetic import contract
+from empax.models.arithmetic import contract, rows_of
 from empax.models.decoder_families import gpt2_config, llama_config
 from empax.models.decoder_only_config import DecoderOnlyConfig
 from empax.models.feed_forward import FeedForward
@@ -192,11 +192,11 @@ class DecoderOnly(nn.Module):
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B #T"], deterministic: bool
     ) -> Float[Array, "B T D"]:
         c = self.config
-        states = self.token_embedding[tokens]
+        states = rows_of(self.token_embedding, tokens)
         if c.embedding_size:
             states = contract("BTE,ED->BTD", states.astype(c.dtype), self.embedding_in)
         if c.position == "learned":
-            states = states + self.position_embedding[positions + c.position_offset]
+            states = states + rows_of(self.position_embedding, positions + c.position_offset)
         return self.dropout(states.astype(c.dtype), deterministic=deterministic)
 
     def _finished(self, states: Float[Array, "B T D"]) -> Float[Array, "B T E"]:

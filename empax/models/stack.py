@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.sharding import keep_rows_split
-from empax.models.arithmetic import contract, rows_of_few
+from empax.models.arithmetic import contract, rows_of
 from empax.models.feed_forward import ConvFeedForward, ConvWindow, FeedForward
 from empax.models.layers import Dropout, Norm, normal, relative_bucket
 from empax.models.memory_attention import Memories, MemoryAttention, SingleMemory
@@ -241,7 +241,7 @@ class Stack(nn.Module):
             num_buckets=c.relative_buckets,
             max_distance=c.relative_max_distance,
         )
-        return jnp.transpose(rows_of_few(self.relative_bias, bucket), (2, 0, 1))[None]
+        return jnp.transpose(rows_of(self.relative_bias, bucket), (2, 0, 1))[None]
 
     def _scan(self, function: Any, carry: Any, per_layer: Any, *shared: Any) -> Any:
         """Scans `function(layer, carry, per_layer, *shared) -> (carry, outputs)` over the layers."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
-from empax.models.arithmetic import contract
+from empax.models.arithmetic import contract, rows_of
 from empax.models.layers import Dropout, normal, sinusoidal_positions
 from empax.models.memory_attention import Memories, Memory
 from empax.models.scanned import DecodeCache, cache_dtype
@@ -113,7 +113,7 @@ class EncoderDecoder(nn.Module):
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Rows of the token embedding, as `encode` takes them in `embedded`."""
-        return self.token_embedding[tokens]
+        return rows_of(self.token_embedding, tokens)
 
     def encode(
         self,

@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from empax.models.arithmetic import add_bias, dropout, hashed_bits, rows_of_few
+from empax.core.sharding import batch_sharding, make_mesh, rows_split_as
+from empax.models.arithmetic import add_bias, dropout, hashed_bits, rows_of, sums_by_id
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
@@ -53,22 +54,46 @@ def test_a_bias_is_added_and_its_gradient_summed_in_float32(dtype, shape):
     np.testing.assert_allclose(gradients[1], expected, rtol=1e-6)
 
 
-def test_on_a_gpu_rows_of_a_small_table_learn_by_a_product_and_as_much(monkeypatch):
-    table = jax.random.normal(jax.random.key(0), (8, 3))
-    ids = jax.random.randint(jax.random.key(1), (20, 30), 0, 7)  # one row is never asked for
-
-    def loss(table):
-        return jnp.sum(jnp.sin(rows_of_few(table, ids)) * jnp.arange(1.0, 4.0)[None, None])
+@pytest.mark.parametrize("rows", [8, 300])
+def test_on_a_gpu_rows_of_a_table_learn_by_products_and_as_much(rows, monkeypatch):
+    rng = np.random.default_rng(0)
+    table = jnp.asarray(rng.normal(size=(rows, 3)), jnp.float32)
+    ids = rng.integers(0, rows - 1, (20, 35))  # the last row is never asked for
+    ids[:, 20:] = 3  # and one through several blocks
+    weights = rng.normal(size=(*ids.shape, 3)).astype(np.float32)
+    expected = np.zeros((rows, 3))
+    np.add.at(expected, ids, weights.astype(np.float64))
 
     def gradient():
-        own = jax.value_and_grad(lambda table: loss(table))
-        return own(table), str(jax.make_jaxpr(own)(table))
+        own = jax.value_and_grad(lambda table: jnp.sum(rows_of(table, jnp.asarray(ids)) * weights))
+        return *own(table), str(jax.make_jaxpr(own)(table))
 
-    (value, expected), program = gradient()
+    value, plain, program = gradient()
     assert "scatter-add" in program
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    (other, found), program = gradient()
+    other, found, program = gradient()
     assert "scatter" not in program
     assert other == value
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    assert not found[7].any()
+    for one in (plain, found):
+        np.testing.assert_allclose(one, expected, rtol=1e-5, atol=2e-5)
+    assert not found[-1].any()
+
+
+@pytest.mark.parametrize("count", [1, 127, 128, 129, 700])
+def test_sums_by_id_are_those_of_numpy(count):
+    rng = np.random.default_rng(count)
+    values, ids = rng.normal(size=(count, 2)).astype(np.float32), rng.integers(0, 40, count)
+    ids[rng.random(count) < 0.5] = 39
+    expected = np.zeros((40, 2))
+    np.add.at(expected, ids, values.astype(np.float64))
+    np.testing.assert_allclose(sums_by_id(jnp.asarray(values), jnp.asarray(ids), 40), expected, atol=3e-5)
+
+
+@pytest.mark.multidevice
+def test_where_rows_lie_on_several_devices_the_gradient_is_left_to_xla(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    gradient = jax.grad(lambda table: rows_of(table, jnp.arange(9)).sum())
+    for devices in (1, 2):
+        with rows_split_as(batch_sharding(make_mesh(devices=jax.devices()[:devices]))):
+            assert ("scatter-add" in str(jax.make_jaxpr(gradient)(jnp.ones((300, 2))))) == (devices == 2)
+            jax.clear_caches()

@@ -9,10 +9,12 @@ from empax.models.copying import mixed_with_copies
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("slots", [0, 2])
-def test_the_mixture_matches_torch(slots):
+@pytest.mark.parametrize(("slots", "backend"), [(0, "cpu"), (2, "cpu"), (2, "gpu")])
+def test_the_mixture_matches_torch(slots, backend, monkeypatch):
     """Values and gradients; a word that the source has twice gets both shares, and padding none."""
     import torch
+
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
 
     rng = np.random.default_rng(0)
     source = np.array([[3, 5, 3, 6 + max(slots - 1, 0), 0], [4, 2, 0, 0, 0]])

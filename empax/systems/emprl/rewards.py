@@ -102,9 +102,8 @@ def trajectory_reward(
     shift = jnp.abs(expected - expected[before]) - jnp.abs(gold - gold[before])
     shift = jnp.where((turn > 0) & valid & valid[before], jnp.maximum(shift, 0.0).mean(axis=1), 0.0)
     counted = jnp.where(valid, scores, 0.0)
-    sums = jnp.zeros_like(scores).at[dialogue].add(counted)
-    sizes = jnp.zeros_like(scores).at[dialogue].add(valid.astype(jnp.float32))
-    mean = (sums / jnp.maximum(sizes, 1.0))[dialogue]
+    same = (dialogue[:, None] == dialogue[None]) & valid[None]
+    mean = jnp.where(same, counted[None], 0.0).sum(axis=1) / jnp.maximum(same.sum(axis=1), 1)
     return jnp.where(valid, 0.5 * (counted + mean) - shift_penalty * shift, 0.0)
 
 

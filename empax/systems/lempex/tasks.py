@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from empax.core.types import Params
 from empax.losses.cross_entropy import cross_entropy
+from empax.models.arithmetic import rows_of
 from empax.models.layers import apply
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.task import Keys, Losses, ResponseTask
@@ -61,7 +62,7 @@ class LempexGenerator(ResponseTask):
 
     def encode(self, params: Params, batch: Any, rng: jax.Array | None) -> Read:
         """What the decoder attends to: Z, or Z fused (Eq. 1 and 6)."""
-        added = params["speakers"][batch.speaker] if self.speakers else None
+        added = rows_of(params["speakers"], batch.speaker) if self.speakers else None
         source = batch.source, batch.source_mask
         states = apply(self.model, params["model"], *source, added=added, method="encode", rng=rng)
         if self.fusion is not None:

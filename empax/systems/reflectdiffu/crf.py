@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from empax.models.arithmetic import rows_of
+
 
 def sequence_score(
     emissions: Float[Array, "B T C"],
@@ -22,11 +24,13 @@ def sequence_score(
 ) -> Float[Array, " B"]:
     r"""Sum of the emissions of `labels` and of the transitions between them; 0 for a row without a real position."""
 
+    flat = transitions.reshape(-1, 1)
+
     def body(carry: tuple[jax.Array, ...], part: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], None]:
         total, last, begun = carry
         emission, label, real = part
         own = jnp.take_along_axis(emission, label[:, None], axis=1)[:, 0]
-        step = jnp.where(begun, transitions[last, label], 0.0)
+        step = jnp.where(begun, rows_of(flat, last * len(transitions) + label)[:, 0], 0.0)
         total = total + jnp.where(real, own + step, 0.0)
         return (total, jnp.where(real, label, last), begun | real), None
 

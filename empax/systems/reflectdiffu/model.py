@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import EMOTIONS
+from empax.models.arithmetic import rows_of
 from empax.models.heads import masked_mean
 from empax.models.latent import Gaussian, draw
 from empax.models.layers import Attention, gelu, normal, sinusoidal_positions
@@ -43,7 +44,7 @@ class Contagion(nn.Module):
 
     def added(self, reasons: Int[Array, "B S"]) -> Float[Array, "B S D"]:
         """What each word's embedding gets beside its position: whether it is a reason (1) or not (0). Eq. 1."""
-        return self.reason_embedding[reasons]
+        return rows_of(self.reason_embedding, reasons)
 
     def summed_up(
         self,
