@@ -42,7 +42,7 @@ COMMON = {
     "max_positions": "the most tokens of a text.",
     "dropout": "share of states that a training step leaves out, in [0, 1).",
     "dtype": "what the model computes in; parameters are float32.",
-    "attention": "the program that computes attention; auto is fused (cuDNN) on a GPU where that pays.",
+    "attention": "the program that computes attention; auto is fused (cuDNN) on a GPU where it pays; flash is a TPU's.",
     "remat": "what the backward pass computes again to save memory.",
     "unroll": "layers that one turn of the loop over layers holds; compiles longer, may run faster.",
     "label_smoothing": "share of the target's probability that all tokens get, in [0, 1).",

@@ -1,9 +1,12 @@
-"""Which accelerator JAX will compute on, known before it starts."""
+"""Which accelerator JAX will compute on, known before it starts, and what programs are made for."""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import importlib.metadata
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from empax.core.config import ConfigError
@@ -22,6 +25,26 @@ def has_gpu() -> bool:
         return False
     plugins = [plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")]
     return any(name.startswith("xla_cuda") for name in plugins) and any(Path(path).exists() for path in _DEVICES)
+
+
+_PLANNED: contextvars.ContextVar[str | None] = contextvars.ContextVar("planned", default=None)
+
+
+def backend() -> str:
+    """What the programs that are traced now will run on: "cpu", "gpu" or "tpu"."""
+    import jax  # `has_gpu` answers without
+
+    return _PLANNED.get() or jax.default_backend()
+
+
+@contextlib.contextmanager
+def planned_for(device: str) -> Iterator[None]:
+    """While it lasts, `backend()` is a device that need not be here."""
+    before = _PLANNED.set(device)
+    try:
+        yield
+    finally:
+        _PLANNED.reset(before)
 
 
 def check_gpu(recipe: str) -> None:

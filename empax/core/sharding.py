@@ -122,6 +122,23 @@ def rows_are_split() -> bool:
     return sharding is not None and batch_shards(sharding.mesh) > 1  # type: ignore[arg-type]
 
 
+def over_rows(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`function` of arrays [rows, ...], which XLA cannot split, called by each device with its own rows.
+
+    Where they do not divide, each device has all of them.
+    """
+    sharding = _ROWS.get()
+    if sharding is None or sharding.mesh.size == 1:
+        return function
+
+    def called(*arrays: jax.Array) -> jax.Array:
+        whole = len(arrays[0]) % batch_shards(sharding.mesh)  # type: ignore[arg-type]
+        spec = PartitionSpec() if whole else sharding.spec
+        return jax.shard_map(function, mesh=sharding.mesh, in_specs=spec, out_specs=spec, check_vma=False)(*arrays)
+
+    return called
+
+
 def keep_rows_split(states: jax.Array) -> jax.Array:
     """Activations [rows, ...] on the devices that hold those rows of the batch; other axes lie as the compiler likes.
 

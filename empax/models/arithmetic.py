@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, UInt32
 
+from empax.core.machine import backend
 from empax.core.sharding import rows_are_split
 
 
@@ -159,7 +160,7 @@ def _widen_backward(
 ) -> tuple[Array]:
     del shape, dtype
     gradient = gradient.astype(jnp.float32)
-    if repeated == (0,) and jax.default_backend() == "cpu":
+    if repeated == (0,) and backend() == "cpu":
         # Few long rows: XLA's sum takes a CPU up to a hundred times as long as this product.
         return (jnp.einsum("zb,b...->z...", jnp.ones((1, len(gradient))), gradient, precision="highest"),)
     return (jnp.sum(gradient, axis=repeated, keepdims=True),)
@@ -181,7 +182,7 @@ def rows_of(table: Float[Array, "R D"], ids: Int[Array, "..."]) -> Float[Array, 
     devices the gradient of a large table is left to XLA, which then sums on each of them.
     """
     apart = len(table) > _FEW_ROWS and rows_are_split()
-    return table[ids] if apart or jax.default_backend() != "gpu" else _picked(table, ids)
+    return table[ids] if apart or backend() != "gpu" else _picked(table, ids)
 
 
 @jax.custom_vjp
@@ -234,7 +235,7 @@ def sums_by_id(values: Float[Array, "N D"], ids: Int[Array, " N"], rows: int) ->
 
 def spread(weights: Float[Array, "T S"], ids: Int[Array, " S"], size: int) -> Float[Array, "T V"]:
     """Zeros, and the sum of its weights at each id, 0 <= id < `size`; in one order on a GPU too."""
-    if jax.default_backend() == "gpu":
+    if backend() == "gpu":
         same = ids[:, None] == ids[None, :]
         weights = jnp.einsum("TK,KS->TS", weights, same.astype(weights.dtype), precision="highest")
         ids = jnp.where(jnp.argmax(same, axis=0) == jnp.arange(len(ids)), ids, size)  # of equal ones the first is kept

@@ -1,4 +1,4 @@
-"""Which program computes attention: ours, or one fused kernel that writes no logits."""
+"""Which program computes attention: ours, or one kernel that writes no logits."""
 
 from __future__ import annotations
 
@@ -10,37 +10,45 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from empax.core.config import ConfigError
+from empax.core.machine import backend
+from empax.core.sharding import over_rows
 
-AttentionKernel: TypeAlias = Literal["auto", "plain", "fused"]
+AttentionKernel: TypeAlias = Literal["auto", "plain", "fused", "flash"]
 """How attention is computed: "plain" by our products and softmax; "fused" by `jax.nn.dot_product_attention`, on a GPU
-and in half precision by cuDNN, which drops no weights out; "auto" is "fused" where that pays, as `is_fused` says."""
+and in half precision by cuDNN; "flash" on a TPU by a kernel that JAX has for it, where there are a multiple of 128
+queries and keys, else as "plain"; both drop no weights out. "auto" is "fused" where that pays, as `is_fused` says."""
 
 _LONG = 256
 """From how many queries and keys on cuDNN is taken. In trials on an H200, which left padding to lengths and dropped no
 weights out, a step took 0.6 of the time at 512 tokens (a part of that is due to unrolled layers) and 0.9 at 144.
 As it is asked here, with masks, it has not been timed."""
 
+_BLOCKS = (512, 256, 128)  # of queries and keys that a TPU's kernel looks at together
+_MASKED = -1e9
+
 
 def is_fused(
     kernel: AttentionKernel, queries: int, keys: int, head_dim: int, dtype: DTypeLike, *, dropped: bool
 ) -> bool:
-    """Whether attention of so many queries to so many keys is one fused kernel; `dropped`: weights are dropped out.
+    """Whether attention of so many queries to so many keys is one kernel; `dropped`: weights are dropped out.
 
     Raises:
-      ConfigError: "fused" shall drop weights out.
+      ConfigError: a kernel that is asked for shall drop weights out.
     """
     if kernel == "auto":
         return not dropped and min(queries, keys) >= _LONG and _by_cudnn(queries, keys, head_dim, dtype)
-    if kernel == "fused" and dropped:
+    if kernel == "plain":
+        return False
+    if dropped:
         raise ConfigError(
-            "attention = 'fused' drops no weights of attention out; set the rate to 0, or attention to 'auto'."
+            f"attention = {kernel!r} drops no weights of attention out; set the rate to 0, or attention to 'auto'."
         )
-    return kernel == "fused"
+    return kernel == "fused" or (backend() == "tpu" and queries % _BLOCKS[-1] == keys % _BLOCKS[-1] == 0)
 
 
 def _by_cudnn(queries: int, keys: int, head_dim: int, dtype: DTypeLike) -> bool:
     fits = head_dim % 8 == 0 and head_dim <= 128 and queries % 2 == keys % 2 == 0
-    return fits and jnp.dtype(dtype).itemsize == 2 and jax.default_backend() == "gpu"
+    return fits and jnp.dtype(dtype).itemsize == 2 and backend() == "gpu"
 
 
 def fused_attention(
@@ -66,3 +74,42 @@ def fused_attention(
         implementation="cudnn" if by_cudnn else "xla",
     )
     return jnp.swapaxes(read, 1, 2)
+
+
+def flash_attention(
+    query: Float[Array, "B H T N"],
+    key: Float[Array, "B G S N"],
+    value: Float[Array, "B G S N"],
+    *,
+    mask: Bool[Array, "#B #T S"] | None,
+    bias: Float[Array, "#B H T S"] | None,
+    dtype: DTypeLike,
+    causal: bool,
+) -> Float[Array, "B H T N"]:
+    """As `fused_attention`, by the kernel for TPUs, in which a bias of all queries and keys is written out.
+
+    A mask that is of keys alone, or of them and `causal`, is not. Source: Dao et al. 2022; `jax.experimental.pallas`.
+    """
+    from jax.experimental.pallas.ops.tpu import flash_attention as tpu  # slow to import, and of TPUs alone
+
+    batch, heads, queries, _ = query.shape
+    keys = key.shape[2]
+    key, value = (jnp.repeat(item, heads // item.shape[1], axis=1) for item in (key, value))
+    given = [item.astype(dtype) for item in (query, key, value)]
+    if mask is not None and mask.shape[1] > 1 and not causal:
+        masked = jnp.where(mask[:, None], 0.0, _MASKED)
+        bias, mask = masked if bias is None else bias + masked, None
+    real = jnp.ones((1, keys), bool) if mask is None else mask[:, -1]
+    given.append(jnp.broadcast_to(real, (batch, keys)).astype(jnp.int32))
+    if bias is not None:
+        given.append(jnp.broadcast_to(bias.astype(dtype), (batch, heads, queries, keys)))
+    of_queries, of_keys = (next(size for size in _BLOCKS if length % size == 0) for length in (queries, keys))
+    rows = {f"block_{name}": of_queries for name in ("q", "q_major_dkv", "q_dkv", "q_dq")}
+    columns = ("k_major", "k", "k_major_dkv", "k_dkv", "k_major_dq", "k_dq")
+    sizes = tpu.BlockSizes(block_b=1, **rows, **{f"block_{name}": of_keys for name in columns})
+
+    def attend(query: Array, key: Array, value: Array, real: Array, bias: Array | None = None) -> Array:
+        ids = tpu.SegmentIds(jnp.ones(query.shape[::2], jnp.int32), real)
+        return tpu.flash_attention(query, key, value, bias, ids, causal=causal, block_sizes=sizes)
+
+    return over_rows(attend)(*given)

@@ -106,7 +106,9 @@ class DecoderLayer(nn.Module):
         """The next states, and the keys and values that they were made from."""
         inputs = self._inputs(states)
         query, key, value = self.attention.queries_keys_values(inputs, angles)
-        attended = self.attention.attend(query, key, value, mask=mask, bias=None, deterministic=deterministic)
+        attended = self.attention.attend(
+            query, key, value, mask=mask, bias=None, deterministic=deterministic, causal=not self.config.windows
+        )
         return self._add(states, attended, deterministic), (key, value)
 
     def read_on(

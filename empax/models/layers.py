@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from empax.core.machine import backend
 from empax.core.types import Params
 from empax.models.arithmetic import add_bias, contract, dropout
-from empax.models.attention_kernels import AttentionKernel, fused_attention, is_fused
+from empax.models.attention_kernels import AttentionKernel, flash_attention, fused_attention, is_fused
 from empax.models.rotary import Rotary, rotate
 
 Activation: TypeAlias = Callable[[jax.Array], jax.Array]
@@ -240,7 +241,7 @@ class Attention(nn.Module):
         names = ("query", "key", "value")
         weights = [getattr(self, f"{name}_weight") for name in names]
         alike = all(isinstance(weight, jax.Array) and weight.shape == weights[0].shape for weight in weights)
-        if not alike or jax.default_backend() != "gpu":
+        if not alike or backend() != "gpu":
             return self.queries(states, angles), *self.keys_values(states, angles)
         three = contract("BTD,DCHN->BTCHN", states, jnp.stack(weights, axis=1))
         query, key, value = (self._turned(three[:, :, i], name) for i, name in enumerate(names))
@@ -275,16 +276,21 @@ class Attention(nn.Module):
         bias: Float[Array, "#B H T S"] | None,
         deterministic: bool,
         turned: bool = False,
+        causal: bool = False,
     ) -> Float[Array, "B T D"]:
         """Attends and projects out. `mask` True = may be attended to; softmax in float32.
 
+        `causal`: the mask is one of keys from which what comes later is taken away; its last row is that of keys.
         Keys are [B, G, S, N], or [B, G, N, S] if `turned`. Keys and values may be of a wider type than the layer's.
         """
         dropped = not deterministic and self.dropout > 0.0
         if not turned and is_fused(
             self.kernel, query.shape[2], key.shape[2], self.head_dim, self.dtype, dropped=dropped
         ):
-            return self._out(fused_attention(query, key, value, mask=mask, bias=bias, dtype=self.dtype))
+            given: dict[str, Any] = {"mask": mask, "bias": bias, "dtype": self.dtype}
+            if self.kernel == "flash":
+                return self._out(flash_attention(query, key, value, causal=causal, **given))
+            return self._out(fused_attention(query, key, value, **given))
         weights = self.weights(query, key, mask=mask, bias=bias, turned=turned).astype(self.dtype)
         weights = self.weights_dropout(weights, deterministic=deterministic)
         return self._out(self._mix(weights, value))

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from empax.core.machine import backend
 from empax.core.tree import map_named
 from empax.core.types import Params
 from empax.models.arithmetic import WEIGHT_PRODUCT
@@ -55,7 +56,7 @@ class DecodeCache:
           dtype: of the arithmetic.
           apart: each layer's part of what is stacked for itself.
         """
-        if jnp.dtype(dtype) == jnp.float32 or jax.default_backend() == "cpu":
+        if jnp.dtype(dtype) == jnp.float32 or backend() == "cpu":
             return self._cut(weights) if apart else self
         weights = map_named(lambda name, leaf: leaf.astype(dtype) if _is_factor(name, leaf) else leaf, weights)
         held = self._cut(weights) if apart else self.replace(weights=weights)  # type: ignore[attr-defined]
@@ -111,7 +112,7 @@ def cache_dtype(dtype: DTypeLike) -> DTypeLike:
 
     XLA has no update of a half-precision slice for CPUs: it would convert the whole cache there and back, every token.
     """
-    return jnp.float32 if jax.default_backend() == "cpu" else dtype
+    return jnp.float32 if backend() == "cpu" else dtype
 
 
 def extend_cache(

@@ -205,6 +205,9 @@ class Program:
         if one.opcode == "convolution":
             source, kernel = (dims_of(self._type(name, operand)) for operand in one.operands[:2])
             return _convolution_flops(one, source, kernel)
+        if one.opcode == "custom-call" and (products := _products_of_attention(one)):
+            query, key = (dims_of(self._type(name, operand)) for operand in one.operands[:2])
+            return 2.0 * products * math.prod(query) * key[2]
         return 0.0
 
     def _traffic(self, name: str, one: Instruction) -> float:
@@ -267,6 +270,12 @@ class Program:
 
     def _type(self, name: str, operand: str) -> str:
         return self.computations[name].instructions[operand].type
+
+
+def _products_of_attention(kernel: Instruction) -> int:
+    """Of [B, H, T, S] and a head's size, which JAX's kernel of attention for TPUs makes; blocks that it skips count."""
+    made = {"flash_mha_bwd_dkv": 4, "flash_mha_bwd_dq": 3, "flash_attention": 2}
+    return next((count for name, count in made.items() if name in attribute(kernel, "op_name", r"\"([^\"]*)\"")), 0)
 
 
 def _convolution_flops(one: Instruction, source: list[int], kernel: list[int]) -> float:

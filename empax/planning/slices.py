@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from empax.core.config import ConfigError
+from empax.core.machine import planned_for
 from empax.core.protocols import ReinforcedTask
 from empax.core.sharding import LOGICAL, batch_sharding, bytes_on_one, make_mesh, replicated, shard_params
 from empax.core.system import RunPlan, Stage
@@ -210,7 +211,9 @@ def _write_program(config: Mapping[str, Any], stage: str, topology: str, folder:
     """Has the compiler write the step of a stage into `folder`."""
     plan = make_plan(config)
     laid = lay_out(plan, plan.stages[stage], _devices(topology))
-    compile_into(laid.step.lower(laid.template, laid.frozen, laid.batch), folder)
+    with planned_for("tpu"):
+        lowered = laid.step.lower(laid.template, laid.frozen, laid.batch)
+    compile_into(lowered, folder)
 
 
 def model_flops(plan: RunPlan, stage: Stage) -> float:

@@ -1,16 +1,20 @@
-"""One fused kernel of attention gives what products and softmax give, and is chosen where it pays."""
+"""One kernel of attention gives what products and softmax give, and is chosen where it pays."""
 
 import dataclasses
 import functools
 
+import flax.linen as nn
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
+from jax.experimental.pallas import tpu as pltpu
 
 from empax.core.config import ConfigError
+from empax.core.machine import planned_for
+from empax.core.sharding import batch_sharding, make_mesh, rows_split_as
 from empax.models import attention_kernels
 from empax.models.attention_kernels import is_fused
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
@@ -138,6 +142,73 @@ def test_the_program_for_a_gpu_has_calls_of_cudnn_and_no_softmax(monkeypatch):
     assert "stablehlo.exponential" not in text
 
 
+LONG = 256
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"queries": 128, "with_bias": True, "masked": "keys"},  # T5's bias, read from a source of another length
+        {"queries": LONG, "with_bias": False, "masked": "causal", "num_kv_heads": 1},
+        {"queries": LONG, "with_bias": False, "masked": "all", "scale": True, "use_bias": True},
+    ],
+    ids=["bias", "causal", "mask"],
+)
+def test_the_kernel_of_a_tpu_gives_values_and_gradients_of_products_and_softmax(case, monkeypatch):
+    """As Pallas interprets it."""
+    queries, with_bias, masked = (case[key] for key in ("queries", "with_bias", "masked"))
+    options = {key: case[key] for key in case.keys() - {"queries", "with_bias", "masked"}}
+    target, source, bias = (jax.random.normal(jax.random.key(i), shape) for i, shape in
+                            enumerate([(2, queries, 16), (2, LONG, 16), (1, 2, queries, LONG)]))  # fmt: skip
+    mask = (jnp.arange(LONG)[None] < jnp.array([[LONG], [150]]))[:, None]
+    if masked != "keys":
+        mask = mask & jnp.tril(jnp.ones((1, LONG, LONG), bool))
+
+    def made(kernel):
+        return Attention(16, 2, N, **{"use_bias": False, "scale": False, "dropout": 0.0, **options}, kernel=kernel)
+
+    given = {"mask": mask, "bias": bias if with_bias else None, "deterministic": True}
+    params = made("plain").init(jax.random.key(9), target, source, **given)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+
+    def value(params, target, source, bias, kernel):
+        def read(layer):
+            parts = layer.queries(target), *layer.keys_values(source)
+            given = {"mask": mask, "bias": bias if with_bias else None, "deterministic": True}
+            return layer.attend(*parts, **given, causal=masked == "causal")
+
+        return jnp.sum(jnp.sin(nn.apply(read, made(kernel))(params)))
+
+    def at(kernel):
+        function = functools.partial(value, kernel=kernel)
+        program = str(jax.make_jaxpr(function)(params, target, source, bias))
+        assert ("pallas_call" in program) == (kernel == "flash")
+        return jax.jit(jax.value_and_grad(function, (0, 1, 2, 3)))(params, target, source, bias)
+
+    with pltpu.force_tpu_interpret_mode():
+        flash = at("flash")
+    for one, other in zip(jax.tree.leaves(at("plain")), jax.tree.leaves(flash), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(("device", "tokens", "kernel"), [("tpu", 128, True), ("tpu", 144, False), ("cpu", 128, False)])
+def test_the_kernel_of_a_tpu_is_asked_where_it_fits(device, tokens, kernel, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: device)
+    assert is_fused("flash", tokens, 256, 64, jnp.bfloat16, dropped=False) == kernel
+
+
+@pytest.mark.multidevice
+def test_each_device_calls_the_kernel_of_a_tpu_with_its_own_rows(monkeypatch):
+    config = DecoderOnlyConfig(vocab_size=40, d_model=16, num_heads=2, head_dim=8, d_ff=16, dropout=0.0, num_kv_heads=1,
+                               num_layers=1, max_positions=128, attention="flash")  # fmt: skip
+    ids = jnp.zeros((4, 128), jnp.int32)
+    params = DecoderOnly(config).init(jax.random.key(0), ids, ids == 0)
+    with planned_for("tpu"), rows_split_as(batch_sharding(make_mesh(devices=jax.devices()[:2]))):
+        program = str(jax.make_jaxpr(lambda ids: DecoderOnly(config).apply(params, ids, ids == 0))(ids))
+    assert "shard_map" in program
+    assert "bf16[2,2,128,8]" in program or "f32[2,2,128,8]" in program  # two rows, two heads
+
+
 def models():
     tiny = {"d_model": 16, "num_heads": 2, "head_dim": 8, "d_ff": 16, "dropout": 0.0}
     seq2seq = TransformerConfig(vocab_size=40, num_encoder_layers=1, num_decoder_layers=1, **tiny)
@@ -163,11 +234,12 @@ def test_the_setting_reaches_every_layer_of_a_model(name, monkeypatch):
     np.testing.assert_allclose(fused, plain, rtol=1e-4, atol=1e-5)
 
 
-def test_what_drops_weights_out_is_refused():
-    layer, (states, source, _, mask) = attention("fused", dropout=0.1), inputs(jnp.float32)
+@pytest.mark.parametrize("kernel", ["fused", "flash"])
+def test_what_drops_weights_out_is_refused(kernel):
+    layer, (states, source, _, mask) = attention(kernel, dropout=0.1), inputs(jnp.float32)
     options = {"mask": mask, "bias": None}
     params = layer.init(jax.random.key(0), states, source, deterministic=True, **options)
-    with pytest.raises(ConfigError, match="'fused' drops no weights of attention out; set the rate to 0, or"):
+    with pytest.raises(ConfigError, match=f"'{kernel}' drops no weights of attention out; set the rate to 0, or"):
         layer.apply(params, states, source, deterministic=False, rngs={"dropout": jax.random.key(1)}, **options)
 
 

@@ -38,6 +38,27 @@ def test_batches_of_products_and_several_contracted_axes():
     assert work_of(lambda a, b: jnp.einsum("bthn,hnd->btd", a, b), (2, 5, 3, 7), (3, 7, 13)).flops == 2 * 10 * 21 * 13
 
 
+KERNELS = """HloModule attention, entry_computation_layout={()->f32[]}
+
+ENTRY %main (q: bf16[2,4,256,64], k: bf16[2,4,512,64]) -> bf16[2,4,256,64] {
+  %q = bf16[2,4,256,64]{3,2,1,0} parameter(0)
+  %k = bf16[2,4,512,64]{3,2,1,0} parameter(1)
+  %a = bf16[2,4,256,64]{3,2,1,0} custom-call(%q, %k, %k), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/jvp()/jit(flash_attention)/pallas_call" stack_frame_id=6}
+  %b = bf16[2,4,512,64]{3,2,1,0} custom-call(%q, %k, %k), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/jit(flash_attention)/flash_mha_bwd_dkv_block_q_major=128/pallas_call"}
+  %c = bf16[2,4,512,64]{3,2,1,0} custom-call(%q, %k), custom_call_target="other", metadata={op_name="jit(f)/other"}
+  ROOT %d = bf16[2,4,256,64]{3,2,1,0} custom-call(%q, %k, %k), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/jit(flash_attention)/flash_mha_bwd_dq_block_q_major=128/pallas_call"}
+}
+"""  # noqa: E501
+
+
+def test_a_kernel_of_attention_counts_as_its_products():
+    """Two forward; in the two backward ones logits and weights' gradients again, beside what each is for."""
+    work = Program(KERNELS).work()
+    assert work.flops == (2 + 4 + 3) * 2 * (2 * 4 * 256 * 512 * 64)
+    query, key = 2 * 2 * 4 * 256 * 64, 2 * 2 * 4 * 512 * 64
+    assert work.hbm_bytes == 3 * (query + 2 * key) + query + key + 2 * query + 2 * key
+
+
 CONVOLUTIONS = [
     {"window_strides": (1, 1), "padding": "VALID"},
     {"window_strides": (2, 1), "padding": ((1, 2), (0, 3)), "rhs_dilation": (2, 1)},
