@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
 import importlib.metadata
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from empax.core.config import ConfigError
+
+T = TypeVar("T")
 
 _DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")  # those that JAX itself looks at
 
@@ -45,6 +49,24 @@ def planned_for(device: str) -> Iterator[None]:
         yield
     finally:
         _PLANNED.reset(before)
+
+
+def fetched(asked: Iterable[tuple[T, Any]]) -> Iterator[tuple[T, Any]]:
+    """Each pair with its second part on the host; it is waited for when the next one has been asked for.
+
+    So the host makes the next batch while a device answers, unless it is that device.
+    """
+    import jax  # `has_gpu` answers without
+
+    ahead = 0 if backend() == "cpu" else 1
+    waiting: collections.deque[tuple[T, Any]] = collections.deque()
+    for pair in asked:
+        waiting.append(pair)
+        if len(waiting) > ahead:
+            note, arrays = waiting.popleft()
+            yield note, jax.device_get(arrays)
+    for note, arrays in waiting:
+        yield note, jax.device_get(arrays)
 
 
 def check_gpu(recipe: str) -> None:

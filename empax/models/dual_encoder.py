@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
@@ -15,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.types import Params
 from empax.core.vectors import unit
 from empax.models.heads import masked_max, masked_mean
-from empax.models.layers import apply
+from empax.models.layers import apply, gelu
 
 Pooling: TypeAlias = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken", "weightedmean"]
 """How states become a vector, under sentence-transformers' names."""
@@ -25,7 +24,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "identity": lambda x: x,
     "tanh": jnp.tanh,
     "relu": jax.nn.relu,
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu": gelu,
     "silu": jax.nn.silu,
     "sigmoid": jax.nn.sigmoid,
 }

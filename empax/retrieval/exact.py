@@ -21,7 +21,8 @@ NO_GROUP = -1
 
 _QUERY_BLOCKS = (1, 8, 64, 256)
 
-_CHUNK_ROWS, _CHUNK_ROWS_OF_ACCELERATORS = 65_536, 1_048_576  # 256 queries have 64 MB of scores, 1 GB
+_CHUNK_ROWS = 65_536  # 256 queries have 64 MB of scores
+_SHARE_OF_SCORES = 1 / 32  # of an accelerator's memory; an H200 then looks at three million rows at a time
 
 
 class ExactIndex:
@@ -51,8 +52,7 @@ class ExactIndex:
         axis: str = "data",
         chunk_rows: int | None = None,
     ):
-        if chunk_rows is None:
-            chunk_rows = _CHUNK_ROWS if jax.default_backend() == "cpu" else _CHUNK_ROWS_OF_ACCELERATORS
+        chunk_rows = _rows_at_a_time() if chunk_rows is None else chunk_rows
         self.num_rows, self.dim = embeddings.shape
         self.has_groups = groups is not None
         self._mesh = Mesh(np.array(jax.local_devices()[:1]), (axis,)) if mesh is None else mesh
@@ -126,6 +126,18 @@ class ExactIndex:
             return self._chunks
         fewest = -(-self._chunks * queries // _QUERY_BLOCKS[-1])
         return next(count for count in range(fewest, self._chunks + 1) if self._chunks % count == 0)
+
+
+def _rows_at_a_time() -> int:
+    """Of which 256 queries have as many scores as the device has room for."""
+    if jax.default_backend() == "cpu":
+        return _CHUNK_ROWS
+    return max(_CHUNK_ROWS, int(_device_memory() * _SHARE_OF_SCORES) // (4 * _QUERY_BLOCKS[-1]))
+
+
+def _device_memory() -> int:
+    """Bytes that JAX may take of the first device's memory; 16 GiB where it does not say."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 16 * 2**30)
 
 
 class ExactInParts:

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -121,6 +122,22 @@ def test_batches_do_not_depend_on_start_threads_or_prefetch():
             assert_same(one, other)
     assert which(make_batches(examples, 0, 1, seed=4)[0]) != which(whole[0])
     assert make_batches(examples, 7, 7) == []
+
+
+def test_the_next_batch_is_made_while_the_last_one_is_learnt_from():
+    """As a device does, and as one answers before an update: the caller asks for one batch alone."""
+    made = threading.Semaphore(0)
+
+    class Told(SequenceExamples):
+        def collate(self, indices, length, rng):
+            made.release()
+            return super().collate(indices, length, rng)
+
+    examples = make_examples()
+    told = Told(examples.sources, examples.targets, pad_id=PAD, max_target_tokens=10)
+    next(batches := train_batches(told, batch_size=8, buckets=BUCKETS, seed=0, start_step=0, stop_step=4))
+    assert all(made.acquire(timeout=60.0) for _ in range(3))
+    assert len(list(batches)) == 3
 
 
 def test_one_epoch_of_batches_covers_everything():

@@ -42,8 +42,13 @@ def test_gelu_variants_match_torch(name, theirs):
 def test_gelu_keeps_small_values_in_half_precision():
     values = np.linspace(-4, 4, 101, dtype=np.float32)
     half = jnp.asarray(values, jnp.bfloat16)
-    expected = torch.nn.functional.gelu(torch.tensor(np.asarray(half, np.float32))).numpy()
-    np.testing.assert_allclose(np.asarray(ACTIVATIONS["gelu"](half), np.float32), expected, rtol=0.05, atol=1e-6)
+    given = torch.tensor(np.asarray(half, np.float32), requires_grad=True)
+    expected = torch.nn.functional.gelu(given)
+    expected.sum().backward()
+    value, gradient = ACTIVATIONS["gelu"](half), jax.grad(lambda x: ACTIVATIONS["gelu"](x).sum())(half)
+    assert (value.dtype, gradient.dtype) == (jnp.bfloat16, jnp.bfloat16)
+    np.testing.assert_allclose(np.asarray(value, np.float32), expected.detach().numpy(), rtol=0.005, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(gradient, np.float32), given.grad.numpy(), rtol=0.005, atol=1e-3)
 
 
 @pytest.mark.parametrize("size", [6, 7])

@@ -92,7 +92,7 @@ def test_on_a_gpu_many_queries_are_multiplied_by_tensor_cores_and_a_few_are_not(
 def test_rows_are_chunked_as_memory_allows(backend, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(exact, "_CHUNK_ROWS", 3000)
-    monkeypatch.setattr(exact, "_CHUNK_ROWS_OF_ACCELERATORS", 9000)
+    monkeypatch.setattr(exact, "_device_memory", lambda: 32 * 4 * 256 * 9000)
     rows = np.zeros((9001, 2), np.float16)
     index = ExactIndex(rows)
     assert index._chunks == (4 if backend == "cpu" else 2)

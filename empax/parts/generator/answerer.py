@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 import re
@@ -12,6 +11,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import jax
 import numpy as np
 
+from empax.core.machine import fetched
 from empax.core.memory import give_back_freed_memory
 from empax.core.progress import Progress
 from empax.core.protocols import AnswerStore, Examples, ExemplarSource, Tokenizer
@@ -274,34 +274,25 @@ class Answerer:
         progress: str | None,
         kept: AnswerStore | None,
     ) -> list[Prediction]:
-        """What `make` makes of what the devices answer to each batch, or what `kept` has of it; in examples' order.
-
-        The host makes the next batch while they answer, unless it is the device.
-        """
+        """What `make` makes of what the devices answer to each batch, or what `kept` has of it; in examples' order."""
         found: dict[int, Prediction] = {}
-        asked: collections.deque[tuple[int, np.ndarray, Any]] = collections.deque()
-        ahead = 0 if jax.default_backend() == "cpu" else 1
+
+        def asked() -> Iterator[tuple[tuple[int, np.ndarray], Any]]:
+            for number, (indices, batch) in enumerate(self._batches(examples, batch_size)):
+                rows = None if kept is None else kept.get(number)
+                if rows is None:
+                    yield (number, indices), ask(number, batch)
+                else:
+                    found.update(rows)
+
         before = 0 if kept is None else len(kept)
         with Progress(progress, total=len(examples), unit="answers", initial=before) as shown:
-
-            def finish() -> None:
-                number, indices, answer = asked.popleft()
-                rows = make(indices, jax.device_get(answer))
+            for (number, indices), answer in fetched(asked()):
+                rows = make(indices, answer)
                 shown.advance(len(rows))
                 if kept is not None:
                     kept.add(number, rows)
                 found.update(rows)
-
-            for number, (indices, batch) in enumerate(self._batches(examples, batch_size)):
-                rows = None if kept is None else kept.get(number)
-                if rows is not None:
-                    found |= rows
-                    continue
-                asked.append((number, indices, ask(number, batch)))
-                while len(asked) > ahead:
-                    finish()
-            while asked:
-                finish()
         return [found[i] for i in range(len(examples))]
 
     def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:
@@ -311,8 +302,8 @@ class Answerer:
         made: dict[int, dict[str, str]] = {}
         label = "emotions" if len(instances) > 1 else None
         with Progress(label, total=len(instances), unit="contexts") as shown:
-            for indices, batch in self._batches(self._make_examples(instances).examples, batch_size):
-                read = jax.device_get(self._read(self._params, self._placed(batch)))
+            batches = self._batches(self._make_examples(instances).examples, batch_size)
+            for indices, read in fetched((rows, self._read(self._params, self._placed(one))) for rows, one in batches):
                 for b in np.flatnonzero(indices >= 0):
                     made[int(indices[b])] = {head: EMOTIONS[int(read[head][b])] for head in self.heads}
                 shown.advance(int((indices >= 0).sum()))

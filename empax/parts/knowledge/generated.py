@@ -13,6 +13,7 @@ import numpy as np
 
 from empax.core.config import ConfigError
 from empax.core.files import hash_json
+from empax.core.machine import fetched
 from empax.core.progress import Progress
 from empax.core.tree import hash_tree
 from empax.core.types import Instance, Params
@@ -63,8 +64,9 @@ class Writer:
         examples = SequenceExamples(sources, nothing, pad_id=self.tokenizer.pad_id, max_target_tokens=1)
         found: list[list[tuple[str, float]]] = [[] for _ in sources]
         with Progress(progress, total=len(sources), unit="texts") as shown:
-            for indices, batch in eval_batches(examples, batch_size=self.batch_size, buckets=_BUCKETS):
-                made = jax.device_get(self._write(self.params, batch.source, batch.source_mask))
+            batches = eval_batches(examples, batch_size=self.batch_size, buckets=_BUCKETS)
+            asked = ((rows, self._write(self.params, one.source, one.source_mask)) for rows, one in batches)
+            for indices, made in fetched(asked):
                 for row in np.flatnonzero(indices >= 0):
                     texts = [self.tokenizer.decode([int(t) for t in tokens]).strip() for tokens in made.tokens[row]]
                     found[indices[row]] = list(zip(texts, map(float, made.log_probs[row]), strict=True))
