@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import io
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -194,6 +195,18 @@ def finished(shared_tmp: Path) -> Path:
     wrong = make_finished(shared_tmp)
     assert not wrong, wrong
     return shared_tmp / "finished"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium: apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield found
+        found.close()
 
 
 @pytest.fixture

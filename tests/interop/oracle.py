@@ -11,6 +11,7 @@ import transformers
 from flax.traverse_util import unflatten_dict
 
 from empax.interop.parameters import export_params
+from empax.models.decoder_only import DecoderOnly
 from empax.models.transformer import EncoderDecoder
 
 
@@ -71,6 +72,27 @@ def tensors_of(model):
 
 def gradients_of(model):
     return {name: value.grad.numpy() for name, value in model.named_parameters() if value.grad is not None}
+
+
+def small_inputs():
+    return np.random.default_rng(0).integers(2, 37, (2, 9))
+
+
+def logits_of(config, params):
+    """Ours for the inputs of `expected_of`."""
+    ids = jnp.asarray(small_inputs())
+    kind = EncoderDecoder if hasattr(config, "num_encoder_layers") else DecoderOnly
+    more = (ids,) if kind is EncoderDecoder else ()
+    return jax.jit(kind(config).apply)({"params": params}, ids, jnp.ones(ids.shape, bool), *more)
+
+
+def expected_of(model):
+    """PyTorch's logits of two rows that are ids of a vocabulary of 37."""
+    ids = torch.tensor(small_inputs())
+    if not model.config.is_encoder_decoder:
+        return model(input_ids=ids).logits.detach().numpy()
+    first = torch.full((2, 1), model.config.decoder_start_token_id)
+    return model(input_ids=ids, decoder_input_ids=torch.cat([first, ids[:, :-1]], 1)).logits.detach().numpy()
 
 
 def ids_and_mask(batch, length, vocab, *, pad, seed=1):

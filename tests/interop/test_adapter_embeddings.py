@@ -1,16 +1,11 @@
 """Adapters on embeddings that a model has under several names: refused, with advice that gives PEFT's logits."""
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 import transformers
 
 from empax.core.config import ConfigError
 from empax.interop.huggingface import load_pretrained
-from empax.models.decoder_only import DecoderOnly
-from empax.models.transformer import EncoderDecoder
 
 VOCAB = 37
 SIZES = {"vocab_size": VOCAB, "hidden_size": 20, "num_attention_heads": 2, "intermediate_size": 27}
@@ -57,27 +52,6 @@ def written(bases, tmp_path, oracle):
     return write
 
 
-def inputs():
-    return np.random.default_rng(0).integers(2, VOCAB, (2, 9))
-
-
-def logits_of(folder):
-    _, config, params = load_pretrained(folder)
-    ids = jnp.asarray(inputs())
-    kind = EncoderDecoder if hasattr(config, "num_encoder_layers") else DecoderOnly
-    more = (ids,) if kind is EncoderDecoder else ()
-    return jax.jit(kind(config).apply)({"params": params}, ids, jnp.ones(ids.shape, bool), *more)
-
-
-def expected_of(model):
-    ids = torch.tensor(inputs())
-    if not model.config.is_encoder_decoder:
-        return model(input_ids=ids).logits.detach().numpy()
-    first = torch.full((2, 1), model.config.decoder_start_token_id)
-    return model(input_ids=ids, decoder_input_ids=torch.cat([first, ids[:, :-1]], 1)).logits.detach().numpy()
-
-
-EMBEDDINGS = {"gpt2": "wte", "qwen2": "embed_tokens"}
 TIED = {
     "on the head of GPT-2": ("gpt2", {"targets": ["lm_head"]}),
     "on the embedding of Qwen2": ("qwen2", {"targets": ["embed_tokens"]}),
@@ -97,7 +71,7 @@ def test_a_change_of_one_of_two_tied_embeddings_is_refused_with_advice_that_work
     case, written, bases, tmp_path, oracle
 ):
     kind, settings = TIED[case]
-    expected = expected_of(written(kind, **settings))
+    expected = oracle.expected_of(written(kind, **settings))
     with pytest.raises(ConfigError) as caught:
         load_pretrained(tmp_path / "adapter")
     message = str(caught.value)
@@ -106,7 +80,8 @@ def test_a_change_of_one_of_two_tied_embeddings_is_refused_with_advice_that_work
         message = message.replace("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")  # as it says
     names = {"BASE": str(bases / kind), "FOLDER": str(tmp_path / "adapter"), "OUT": str(tmp_path / "out")}
     oracle.follow(message, names)
-    oracle.assert_close(logits_of(tmp_path / "out"), expected)
+    _, config, params = load_pretrained(tmp_path / "out")
+    oracle.assert_close(oracle.logits_of(config, params), expected)
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart"])
@@ -120,4 +95,5 @@ def test_an_embedding_of_one_stack_is_refused(kind, settings, written, tmp_path)
 @pytest.mark.oracle
 def test_two_embeddings_that_stay_tied_are_read(written, tmp_path, oracle):
     theirs = written("qwen2", modules_to_save=["embed_tokens"], ensure_weight_tying=True)
-    oracle.assert_close(logits_of(tmp_path / "adapter"), expected_of(theirs))
+    _, config, params = load_pretrained(tmp_path / "adapter")
+    oracle.assert_close(oracle.logits_of(config, params), oracle.expected_of(theirs))

@@ -22,9 +22,7 @@ from empax.interop.huggingface import load_adapted, load_config, load_pretrained
 from empax.interop.parameters import export_params
 from empax.interop.peft import base_beneath, export_adapters
 from empax.interop.pretrained import GeneratorSettings, check_kept, check_weights, load_generator
-from empax.models.decoder_only import DecoderOnly
 from empax.models.lora import LoraSettings, adapt, init_adapters, merge
-from empax.models.transformer import EncoderDecoder
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its imports
@@ -73,27 +71,6 @@ def written(oracle):
         return oracle.lora_of(model, folder, **settings)
 
     return write
-
-
-def logits_of(config, params):
-    """Ours for the inputs of `expected_of`."""
-    ids = jnp.asarray(inputs())
-    mask = jnp.ones(ids.shape, bool)
-    kind = EncoderDecoder if hasattr(config, "num_encoder_layers") else DecoderOnly
-    more = (ids,) if kind is EncoderDecoder else ()
-    return jax.jit(kind(config).apply)({"params": params}, ids, mask, *more)
-
-
-def inputs():
-    return np.random.default_rng(0).integers(2, VOCAB, (2, 9))
-
-
-def expected_of(model):
-    ids = torch.tensor(inputs())
-    if not model.config.is_encoder_decoder:
-        return model(input_ids=ids).logits.detach().numpy()
-    first = torch.full((2, 1), model.config.decoder_start_token_id)
-    return model(input_ids=ids, decoder_input_ids=torch.cat([first, ids[:, :-1]], 1)).logits.detach().numpy()
 
 
 EVERY = {"target_modules": "all-linear"}
@@ -163,14 +140,14 @@ def base_of(folder):
 @pytest.mark.parametrize("name", MAKERS)
 def test_logits_are_pefts_with_the_adapter_merged_or_kept(name, bases, tmp_path, oracle, written):
     theirs = written(bases / name, tmp_path, **EVERY, use_rslora=True)
-    expected = expected_of(theirs)
+    expected = oracle.expected_of(theirs)
     kept = load_adapted(tmp_path)
-    oracle.assert_close(logits_of(kept.config, kept.merged().params), expected)
+    oracle.assert_close(oracle.logits_of(kept.config, kept.merged().params), expected)
     with theirs.disable_adapter():
-        assert np.abs(expected_of(theirs) - expected).max() > 0.1
+        assert np.abs(oracle.expected_of(theirs) - expected).max() > 0.1
     if name in ("gpt2", "llama"):
         apart = adapt(kept.params, kept.adapters, kept.settings)
-        oracle.assert_close(logits_of(kept.config, apart), expected)
+        oracle.assert_close(oracle.logits_of(kept.config, apart), expected)
 
 
 def test_a_file_of_pytorch_holds_the_same(bases, tmp_path, written):
@@ -201,16 +178,19 @@ def test_an_adapter_of_a_grown_vocabulary(name, bases, tmp_path, oracle, written
         np.testing.assert_allclose(value, expected[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
+def drawn(params, settings):
+    """Adapters on `params`, away from zero."""
+    rng = np.random.default_rng(0)
+    fresh = init_adapters(jax.random.key(0), params, settings)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), fresh)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "bart"])
 def test_what_is_written_here_comes_back_the_same(name, bases, tmp_path):
     """Also of GPT-2, whose queries and values become parts of one adapter."""
     _, config, params = load_pretrained(bases / name)
     settings = LoraSettings(pattern="attention/(query|value|out)$|wi$", rank=3, alpha=5.0, dropout=0.25)
-    rng = np.random.default_rng(0)
-    adapters = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32),
-        init_adapters(jax.random.key(0), params, settings),
-    )
+    adapters = drawn(params, settings)
     export_adapters(tmp_path / "out", name, adapters, config, settings, base=str(bases / name))
     kept = load_adapted(tmp_path / "out")
     jax.tree.map(np.testing.assert_array_equal, kept.adapters, adapters)
@@ -235,11 +215,7 @@ def test_peft_merges_what_is_written_here_of_other_decoders(name, tmp_path, orac
     theirs.save_pretrained(tmp_path / "base")
     _, config, params = load_pretrained(tmp_path / "base")
     settings = LoraSettings(pattern="attention/|feed_forward/", rank=2, alpha=3.0)
-    rng = np.random.default_rng(0)
-    adapters = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32),
-        init_adapters(jax.random.key(0), params, settings),
-    )
+    adapters = drawn(params, settings)
     export_adapters(tmp_path / "out", name, adapters, config, settings, base=str(tmp_path / "base"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a missing or surplus key is a warning

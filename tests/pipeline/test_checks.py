@@ -156,7 +156,7 @@ def test_a_generator_that_is_asked_without_exemplars_counts_none(reg, tmp_path, 
         with pytest.raises(ConfigError, match="rerank_exemplars"):
             make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.decoding": COUNTING}))
     for recipe, section in ((lempex, "lempex"), (nec, "nec"), (emprl_transformer, "emprl")):
-        with pytest.raises(ConfigError, match=r"neighbours\.knn_weight = 0\.1 speaks into the answers of REG"):
+        with pytest.raises(ConfigError, match=r"neighbours\.knn_weight = 0\.1: this system answers without neighbours"):
             make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.neighbours": {"knn_weight": 0.1}}))
 
 

@@ -1,15 +1,11 @@
 """The page of a report in a browser, at three widths and printed: nothing overlaps, nothing is cut, all can be read."""
 
-import shutil
-
 import pytest
 
 from empax.core.files import WorkDir, read_json
 from empax.evaluation.rows import read_predictions
 from empax.reporting import findings, page
 from empax.reporting import report as reports
-
-playwright = pytest.importorskip("playwright.sync_api")
 
 PRINTED = 688  # pixels of a page of A4 without its margins
 
@@ -58,17 +54,6 @@ PROBLEMS = """
   return [...new Set(found)];
 }
 """
-
-
-@pytest.fixture(scope="module")
-def browser():
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("there is no chromium: apt-get install chromium")
-    with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")

@@ -52,30 +52,30 @@ def test_the_same_call_gives_the_same_bits(params):
     np.testing.assert_array_equal(*runs)
 
 
-def shapes_of(token_ids, params, **options):
-    """Of the batches in which `embed` reads them."""
-    shapes = []
+def traced(shapes):
+    """`mean_encoder`, which notes the shapes for which it is compiled; the first trace only asks for D."""
 
-    def traced(params, ids, mask):
+    def encoder(params, ids, mask):
         shapes.append(ids.shape)
         return mean_encoder(params, ids, mask)
 
-    embed(traced, params, token_ids, pad_id=PAD, **options)
-    return set(shapes[1:])  # the first trace only asks for D
+    return encoder
+
+
+def shapes_of(token_ids, params, **options):
+    """Of the batches in which `embed` reads them."""
+    shapes = []
+    embed(traced(shapes), params, token_ids, pad_id=PAD, **options)
+    return set(shapes[1:])
 
 
 def test_few_shapes_within_the_token_budget(params):
     shapes = []
-
-    def traced(params, ids, mask):
-        shapes.append(ids.shape)
-        return mean_encoder(params, ids, mask)
-
-    options = {"pad_id": PAD, "tokens_per_batch": 64, "buckets": (8, 16, 32)}
-    embed(traced, params, texts(80), **options)
-    assert set(shapes[1:]) == {(8, 8), (4, 16), (2, 32)}  # the first trace only asks for D
+    encoder, options = traced(shapes), {"pad_id": PAD, "tokens_per_batch": 64, "buckets": (8, 16, 32)}
+    embed(encoder, params, texts(80), **options)
+    assert set(shapes[1:]) == {(8, 8), (4, 16), (2, 32)}
     before = len(shapes)
-    embed(traced, params, texts(70, seed=2), **options)
+    embed(encoder, params, texts(70, seed=2), **options)
     assert shapes[before:] in ([], shapes[:1]), "a second corpus must compile nothing"
 
 
@@ -92,12 +92,7 @@ def test_many_texts_of_a_length_are_padded_less(params):
 
 def test_one_query_is_not_padded_to_a_whole_batch(params):
     shapes = []
-
-    def traced(params, ids, mask):
-        shapes.append(ids.shape)
-        return mean_encoder(params, ids, mask)
-
-    embed(traced, params, [[3, 4, 5]], pad_id=PAD)
+    embed(traced(shapes), params, [[3, 4, 5]], pad_id=PAD)
     assert shapes[-1] == (1, 16)
 
 

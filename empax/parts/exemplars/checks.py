@@ -26,7 +26,7 @@ def check_retriever(run: RunContext) -> None:
     if settings.query == "reasons" and not any(stage.reasons for stage in annotating):
         raise ConfigError(
             f"{run.shared}.query = 'reasons', but no stage marks reasons; set `reasons` of an annotate stage to a "
-            "stage that trains 'reflectdiffu.reasons', or the query to 'context'."
+            "stage whose task does, or the query to 'context'."
         )
     for setting in ("max_query_tokens", "max_key_tokens"):
         if getattr(layout, setting) > BUCKETS[-1]:

@@ -114,8 +114,8 @@ class DialogueSettings:
         if self.neighbours.on and not self.has_neighbours:
             name = "knn_weight" if self.neighbours.knn_weight else "copy_weight"
             raise ConfigError(
-                f"neighbours.{name} = {getattr(self.neighbours, name)} speaks into the answers of REG's recipes alone "
-                "(configs/reg_*.py); set it to 0."
+                f"neighbours.{name} = {getattr(self.neighbours, name)}: this system answers without neighbours; set "
+                "it to 0."
             )
         check_numbers(self, "passages", least=1)
         check_numbers(self, "logits_at_once", least=0)

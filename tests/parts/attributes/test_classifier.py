@@ -10,7 +10,6 @@ from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, read_json
 from empax.core.system import RunContext
 from empax.core.types import LEVELS, MECHANISMS
-from empax.data.bpe import train_bpe
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
 from empax.parts.attributes import ClassifierTaskSettings, load_holdout, load_judge
@@ -18,36 +17,26 @@ from empax.parts.attributes.classifier import Classifier, PairExamples, encode
 from empax.parts.attributes.pairs import AttributeBatch, Pair, class_weights, load_pairs
 from tests.plans import plan_of
 
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_bpe(["a b c d e f g h i j k l m n o p"], vocab_size=300)
-
-
-def spelled(tokenizer, letters):
-    return [i for letter in letters.split() for i in tokenizer.encode(letter)]
-
-
 # --------------------------------------------------------------------------------------------------------- the input
 
 
-def test_a_pair_is_framed_and_a_lone_context_is_framed_alone(tokenizer):
+def test_a_pair_is_framed_and_a_lone_context_is_framed_alone(tokenizer, spelled):
     cls, sep = tokenizer.cls_id, tokenizer.sep_id
     pair, alone = encode(tokenizer, [("a b", "c"), ("a b", "c")], ["d e", ""], 20)
-    assert pair == [cls, *spelled(tokenizer, "a b c"), sep, *spelled(tokenizer, "d e"), sep]
-    assert alone == [cls, *spelled(tokenizer, "a b c"), sep]
+    assert pair == [cls, *spelled("a b c"), sep, *spelled("d e"), sep]
+    assert alone == [cls, *spelled("a b c"), sep]
 
 
 @pytest.mark.parametrize("max_tokens", [8, 9, 12])
-def test_overlong_pairs_lose_the_oldest_of_the_context_and_the_end_of_the_response(tokenizer, max_tokens):
+def test_overlong_pairs_lose_the_oldest_of_the_context_and_the_end_of_the_response(tokenizer, max_tokens, spelled):
     context, response = "a b c d e f g h i", "j k l m n o p"
     (row,) = encode(tokenizer, [(context,)], [response], max_tokens)
     assert len(row) <= max_tokens
     first, second = (i for i, token in enumerate(row) if token == tokenizer.sep_id)
     assert second == len(row) - 1
     kept = row[1:first]
-    assert kept == spelled(tokenizer, context)[-len(kept) :]
-    assert row[first + 1 : second] == spelled(tokenizer, response)[: max_tokens // 2]
+    assert kept == spelled(context)[-len(kept) :]
+    assert row[first + 1 : second] == spelled(response)[: max_tokens // 2]
     (short,) = encode(tokenizer, [(context,)], ["j"], max_tokens)
     assert len(short) == max_tokens  # a short response leaves its room to the context
 

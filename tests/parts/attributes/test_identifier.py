@@ -12,7 +12,6 @@ from empax.core.config import ConfigError, to_settings
 from empax.core.protocols import SummarizingTask
 from empax.core.types import MECHANISMS
 from empax.data.batches import eval_batches
-from empax.data.bpe import train_bpe
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.parts.attributes.identifier import (
     ExchangeExamples,
@@ -30,23 +29,14 @@ CONTEXTS = [("a b", "c"), ("f",), ("a b c d e f g h i",), ("k",), ("l m",)]
 RESPONSES = ["d e", "g h i j k l m n", "j", "", "a b c"]
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_bpe(["a b c d e f g h i j k l m n o p"], vocab_size=300)
-
-
-def spelled(tokenizer, letters):
-    return [i for letter in letters.split() for i in tokenizer.encode(letter)]
-
-
-def test_context_and_response_are_framed_apart_and_cut_where_least_is_lost(tokenizer):
+def test_context_and_response_are_framed_apart_and_cut_where_least_is_lost(tokenizer, spelled):
     cls, sep = tokenizer.cls_id, tokenizer.sep_id
     contexts, responses = encode_exchanges(tokenizer, CONTEXTS, RESPONSES, max_context_tokens=10, max_response_tokens=8)
-    assert contexts[0] == [cls, *spelled(tokenizer, "a b c"), sep]
-    assert responses[0] == [cls, *spelled(tokenizer, "d e"), sep]
-    whole = spelled(tokenizer, CONTEXTS[2][0])
+    assert contexts[0] == [cls, *spelled("a b c"), sep]
+    assert responses[0] == [cls, *spelled("d e"), sep]
+    whole = spelled(CONTEXTS[2][0])
     assert contexts[2] == [cls, *whole[-8:], sep]  # the newest stay
-    whole = spelled(tokenizer, RESPONSES[1])
+    whole = spelled(RESPONSES[1])
     assert responses[1] == [cls, *whole[:3], *whole[-3:], sep]  # both ends stay
     assert responses[3] == [cls, sep]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import functools
 import json
 import logging
 
@@ -30,6 +31,11 @@ def ask(path, body=SAY, *, stub=None, headers=None, **settings):
             )
 
     return asyncio.run(go())
+
+
+def begun(http, text, **more):
+    body = {**SAY, "messages": [{"role": "user", "content": text}], **more}
+    return asyncio.create_task(http.post("/v1/chat/completions", json=body))
 
 
 def chat(**changes):
@@ -195,11 +201,7 @@ def test_those_that_wait_together_are_answered_together_and_beyond_the_queue_is_
 
     async def go():
         async with client(app) as http:
-
-            def say(text, **more):
-                body = {**SAY, "messages": [{"role": "user", "content": text}], **more}
-                return asyncio.create_task(http.post("/v1/chat/completions", json=body))
-
+            say = functools.partial(begun, http)
             stub.free.clear()
             first = say("0")
             await asyncio.to_thread(stub.busy.wait, 20)
@@ -225,11 +227,7 @@ def test_a_client_that_goes_away_is_not_answered_and_one_that_fails_spoils_no_ot
 
     async def go():
         async with client(app) as http:
-
-            def say(text):
-                body = {**SAY, "messages": [{"role": "user", "content": text}]}
-                return asyncio.create_task(http.post("/v1/chat/completions", json=body))
-
+            say = functools.partial(begun, http)
             stub.free.clear()
             first = say("0")
             await asyncio.to_thread(stub.busy.wait, 20)

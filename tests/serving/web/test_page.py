@@ -4,15 +4,12 @@ All but the first are slow; that one runs wherever there is a Chromium.
 """
 
 import json
-import shutil
 import time
 
 import pytest
 
 from empax.rating.answers import read_answers, read_key
 from tests.serving.web.stub import Stub
-
-sync_api = pytest.importorskip("playwright.sync_api")
 
 WHY = {
     "emotion": "sad", "attributes": {"sentiment": "low"}, "facts": ["dog (IsA pet)"], "intents": ["ask", "hope"],
@@ -23,17 +20,6 @@ WHY = {
 
 def Telling(name="stub"):  # noqa: N802
     return Stub(name, why=WHY)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("there is no chromium: apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 def opened(browser, url, **options):
