@@ -78,11 +78,8 @@ def measure(rows: np.ndarray, queries: np.ndarray, calls: int, rounds: int) -> R
     facts: dict[str, Any] = {f"recall_{side}": recall(ids, rows, queries) for side, ids in found.items()}
     if facts["recall_ours"] < 1.0:
         raise DisagreementError(f"exact search found {facts['recall_ours']:.1%} of the best rows.")
-    return Row(
-        *([one / calls for one in side] for side in took),
-        "seconds",
-        facts={**facts, "least": host, "bytes": rows.nbytes},
-    )
+    first, second = ([one / calls for one in side] for side in took)
+    return Row(first, second, "seconds", facts={**facts, "least": host, "bytes": rows.nbytes})
 
 
 def recall(ids: np.ndarray, rows: np.ndarray, queries: np.ndarray) -> float:

@@ -39,6 +39,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "generate_base": ("generate", "--shape=t5-base", "--unroll=12", *_SEARCH),
     "ppo": ("ppo", "--shape", "t5-small", *_HALF),
     "encode": ("encode", "--their-batch=256", *_HALF),
+    "encode_8192": ("encode", "--their-batch=256", "--tokens-per-batch=8192", *_HALF),
     "forward": ("forward", "--only", "t5-small", "roberta-base", "--batch=64", "--source=256", "--compile", *_HALF),
     "exact": ("exact", "--rows=1000000", "--store", "float32", "float16", "--calls=20"),
     "bits": ("bits",),

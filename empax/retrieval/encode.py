@@ -39,17 +39,19 @@ class Economy:
       tokens_per_batch: padded tokens in one batch.
       full_batches: texts of a length between two buckets are padded to it, not to the bucket, if they fill so many.
       growth: batches of fewer texts than fill one have a power of this as their rows.
+      slack: lengths are given up for longer ones while the padded tokens grow by no more than this share.
     """
 
     tokens_per_batch: int
     full_batches: int
     growth: int
+    slack: float
 
 
 # The layers of a small batch find what the last one wrote in the cache, and a shape compiles within a second.
-CPU = Economy(tokens_per_batch=1024, full_batches=8, growth=2)
+CPU = Economy(tokens_per_batch=1024, full_batches=8, growth=2, slack=0.0)
 # A batch takes milliseconds, and a shape ten seconds or more to compile.
-ACCELERATOR = Economy(tokens_per_batch=8192, full_batches=4000, growth=16)
+ACCELERATOR = Economy(tokens_per_batch=32768, full_batches=1000, growth=16, slack=0.1)
 
 
 def economy(tokens_per_batch: int | None = None) -> Economy:
@@ -78,7 +80,8 @@ def embed(
     """Embeds every text of a corpus, in the order given.
 
     Texts are sorted by length and padded to the next bucket, or to a multiple of 4 below it that fills many batches:
-    8 on a CPU, 4,000 elsewhere, where compiling takes longer than what that saves. One length always runs with the
+    8 on a CPU, 1,000 elsewhere, where compiling takes longer than what that saves, and lengths that save little become
+    the next longer one. One length always runs with the
     same number of rows (`tokens_per_batch // length`, fewer only if it has fewer texts), the last batch being filled
     up. So a corpus compiles once per length in use, and embedding it again compiles nothing, provided `apply` is the
     same object.
@@ -93,7 +96,7 @@ def embed(
       token_ids: N texts with their special tokens, each of 1 to `max(buckets)` tokens. Cutting is the caller's work,
         since only the caller knows which end matters.
       pad_id: what to fill with; masked.
-      tokens_per_batch: padded tokens in one batch, the bound on memory; None = 8,192, on a CPU 1,024.
+      tokens_per_batch: padded tokens in one batch, the bound on memory; None = 32,768, on a CPU 1,024.
       buckets: allowed padded lengths.
       mesh: spreads the rows of a batch over its `axis`; None = the default device.
       axis: name of the mesh axis that holds the data.
@@ -172,7 +175,23 @@ def _padded_lengths(lengths: np.ndarray, buckets: np.ndarray, worth: Economy) ->
     finer = np.minimum(-(-lengths // _STEP) * _STEP, bucket)
     texts = np.bincount(finer, minlength=1)  # of each length
     many = worth.full_batches * worth.tokens_per_batch
-    return np.where((texts * np.arange(len(texts)))[finer] >= many, finer, bucket)
+    return _fewer(np.where((texts * np.arange(len(texts)))[finer] >= many, finer, bucket), worth.slack)
+
+
+def _fewer(padded: Int[np.ndarray, " N"], slack: float) -> Int[np.ndarray, " N"]:
+    """Of as few lengths as `slack` allows: the one that costs least becomes the next longer one, and so on."""
+    lengths, texts = np.unique(padded, return_counts=True)
+    padded, left = padded.copy(), slack * padded.sum()
+    while len(lengths) > 1:
+        costs = texts[:-1] * np.diff(lengths)
+        least = int(np.argmin(costs))
+        if costs[least] > left:
+            break
+        left -= costs[least]
+        padded[padded == lengths[least]] = lengths[least + 1]
+        texts[least + 1] += texts[least]
+        lengths, texts = np.delete(lengths, least), np.delete(texts, least)
+    return padded
 
 
 def _pad(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from empax.retrieval.encode import BUCKETS, economy, embed, plan_batches
+from empax.retrieval.encode import BUCKETS, _fewer, economy, embed, plan_batches
 
 PAD = 0
 
@@ -103,10 +103,19 @@ def test_an_accelerator_compiles_few_shapes(params, monkeypatch):
     many = {(rows, length) for _, length, rows in plan_batches(lengths, np.array(BUCKETS), economy())}
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     few = {(rows, length) for _, length, rows in plan_batches(lengths, np.array(BUCKETS), economy())}
-    assert len(few) <= len(BUCKETS) < len(many)
-    assert all(rows in (1, 16, 256, 8192 // length) for rows, length in few)
+    assert len(few) < len(BUCKETS) < len(many)
+    assert all(rows in (1, 16, 256, 32768 // length) for rows, length in few)
     assert shapes_of(token_ids, params) == {(256, 16), (256, 24), (16, 32)}
     np.testing.assert_allclose(embed(mean_encoder, params, token_ids, pad_id=PAD), on_cpu, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("slack", "expected"),
+    [(0.0, [8, 16, 16, 32, 64, 64]), (0.05, [16, 16, 16, 32, 64, 64]), (0.25, [16, 16, 16, 64, 64, 64]), (9, [64] * 6)],
+)
+def test_lengths_are_given_up_while_padding_grows_by_little(slack, expected):
+    """8 into 16 costs 8 tokens of 200, then 32 into 64 another 32 and 16 into 32 48."""
+    assert _fewer(np.array([8, 16, 16, 32, 64, 64]), slack).tolist() == expected
 
 
 @pytest.mark.multidevice
