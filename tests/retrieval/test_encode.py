@@ -111,7 +111,12 @@ def test_an_accelerator_compiles_few_shapes(params, monkeypatch):
 
 @pytest.mark.parametrize(
     ("slack", "expected"),
-    [(0.0, [8, 16, 16, 32, 64, 64]), (0.05, [16, 16, 16, 32, 64, 64]), (0.25, [16, 16, 16, 64, 64, 64]), (9, [64] * 6)],
+    [
+        (0.0, [8, 16, 16, 32, 64, 64]),
+        (0.05, [16, 16, 16, 32, 64, 64]),
+        (0.25, [16, 16, 16, 64, 64, 64]),
+        (9.0, [64] * 6),
+    ],
 )
 def test_lengths_are_given_up_while_padding_grows_by_little(slack, expected):
     """8 into 16 costs 8 tokens of 200, then 32 into 64 another 32 and 16 into 32 48."""
