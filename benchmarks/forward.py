@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from benchmarks.paired import Row, arguments, report, seconds, timed
 from benchmarks.shapes import SHAPES, fields_of, kind_of
 from benchmarks.sides import TOLERANCE, Sides, check_agreement, on_device, random_model, use, wait
 from empax.core.memory import keep_freed_memory
+from empax.models.attention_kernels import AttentionKernel
 
 HELD_EQUAL = (
     "one process, as many threads as there are cores; each side may use them all",
@@ -53,12 +54,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--source", type=int, default=128, help="tokens a row (128)")
     parser.add_argument("--target", type=int, default=32, help="target tokens a row (32)")
     parser.add_argument("--unroll", type=int, default=0, help="layers in one turn of our scan; 0 = all")
+    parser.add_argument("--attention", choices=get_args(AttentionKernel), default="auto", help="of ours (auto)")
     options = parser.parse_args(argv)
     if options.smoke:
         options.batch, options.source, options.target, options.rounds, options.calls = 2, 8, 4, 1, 1
     use(options.device)
     rows = {name: measure(name, options) for name in options.only}
     sizes = f"{options.batch} rows of {options.source} tokens, targets of {options.target}, {options.dtype}"
+    sizes += f", our attention {options.attention}"
     return report("forward", rows, (*HELD_EQUAL, sizes), smoke=options.smoke, device=options.device)
 
 
@@ -67,7 +70,8 @@ def measure(name: str, options: argparse.Namespace) -> Row:
     fields = fields_of(name, small=options.smoke)
     dtype = jnp.dtype(options.dtype)
     # No architecture has as many layers: the scan takes all there are.
-    sides = random_model(fields, param_dtype=dtype, dtype=options.dtype, unroll=options.unroll or 1000)
+    unroll, attention = options.unroll or 1000, options.attention
+    sides = random_model(fields, param_dtype=dtype, dtype=options.dtype, unroll=unroll, attention=attention)
     inputs = random_inputs(fields["vocab_size"], options.batch, options.source, options.target)
     ours, theirs = our_call(sides, inputs), their_call(sides, inputs, fields["model_type"], options)
     compiling = seconds(ours)

@@ -25,25 +25,30 @@ from benchmarks.paired import card
 _HALF = ("--dtype", "bfloat16")
 _SEARCH = ("--padded", "--batch=32", "--items=32", *_HALF)
 _TRAIN = ("--batches=1", "--max-target=16", "--compile", *_HALF)
+_LARGE = (
+    "--shape=t5-1.5b", "--batch=16", "--passages=1", "--unroll=12", "--buckets", "512", "--max-passage=512",
+    "--batches=1", "--max-target=128", "--compile", *_HALF,
+)  # fmt: skip
+_FORWARD = ("--only", "t5-small", "roberta-base", "--batch=64", "--source=256", "--compile", *_HALF)
 
 JOBS: dict[str, tuple[str, ...]] = {
     "train_step_small": ("train_step", "--batch=64", "--buckets", "144", "--max-passage=144", *_TRAIN),
     "train_step_base": (
         "train_step", "--shape=t5-base", "--batch=32", "--unroll=12", "--buckets", "144", "--max-passage=144", *_TRAIN,
     ),
-    "train_step_1.5b": (
-        "train_step", "--shape=t5-1.5b", "--batch=16", "--passages=1", "--unroll=12", "--buckets", "512",
-        "--max-passage=512", "--batches=1", "--max-target=128", "--compile", *_HALF,
-    ),
+    "train_step_1.5b": ("train_step", *_LARGE),
     "generate_small": ("generate", *_SEARCH),
     "generate_base": ("generate", "--shape=t5-base", "--unroll=12", *_SEARCH),
     "ppo": ("ppo", "--shape", "t5-small", *_HALF),
     "encode": ("encode", "--their-batch=256", *_HALF),
-    "encode_8192": ("encode", "--their-batch=256", "--tokens-per-batch=8192", *_HALF),
-    "forward": ("forward", "--only", "t5-small", "roberta-base", "--batch=64", "--source=256", "--compile", *_HALF),
+    "forward": ("forward", *_FORWARD),
     "exact": ("exact", "--rows=1000000", "--store", "float32", "float16", "--calls=20"),
     "bits": ("bits",),
     "bits_deterministic": ("bits", "--deterministic"),
+    "encode_8192": ("encode", "--their-batch=256", "--tokens-per-batch=8192", *_HALF),
+    "forward_plain": ("forward", "--attention=plain", *_FORWARD),
+    "train_step_1.5b_fused": ("train_step", "--dropout=0", *_LARGE),
+    "train_step_1.5b_plain": ("train_step", "--dropout=0", "--attention=plain", *_LARGE),
 }  # fmt: skip
 """By the name of the file of results: a measurement of this folder and its options."""
 

@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from empax.data.batches import BatchPlan
 from empax.data.bpe import train_bpe
 from empax.data.sources import LayoutSettings, TaggedForm
 from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy
+from empax.models.attention_kernels import AttentionKernel
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.planning.sketches import count_flops
 from empax.training.optimizer import OptimizerSettings, make_optimizer
@@ -37,7 +38,7 @@ from empax.training.step import make_eval_step, make_train_step
 HELD_EQUAL = (
     "one process, as many threads as there are cores; each side may use them all",
     "what either side frees stays with the process for later (empax.core.memory), as in runs of empax.main",
-    "the same random initial weights, float32; arithmetic in --dtype (theirs: autocast); dropout 0.1, training mode",
+    "the same random initial weights, float32; arithmetic in --dtype (theirs: autocast); --dropout, training mode",
     "the same examples in the same batches: context and exemplar in each passage, exemplars drawn from the corpus",
     "the whole update: mean loss over the target's tokens, gradients, clipped at norm 1, AdamW at 1e-4 (theirs fused)",
     "tokens and arrays are made before; every shape is compiled before; no layer is recomputed on either side",
@@ -88,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--max-passage", type=int, default=200, help="tokens of a passage at most (200)")
     parser.add_argument("--max-target", type=int, default=50, help="tokens of a target at most (50)")
     parser.add_argument("--unroll", type=int, default=6, help="layers in one turn of our scan (6)")
+    parser.add_argument("--dropout", type=float, default=0.1, help="of both sides (0.1)")
+    parser.add_argument("--attention", choices=get_args(AttentionKernel), default="auto", help="of ours (auto)")
     parser.add_argument("--loss-chunk", type=int, default=0, help="positions of our fused loss; 0 = not fused")
     options = parser.parse_args(argv)
     if options.smoke:
@@ -95,10 +98,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         options.buckets, options.max_passage, options.max_target, options.unroll = [16, 24], 24, 10, 1
     vocab = {"vocab_size": 400} if options.smoke else {}
     use(options.device)
-    fields = fields_of(options.shape, small=options.smoke, **vocab)
+    fields = fields_of(options.shape, small=options.smoke, **vocab) | {"dropout_rate": options.dropout}
     pairs = make_batches(options, fields["vocab_size"])
     bucketed, padded = [one for one, _ in pairs], [one for _, one in pairs]
-    sides = random_model(fields, dtype=options.dtype, unroll=options.unroll)
+    sides = random_model(fields, dtype=options.dtype, unroll=options.unroll, attention=options.attention)
     task = FusionTask(FusionInDecoder(sides.model), options.loss_chunk)
     check(task, sides, bucketed[0], padded[0], options.dtype)
     on_device(options.device, sides.theirs)
@@ -117,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         rows[name] = Row(*rates, "examples/s", more_is_better=True, facts=facts)
     where = f"{texts.name_of(options.data)}; {options.shape}"
     sizes = f"{where}, K = {options.passages}, {options.batch} examples a step, {options.dtype}"
+    sizes += f", dropout {options.dropout}, our attention {options.attention}"
     return report("train_step", rows, (*HELD_EQUAL, sizes), smoke=options.smoke, device=options.device)
 
 

@@ -122,6 +122,11 @@ def rows_are_split() -> bool:
     return sharding is not None and batch_shards(sharding.mesh) > 1  # type: ignore[arg-type]
 
 
+def knows_rows() -> bool:
+    """Whether it is known where the rows lie of what is traced now."""
+    return _ROWS.get() is not None or jax.local_device_count() == 1
+
+
 def over_rows(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """`function` of arrays [rows, ...], which XLA cannot split, called by each device with its own rows.
 

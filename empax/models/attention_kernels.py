@@ -11,12 +11,13 @@ from jaxtyping import Array, Bool, Float
 
 from empax.core.config import ConfigError
 from empax.core.machine import backend
-from empax.core.sharding import over_rows
+from empax.core.sharding import knows_rows, over_rows
 
 AttentionKernel: TypeAlias = Literal["auto", "plain", "fused", "flash"]
 """How attention is computed: "plain" by our products and softmax; "fused" by `jax.nn.dot_product_attention`, on a GPU
 and in half precision by cuDNN; "flash" on a TPU by a kernel that JAX has for it, where there are a multiple of 128
-queries and keys, else as "plain"; both drop no weights out. "auto" is "fused" where that pays, as `is_fused` says."""
+queries and keys, else, and where texts are embedded on several chips, as "plain"; both drop no weights out. "auto" is
+"fused" where that pays, as `is_fused` says."""
 
 _LONG = 256
 """From how many queries and keys on cuDNN is taken. In trials on an H200, which left padding to lengths and dropped no
@@ -43,7 +44,8 @@ def is_fused(
         raise ConfigError(
             f"attention = {kernel!r} drops no weights of attention out; set the rate to 0, or attention to 'auto'."
         )
-    return kernel == "fused" or (backend() == "tpu" and queries % _BLOCKS[-1] == keys % _BLOCKS[-1] == 0)
+    fits = queries % _BLOCKS[-1] == keys % _BLOCKS[-1] == 0
+    return kernel == "fused" or (fits and backend() == "tpu" and knows_rows())  # XLA cannot split it
 
 
 def _by_cudnn(queries: int, keys: int, head_dim: int, dtype: DTypeLike) -> bool:

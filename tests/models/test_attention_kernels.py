@@ -145,6 +145,11 @@ def test_the_program_for_a_gpu_has_calls_of_cudnn_and_no_softmax(monkeypatch):
 LONG = 256
 
 
+def on_one_of(device, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: device)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -169,7 +174,7 @@ def test_the_kernel_of_a_tpu_gives_values_and_gradients_of_products_and_softmax(
 
     given = {"mask": mask, "bias": bias if with_bias else None, "deterministic": True}
     params = made("plain").init(jax.random.key(9), target, source, **given)
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    on_one_of("tpu", monkeypatch)
 
     def value(params, target, source, bias, kernel):
         def read(layer):
@@ -193,8 +198,10 @@ def test_the_kernel_of_a_tpu_gives_values_and_gradients_of_products_and_softmax(
 
 @pytest.mark.parametrize(("device", "tokens", "kernel"), [("tpu", 128, True), ("tpu", 144, False), ("cpu", 128, False)])
 def test_the_kernel_of_a_tpu_is_asked_where_it_fits(device, tokens, kernel, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: device)
+    on_one_of(device, monkeypatch)
     assert is_fused("flash", tokens, 256, 64, jnp.bfloat16, dropped=False) == kernel
+    monkeypatch.setattr(jax, "local_device_count", lambda: 4)  # and nobody says which rows each has
+    assert not is_fused("flash", tokens, 256, 64, jnp.bfloat16, dropped=False)
 
 
 @pytest.mark.multidevice
