@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, UserError
 from empax.core.files import DataError
 from empax.core.paths import expand, given_folder
 from empax.core.recipe import load_recipe, override
@@ -23,8 +23,6 @@ from empax.evaluation.scoring import METRICS, VARIANTS, Scores, ScoringSettings
 from empax.evaluation.scoring import score as score_predictions
 from empax.pipeline.plan import plain
 from empax.pipeline.run import run as run_recipe
-from empax.training.accumulation import TrainingError
-from empax.training.checkpoint import CheckpointError
 
 Rows: TypeAlias = Path | str | Iterable[Prediction | Mapping[str, Any]]
 """A file of predictions, or its rows: `Prediction`s, mappings with `context`, `response`, `reference`, or a table of
@@ -115,7 +113,7 @@ def run(
         config = load_recipe(recipe) if isinstance(recipe, str) else _copied(recipe)
         override(config, changes)
         run_recipe(plain(config), workdir, reuse=reuse, redo=redo, command=command)
-    except (ConfigError, DataError, CheckpointError, TrainingError) as error:
+    except UserError as error:
         error.args = (_in_python(str(error)),)
         raise
     return workdir

@@ -6,7 +6,6 @@ chat is for, and what not: docs/intended-use.md.
 
 from __future__ import annotations
 
-import functools
 import io
 import sys
 import time
@@ -14,9 +13,9 @@ from typing import Any
 
 from absl import app, flags
 
+from empax.core.command import in_one_line, run_command
 from empax.core.memory import keep_freed_memory
 from empax.core.paths import expand
-from empax.core.recipe import parse_flags
 from empax.core.text_files import visible
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a finished run.", required=True)
@@ -46,27 +45,21 @@ def describe(prediction: Any, seconds: float, exemplars: int) -> str:
     return "\n".join([*lines, f"       {seconds:.2f} s"])
 
 
+@in_one_line
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
     keep_freed_memory()
     # Here and not above, so that --help answers at once.
     from empax.core.cache import enable_compilation_cache
-    from empax.core.config import ConfigError
-    from empax.core.files import DataError, message_of
     from empax.pipeline.run import quiet_logging
     from empax.serving.safety import announcement, answer_to_danger
     from empax.serving.session import Session
-    from empax.training.checkpoint import CheckpointError
 
     quiet_logging()
     enable_compilation_cache()
-    try:
-        session = Session.load(expand(_WORKDIR.value), before=answer_to_danger if _SAFETY.value else None)
-        session.reply(["Hello."])  # compiles
-    except (ConfigError, DataError, CheckpointError, OSError) as error:
-        print(f"error: {message_of(error)}", file=sys.stderr)
-        sys.exit(2)
+    session = Session.load(expand(_WORKDIR.value), before=answer_to_danger if _SAFETY.value else None)
+    session.reply(["Hello."])  # compiles
     read_anything()
     print(announcement() if _SAFETY.value else "The model answers everything: --nosafety.", flush=True)
     try:
@@ -104,7 +97,7 @@ def converse(session: Any, exemplars: int) -> None:
 
 def command_line() -> None:
     """Runs `main` with the flags of the command line."""
-    app.run(main, flags_parser=functools.partial(parse_flags, module=__name__))
+    run_command(main, __name__)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,14 @@ Messages that seem to speak of self-harm or danger get a fixed answer that names
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
+from empax.core.command import in_one_line, run_command
 from empax.core.memory import keep_freed_memory
-from empax.core.recipe import parse_flags
 from empax.core.text_files import visible
 
 _MODEL = flags.DEFINE_string("model", "empathetic-t5-small", "Who replies: a published name, a folder or a Hub name.")
@@ -50,6 +49,7 @@ def answer(context: Sequence[str], model: Any, search: Any, emotions: Any, *, ex
     return "\n".join(lines)
 
 
+@in_one_line
 def main(argv: list[str]) -> None:
     text, held_out = " ".join(argv[1:]).strip(), _HELD_OUT.value
     if bool(text) == bool(held_out):
@@ -58,8 +58,6 @@ def main(argv: list[str]) -> None:
         sys.exit(2)
     keep_freed_memory()
     # Here and not above, so that --help answers at once.
-    from empax.core.config import ConfigError
-    from empax.core.files import DataError, message_of
     from empax.data import sample
     from empax.data.dialogues import to_instances
     from empax.pipeline.run import quiet_logging
@@ -69,29 +67,24 @@ def main(argv: list[str]) -> None:
     from empax.serving.similar import load_similar
 
     quiet_logging()
-    try:
-        model, emotions = load(_MODEL.value), load_emotions()
-        if held_out:
-            contexts = [instance.context for instance in to_instances(sample.load_dialogues()["test"])[:held_out]]
-            search = load_similar(("train", "validation"))
-        else:
-            fixed = answer_to_danger(text)
-            if fixed is not None:
-                print(f"{fixed}\n  [a fixed answer, not the model's]")
-                return
-            contexts, search = [(text,)], load_similar()
-        for context in contexts:
-            said = answer(context, model, search, emotions, exemplars=_EXEMPLARS.value)
-            print(visible("\n".join(["", " | ".join(context), said])), flush=True)
-    except (ConfigError, DataError, OSError) as error:
-        print(f"error: {message_of(error)}", file=sys.stderr)
-        sys.exit(2)
+    model, emotions = load(_MODEL.value), load_emotions()
+    if held_out:
+        contexts = [instance.context for instance in to_instances(sample.load_dialogues()["test"])[:held_out]]
+        search = load_similar(("train", "validation"))
+    else:
+        fixed = answer_to_danger(text)
+        if fixed is not None:
+            print(f"{fixed}\n  [a fixed answer, not the model's]")
+            return
+        contexts, search = [(text,)], load_similar()
+    for context in contexts:
+        said = answer(context, model, search, emotions, exemplars=_EXEMPLARS.value)
+        print(visible("\n".join(["", " | ".join(context), said])), flush=True)
 
 
 def command_line() -> None:
     """Runs `main` with the flags of the command line."""
-    flags.FLAGS.set_gnu_getopt()  # flags may stand behind the text
-    app.run(main, flags_parser=functools.partial(parse_flags, module=__name__))
+    run_command(main, __name__, anywhere=True)
 
 
 if __name__ == "__main__":

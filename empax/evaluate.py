@@ -20,14 +20,13 @@ The last lines say who is better on what, and of every file whether its replies 
 
 from __future__ import annotations
 
-import functools
 import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
+from empax.core.command import in_one_line, run_command
 from empax.core.paths import check_folder, expand
-from empax.core.recipe import parse_flags
 
 _PREDICTIONS = flags.DEFINE_string("predictions", None, "JSON-lines file to score; the same as naming it first.")
 _SEEDS = flags.DEFINE_bool("seeds", False, "Instead: sum up the report.json of several runs, named behind this flag.")
@@ -49,6 +48,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Seed of the resamples.", lower_bound=0)
 _VARIANTS = flags.DEFINE_bool("variants", False, "Also print the metrics as other papers compute them.")
 
 
+@in_one_line
 def main(argv: list[str]) -> int:
     """Returns 0, or 2 where the files are not what they should be."""
     words = [*([_PREDICTIONS.value] if _PREDICTIONS.value else []), *argv[1:]]
@@ -56,20 +56,11 @@ def main(argv: list[str]) -> int:
     if wrong:
         print(f"error: {wrong}", file=sys.stderr)
         return 2
-    # Imported here so that --help and a mistyped flag answer at once.
-    from empax.core.config import ConfigError
-    from empax.core.files import DataError, message_of
-    from empax.training.checkpoint import CheckpointError
-
-    try:
-        files = [expand(word) for word in words]
-        output = expand(_OUTPUT.value) if _OUTPUT.value else None
-        if output:
-            check_folder(output, "--output")
-        return _sum_up(files, output) if _SEEDS.value else _evaluate(files, output)
-    except (ConfigError, DataError, CheckpointError, OSError) as error:
-        print(f"error: {message_of(error)}", file=sys.stderr)
-        return 2
+    files = [expand(word) for word in words]
+    output = expand(_OUTPUT.value) if _OUTPUT.value else None
+    if output:
+        check_folder(output, "--output")
+    return _sum_up(files, output) if _SEEDS.value else _evaluate(files, output)
 
 
 def _misused(files: list[str]) -> str:
@@ -132,8 +123,7 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
 
 def command_line() -> None:
     """Runs `main` with the flags of the command line."""
-    flags.FLAGS.set_gnu_getopt()  # flags may stand behind the files
-    app.run(main, flags_parser=functools.partial(parse_flags, module=__name__))
+    run_command(main, __name__, anywhere=True)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,10 @@ hub.
 
 from __future__ import annotations
 
-import functools
-import sys
-
 from absl import app, flags
 
+from empax.core.command import in_one_line, run_command
 from empax.core.paths import check_folder, expand
-from empax.core.recipe import parse_flags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a run.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, new or empty; --out is the same.", required=True)
@@ -34,39 +31,34 @@ _PUSH = flags.DEFINE_string(
 _SHARD = flags.DEFINE_integer("max_shard_bytes", 5_000_000_000, "Most bytes of tensors in a file.", lower_bound=1)
 
 
+@in_one_line
 def main(argv: list[str]) -> int:
     """Returns 0, or 2 where something is not as it should be and the user can change it."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
     # Here and not above, so that --help answers at once.
-    from empax.core.config import ConfigError, to_settings
-    from empax.core.files import DataError, message_of
+    from empax.core.config import to_settings
     from empax.pipeline.run import quiet_logging
     from empax.serving import hub
     from empax.serving.export import ExportSettings, export_run
-    from empax.training.checkpoint import CheckpointError
 
     quiet_logging()
     flags_given = {"stage": _STAGE.value, "what": _WHAT.value, "format": _FORMAT.value, "lora": _LORA.value}
     flags_given |= {"max_shard_bytes": _SHARD.value}
     settings = to_settings(ExportSettings, flags_given, where="--")
-    try:
-        output = expand(_OUTPUT.value)
-        check_folder(output, "--output")
-        if _PUSH.value:
-            hub.check_name(_PUSH.value)
-        print(export_run(expand(_WORKDIR.value), output, settings))
-        if _PUSH.value:
-            print(f"pushed it to {hub.push(output, _PUSH.value)}")
-    except (ConfigError, DataError, CheckpointError, OSError) as error:
-        print(f"error: {message_of(error)}", file=sys.stderr)
-        return 2
+    output = expand(_OUTPUT.value)
+    check_folder(output, "--output")
+    if _PUSH.value:
+        hub.check_name(_PUSH.value)
+    print(export_run(expand(_WORKDIR.value), output, settings))
+    if _PUSH.value:
+        print(f"pushed it to {hub.push(output, _PUSH.value)}")
     return 0
 
 
 def command_line() -> None:
     """Runs `main` with the flags of the command line."""
-    app.run(main, flags_parser=functools.partial(parse_flags, module=__name__))
+    run_command(main, __name__)
 
 
 if __name__ == "__main__":

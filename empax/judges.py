@@ -10,13 +10,12 @@ it reaches on held-out posts.
 
 from __future__ import annotations
 
-import functools
 import sys
 
 from absl import app, flags
 
+from empax.core.command import in_one_line, run_command
 from empax.core.paths import check_folder, expand
-from empax.core.recipe import parse_flags
 
 _DATA = flags.DEFINE_string("data", None, "Folder with human_ratings/ and, for the linear judge, EPITOME.")
 _WORKDIR = flags.DEFINE_string("workdir", "", "Finished run, or RUN/STAGE, whose neural judges are to be checked, too.")
@@ -25,6 +24,7 @@ _SAMPLES = flags.DEFINE_integer("bootstrap_samples", 1000, "Resamples behind eac
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the resamples.", lower_bound=0)
 
 
+@in_one_line
 def main(argv: list[str]) -> int:
     """Returns 0, or 2 where a file is not what it should be."""
     if len(argv) > 1:
@@ -33,31 +33,24 @@ def main(argv: list[str]) -> int:
         print("error: --data=FOLDER is needed, the folder with human_ratings/empathy_ratings.csv.", file=sys.stderr)
         return 2
     # Imported here so that --help and a mistyped flag answer at once.
-    from empax.core.config import ConfigError
-    from empax.core.files import DataError, message_of
     from empax.pipeline.run import quiet_logging
     from empax.reporting import judges
-    from empax.training.checkpoint import CheckpointError
 
     quiet_logging()
-    try:
-        output = expand(_OUTPUT.value) if _OUTPUT.value else None
-        if output:
-            check_folder(output, "--output")
-        found = judges.check_judges(_DATA.value, _WORKDIR.value, samples=_SAMPLES.value, seed=_SEED.value)
-        print(judges.text(found))
-        if output:
-            judges.write(found, output)
-            print(f"\nwrote report.json to {output}")
-    except (ConfigError, DataError, CheckpointError, OSError) as error:
-        print(f"error: {message_of(error)}", file=sys.stderr)
-        return 2
+    output = expand(_OUTPUT.value) if _OUTPUT.value else None
+    if output:
+        check_folder(output, "--output")
+    found = judges.check_judges(_DATA.value, _WORKDIR.value, samples=_SAMPLES.value, seed=_SEED.value)
+    print(judges.text(found))
+    if output:
+        judges.write(found, output)
+        print(f"\nwrote report.json to {output}")
     return 0
 
 
 def command_line() -> None:
     """Runs `main` with the flags of the command line."""
-    app.run(main, flags_parser=functools.partial(parse_flags, module=__name__))
+    run_command(main, __name__)
 
 
 if __name__ == "__main__":

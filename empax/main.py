@@ -10,7 +10,6 @@ same command goes on where it stopped.
 
 from __future__ import annotations
 
-import functools
 import logging
 import shlex
 import sys
@@ -21,13 +20,14 @@ from empax.training.interruption import leave_at_ctrl_c
 if __name__ == "__main__":
     leave_at_ctrl_c()  # before the imports, which take their time
 
-from absl import app, flags
+from absl import flags
 
+from empax.core.command import in_one_line, run_command
 from empax.core.config import ConfigError
 from empax.core.machine import check_gpu, has_gpu
 from empax.core.memory import keep_freed_memory
 from empax.core.paths import check_folder, expand
-from empax.core.recipe import load_recipe, override, parse_flags, run_name, sized_for, split_overrides
+from empax.core.recipe import load_recipe, override, run_name, sized_for
 
 _CONFIG = flags.DEFINE_string("config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default runs/RECIPE.")
@@ -36,12 +36,11 @@ _REDO = flags.DEFINE_multi_string("redo", [], "A stage to make anew, with all th
 _MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: say what would be done, allocate nothing.")
 
 
+@in_one_line
 def main(argv: list[str]) -> None:
     keep_freed_memory()
     # Here and not above, so that --help and a mistyped word answer at once.
-    from empax.core.files import DataError, WorkDir, message_of
-    from empax.training.accumulation import TrainingError
-    from empax.training.checkpoint import CheckpointError
+    from empax.core.files import WorkDir
     from empax.training.loop import Interrupted
 
     try:
@@ -80,9 +79,6 @@ def main(argv: list[str]) -> None:
         command = f"python -m empax.main {shlex.join(words)}"
         reuse = expand(_REUSE.value) if _REUSE.value else None
         run.run(values, workdir, reuse=reuse, redo=_REDO.value, command=command)
-    except (ConfigError, DataError, CheckpointError, TrainingError, OSError) as error:
-        print(f"error: {message_of(error)}", file=sys.stderr)
-        sys.exit(2)
     except Interrupted as interrupted:
         print(f"{interrupted}", file=sys.stderr)
         sys.exit(interrupted.exit_code)
@@ -92,15 +88,9 @@ _OVERRIDES: dict[str, str] = {}
 
 
 def command_line() -> None:
-    """Takes the settings out of the command line, the rest being flags, and runs `main`."""
+    """Runs `main` with the flags of the command line."""
     leave_at_ctrl_c()
-    try:
-        words, values = split_overrides(sys.argv)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    _OVERRIDES.update(values)
-    app.run(main, argv=words, flags_parser=functools.partial(parse_flags, module=__name__))
+    run_command(main, __name__, overrides=_OVERRIDES)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from empax.core.command import in_one_line
 from empax.core.config import ConfigError
-from empax.core.files import DataError, message_of, write_json, write_jsonl
+from empax.core.files import DataError, write_json, write_jsonl
 from empax.core.paths import expand
 from empax.core.text_files import visible
 from empax.core.types import Prediction
@@ -32,14 +33,11 @@ from empax.rating.scores import needed_ratings, score, text
 from empax.rating.study import ASPECTS, REFERENCE, StudySettings, make_study
 
 
+@in_one_line
 def main(argv: Sequence[str]) -> int:
     """Returns 0, or 2 where a file or a flag is not what it should be."""
     given = _parser().parse_args(argv)
-    try:
-        return given.run(given)
-    except (ConfigError, DataError, OSError) as error:
-        print(f"error: {message_of(error)}", file=sys.stderr)
-        return 2
+    return given.run(given)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import os
 import sys
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
+from empax.core.command import in_one_line, run_command
 from empax.core.memory import keep_freed_memory
-from empax.core.recipe import parse_flags
 
 _COMPARE = flags.DEFINE_string("compare", None, "A second model or run, to stand beside the first.")
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "The address to listen at; any but this machine's own needs a token.")
@@ -45,26 +44,20 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 _STOP_SECONDS = 30
 
 
+@in_one_line
 def main(argv: list[str]) -> None:
     # Here and not above, so that --help answers at once.
     import jax
 
     from empax.core.cache import enable_compilation_cache
-    from empax.core.config import ConfigError
-    from empax.core.files import DataError, message_of
     from empax.pipeline.run import quiet_logging
-    from empax.training.checkpoint import CheckpointError
 
     if _WATCH.value:
         jax.config.update("jax_platforms", "cpu")  # the accelerators are those of the run that trains
     keep_freed_memory()
     quiet_logging()
     enable_compilation_cache()
-    try:
-        serve(_application(argv[1:]))
-    except (ConfigError, DataError, CheckpointError, OSError) as error:
-        print(f"error: {message_of(error)}", file=sys.stderr)
-        sys.exit(2)
+    serve(_application(argv[1:]))
 
 
 def _application(names: list[str]) -> Any:
@@ -130,8 +123,7 @@ def serve(application: Any) -> None:
 
 def command_line() -> None:
     """Runs `main` with the flags of the command line."""
-    flags.FLAGS.set_gnu_getopt()  # flags may stand behind the name
-    app.run(main, flags_parser=functools.partial(parse_flags, module=__name__))
+    run_command(main, __name__, anywhere=True)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,16 @@ The table is in WORKDIR/sweep.md and sweep.json: means with intervals over seeds
 
 from __future__ import annotations
 
-import functools
 import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
+from empax.core.command import in_one_line, run_command
 from empax.core.config import ConfigError
 from empax.core.machine import has_gpu
 from empax.core.paths import check_folder, expand
-from empax.core.recipe import parse_flags, run_name, sized_for, split_overrides
+from empax.core.recipe import run_name, sized_for
 
 _CONFIG = flags.DEFINE_string(
     "config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets in all runs."
@@ -32,24 +32,17 @@ _MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: say which runs 
 _OVERRIDES: dict[str, str] = {}
 
 
+@in_one_line
 def main(argv: list[str]) -> int:
     """Returns 0; 2 where a setting is wrong or a run failed; 130 where somebody stopped it."""
     # Here and not above, so that --help and a mistyped word answer at once.
     import jax
 
-    from empax.core.files import DataError, message_of
-
     jax.config.update("jax_platforms", "cpu")  # of this process, which computes nothing: the runs want the accelerator
-    try:
-        if len(argv) > 1 or not _CONFIG.value:
-            what = f"what is {argv[1]!r}? " if len(argv) > 1 else ""
-            raise ConfigError(
-                f"{what}A sweep is of one recipe: empax sweep reg_transformer:tiny --grid joint.steps=2,4"
-            )
-        return _sweep(_CONFIG.value)
-    except (ConfigError, DataError, OSError) as error:
-        print(f"error: {message_of(error)}", file=sys.stderr)
-        return 2
+    if len(argv) > 1 or not _CONFIG.value:
+        what = f"what is {argv[1]!r}? " if len(argv) > 1 else ""
+        raise ConfigError(f"{what}A sweep is of one recipe: empax sweep reg_transformer:tiny --grid joint.steps=2,4")
+    return _sweep(_CONFIG.value)
 
 
 def _sweep(recipe: str) -> int:
@@ -82,15 +75,8 @@ def _sweep(recipe: str) -> int:
 
 
 def command_line() -> None:
-    """Takes the settings out of the command line, the rest being flags, and runs `main`."""
-    try:
-        words, values = split_overrides(sys.argv)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    _OVERRIDES.update(values)
-    flags.FLAGS.set_gnu_getopt()  # flags may stand behind the recipe
-    app.run(main, argv=words, flags_parser=functools.partial(parse_flags, module=__name__))
+    """Runs `main` with the flags of the command line."""
+    run_command(main, __name__, anywhere=True, overrides=_OVERRIDES)
 
 
 if __name__ == "__main__":

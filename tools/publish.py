@@ -18,8 +18,9 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from empax.core.command import in_one_line
 from empax.core.config import ConfigError
-from empax.core.files import DataError, message_of, read_json
+from empax.core.files import read_json
 from empax.core.paths import expand
 from empax.interop.export import Generation
 from empax.interop.huggingface import load_config, resolve
@@ -28,7 +29,6 @@ from empax.models.decoder_only import DecoderOnly
 from empax.models.transformer import EncoderDecoder
 from empax.reporting.tables import describe, format_value, markdown_table, metric_title
 from empax.serving.export import ExportSettings, trained_model
-from empax.training.checkpoint import CheckpointError
 
 _METRICS = ("perplexity_per_word", "bleu_2", "bleu_2_precision", "length_ratio", "distinct_2")
 _REPORT = "report.json"
@@ -117,6 +117,7 @@ def _numbers(report: Mapping[str, Any]) -> str:
     return "\n".join([*markdown_table(["", "test split"], rows), "", f"Decoded as the recipe does. {about}"])
 
 
+@in_one_line
 def main(argv: Sequence[str]) -> int:
     """Returns 0, or 2 where something is not as it should be."""
     parser = argparse.ArgumentParser(prog="python -m tools.publish", description="Writes a folder of weights/.")
@@ -124,11 +125,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--decode", type=json.loads, default={}, help="generation_config.json, as JSON")
     given = parser.parse_args(argv)
-    try:
-        print(publish(expand(given.workdir), expand(given.output), given.decode))
-    except (ConfigError, DataError, CheckpointError, OSError) as error:
-        print(f"error: {message_of(error)}", file=sys.stderr)
-        return 2
+    print(publish(expand(given.workdir), expand(given.output), given.decode))
     return 0
 
 

@@ -12,7 +12,11 @@ from typing import Any, TypeVar
 S = TypeVar("S")
 
 
-class ConfigError(ValueError):
+class UserError(Exception):
+    """What the user can mend: its message says it all. Commands print it in one line, without a traceback."""
+
+
+class ConfigError(UserError, ValueError):
     """Something that the user can fix: the message names what was found, what is allowed and where to change it."""
 
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from absl import flags
-
 from empax.core.config import ConfigError
 from empax.core.paths import expand
 
@@ -43,27 +41,6 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             value = following
         overrides[name.lstrip("-").removeprefix("config.")] = value
     return rest, overrides
-
-
-def parse_flags(argv: list[str], *, module: str) -> list[str]:
-    """What is left of the command line when absl has taken its flags; exit code 2 at a flag that it does not know.
-
-    At --help, says what the command does and lists its flags, and ends with exit code 0.
-
-    Args:
-      argv: the command line.
-      module: `__name__` of the command's module, which defines its flags.
-    """
-    if {"--help", "-help", "-h"} & set(argv[1 : argv.index("--") if "--" in argv else None]):
-        own = flags.FLAGS.main_module_help() if module == "__main__" else flags.FLAGS.module_help(module)
-        _, _, listed = own.strip().partition("\n")  # without the name of the module
-        print(f"{(sys.modules[module].__doc__ or '').strip()}\n\nflags:\n{listed}")
-        sys.exit(0)
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def load_recipe(spec: str) -> Any:

@@ -18,6 +18,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from empax.core.config import UserError
+
 MAX_TEXT_CHARACTERS = 100_000
 """Of a line's text, such as an utterance: longer ones are damage, and some metrics take the square of it."""
 
@@ -38,7 +40,7 @@ _MAX_WHOLE = 2**63
 _COMPRESSION_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
-class DataError(ValueError):
+class DataError(UserError, ValueError):
     """A file that is not what it should be; the message names the file, the place and what to do."""
 
 

@@ -7,7 +7,6 @@ prints Markdown, with 95% intervals (Wilson 1927).
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 from absl import app, flags
 from jaxtyping import Bool
 
-from empax.core.recipe import parse_flags
+from empax.core.command import run_command
 from empax.data import empathetic_dialogues
 from empax.pipeline.run import quiet_logging
 from empax.serving.nearest import Example, Nearest, load_encoder, load_nearest, read_examples
@@ -85,4 +84,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=functools.partial(parse_flags, module=__name__))
+    run_command(main, __name__)

@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from empax.core.config import UserError
 from empax.core.types import Mean, Metrics
 
 _RUN_AHEAD_STEPS = 4  # steps that may wait on the device: enough to keep it busy, few enough to stop quickly
 
 
-class TrainingError(RuntimeError):
+class TrainingError(UserError, RuntimeError):
     """Training cannot go on; the message says what was found and what to change. Checkpoints are from before."""
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from empax.core import distributed
+from empax.core.config import UserError
 from empax.core.files import DataError, read_json
 from empax.core.manifest import read_sealed, remedy, verify, write_sealed
 from empax.core.tree import named_leaves
@@ -40,7 +41,7 @@ _MEETING_SECONDS = 3600
 _SAVE_ERRORS = (OSError, ValueError)  # tensorstore has no class of its own for a disk that refuses
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint that could not be written or read; the message names it and says what is still intact."""
 
 

@@ -10,8 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from empax.core.config import ConfigError
-from empax.core.files import DataError, WorkDir, message_of, read_json
+from empax.core.config import ConfigError, UserError
+from empax.core.files import WorkDir, message_of, read_json
 from empax.core.lock import holder
 from empax.core.system import AnswerOptions, RunContext, RunPlan, Stage
 from empax.data.store import load_instances
@@ -19,7 +19,7 @@ from empax.pipeline import evaluate
 from empax.pipeline.plan import read_plan
 from empax.reporting.charts import line_chart
 from empax.reporting.report import collect_curves
-from empax.training.checkpoint import CheckpointError, newest_best
+from empax.training.checkpoint import newest_best
 
 _SHOWN = ("loss", "nll", "perplexity", "emotion_accuracy", "reward", "learning_rate")
 """Curves that come first."""
@@ -57,7 +57,7 @@ class Replies:
             return
         try:
             plan = read_plan(self._files)
-        except (ConfigError, DataError) as error:
+        except UserError as error:
             self.failed = message_of(error)
             return
         named = [plan.stages[stage] for stage in stages if stage in plan.stages]
@@ -76,7 +76,7 @@ class Replies:
             answerer = stage.spec.answer(stage.settings, run, AnswerOptions(stage.name, index))
             contexts = load_instances(run, "validation")[: self._count]
             found = answerer.respond(contexts, batch_size=1, seed=plan.seed)
-        except (ConfigError, DataError, CheckpointError, OSError) as error:
+        except (UserError, OSError) as error:
             self.failed = message_of(error)
             return
         self.failed = ""

@@ -1,0 +1,36 @@
+"""What commands say of errors, and how they end."""
+
+import pytest
+
+from empax.core.command import in_one_line
+from empax.core.config import ConfigError
+from empax.core.files import DataError
+from empax.training.accumulation import NonFiniteError
+from empax.training.checkpoint import CheckpointError
+
+ERRORS = {
+    "a = 1": (ConfigError("a = 1"), DataError("a = 1"), CheckpointError("a = 1"), NonFiniteError("a = 1")),
+    "a.txt: No such file.": (FileNotFoundError(2, "No such file", "a.txt"),),
+}
+
+
+@pytest.mark.parametrize(("said", "error"), [(said, error) for said, errors in ERRORS.items() for error in errors])
+def test_what_the_user_can_mend_is_said_in_one_line(said, error, capsys):
+    @in_one_line
+    def main(argv):
+        if len(argv) == 2:
+            raise error
+        return len(argv)
+
+    assert main(["x", "y"]) == 2
+    assert capsys.readouterr() == ("", f"error: {said}\n")
+    assert main(["x"]) == 1
+
+
+def test_a_mistake_of_the_code_is_no_such_error():
+    @in_one_line
+    def main():
+        raise RuntimeError("ours")
+
+    with pytest.raises(RuntimeError, match="ours"):
+        main()
