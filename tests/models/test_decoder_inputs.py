@@ -8,14 +8,14 @@ import pytest
 from empax.core.config import ConfigError
 from empax.models.memory_attention import Memory
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
+from tests.models.test_transformer import B, S, T, V, example, shaken
 
-B, S, T, V, M, D = 2, 7, 5, 29, 4, 20
+M, D = 4, 20
 SMALL = {"d_model": D, "num_heads": 3, "head_dim": 5, "d_ff": 28, "num_encoder_layers": 1, "num_decoder_layers": 2}
 
 
 def make(**changes):
     model = EncoderDecoder(scratch(V, **(SMALL | changes)))
-    rng = np.random.default_rng(1)
     ids, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
     memories = {name: Memory(jnp.zeros((1, 2, D)), jnp.ones((1, 2), bool)) for name in changes.get("memories", ())}
 
@@ -26,17 +26,7 @@ def make(**changes):
 
         return model.init(rng, method=run)
 
-    leaves, tree = jax.tree.flatten(jax.jit(init)(jax.random.key(0))["params"])
-    # Away from the initial ones and zeros, or a forgotten bias would not show.
-    return model, tree.unflatten([leaf + 0.1 * rng.normal(size=leaf.shape).astype(np.float32) for leaf in leaves])
-
-
-def example():
-    rng = np.random.default_rng(0)
-    source, target = rng.integers(1, V, size=(B, S)), rng.integers(1, V, size=(B, T))
-    mask = np.ones((B, S), bool)
-    mask[1, 4:] = False
-    return jnp.asarray(source), jnp.asarray(mask), jnp.asarray(target)
+    return model, shaken(jax.jit(init)(jax.random.key(0))["params"])
 
 
 def facts(seed=3, mask=((1, 1, 1, 0), (1, 0, 0, 0))):

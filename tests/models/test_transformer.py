@@ -20,11 +20,13 @@ SMALL = {"d_model": 20, "num_heads": 3, "head_dim": 5, "d_ff": 28, "num_encoder_
 def make(**changes):
     model = EncoderDecoder(scratch(V, **(SMALL | changes)))
     ids, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
-    params = jax.jit(model.init)(jax.random.key(0), ids, mask, ids)["params"]
-    # Away from the initial ones and zeros, or a forgotten bias would not show.
-    leaves, tree = jax.tree.flatten(params)
+    return model, shaken(jax.jit(model.init)(jax.random.key(0), ids, mask, ids)["params"])
+
+
+def shaken(params):
+    """Away from the initial ones and zeros, or a forgotten bias would not show."""
     rng = np.random.default_rng(1)
-    return model, tree.unflatten([leaf + 0.1 * rng.normal(size=leaf.shape).astype(np.float32) for leaf in leaves])
+    return jax.tree.map(lambda leaf: leaf + 0.1 * rng.normal(size=leaf.shape).astype(np.float32), params)
 
 
 def example():
