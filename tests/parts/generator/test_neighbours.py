@@ -150,6 +150,6 @@ def test_settings_that_cannot_be_are_refused():
         NeighbourSettings(knn_weight=0.5, copy_weight=0.5)
     with pytest.raises(ConfigError, match=r"knn_temperature = 0\.0 must be"):
         NeighbourSettings(knn_temperature=0.0)
-    with pytest.raises(ConfigError, match=r"neighbours\.copy_weight = 0\.2 speaks into the answers of REG"):
+    with pytest.raises(ConfigError, match=r"neighbours\.copy_weight = 0\.2: this system answers without"):
         DialogueSettings(neighbours=NeighbourSettings(copy_weight=0.2))
     assert RegSettings(neighbours=ON).reads_responses
