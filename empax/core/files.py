@@ -122,6 +122,19 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
     write_atomically(path, write)
 
 
+def metric_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of a metrics.jsonl, each behind its line; what a killed or running process left of a line is no row."""
+    found = []
+    for line in path.read_bytes().decode("utf-8", "replace").split("\n") if path.is_file() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and {"stage", "step"} <= row.keys():
+            found.append((line, row))
+    return found
+
+
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

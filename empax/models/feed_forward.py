@@ -74,20 +74,25 @@ class ConvFeedForward(nn.Module):
 
     def setup(self) -> None:
         self.after = Dropout(self.dropout)
-        for name, inputs, outputs in (("conv_in", self.d_model, self.d_ff), ("conv_out", self.d_ff, self.d_model)):
-            init = normal(self.init_scale * (self.kernel * inputs) ** -0.5)
-            setattr(self, f"{name}_weight", self.param(name, init, (self.kernel, inputs, outputs)))
-            if self.use_bias:
-                setattr(self, f"{name}_offset", self.param(f"{name}_bias", nn.initializers.zeros, (outputs,)))
+        self.convolutions = (
+            self._convolution("conv_in", self.d_model, self.d_ff),
+            self._convolution("conv_out", self.d_ff, self.d_model),
+        )
 
-    def _convolve(self, padded: Float[Array, "B P D"], name: str) -> Float[Array, "B T F"]:
-        weights = getattr(self, f"{name}_weight")
+    def _convolution(self, name: str, inputs: int, outputs: int) -> tuple[jax.Array, jax.Array | None]:
+        init = normal(self.init_scale * (self.kernel * inputs) ** -0.5)
+        weights = self.param(name, init, (self.kernel, inputs, outputs))
+        return weights, self.param(f"{name}_bias", nn.initializers.zeros, (outputs,)) if self.use_bias else None
+
+    def _convolve(
+        self, padded: Float[Array, "B P D"], weights: Float[Array, "W D F"], offset: Float[Array, " F"] | None
+    ) -> Float[Array, "B T F"]:
         length = padded.shape[1] - self.kernel + 1
         result = contract("BTD,DF->BTF", padded[:, :length], weights[0])
         for place in range(1, self.kernel):
             result = result + contract("BTD,DF->BTF", padded[:, place : place + length], weights[place])
-        if self.use_bias:
-            result = add_bias(result, over_last(getattr(self, f"{name}_offset"), 3))
+        if offset is not None:
+            result = add_bias(result, over_last(offset, 3))
         return ACTIVATIONS[self.activation](result)
 
     def __call__(
@@ -96,16 +101,16 @@ class ConvFeedForward(nn.Module):
         """The layer on whole sequences; `mask` True = real."""
         before = self.kernel - 1 if self.causal else (self.kernel - 1) // 2
         around = ((0, 0), (before, self.kernel - 1 - before), (0, 0))
-        for name in ("conv_in", "conv_out"):
+        for weights, offset in self.convolutions:
             padded = jnp.pad(jnp.where(mask[..., None], states, 0.0), around)
-            states = self.after(self._convolve(padded, name), deterministic=deterministic)
+            states = self.after(self._convolve(padded, weights, offset), deterministic=deterministic)
         return states
 
     def step(self, states: Float[Array, "B 1 D"], window: ConvWindow) -> tuple[Float[Array, "B 1 D"], ConvWindow]:
         """One token; `window` holds the last kernel - 1 inputs of either convolution."""
         kept = []
-        for name, old in zip(("conv_in", "conv_out"), window, strict=True):
+        for (weights, offset), old in zip(self.convolutions, window, strict=True):
             read = jnp.concatenate([old, states.astype(old.dtype)], axis=1)
             kept.append(read[:, 1:])
-            states = self._convolve(read.astype(states.dtype), name)
+            states = self._convolve(read.astype(states.dtype), weights, offset)
         return states, (kept[0], kept[1])

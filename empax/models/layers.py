@@ -189,11 +189,9 @@ class Attention(nn.Module):
         inner_kv = (self.num_kv_heads or self.num_heads, self.head_dim)
         # T5 leaves the scale out of the logits and puts it into the initial query weights.
         unscaled = 1.0 if self.scale else self.head_dim**-0.5
-        for name, factor, heads in (("query", unscaled, inner), ("key", 1.0, inner_kv), ("value", 1.0, inner_kv)):
-            init = normal(self.init_scale * factor * self.d_model**-0.5)
-            setattr(self, f"{name}_weight", self.param(name, init, (self.d_model, *heads)))
-            if self.use_bias:
-                setattr(self, f"{name}_offset", self.param(f"{name}_bias", nn.initializers.zeros, heads))
+        self.query_weight, self.query_offset = self._projection("query", inner, unscaled)
+        self.key_weight, self.key_offset = self._projection("key", inner_kv)
+        self.value_weight, self.value_offset = self._projection("value", inner_kv)
         init = normal(self.init_scale * (self.num_heads * self.head_dim) ** -0.5)
         self.out_weight = self.param("out", init, (*inner, self.d_model))
         if self._has_out_bias():
@@ -202,21 +200,26 @@ class Attention(nn.Module):
             self.query_norm, self.key_norm = (Norm("rms", self.head_norm_eps, self.dtype) for _ in range(2))
         self.weights_dropout = Dropout(self.dropout)
 
+    def _projection(self, name: str, heads: tuple[int, int], factor: float = 1.0) -> tuple[Any, jax.Array | None]:
+        """Weights [D, H, N], and the bias [H, N] if there is one."""
+        weight = self.param(name, normal(self.init_scale * factor * self.d_model**-0.5), (self.d_model, *heads))
+        return weight, self.param(f"{name}_bias", nn.initializers.zeros, heads) if self.use_bias else None
+
     def _has_out_bias(self) -> bool:
         return self.use_bias if self.out_bias is None else self.out_bias
 
-    def _project(self, states: Float[Array, "B T D"], name: str) -> Float[Array, "B H T N"]:
-        return self._turned(contract("BTD,DHN->BTHN", states, getattr(self, f"{name}_weight")), name)
+    def _project(self, states: Float[Array, "B T D"], weight: Any, offset: jax.Array | None) -> Float[Array, "B H T N"]:
+        return self._turned(contract("BTD,DHN->BTHN", states, weight), offset)
 
-    def _turned(self, heads: Float[Array, "B T H N"], name: str) -> Float[Array, "B H T N"]:
+    def _turned(self, heads: Float[Array, "B T H N"], offset: jax.Array | None) -> Float[Array, "B H T N"]:
         # Turned after the product: a product that writes turned takes a CPU twice as long.
-        if self.use_bias:
-            heads = add_bias(heads, getattr(self, f"{name}_offset")[None, None])
+        if offset is not None:
+            heads = add_bias(heads, offset[None, None])
         return jnp.swapaxes(heads, 1, 2)
 
     def queries(self, states: Float[Array, "B T D"], angles: Rotary | None = None) -> Float[Array, "B H T N"]:
         """Queries, with the 1/sqrt(N) already in them; turned by `angles`, if there are any."""
-        return self._finished_queries(self._project(states, "query"), angles)
+        return self._finished_queries(self._project(states, self.query_weight, self.query_offset), angles)
 
     def _finished_queries(self, query: Float[Array, "B H T N"], angles: Rotary | None) -> Float[Array, "B H T N"]:
         query = query if self.head_norm_eps is None else self.query_norm(query)
@@ -227,7 +230,8 @@ class Attention(nn.Module):
         self, states: Float[Array, "B S D"], angles: Rotary | None = None
     ) -> tuple[Float[Array, "B G S N"], Float[Array, "B G S N"]]:
         """Keys, turned by `angles`, and values of what is attended to."""
-        return self._finished_keys(self._project(states, "key"), angles), self._project(states, "value")
+        key = self._finished_keys(self._project(states, self.key_weight, self.key_offset), angles)
+        return key, self._project(states, self.value_weight, self.value_offset)
 
     def _finished_keys(self, key: Float[Array, "B G S N"], angles: Rotary | None) -> Float[Array, "B G S N"]:
         key = key if self.head_norm_eps is None else self.key_norm(key)
@@ -237,13 +241,13 @@ class Attention(nn.Module):
         self, states: Float[Array, "B T D"], angles: Rotary | None = None
     ) -> tuple[Float[Array, "B H T N"], Float[Array, "B G T N"], Float[Array, "B G T N"]]:
         """`queries` and `keys_values` of the same states; on a GPU one product, which reads the states once."""
-        names = ("query", "key", "value")
-        weights = [getattr(self, f"{name}_weight") for name in names]
+        weights = (self.query_weight, self.key_weight, self.value_weight)
+        offsets = (self.query_offset, self.key_offset, self.value_offset)
         alike = all(isinstance(weight, jax.Array) and weight.shape == weights[0].shape for weight in weights)
         if not alike or backend() != "gpu":
             return self.queries(states, angles), *self.keys_values(states, angles)
         three = contract("BTD,DCHN->BTCHN", states, jnp.stack(weights, axis=1))
-        query, key, value = (self._turned(three[:, :, i], name) for i, name in enumerate(names))
+        query, key, value = (self._turned(three[:, :, i], offset) for i, offset in enumerate(offsets))
         return self._finished_queries(query, angles), self._finished_keys(key, angles), value
 
     def _logits(

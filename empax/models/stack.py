@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -18,6 +18,32 @@ from empax.models.layers import Dropout, Norm, normal, relative_bucket
 from empax.models.memory_attention import Memories, MemoryAttention, SingleMemory
 from empax.models.scanned import DecodeCache, extend_cache, rematerialized, scan_layers, step_layers
 from empax.models.transformer_config import TransformerConfig
+
+
+class Past(NamedTuple):
+    """What hypotheses remember of their own tokens, in all layers."""
+
+    key: Float[Array, "L B K H T N"]
+    value: Float[Array, "L B K H T N"]
+    windows: ConvWindow | None
+
+
+class StepInputs(NamedTuple):
+    """What a layer reads for one token, beside the hypotheses' states and past.
+
+    Attributes:
+      layer: its number.
+      cross: keys and values of the source.
+      memories: keys, values and mask, by name.
+      position: how many tokens have been read.
+    """
+
+    layer: Int[Array, ""]
+    cross: tuple[Float[Array, "B H N S"], Float[Array, "B H S N"]]
+    memories: Mapping[str, tuple[Any, Any, Any]]
+    source_mask: Bool[Array, "B S"]
+    bias: Float[Array, "1 H 1 T"] | None
+    position: Int[Array, ""]
 
 
 class Layer(nn.Module):
@@ -43,21 +69,26 @@ class Layer(nn.Module):
         self.dropout = Dropout(c.dropout)
 
     def _residual(
-        self, norm: Callable[[jax.Array], jax.Array], states: jax.Array, sublayer: Any, deterministic: bool
-    ) -> jax.Array:
-        changed = sublayer(norm(states) if self.config.pre_norm else states)
+        self,
+        norm: Callable[[jax.Array], jax.Array],
+        states: jax.Array,
+        sublayer: Callable[[jax.Array], tuple[jax.Array, Any]],
+        deterministic: bool,
+    ) -> tuple[jax.Array, Any]:
+        """The states behind a sublayer, and what it gives beside them."""
+        changed, beside = sublayer(norm(states) if self.config.pre_norm else states)
         states = states + self.dropout(changed, deterministic=deterministic)
-        return states if self.config.pre_norm else norm(states)
+        return states if self.config.pre_norm else norm(states), beside
 
     def _feed(
         self, states: Float[Array, "B T D"], mask: Bool[Array, "#B T"], deterministic: bool
     ) -> Float[Array, "B T D"]:
-        def feed(inputs: jax.Array) -> jax.Array:
+        def feed(inputs: jax.Array) -> tuple[jax.Array, None]:
             if isinstance(self.feed_forward, ConvFeedForward):
-                return self.feed_forward(inputs, mask, deterministic=deterministic)
-            return self.feed_forward(inputs, deterministic=deterministic)
+                return self.feed_forward(inputs, mask, deterministic=deterministic), None
+            return self.feed_forward(inputs, deterministic=deterministic), None
 
-        return self._residual(self.feed_forward_norm, states, feed, deterministic)
+        return self._residual(self.feed_forward_norm, states, feed, deterministic)[0]
 
     def _read_memories(
         self, states: Float[Array, "B T D"], memories: Mapping[str, tuple[Any, Any, Any]], deterministic: bool
@@ -67,10 +98,10 @@ class Layer(nn.Module):
             key, value, mask = memories[name]
             module: MemoryAttention | SingleMemory = getattr(self, name)
 
-            def read(inputs: jax.Array, module: Any = module, rest: Any = (key, value, mask)) -> jax.Array:
-                return module(inputs, *rest, deterministic=deterministic)
+            def read(inputs: jax.Array, module: Any = module, rest: Any = (key, value, mask)) -> tuple[jax.Array, None]:
+                return module(inputs, *rest, deterministic=deterministic), None
 
-            changed = self._residual(module.norm, states, read, deterministic)
+            changed, _ = self._residual(module.norm, states, read, deterministic)
             states = jnp.where(jnp.any(mask, axis=1)[:, None, None], changed, states)
         return states
 
@@ -87,26 +118,26 @@ class Layer(nn.Module):
         with_weights: bool = False,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T S"] | None]:
         """The states and, if asked for, the cross-attention's weights, averaged over heads, without dropout."""
-        weights: list[jax.Array] = []
+        weights = None
 
-        def attend(inputs: jax.Array) -> jax.Array:
-            return self.attention(inputs, inputs, mask=mask, bias=bias, deterministic=deterministic)
+        def attend(inputs: jax.Array) -> tuple[jax.Array, None]:
+            return self.attention(inputs, inputs, mask=mask, bias=bias, deterministic=deterministic), None
 
-        def attend_source(inputs: jax.Array) -> jax.Array:
+        def attend_source(inputs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
             assert source is not None
             assert source_mask is not None
-            may = source_mask[:, None, :]
+            may, found = source_mask[:, None, :], None
             if with_weights:
                 key, _ = self.cross_attention.keys_values(source)
-                weights.append(self._copy_weights(inputs, key, may, turned=False))
-            return self.cross_attention(inputs, source, mask=may, bias=None, deterministic=deterministic)
+                found = self._copy_weights(inputs, key, may, turned=False)
+            return self.cross_attention(inputs, source, mask=may, bias=None, deterministic=deterministic), found
 
-        states = self._residual(self.attention_norm, states, attend, deterministic)
+        states, _ = self._residual(self.attention_norm, states, attend, deterministic)
         if self.cross:
-            states = self._residual(self.cross_attention_norm, states, attend_source, deterministic)
+            states, weights = self._residual(self.cross_attention_norm, states, attend_source, deterministic)
             read = {name: (*getattr(self, name).keys_values(one.states), one.mask) for name, one in memories.items()}
             states = self._read_memories(states, read, deterministic)
-        return self._feed(states, mask[:, -1], deterministic), weights[0] if weights else None
+        return self._feed(states, mask[:, -1], deterministic), weights
 
     def _copy_weights(
         self, inputs: Float[Array, "B T D"], key: Float[Array, "B H _ _"], mask: Bool[Array, "B 1 S"], *, turned: bool
@@ -125,71 +156,59 @@ class Layer(nn.Module):
         return {name: getattr(self, name).keys_values(one.states) for name, one in memories.items()}
 
     def step(
-        self,
-        states: Float[Array, "B K D"],
-        self_key: Float[Array, "L B K H T N"],
-        self_value: Float[Array, "L B K H T N"],
-        windows: ConvWindow | None,
-        layer: Int[Array, ""],
-        cross: tuple[Float[Array, "B H N S"], Float[Array, "B H S N"]],
-        memories: Mapping[str, tuple[Any, Any, Any]],
-        source_mask: Bool[Array, "B S"],
-        bias: Float[Array, "1 H 1 T"] | None,
-        position: Int[Array, ""],
-        with_weights: bool = False,
-    ) -> tuple[Any, Any]:
-        """One token of every hypothesis, reading and extending the caches of all layers at `layer`.
+        self, states: Float[Array, "B K D"], past: Past, read: StepInputs, *, with_weights: bool = False
+    ) -> tuple[Float[Array, "B K D"], Past, Float[Array, "B K S"] | None]:
+        """One token of every hypothesis: the states, the past with this layer's part of the token, weights as above."""
+        states, past = self._residual(self.attention_norm, states, lambda x: self._attend_past(x, past, read), True)
 
-        Returns:
-          The states and caches, and the weights as of `__call__`.
-        """
-        batch, hypotheses, size = states.shape
-        length = self_key.shape[4]
-        caches: dict[str, Any] = {"windows": windows}
-        weights: list[jax.Array] = []
-
-        def attend(inputs: jax.Array) -> jax.Array:
-            flat = inputs.reshape(batch * hypotheses, 1, size)
-            new = self.attention.keys_values(flat)
-            read = []
-            for name, cache, item in zip(("key", "value"), (self_key, self_value), new, strict=True):
-                item = item.reshape(batch, hypotheses, *item.shape[1:])
-                caches[name], one = extend_cache(cache, item, layer, position)
-                read.append(one.reshape(batch * hypotheses, *one.shape[2:]))
-            mask = (jnp.arange(length) <= position)[None, None, :]
-            query = self.attention.queries(flat)
-            result = self.attention.attend(query, *read, mask=mask, bias=bias, deterministic=True)
-            return result.reshape(batch, hypotheses, size)
-
-        def attend_source(inputs: jax.Array) -> jax.Array:
+        def attend_source(inputs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
             # Hypotheses stand where the positions of a target stand in training.
-            query = self.cross_attention.queries(inputs)
-            mask = source_mask[:, None, :]
-            if with_weights:
-                weights.append(self._copy_weights(inputs, cross[0], mask, turned=True))
-            return self.cross_attention.attend(query, *cross, mask=mask, bias=None, deterministic=True, turned=True)
+            mask = read.source_mask[:, None, :]
+            weights = self._copy_weights(inputs, read.cross[0], mask, turned=True) if with_weights else None
+            options: dict[str, Any] = {"mask": mask, "bias": None, "deterministic": True, "turned": True}
+            return self.cross_attention.attend(self.cross_attention.queries(inputs), *read.cross, **options), weights
 
-        def convolve(inputs: jax.Array) -> jax.Array:
-            assert isinstance(self.feed_forward, ConvFeedForward)
-            own = jax.tree.map(lambda window: jax.lax.dynamic_index_in_dim(window, layer, 0, keepdims=False), windows)
-            flat = jax.tree.map(lambda window: window.reshape(batch * hypotheses, *window.shape[2:]), own)
-            result, flat = self.feed_forward.step(inputs.reshape(batch * hypotheses, 1, size), flat)
+        states, weights = self._residual(self.cross_attention_norm, states, attend_source, True)
+        states = self._read_memories(states, read.memories, True)
+        before = past.windows
+        if before is None:
+            return self._feed(states, jnp.ones((1, states.shape[1]), bool), True), past, weights
+        norm = self.feed_forward_norm
+        states, windows = self._residual(norm, states, lambda x: self._convolve(x, before, read.layer), True)
+        return states, past._replace(windows=windows), weights
 
-            def put_back(window: jax.Array, one: jax.Array) -> jax.Array:
-                return jax.lax.dynamic_update_index_in_dim(window, one.reshape(window.shape[1:]), layer, 0)
+    def _attend_past(
+        self, inputs: Float[Array, "B K D"], past: Past, read: StepInputs
+    ) -> tuple[Float[Array, "B K D"], Past]:
+        batch, hypotheses, size = inputs.shape
+        flat = inputs.reshape(batch * hypotheses, 1, size)
 
-            caches["windows"] = jax.tree.map(put_back, windows, flat)
-            return result.reshape(batch, hypotheses, size)
+        def extend(cache: jax.Array, item: jax.Array) -> tuple[jax.Array, jax.Array]:
+            item = item.reshape(batch, hypotheses, *item.shape[1:])
+            cache, own = extend_cache(cache, item, read.layer, read.position)
+            return cache, own.reshape(batch * hypotheses, *own.shape[2:])
 
-        states = self._residual(self.attention_norm, states, attend, True)
-        states = self._residual(self.cross_attention_norm, states, attend_source, True)
-        states = self._read_memories(states, memories, True)
-        if windows is None:
-            states = self._feed(states, jnp.ones((1, hypotheses), bool), True)
-        else:
-            states = self._residual(self.feed_forward_norm, states, convolve, True)
-        carry = (states, caches["key"], caches["value"], caches["windows"])
-        return carry, weights[0] if weights else None
+        key, value = self.attention.keys_values(flat)
+        all_keys, own_key = extend(past.key, key)
+        all_values, own_value = extend(past.value, value)
+        mask = (jnp.arange(past.key.shape[4]) <= read.position)[None, None, :]
+        query = self.attention.queries(flat)
+        result = self.attention.attend(query, own_key, own_value, mask=mask, bias=read.bias, deterministic=True)
+        return result.reshape(batch, hypotheses, size), Past(all_keys, all_values, past.windows)
+
+    def _convolve(
+        self, inputs: Float[Array, "B K D"], windows: ConvWindow, layer: Int[Array, ""]
+    ) -> tuple[Float[Array, "B K D"], ConvWindow]:
+        assert isinstance(self.feed_forward, ConvFeedForward)
+        batch, hypotheses, size = inputs.shape
+        own = jax.tree.map(lambda window: jax.lax.dynamic_index_in_dim(window, layer, 0, keepdims=False), windows)
+        flat = jax.tree.map(lambda window: window.reshape(batch * hypotheses, *window.shape[2:]), own)
+        result, flat = self.feed_forward.step(inputs.reshape(batch * hypotheses, 1, size), flat)
+
+        def put_back(window: jax.Array, one: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_index_in_dim(window, one.reshape(window.shape[1:]), layer, 0)
+
+        return result.reshape(batch, hypotheses, size), jax.tree.map(put_back, windows, flat)
 
 
 class Stack(nn.Module):
@@ -311,26 +330,20 @@ class Stack(nn.Module):
         length = cache.self_key.shape[4]
         bias = self._bias(cache.position[None], jnp.arange(length))
 
-        def body(layer: Layer, carry: Any, per_layer: Any, *shared: Any) -> tuple[Any, None]:
-            index, cross_key, cross_value, memories = per_layer
-            masks, *rest = shared
+        def body(layer: Layer, carry: Any, per_layer: Any, masks: Any, *shared: Any) -> tuple[Any, None]:
+            number, cross_key, cross_value, memories = per_layer
             read = {name: (*memories[name], mask) for name, mask in masks.items()}
-            states, self_key, self_value, windows, _ = carry
-            cross = (cross_key, cross_value)
-            carry, weights = layer.step(
-                states, self_key, self_value, windows, index, cross, read, *rest, with_weights=with_weights
-            )
-            return (*carry, weights), None
+            states, past, _ = carry
+            inputs = StepInputs(number, (cross_key, cross_value), read, *shared)
+            return layer.step(states, past, inputs, with_weights=with_weights), None
 
         masks = {name: mask for name, (_, _, mask) in cache.memories.items()}
         empty = jnp.zeros((*states.shape[:2], cache.source_mask.shape[1])) if with_weights else None
-        carry = (states, cache.self_key, cache.self_value, cache.windows, empty)
+        carry = (states, Past(cache.self_key, cache.self_value, cache.windows), empty)
         shared = (masks, cache.source_mask, bias, cache.position)
         length, unroll = self.num_layers, self.config.unroll
-        states, self_key, self_value, windows, weights = step_layers(
-            body, self.layers, carry, cache, *shared, length=length, unroll=unroll
-        )
+        states, past, weights = step_layers(body, self.layers, carry, cache, *shared, length=length, unroll=unroll)
         changed = cache.replace(  # type: ignore[attr-defined]
-            self_key=self_key, self_value=self_value, windows=windows, position=cache.position + 1
+            self_key=past.key, self_value=past.value, windows=past.windows, position=cache.position + 1
         )
         return self._finish(states, True), changed, weights

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from empax.core.files import DataError, WorkDir, hash_json, is_temporary, write_text
+from empax.core.files import DataError, WorkDir, hash_json, is_temporary, metric_rows, write_text
 from empax.core.inputs import Input, Inputs
 from empax.core.manifest import (
     describe,
@@ -262,11 +262,7 @@ class Records:
 
     def _lines(self, stage: str) -> list[str]:
         """The rows of a stage in metrics.jsonl, as they are."""
-        if not self._files.metrics.is_file():
-            return []
-        mark = f'{{"stage": "{stage}", '
-        text = self._files.metrics.read_bytes().decode("utf-8", "replace")
-        return [f"{line}\n" for line in text.split("\n") if line.startswith(mark)]
+        return [f"{line}\n" for line, row in metric_rows(self._files.metrics) if row["stage"] == stage]
 
     def _root_files(self) -> dict[Path, Any]:
         """Files beside the stages' folders, with what changes when one is written."""

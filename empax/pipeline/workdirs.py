@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, WorkDir, read_json, write_text
+from empax.core.files import DataError, WorkDir, metric_rows, read_json, write_text
 from empax.core.inputs import Inputs
 from empax.core.lock import holder
 from empax.core.manifest import is_known, read_config, read_done, read_sealed, verify_stage, write_config
@@ -226,9 +226,8 @@ def _forget(files: WorkDir, names: Sequence[str]) -> None:
         shutil.rmtree(aside)
         shutil.rmtree(files.tensorboard(name), ignore_errors=True)
     if names and files.metrics.is_file():
-        marks = tuple(f'{{"stage": "{name}", ' for name in names)
-        lines = files.metrics.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        write_text(files.metrics, "".join(line for line in lines if not line.startswith(marks)))
+        kept = (line for line, row in metric_rows(files.metrics) if row["stage"] not in names)
+        write_text(files.metrics, "".join(f"{line}\n" for line in kept))
     if names:
         log.info("to be made anew: %s", ", ".join(names))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from empax.core.files import system_errors, write_text
+from empax.core.files import metric_rows, system_errors, write_text
 from empax.core.progress import Progress
 from empax.training.sinks import Sink
 
@@ -176,8 +176,7 @@ def _drop_rows(
     path: Path, stage: str, resume_step: int, rows: Sequence[str] | None
 ) -> tuple[list[str], set[tuple[int, str]]]:
     """Leaves of the stage's rows those until `resume_step`, or `rows`; returns them, and steps and splits of others."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    found = [(line, row) for line in lines if (row := _parsed(line)) is not None]
+    found = metric_rows(path)
     others = [line for line, row in found if row["stage"] != stage]
     own = [line for line, row in found if row["stage"] == stage and row["step"] <= resume_step]
     later = {
@@ -186,18 +185,10 @@ def _drop_rows(
     if rows is not None and own != list(rows):
         log.warning("%s: %s is not what was written; its rows come from the checkpoint.", stage, path)
         own = list(rows)
-    if [*others, *own] != lines:
-        write_text(path, "".join(f"{line}\n" for line in (*others, *own)))
+    kept = "".join(f"{line}\n" for line in (*others, *own))
+    if kept.encode() != (path.read_bytes() if path.exists() else b""):
+        write_text(path, kept)
     return own, later
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    """A row; None where a killed process left its last line unfinished: its step comes again."""
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return row if isinstance(row, dict) and {"stage", "step"} <= set(row) else None
 
 
 class ProgressBar(Progress):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from html import escape
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from empax.core.config import ConfigError, UserError
-from empax.core.files import WorkDir, message_of, read_json
+from empax.core.files import WorkDir, message_of, metric_rows, read_json
 from empax.core.lock import holder
 from empax.core.system import AnswerOptions, RunContext, RunPlan, Stage
 from empax.data.store import load_instances
@@ -105,7 +104,7 @@ def check_run(workdir: Path) -> None:
 def watch_page(workdir: Path, replies: Replies) -> str:
     """The page as the run's files are now; it loads itself again every ten seconds."""
     files = WorkDir(workdir)
-    config, rows = read_json(files.config), _rows(workdir / "metrics.jsonl")
+    config, rows = read_json(files.config), [row for _, row in metric_rows(files.metrics)]
     running, stages = holder(files), list(dict.fromkeys(row["stage"] for row in rows))
     parts = [f"<header><h1>empax <span>{escape(workdir.name)}</span></h1></header><main>"]
     parts.append(f'<p class="quiet">{escape(running or "Nobody runs it now.")}</p>')
@@ -127,21 +126,6 @@ def watch_page(workdir: Path, replies: Replies) -> str:
     )
     body = "".join((*parts, "</main>"))
     return f'<!doctype html><html lang="en"><head>{head}<title>empax</title></head><body>{body}</body></html>'
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that somebody may be writing to."""
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # half a line
-            continue
-        if isinstance(row, dict) and {"stage", "step"} <= row.keys():
-            found.append(row)
-    return found
 
 
 def left(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:

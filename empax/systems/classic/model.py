@@ -16,7 +16,7 @@ from empax.models.arithmetic import contract
 from empax.models.copying import mixed_with_copies
 from empax.models.layers import normal
 from empax.models.scanned import DecodeCache, cache_dtype
-from empax.models.stack import Layer
+from empax.models.stack import Layer, Past, StepInputs
 from empax.models.transformer import EncoderDecoder, causal
 from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.adversary import AdversarySettings, Critic
@@ -90,18 +90,18 @@ class Listeners(nn.Module):
         """One token of every hypothesis."""
 
         def listen(layer: Layer, *args: Any) -> Any:
-            states, own, cross, mask, position = args
-            key, value, windows = jax.tree.map(lambda leaf: leaf[None], own)  # a cache of one layer
-            first = jnp.zeros((), jnp.int32)
-            (changed, *own), _ = layer.step(states, key, value, windows, first, cross, {}, mask, None, position)
-            return changed, jax.tree.map(lambda leaf: leaf[0], tuple(own))
+            states, past, cross, mask, position = args
+            past = jax.tree.map(lambda leaf: leaf[None], past)  # a cache of one layer
+            inputs = StepInputs(jnp.zeros((), jnp.int32), cross, {}, mask, None, position)
+            changed, past, _ = layer.step(states, past, inputs)
+            return changed, jax.tree.map(lambda leaf: leaf[0], past)
 
-        own, cross = (cache.self_key, cache.self_value, cache.windows), (cache.cross_key, cache.cross_value)
-        each, own = self._each(
-            listen, states, own, cross, cache.source_mask, cache.position, in_axes=(None, 0, 0, None, None)
+        past, cross = Past(cache.self_key, cache.self_value, cache.windows), (cache.cross_key, cache.cross_value)
+        each, past = self._each(
+            listen, states, past, cross, cache.source_mask, cache.position, in_axes=(None, 0, 0, None, None)
         )
         changed = cache.replace(  # type: ignore[attr-defined]
-            self_key=own[0], self_value=own[1], windows=own[2], position=cache.position + 1
+            self_key=past.key, self_value=past.value, windows=past.windows, position=cache.position + 1
         )
         return self._sum(gate, each), changed
 
