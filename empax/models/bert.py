@@ -256,8 +256,10 @@ class BertEncoder(nn.Module):
         if c.type_vocab_size:
             types = self.param("type_embedding", init, (c.type_vocab_size, width))
             places = places + types[None, :1]
-        states = (rows_of(tokens, ids) if embedded is None else embedded) + places
-        states = Norm("layer", c.layer_norm_eps, jnp.dtype(c.dtype), name="embedding_norm")(states)
+        if embedded is None:
+            assert ids is not None
+            embedded = rows_of(tokens, ids)
+        states = Norm("layer", c.layer_norm_eps, jnp.dtype(c.dtype), name="embedding_norm")(embedded + places)
         states = Dropout(c.dropout)(states, deterministic=deterministic)
         if c.embedding_size:
             states = contract("BSE,ED->BSD", states, self.param("embedding_projection", init, (width, c.d_model)))
