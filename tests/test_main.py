@@ -47,6 +47,14 @@ def test_help_is_there_before_any_array_library(command):
     assert "plan" in result.stdout
 
 
+def test_a_run_brings_tfds_only_where_it_prepares_a_corpus(command):
+    stages = "index, prepare, swaps, train"
+    result = command(
+        "-c", f"import sys; from empax.pipeline import {stages}; assert 'tensorflow_datasets' not in sys.modules"
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_a_plan_says_in_words_of_the_settings_what_a_model_would_refuse(monkeypatch, capsys, tmp_path):
     said = ["generator.buckets = 320 are too many", "generator.buckets = 320 are too many"]
 

@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 def enable_compilation_cache() -> None:
-    """Keeps compiled programs across runs."""
+    """Keeps compiled programs across runs: the small ones too, of which a run has a hundred."""
     jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def kept(path: Path, make: Callable[[], T], *, write: Callable[[Path, T], object], read: Callable[[Path], T]) -> T:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from empax.core.files import DataError
-from empax.core.types import Dialogue, Instance
+from empax.core.types import Dialogue, Instance, Utterance
 
 _FEWEST_WORDS = 4  # of a situation
 
@@ -15,6 +16,22 @@ _FIELDS = ("id", "context", "response", "emotion", "notes")
 
 STAGE_NOTES = ("context_attributes", "response_attributes", "reasons", "facts", "source", "situation", "told")
 """Notes of instances that stages of a run write; all others are fields of the corpus."""
+
+
+def alternate(texts: Sequence[str]) -> tuple[Utterance, ...]:
+    """Turns of two people; the speaker begins."""
+    return tuple(Utterance("listener" if i % 2 else "speaker", text) for i, text in enumerate(texts))
+
+
+def example_of(dialogue: Dialogue, *, notes: bool = False) -> dict[str, Any]:
+    """What a `data.builder.DialogueBuilder` keeps of a dialogue; with `notes` if it `HAS_NOTES`."""
+    return {
+        "id": dialogue.id,
+        "emotion": dialogue.emotion,
+        "situation": dialogue.situation,
+        "utterances": [utterance.text for utterance in dialogue.utterances],
+        **({"notes": json.dumps(dialogue.notes)} if notes else {}),
+    }
 
 
 def to_instances(

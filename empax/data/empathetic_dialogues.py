@@ -20,9 +20,7 @@ import urllib.request
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
-
-import tensorflow_datasets as tfds
+from typing import Any
 
 from empax.core.files import hash_file, write_atomically
 from empax.core.inputs import note, note_known
@@ -30,9 +28,8 @@ from empax.core.paths import expand
 from empax.core.settings import cache_dir
 from empax.core.text_files import DataError, check_length, check_regular, split_lines
 from empax.core.types import EMOTIONS, Dialogue, Instance
-from empax.data.builder import DialogueBuilder, alternate, example_of, load
 from empax.data.corpora import data_folder
-from empax.data.dialogues import to_instances
+from empax.data.dialogues import alternate, example_of, to_instances
 
 ARCHIVE_NAME = "empatheticdialogues.tar.gz"
 ARCHIVE_URL = f"https://dl.fbaipublicfiles.com/parlai/empatheticdialogues/{ARCHIVE_NAME}"
@@ -251,35 +248,9 @@ def _text(field: str) -> str:
     return field.replace("_comma_", ",").strip()
 
 
-class EmpatheticDialogues(DialogueBuilder):
-    """TFDS builder of EmpatheticDialogues, in the archive's order.
-
-    Args:
-      archive: what `find_archive` gave; needed to prepare, not to read what is prepared.
-      kwargs: those of every TFDS builder.
-    """
-
-    # TFDS has a catalogue entry "empathetic_dialogues"; ours must not shadow it.
-    name = "empax_empathetic_dialogues"
-    ABOUT: ClassVar[dict[str, Any]] = {
-        "description": "Conversations grounded in one of 32 emotions; odd utterances are the speaker's.",
-        "homepage": "https://github.com/facebookresearch/EmpatheticDialogues",
-        "license": "CC BY-NC 4.0",
-    }
-
-    def __init__(self, *, archive: Path | None = None, **kwargs: Any):
-        self._archive = archive
-        super().__init__(**kwargs)
-
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
-        del dl_manager  # find_archive downloads, so that the errors can say what to do
-        if self._archive is None:
-            raise DataError("EmpatheticDialogues(archive=...) needs the archive to prepare; see find_archive.")
-        return {split: self._generate_examples(self._archive, split) for split in SPLITS}
-
-    def _generate_examples(self, archive: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        for position, dialogue in enumerate(read_dialogues(archive, split)):
-            yield position, example_of(dialogue)
+def _split_examples(archive: Path) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
+    """What a builder keeps of each split, in the archive's order."""
+    return {split: enumerate(map(example_of, read_dialogues(archive, split))) for split in SPLITS}
 
 
 def load_dialogues(
@@ -299,4 +270,7 @@ def load_dialogues(
     archive = find_archive(data_dir)
     root = Path(prepared_dir) if prepared_dir else cache_dir()
     folder = root / "tfds" / f"empathetic_dialogues-{hash_file(archive)[:16]}"
-    return load(functools.partial(EmpatheticDialogues, archive=archive), folder, tuple(SPLITS))
+    from empax.data.builder import EmpatheticDialogues, load
+
+    examples = functools.partial(_split_examples, archive)
+    return load(functools.partial(EmpatheticDialogues, examples=examples), folder, tuple(SPLITS))

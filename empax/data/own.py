@@ -16,9 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
-
-import tensorflow_datasets as tfds
+from typing import Any
 
 from empax.core.config import ConfigError
 from empax.core.files import hash_file, hash_json
@@ -27,8 +25,7 @@ from empax.core.paths import expand
 from empax.core.settings import cache_dir
 from empax.core.text_files import DataError, parse_object, read_lines
 from empax.core.types import EMOTIONS, Dialogue, Instance
-from empax.data.builder import DialogueBuilder, alternate, example_of, load
-from empax.data.dialogues import STAGE_NOTES, to_instances
+from empax.data.dialogues import STAGE_NOTES, alternate, example_of, to_instances
 
 SPLITS = ("train", "validation", "test")
 
@@ -188,37 +185,19 @@ def _examples(path: str, split: str, alone: bool) -> Iterator[tuple[str, dict[st
         yield f"{Path(path).name}:{number}", example_of(dialogue, notes=True)
 
 
-class OwnDialogues(DialogueBuilder):
-    """TFDS builder of a folder of JSON-lines files, in an order that a hash of file and line gives.
-
-    Args:
-      folder: as `find_files` takes it; needed to prepare, not to read what is prepared.
-      beam: whether Apache Beam reads the files, each by one worker.
-      kwargs: those of every TFDS builder.
-    """
-
-    name = "empax_own_dialogues"
-    ABOUT: ClassVar[dict[str, Any]] = {"description": "Dialogues from a folder of JSON-lines files."}
-    IN_ORDER = False
-    HAS_NOTES = True
-    VERSION = tfds.core.Version("1.1.0")
-
-    def __init__(self, *, folder: str = "", beam: bool = False, **kwargs: Any):
-        self._folder, self._beam = folder, beam
-        super().__init__(**kwargs)
-
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
-        del dl_manager
-        return {split: self._generate_examples(paths, split) for split, paths in find_files(self._folder).items()}
-
-    def _generate_examples(self, paths: Sequence[Path], split: str) -> Any:
-        alone = expand(self._folder).is_file()
+def _split_examples(folder: str, beam: bool) -> dict[str, Any]:
+    """What a builder keeps of each split; with `beam` Apache Beam reads the files, each by one worker."""
+    alone, found = expand(folder).is_file(), {}
+    for split, paths in find_files(folder).items():
         parts = [(str(path), split, alone) for path in paths]
-        if self._beam:
-            import apache_beam as beam  # few have it
+        if beam:
+            import apache_beam  # few have it
 
-            return beam.Create(parts) | beam.Reshuffle() | beam.FlatMapTuple(_examples)
-        return (example for part in parts for example in _examples(*part))
+            read = apache_beam.Create(parts) | apache_beam.Reshuffle() | apache_beam.FlatMapTuple(_examples)
+        else:
+            read = itertools.chain.from_iterable(itertools.starmap(_examples, parts))
+        found[split] = read
+    return found
 
 
 def load_dialogues(
@@ -238,8 +217,16 @@ def load_dialogues(
     """
     root = Path(prepared_dir) if prepared_dir else cache_dir()
     prepared = root / "tfds" / f"own-{files_hash(folder)}"
-    make = functools.partial(OwnDialogues, folder=str(folder), beam=bool(beam))
-    found = load(make, prepared, SPLITS, _beam_config(beam) if beam else None)
+    from empax.data.builder import OwnDialogues, load
+
+    options = None
+    if beam:
+        check_beam(beam)
+        from apache_beam.options.pipeline_options import PipelineOptions  # few have it
+
+        options = PipelineOptions(list(beam))
+    examples = functools.partial(_split_examples, str(folder), bool(beam))
+    found = load(functools.partial(OwnDialogues, examples=examples), prepared, SPLITS, options)
     for split, dialogues in found.items():
         (name, times), *_ = Counter(dialogue.id for dialogue in dialogues).most_common(1)
         if times > 1:
@@ -253,10 +240,3 @@ def check_beam(options: Sequence[str], where: str = "config.data.beam") -> None:
         raise ConfigError(
             f"{where} needs Apache Beam, which is not installed; pip install 'empax[beam]', or leave it empty."
         )
-
-
-def _beam_config(options: Sequence[str]) -> Any:
-    check_beam(options)
-    from apache_beam.options.pipeline_options import PipelineOptions  # few have it
-
-    return tfds.download.DownloadConfig(try_download_gcs=False, beam_options=PipelineOptions(list(options)))

@@ -181,12 +181,20 @@ def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Param
             f"rank = {settings.rank} is more than {most}, the smaller side of the largest weight that pattern = "
             f"{settings.pattern!r} finds, with which adapters can be anything; take a lower one."
         )
-    adapters: dict[str, Params] = {}
-    for number, (name, (shape, axes)) in enumerate(found.items()):
+    # Each has a key of its own; those of one shape are drawn together, since every draw compiles for a while.
+    alike: dict[tuple[int, ...], list[int]] = {}
+    parts: list[tuple[tuple[int, ...], ...]] = []
+    for number, (shape, axes) in enumerate(found.values()):
         layers, shape = (shape[:1], shape[1:]) if axes.stacked else ((), shape)
-        inputs, outputs = shape[: axes.inputs], shape[axes.inputs :]
-        normal = jax.random.normal(jax.random.fold_in(rng, number), (*layers, *inputs, settings.rank))
-        a, b = normal * math.prod(inputs) ** -0.5, jnp.zeros((*layers, settings.rank, *outputs))
+        parts.append((layers, shape[: axes.inputs], shape[axes.inputs :]))
+        alike.setdefault((*layers, *parts[-1][1], settings.rank), []).append(number)
+    normal: dict[int, jax.Array] = {}
+    for shape, numbers in alike.items():
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.array(numbers))
+        normal.update(zip(numbers, jax.vmap(lambda key, shape=shape: jax.random.normal(key, shape))(keys), strict=True))
+    adapters: dict[str, Params] = {}
+    for number, (name, (layers, inputs, outputs)) in enumerate(zip(found, parts, strict=True)):
+        a, b = normal[number] * math.prod(inputs) ** -0.5, jnp.zeros((*layers, settings.rank, *outputs))
         adapters[name] = {"a": a, "b": b}
     return unflatten_dict(adapters, sep="/")
 

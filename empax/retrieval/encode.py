@@ -39,19 +39,21 @@ class Economy:
       tokens_per_batch: padded tokens in one batch.
       full_batches: texts of a length between two buckets are padded to it, not to the bucket, if they fill so many.
       growth: batches of fewer texts than fill one have a power of this as their rows.
-      slack: lengths are given up for longer ones while the padded tokens grow by no more than this share.
+      slack: lengths are given up for longer ones while the padded tokens grow by no more than this share,
+      padding: or by so many, if that is more.
     """
 
     tokens_per_batch: int
     full_batches: int
     growth: int
     slack: float
+    padding: int
 
 
 # The layers of a small batch find what the last one wrote in the cache, and a shape compiles within a second.
-CPU = Economy(tokens_per_batch=1024, full_batches=8, growth=2, slack=0.0)
+CPU = Economy(tokens_per_batch=1024, full_batches=8, growth=2, slack=0.0, padding=4096)
 # A batch takes milliseconds, and a shape ten seconds or more to compile.
-ACCELERATOR = Economy(tokens_per_batch=32768, full_batches=1000, growth=16, slack=0.1)
+ACCELERATOR = Economy(tokens_per_batch=32768, full_batches=1000, growth=16, slack=0.1, padding=0)
 
 
 def economy(tokens_per_batch: int | None = None) -> Economy:
@@ -175,13 +177,13 @@ def _padded_lengths(lengths: np.ndarray, buckets: np.ndarray, worth: Economy) ->
     finer = np.minimum(-(-lengths // _STEP) * _STEP, bucket)
     texts = np.bincount(finer, minlength=1)  # of each length
     many = worth.full_batches * worth.tokens_per_batch
-    return _fewer(np.where((texts * np.arange(len(texts)))[finer] >= many, finer, bucket), worth.slack)
+    return _fewer(np.where((texts * np.arange(len(texts)))[finer] >= many, finer, bucket), worth)
 
 
-def _fewer(padded: Int[np.ndarray, " N"], slack: float) -> Int[np.ndarray, " N"]:
-    """Of as few lengths as `slack` allows: the one that costs least becomes the next longer one, and so on."""
+def _fewer(padded: Int[np.ndarray, " N"], worth: Economy) -> Int[np.ndarray, " N"]:
+    """Of as few lengths as `worth` allows: the one that costs least becomes the next longer one, and so on."""
     lengths, texts = np.unique(padded, return_counts=True)
-    padded, left = padded.copy(), slack * padded.sum()
+    padded, left = padded.copy(), max(worth.slack * padded.sum(), worth.padding)
     while len(lengths) > 1:
         costs = texts[:-1] * np.diff(lengths)
         least = int(np.argmin(costs))
@@ -207,7 +209,7 @@ def _pad(
     return ids, mask
 
 
-KEPT_FROM = 1000
+KEPT_FROM = 256
 """How many texts make it worth while to keep their embeddings."""
 
 Texts: TypeAlias = Callable[[Sequence[Instance]], list[list[int]]]

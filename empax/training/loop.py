@@ -36,7 +36,7 @@ from empax.training.checkpoint import RESULT, Checkpointer, load_params, meet
 from empax.training.interruption import Interrupted, InterruptSignals
 from empax.training.metrics_log import MetricsLog, ProgressBar
 from empax.training.profiling import Profiler
-from empax.training.programs import make_programs
+from empax.training.programs import Compiling, make_programs
 from empax.training.settings import LoopSettings, check_batch_sizes, check_whole_batches
 from empax.training.sinks import open_sinks
 
@@ -127,6 +127,7 @@ def fit(
     with contextlib.ExitStack() as stack:
         run = _Run(task, train, validation, settings, frozen, stage, on_refresh, mesh, logical)
         run.checkpointer = stack.enter_context(contextlib.closing(Checkpointer(directory)))
+        run.compiling = stack.enter_context(contextlib.closing(Compiling()))
         meet(stage)  # what comes before may take one process longer than another
         run.start(initial)
         board = metrics_path.parent / "tensorboard" / stage
@@ -157,6 +158,8 @@ class _Run:
     """One call of `fit`: the parts, the state, and what happens between two steps."""
 
     checkpointer: Checkpointer
+    compiling: Compiling
+    train_step: Callable[[TrainState, Params, AnyBatch], tuple[TrainState, Metrics]]
     log: MetricsLog | None = None  # of the process that writes
     rows: list[str] | None = None  # of metrics.jsonl, until the restored step
     bar: ProgressBar
@@ -193,7 +196,9 @@ class _Run:
         self.since = time.monotonic()
 
     def start(self, initial: Callable[[Params], Params] | None) -> None:
-        """Makes the state, or restores it; compiles nothing but the initialiser."""
+        """Makes the state, or restores it; meanwhile the first update is compiled, and if that takes longer, the first
+        evaluation.
+        """
         batch = next(iter(self._batches(0, 1)))
         programs = make_programs(self.task, self.settings, batch, mesh=self.mesh, logical=self.logical)
         restored = self.checkpointer.restore_latest(programs.template)
@@ -202,12 +207,31 @@ class _Run:
             self.rows = extra.pop("rows")
             self.counters = Counters(**extra)
             self.window = Window.restored(self.counters.window)
-        else:
-            self.state = programs.first_state(initial)
-        log.info("%s: %d parameters, from step %d.", self.stage, count_params(programs.template.params), self.step)
         self.programs, self.train_step = programs, programs.train
+        self._compile_update()
+        if restored is None:
+            self.state = programs.first_state(initial)
+        if self.compiling.busy:
+            self._compile_evaluation()
+        log.info("%s: %d parameters, from step %d.", self.stage, count_params(programs.template.params), self.step)
         # Until the first answers of this process have been looked at.
         self.unchecked = self.task if isinstance(self.task, ReinforcedTask) else None
+
+    def _compile_update(self) -> None:
+        # Of several processes, those on GPUs choose kernels together, and so in one order.
+        if jax.process_count() > 1 or self._is_over():
+            return
+        batch = next(iter(self._batches(self.step, self.step + 1)))
+        placed = distributed.place(batch, batch_sharding(self.mesh))
+        self.compiling.begin(*self.programs.lower_update(self.frozen, placed))
+
+    def _compile_evaluation(self) -> None:
+        if self.validation is None:
+            return
+        _, batch = next(self._eval_batches(self.validation))
+        placed = distributed.place(batch, batch_sharding(self.mesh))
+        params, rng = self.programs.template.params, jax.random.key(self.settings.seed)
+        self.compiling.begin(self.programs.evaluate.lower(params, self.frozen, placed, rng))
 
     def train_to_end(self) -> None:
         self.since = time.monotonic()
@@ -245,6 +269,10 @@ class _Run:
             )
         )
 
+    def _eval_batches(self, validation: Examples) -> Iterator[tuple[np.ndarray, AnyBatch]]:
+        size = self.settings.eval_batch_size or self.settings.batch_size
+        return eval_batches(validation, batch_size=size, buckets=self.settings.buckets)
+
     def _update(self, batch: AnyBatch) -> None:
         examples = int(np.sum(batch.valid))
         shapes = str(jax.tree.map(np.shape, batch))
@@ -261,6 +289,7 @@ class _Run:
         self.shapes.add(shapes)
         self.last_shapes, self.compiled = shapes, new
         batch = distributed.place(batch, batch_sharding(self.mesh))
+        self.compiling.wait()
         if self.programs.explore is not None:
             batch = self.programs.explore(self.state, self.frozen, batch)
         logged: Metrics = {}
@@ -355,13 +384,11 @@ class _Run:
     def _evaluate(self, validation: Examples) -> None:
         self._sync()
         give_back_freed_memory()  # an evaluation takes buffers of other sizes
-        settings, counters, window = self.settings, self.counters, Window.starting_from({})
-        size = settings.eval_batch_size or settings.batch_size
+        counters, window = self.counters, Window.starting_from({})
         params = self._judged_params()
-        rng = jax.random.key(settings.seed)
-        batches = eval_batches(validation, batch_size=size, buckets=settings.buckets)
+        rng = jax.random.key(self.settings.seed)
         with Progress(f"{self.stage}: validation", total=len(validation), unit="examples") as progress:
-            for number, (_, batch) in enumerate(batches):
+            for number, (_, batch) in enumerate(self._eval_batches(validation)):
                 rows = int(np.sum(batch.valid))
                 batch = distributed.place(batch, batch_sharding(self.mesh))
                 metrics = self.programs.evaluate(params, self.frozen, batch, jax.random.fold_in(rng, number))

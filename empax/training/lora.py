@@ -60,11 +60,12 @@ class LoraTask:
     def init(self, rng: jax.Array, batch: AnyBatch) -> Params:
         """Adapters that change nothing yet, and fresh parameters where the task says so."""
         first, second = jax.random.split(rng)
-        shapes = jax.eval_shape(self.task.init, first, batch)
+        whole = jax.jit(lambda rng: self.task.init(rng, batch))  # traced once for shapes and values
+        shapes = jax.eval_shape(whole, first)
         trained: Params = {}
         if self.task.whole:
             # Compiled as one, so that what is not kept is never made.
-            trained = jax.jit(lambda rng: self._split(self.task.init(rng, batch))[0])(first)
+            trained = jax.jit(lambda rng: self._split(whole(rng))[0])(first)
         return {"adapters": init_adapters(second, self._split(shapes)[1], self.settings), "trained": trained}
 
     def freeze(self, params: Params, frozen: Params) -> Params:

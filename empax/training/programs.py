@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +33,7 @@ from empax.training.step import (
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """What a stage calls. Each program is compiled when it is first called.
+    """What a stage calls. Each program is compiled when it is first called, or before that by `Compiling`.
 
     Attributes:
       template: shapes, types and shardings of the state.
@@ -52,6 +54,24 @@ class Programs:
     explore: ExploreStep | None
     begin: IterationStart | None
     learning_rate: Callable[[int], jax.Array]
+
+    def lower_update(self, frozen: Params, batch: AnyBatch) -> list[jax.stages.Lowered]:
+        """What an update on a batch of these shapes calls, traced: `explore` or `begin`, and `train` on what they give.
+
+        Args:
+          frozen: see `core.protocols.Task`.
+          batch: as it lies on the devices.
+        """
+        lowered: list[jax.stages.Lowered] = []
+        for before in (self.explore, self.begin):
+            if before is None:
+                continue
+            lowered.append(before.lower(self.template, frozen, batch))
+            found = lowered[-1].out_info
+            batch = found if before is self.explore else found[0]
+        if self.begin is None or self.begin.gives_batch:
+            lowered.append(self.train.lower(self.template, frozen, batch))
+        return lowered
 
     def first_state(self, initial: Callable[[Params], Params] | None) -> TrainState:
         """The state before the first update.
@@ -74,6 +94,36 @@ class Programs:
         return dataclasses.replace(state, params=distributed.place(params, places, may_alias=False))
 
 
+class Compiling:
+    """Programs that are compiled side by side in threads: XLA, which compiles, does not hold Python's lock.
+
+    Tracing does, and reads settings of its thread: so what is traced comes here, from the thread that calls it later.
+    That call finds the compiled program, once `wait` has returned.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="compile")
+        self._pending: list[Future[Any]] = []
+
+    def begin(self, *lowered: jax.stages.Lowered) -> None:
+        """Begins to compile each."""
+        self._pending += [self._threads.submit(one.compile) for one in lowered]
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is not compiled yet."""
+        return not all(one.done() for one in self._pending)
+
+    def wait(self) -> None:
+        """Waits for all of them; raises what compiling raised."""
+        while self._pending:
+            self._pending.pop().result()
+
+    def close(self) -> None:
+        """Leaves what has not begun."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
 def make_programs(
     task: Task, settings: LoopSettings, batch: AnyBatch, *, mesh: Mesh, logical: Mapping[str, str]
 ) -> Programs:
@@ -87,13 +137,15 @@ def make_programs(
       logical: over which axis of the mesh parameters are split, by the names of their axes.
     """
     init_rng, rng = jax.random.split(jax.random.key(settings.seed))
-    shapes = jax.eval_shape(task.init, init_rng, batch)
+    # A program of its own, so that it is traced once for all that follows.
+    init = jax.jit(lambda rng, batch: task.init(rng, batch))
+    shapes = jax.eval_shape(init, init_rng, batch)
     starts = first_updates(task, shapes, settings.updates_per_batch)
     optimizer = make_optimizer(settings.optimizer, shapes, settings.updates, starts=starts)
     reinforced = task if isinstance(task, ReinforcedTask) else None
 
     def make(init_rng: jax.Array, rng: jax.Array, batch: AnyBatch) -> TrainState:
-        params = task.init(init_rng, batch)
+        params = init(init_rng, batch)
         memory = reinforced.init_memory() if reinforced else {}
         return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), rng, memory)
 

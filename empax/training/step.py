@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -15,10 +14,12 @@ from empax.core.protocols import OnlineTask, ReinforcedTask, Task
 from empax.core.sharding import rows_split_as
 from empax.core.types import AnyBatch, Mean, Metrics, Params, TrainState
 
-TrainStep: TypeAlias = Callable[[TrainState, Params, AnyBatch], tuple[TrainState, Metrics]]
-EvalStep: TypeAlias = Callable[[Params, Params, AnyBatch, jax.Array], Metrics]
-ExploreStep: TypeAlias = Callable[[TrainState, Params, AnyBatch], AnyBatch]
-IterationStart: TypeAlias = Callable[[TrainState, Params, AnyBatch], tuple[TrainState, AnyBatch, Metrics]]
+TrainStep: TypeAlias = jax.stages.Wrapped
+"""(state, frozen, batch) -> (state, metrics), compiled."""
+EvalStep: TypeAlias = jax.stages.Wrapped
+"""(params, frozen, batch, rng) -> metrics, compiled."""
+ExploreStep: TypeAlias = jax.stages.Wrapped
+"""(state, frozen, batch) -> batch, compiled."""
 
 _EXPLORE_STREAM = 2**31 - 1  # the update folds in the micro-batch's index here, which is never that large
 _ORDER_STREAM = 2**31 - 3
@@ -162,6 +163,28 @@ def make_explore_step(task: OnlineTask, *, batch: Any = None) -> ExploreStep:
     return jax.jit(step, out_shardings=batch)
 
 
+@dataclasses.dataclass(frozen=True)
+class IterationStart:
+    """(state, frozen, batch) -> (state, rated batch, what to log); see `make_iteration_start`."""
+
+    _first: jax.stages.Wrapped
+    _rest: Callable[[Params, AnyBatch, Any], tuple[AnyBatch, Any, Metrics]] | None
+
+    @property
+    def gives_batch(self) -> bool:
+        """Whether `lower` knows the rated batch."""
+        return self._rest is None
+
+    def __call__(self, state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[TrainState, AnyBatch, Metrics]:
+        found = self._first(state, frozen, batch)
+        rated, memory, metrics = found if self._rest is None else self._rest(frozen, found, state.memory)
+        return dataclasses.replace(state, memory=memory), rated, metrics
+
+    def lower(self, state: TrainState, frozen: Params, batch: AnyBatch) -> jax.stages.Lowered:
+        """The first compiled call, traced."""
+        return self._first.lower(state, frozen, batch)
+
+
 def make_iteration_start(task: ReinforcedTask, *, batch: Any = None, replicated: Any = None) -> IterationStart:
     """What comes before the updates of an iteration: (state, frozen, batch) -> (state, rated batch, what to log).
 
@@ -176,21 +199,14 @@ def make_iteration_start(task: ReinforcedTask, *, batch: Any = None, replicated:
             return task.rollout(state.params, frozen, given, rng)
 
     if task.rates_on_host:
-        answer, credit = jax.jit(rollout, out_shardings=batch), jax.jit(task.credit, out_shardings=credited)
+        credit = jax.jit(task.credit, out_shardings=credited)
 
-        def start(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[TrainState, AnyBatch, Metrics]:
-            rated = task.rate(frozen, answer(state, frozen, batch))
-            rated, memory, metrics = credit(frozen, rated, state.memory)
-            return dataclasses.replace(state, memory=memory), rated, metrics
+        def rest(frozen: Params, answered: AnyBatch, memory: Any) -> tuple[AnyBatch, Any, Metrics]:
+            return credit(frozen, task.rate(frozen, answered), memory)
 
-        return start
+        return IterationStart(jax.jit(rollout, out_shardings=batch), rest)
 
-    @functools.partial(jax.jit, out_shardings=credited)
     def whole(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[AnyBatch, Any, Metrics]:
         return task.credit(frozen, task.rate(frozen, rollout(state, frozen, batch)), state.memory)
 
-    def start_compiled(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[TrainState, AnyBatch, Metrics]:
-        rated, memory, metrics = whole(state, frozen, batch)
-        return dataclasses.replace(state, memory=memory), rated, metrics
-
-    return start_compiled
+    return IterationStart(jax.jit(whole, out_shardings=credited), None)

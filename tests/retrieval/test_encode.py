@@ -1,3 +1,4 @@
+import dataclasses
 import sys
 
 import jax
@@ -5,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from empax.retrieval import encode
 from empax.retrieval.encode import BUCKETS, _fewer, economy, embed, plan_batches
 
 PAD = 0
@@ -69,7 +71,8 @@ def shapes_of(token_ids, params, **options):
     return set(shapes[1:])
 
 
-def test_few_shapes_within_the_token_budget(params):
+def test_few_shapes_within_the_token_budget(params, monkeypatch):
+    monkeypatch.setattr(encode, "CPU", dataclasses.replace(encode.CPU, padding=0))
     shapes = []
     encoder, options = traced(shapes), {"pad_id": PAD, "tokens_per_batch": 64, "buckets": (8, 16, 32)}
     embed(encoder, params, texts(80), **options)
@@ -79,7 +82,8 @@ def test_few_shapes_within_the_token_budget(params):
     assert shapes[before:] in ([], shapes[:1]), "a second corpus must compile nothing"
 
 
-def test_many_texts_of_a_length_are_padded_less(params):
+def test_many_texts_of_a_length_are_padded_less(params, monkeypatch):
+    monkeypatch.setattr(encode, "CPU", dataclasses.replace(encode.CPU, padding=0))
     token_ids = [[1] * 20] * 25 + [[1] * 12] * 42 + [[1] * 30]
     # 26 texts of 20 tokens fill 8 batches of 64 tokens, as would 43 of 12.
     options = {"tokens_per_batch": 64, "buckets": (8, 16, 32)}
@@ -88,6 +92,18 @@ def test_many_texts_of_a_length_are_padded_less(params):
     assert shapes_of(token_ids, params, **options) == {(4, 16), (3, 20), (1, 32)}
     found = embed(mean_encoder, params, token_ids, pad_id=PAD, **options)
     np.testing.assert_allclose(found, one_by_one(params, token_ids), rtol=1e-5, atol=1e-6)
+
+
+def test_few_texts_of_a_length_share_the_shape_of_longer_ones(params, monkeypatch):
+    token_ids = [[1] * 5] * 10 + [[1] * 12] * 3 + [[1] * 20]
+    options = {"tokens_per_batch": 64, "buckets": (8, 16, 32)}
+    alone = one_by_one(params, token_ids)
+    # Those of 16 cost 48 tokens of padding among those of 32; those of 8 then cost 240 more.
+    for padding, expected in ((47, {(8, 8), (4, 16), (1, 32)}), (48, {(8, 8), (2, 32)}), (288, {(2, 32)})):
+        monkeypatch.setattr(encode, "CPU", dataclasses.replace(encode.CPU, padding=padding))
+        assert shapes_of(token_ids, params, **options) == expected
+        found = embed(mean_encoder, params, token_ids, pad_id=PAD, **options)
+        np.testing.assert_allclose(found, alone, rtol=1e-5, atol=1e-6)
 
 
 def test_one_query_is_not_padded_to_a_whole_batch(params):
@@ -120,7 +136,10 @@ def test_an_accelerator_compiles_few_shapes(params, monkeypatch):
 )
 def test_lengths_are_given_up_while_padding_grows_by_little(slack, expected):
     """8 into 16 costs 8 tokens of 200, then 32 into 64 another 32 and 16 into 32 48."""
-    assert _fewer(np.array([8, 16, 16, 32, 64, 64]), slack).tolist() == expected
+    assert (
+        _fewer(np.array([8, 16, 16, 32, 64, 64]), dataclasses.replace(encode.ACCELERATOR, slack=slack)).tolist()
+        == expected
+    )
 
 
 @pytest.mark.multidevice

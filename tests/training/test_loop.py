@@ -201,11 +201,15 @@ def watch_updates(monkeypatch, events, event):
     def watched(*args, **options):
         programs = make(*args, **options)
 
-        def step(state, frozen, batch):
-            events.append(event(batch))
-            return programs.train(state, frozen, batch)
+        class Watched:
+            def __call__(self, state, frozen, batch):
+                events.append(event(batch))
+                return programs.train(state, frozen, batch)
 
-        return dataclasses.replace(programs, train=step)
+            def __getattr__(self, name):
+                return getattr(programs.train, name)
+
+        return dataclasses.replace(programs, train=Watched())
 
     monkeypatch.setattr(loop, "make_programs", watched)
 

@@ -47,10 +47,15 @@ class EmotionParts:
                 return trained
         rng = jax.random.key(run.seed)
         ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
-        # Compiled as one: op by op it takes seconds.
-        fresh = jax.jit(self.retriever.init)(rng, ids, mask)
-        if self.retrieval.encoder.params is not None:
-            fresh |= {name: self.retrieval.encoder.params for name in fresh if name.endswith("encoder")}
+        known = self.retrieval.encoder.params
+
+        # Compiled as one: op by op it takes seconds. What is known is not drawn.
+        @jax.jit
+        def init(rng: jax.Array) -> Params:
+            drawn = self.retriever.init(rng, ids, mask)
+            return {name: None if known and name.endswith("encoder") else leaf for name, leaf in drawn.items()}
+
+        fresh = {name: known if leaf is None else leaf for name, leaf in init(rng).items()}
         return fresh | trained
 
     def corpus_encoder(self, params: Params) -> CorpusEncoder:

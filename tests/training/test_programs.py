@@ -1,0 +1,66 @@
+"""What a stage compiles, when, and in which thread."""
+
+import threading
+
+import jax
+import pytest
+from jax import monitoring
+from jax._src import monitoring as unregistered
+
+from empax.training import loop
+from empax.training.programs import Compiling
+
+
+@pytest.fixture
+def compiled():
+    """(program, thread) of everything that is compiled meanwhile."""
+    found = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event.endswith("backend_compile_duration"):
+            found.append((kwargs.get("fun_name"), threading.current_thread().name.partition("_")[0]))
+
+    monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    unregistered.unregister_event_duration_listener(listen)
+
+
+def steps_in(compiled):
+    return [thread for name, thread in compiled if name == "jit(step)"]
+
+
+def test_the_first_update_compiles_in_a_thread_and_once(tiny, tmp_path, compiled):
+    tiny.train(tmp_path, validation=None, settings=tiny.settings(steps=3, buckets=(6,), refresh_every_steps=0))
+    assert steps_in(compiled) == ["compile"]
+
+
+def test_so_does_the_evaluation_where_the_update_takes_longer(tiny, tmp_path, compiled, monkeypatch):
+    monkeypatch.setattr(Compiling, "busy", True)
+    settings = tiny.settings(steps=3, buckets=(6,), refresh_every_steps=0)
+    result = tiny.train(tmp_path / "beside", settings=settings)
+    assert steps_in(compiled) == ["compile"] * 2
+    compiled.clear()
+    monkeypatch.setattr(Compiling, "busy", False)
+    jax.clear_caches()
+    after = tiny.train(tmp_path / "after", settings=settings)
+    assert sorted(steps_in(compiled)) == ["MainThread", "compile"]
+    assert (result.best_value, result.step) == (after.best_value, after.step)
+
+
+def test_what_compiling_raises_is_raised_where_it_is_waited_for(tiny, tmp_path, monkeypatch):
+    def fails(self):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", fails)
+    with pytest.raises(MemoryError, match="no room"):
+        tiny.train(tmp_path, validation=None, settings=tiny.settings(steps=1, refresh_every_steps=0))
+
+
+def test_what_is_done_compiles_nothing(tiny, tmp_path, compiled):
+    settings = tiny.settings(steps=2, buckets=(6,), refresh_every_steps=0)
+    tiny.train(tmp_path, validation=None, settings=settings)
+    (tmp_path / "tiny" / loop.RESULT).unlink()
+    jax.clear_caches()
+    compiled.clear()
+    tiny.train(tmp_path, validation=None, settings=settings)
+    assert steps_in(compiled) == []
