@@ -39,7 +39,7 @@ def recipe(model: str) -> ConfigDict:
     config.reg = models(model)
     config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": model, "tags": False}})
     # As many contexts as are learnt from.
-    config.index = common.index(encoder="", candidates=2, queries={"train": 32, "validation": 8})
+    config.index = common.index(encoder="", candidates=2, queries={"train": 16, "validation": 8})
     # One length, and validation on few rows once: most of so short a run would be compilation.
     config.generator = common.train(
         task="generator",
@@ -49,7 +49,7 @@ def recipe(model: str) -> ConfigDict:
         best_metric=None,
         max_validation_examples=8,
         optimizer={"warmup_steps": 1, "schedule": "linear"},
-        **common.sizes(steps=6, batch_size=4, evaluations=1),
+        **common.sizes(steps=4, batch_size=4, evaluations=1),
     )
     config.joint = common.train(
         task="joint",
@@ -62,7 +62,7 @@ def recipe(model: str) -> ConfigDict:
         best_metric=None,
         max_validation_examples=8,
         optimizer={"warmup_steps": 1, "schedule": "linear", "groups": FROZEN},
-        **common.sizes(steps=6, batch_size=4, evaluations=1),
+        **common.sizes(steps=4, batch_size=4, evaluations=1),
     )
     config.evaluate = ConfigDict(
         {

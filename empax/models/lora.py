@@ -24,7 +24,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from flax.core import meta
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -236,6 +236,37 @@ def adapt(base: Params, adapters: Params, settings: LoraSettings, rng: jax.Array
         return LowRank(leaf, a, b, settings.factor)
 
     return jax.tree.unflatten(structure, [put(name, leaf) for name, (_, leaf) in zip(names, leaves, strict=True)])
+
+
+def stacked(
+    first: Params, second: Params, settings: LoraSettings, other: LoraSettings, base: Params
+) -> tuple[Params, LoraSettings]:
+    r"""Adapters that do what two sets of them do together, and their settings.
+
+    .. math:: f_1 A_1 B_1 + f_2 A_2 B_2 = [f_1 A_1, f_2 A_2] [B_1; B_2], \quad f_i = \alpha_i / r_i
+
+    Args:
+      first: adapters; where one set adapts nothing, it counts as zeros.
+      second: those that were trained on the sum of `base` and `first`.
+      settings: of `first`.
+      other: of `second`; the result has their pattern and dropout.
+      base: parameters of the model, or their shapes.
+    """
+    adapters: dict[str, Any] = {}
+    flat: list[dict[str, Any]] = [flatten_dict(tree, sep="/") for tree in (first, second)]
+    for name in dict.fromkeys(key.rpartition("/")[0] for tree in flat for key in tree):
+        shape = named_leaves(base)[name].shape
+        axes = _axes(name, shape)
+        assert axes is not None  # it is adapted
+        inward, outward, start = [], [], int(axes.stacked)
+        for tree, own in zip(flat, (settings, other), strict=True):
+            end = start + axes.inputs
+            blank = (*shape[:end], own.rank), (*shape[:start], own.rank, *shape[end:])
+            inward.append(own.factor * tree.get(f"{name}/a", jnp.zeros(blank[0])))
+            outward.append(tree.get(f"{name}/b", jnp.zeros(blank[1])))
+        adapters[name] = {"a": jnp.concatenate(inward, axis=-1), "b": jnp.concatenate(outward, axis=start)}
+    rank = settings.rank + other.rank
+    return unflatten_dict(adapters, sep="/"), dataclasses.replace(other, rank=rank, alpha=float(rank))
 
 
 def merge(base: Params, adapters: Params, settings: LoraSettings) -> Params:

@@ -24,10 +24,12 @@ from empax.data.sources import LayoutSettings, PlainForm
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Format, export_generator, export_retriever
+from empax.interop.huggingface import load_adapted, resolve
 from empax.interop.peft import base_beneath, export_adapters
+from empax.interop.readers import is_adapter
 from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import DualEncoder
-from empax.models.lora import LoraSettings
+from empax.models.lora import LoraSettings, stacked
 from empax.models.t5 import T5Encoder, encoder_alone
 from empax.models.transformer import EncoderDecoder
 from empax.serving.answering import Likelihoods, TextGenerator, check_lengths, most_tokens
@@ -292,7 +294,7 @@ class TextModel:
         Args:
           folder: new or empty.
           format: "transformers" (of an encoder: as sentence-transformers has it); "empax", our own names; or "peft",
-            the adapters of `finetune(lora=...)` alone.
+            the adapters of `finetune(lora=...)` alone, and with them those that it began with.
 
         Raises:
           ConfigError: the folder is no path or not empty, the format is unknown, or the model has no such form.
@@ -319,11 +321,13 @@ class TextModel:
                 'it before finetune(..., lora=8), or save this one whole with format="transformers".'
             )
         else:
-            base = base_beneath(
-                self.adapters.base, self.model.config, kept=False, instead='save this one with format="transformers"'
-            )
+            adapters, settings, began = self.adapters.params, self.adapters.settings, self.adapters.base
+            base = base_beneath(began, self.model.config, kept=True, instead='save this one with format="transformers"')
+            if is_adapter(resolve(began)):  # what lies in no folder but as a sum
+                below = load_adapted(resolve(began))
+                adapters, settings = stacked(below.adapters, adapters, below.settings, settings, self.params)
             export_adapters(
-                folder, self.fields["model_type"], self.adapters.params, self.model.config, self.adapters.settings,
+                folder, self.fields["model_type"], adapters, self.model.config, settings,
                 base=base, tokenizer=t, generation=generation,
             )  # fmt: skip
 

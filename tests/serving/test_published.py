@@ -104,6 +104,25 @@ def test_training_starts_from_a_published_name(published):
     assert repr(tuned).startswith(f"TextModel({T5_REPLIES!r}, t5")
 
 
+@pytest.mark.oracle
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
+def test_adapters_on_a_published_name_are_saved_with_those_beneath(published, tmp_path):
+    tuned = empax.load(T5_REPLIES).finetune([("I feel sad today", "oh no")] * 4, lora=2, epochs=1, learning_rate=0.1)
+    tuned.save(tmp_path / "adapters", format="peft")
+    fields = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
+    assert (fields["r"], fields["base_model_name_or_path"]) == (3 + 2, str(published[0]))
+    again = empax.load(tmp_path / "adapters")
+    found, expected, before = (m.nll(TEXTS, TEXTS).nll for m in (again, tuned, empax.load(T5_REPLIES)))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert not np.allclose(before, expected, rtol=1e-2)
+    theirs, tokenizer = (
+        adapted(published[0], tmp_path / "adapters"),
+        transformers.AutoTokenizer.from_pretrained(published[0]),
+    )
+    greedy = {"num_beams": 1, "max_new_tokens": 9}
+    assert tuned.generate(TEXTS, **greedy) == [greedy_text(theirs, tokenizer, text, **greedy) for text in TEXTS]
+
+
 def test_recipes_take_published_names():
     assert load_recipe(f"finetune:{T5_REPLIES}").seq2seq.generator.pretrained == T5_REPLIES
     assert load_recipe(f"emprl_t5:{T5_REPLIES}").emprl.generator.pretrained == T5_REPLIES
