@@ -8,6 +8,7 @@ import gc
 import os
 import resource
 import sys
+import time
 
 # Of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
@@ -53,6 +54,34 @@ def give_back_freed_memory(*, collect: bool = True) -> None:
     if (libc := _glibc()) is not None:
         _ask_for_huge_pages(libc)
         libc.malloc_trim(0)
+
+
+class HostMemory:
+    """Gives freed memory back while work of several shapes repeats: what a compiler leaves lies in freed buffers."""
+
+    _TIDY_SECONDS = 30.0
+    """How often it is given back at least."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._last, self._compiled, self._tidied = "", False, 0.0
+
+    def before(self, shapes: str, *, on_host: bool, freed: bool) -> None:
+        """To be called before each piece of work.
+
+        Args:
+          shapes: of its inputs: new ones are compiled, and others than the last take buffers of another size.
+          on_host: its buffers are in this memory.
+          freed: much of it has just become free.
+        """
+        now, new = time.monotonic(), shapes not in self._seen
+        collect = new or self._compiled or now - self._tidied > self._TIDY_SECONDS
+        if collect or freed or (on_host and shapes != self._last):
+            give_back_freed_memory(collect=collect)
+        if collect:
+            self._tidied = now
+        self._seen.add(shapes)
+        self._last, self._compiled = shapes, new
 
 
 def _ask_for_huge_pages(libc: ctypes.CDLL) -> None:

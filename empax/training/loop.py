@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.manifest import read_sealed, write_sealed
-from empax.core.memory import give_back_freed_memory
+from empax.core.memory import HostMemory, give_back_freed_memory
 from empax.core.progress import Progress
 from empax.core.protocols import Examples, ReinforcedTask, SummarizingTask, Task
 from empax.core.sharding import LOGICAL, batch_sharding, batch_shards, make_mesh, shard_params
@@ -41,9 +41,6 @@ from empax.training.settings import LoopSettings, check_batch_sizes, check_whole
 from empax.training.sinks import open_sinks
 
 log = logging.getLogger("empax")
-
-_TIDY_SECONDS = 30.0
-"""How often freed memory is given back at least."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,25 +122,11 @@ def fit(
     if settings.refresh_every_steps and on_refresh is None:
         raise ConfigError(f"refresh_every_steps = {settings.refresh_every_steps}, but {stage} has nothing to refresh.")
     with contextlib.ExitStack() as stack:
-        run = _Run(task, train, validation, settings, frozen, stage, on_refresh, mesh, logical)
-        run.checkpointer = stack.enter_context(contextlib.closing(Checkpointer(directory)))
-        run.compiling = stack.enter_context(contextlib.closing(Compiling()))
-        meet(stage)  # what comes before may take one process longer than another
-        run.start(initial)
-        board = metrics_path.parent / "tensorboard" / stage
-        if distributed.is_writer():
-            trackers = open_sinks(sinks, directory, dataclasses.asdict(settings))
-            rows = MetricsLog(
-                metrics_path, stage=stage, resume_step=run.step, rows=run.rows, tensorboard=board, trackers=trackers
-            )
-            run.log = stack.enter_context(rows)
-        run.bar = stack.enter_context(contextlib.closing(ProgressBar(stage, steps=settings.steps, initial=run.step)))
-        run.signals = stack.enter_context(InterruptSignals())
-        if profile is not None:
-            if jax.process_count() > 1:
-                profile = profile / f"process_{jax.process_index()}"  # else those of one machine write the same files
-            profiler = stack.enter_context(contextlib.closing(Profiler(profile)))
-            run.train_step = profiler.watch(run.train_step)
+        run = _Run(
+            stack, task, train, validation, settings, frozen, directory=directory, metrics_path=metrics_path,
+            stage=stage, initial=initial, on_refresh=on_refresh, mesh=mesh, logical=logical, profile=profile,
+            sinks=sinks,
+        )  # fmt: skip
         run.train_to_end()
     result = run.result()
     if distributed.is_writer():
@@ -157,65 +140,77 @@ def fit(
 class _Run:
     """One call of `fit`: the parts, the state, and what happens between two steps."""
 
-    checkpointer: Checkpointer
-    compiling: Compiling
-    train_step: Callable[[TrainState, Params, AnyBatch], tuple[TrainState, Metrics]]
-    log: MetricsLog | None = None  # of the process that writes
-    rows: list[str] | None = None  # of metrics.jsonl, until the restored step
-    bar: ProgressBar
-    signals: InterruptSignals
-    state: TrainState
-
     def __init__(
         self,
+        stack: contextlib.ExitStack,
         task: Task,
         train: Examples,
         validation: Examples | None,
         settings: LoopSettings,
         frozen: Params,
+        *,
+        directory: Path,
+        metrics_path: Path,
         stage: str,
+        initial: Callable[[Params], Params] | None,
         on_refresh: Callable[[int, Params | None], None] | None,
         mesh: Mesh,
         logical: Mapping[str, str],
+        profile: Path | None,
+        sinks: Sequence[str],
     ) -> None:
+        """Makes the state, or restores it, and opens what `stack` closes.
+
+        Meanwhile the first update is compiled, and the first evaluation if that takes longer.
+        """
         self.task, self.train, self.settings, self.stage, self.mesh = task, train, settings, stage, mesh
         self.validation = validation
         if validation is not None:
             self.validation = some_of(validation, settings.max_eval_examples, seed=settings.seed)
-        self.logical = logical
         self.frozen = distributed.place(frozen, shard_params(frozen, mesh, axes=logical_axes, logical=logical))
         self.on_refresh = on_refresh
         self.step = 0  # updates made; the device's own count may lag behind
-        self.counters = Counters()
-        self.window = Window.starting_from({})
-        self.ahead = RunAhead()
-        self.shapes: set[str] = set()  # of the batches so far
-        self.last_shapes = ""
-        self.compiled = False  # whether the last update compiled something
-        self.tidied = 0.0
-        self.since = time.monotonic()
+        self.counters, self.window = Counters(), Window.starting_from({})
+        self.ahead, self.memory = RunAhead(), HostMemory()
+        # Until the first answers of this process have been looked at.
+        self.unchecked = task if isinstance(task, ReinforcedTask) else None
 
-    def start(self, initial: Callable[[Params], Params] | None) -> None:
-        """Makes the state, or restores it; meanwhile the first update is compiled, and if that takes longer, the first
-        evaluation.
-        """
-        batch = next(iter(self._batches(0, 1)))
-        programs = make_programs(self.task, self.settings, batch, mesh=self.mesh, logical=self.logical)
-        restored = self.checkpointer.restore_latest(programs.template)
+        self.checkpointer = stack.enter_context(contextlib.closing(Checkpointer(directory)))
+        self.compiling = stack.enter_context(contextlib.closing(Compiling()))
+        meet(stage)  # what comes before may take one process longer than another
+        first = next(iter(self._batches(0, 1)))
+        self.programs = make_programs(task, settings, first, mesh=mesh, logical=logical)
+        restored = self.checkpointer.restore_latest(self.programs.template)
+        rows: list[str] | None = None  # of metrics.jsonl, until the restored step
         if restored is not None:
             self.step, self.state, extra = restored
-            self.rows = extra.pop("rows")
+            rows = extra.pop("rows")
             self.counters = Counters(**extra)
             self.window = Window.restored(self.counters.window)
-        self.programs, self.train_step = programs, programs.train
         self._compile_update()
         if restored is None:
-            self.state = programs.first_state(initial)
+            self.state = self.programs.first_state(initial)
         if self.compiling.busy:
             self._compile_evaluation()
-        log.info("%s: %d parameters, from step %d.", self.stage, count_params(programs.template.params), self.step)
-        # Until the first answers of this process have been looked at.
-        self.unchecked = self.task if isinstance(self.task, ReinforcedTask) else None
+        log.info("%s: %d parameters, from step %d.", stage, count_params(self.programs.template.params), self.step)
+
+        self.log: MetricsLog | None = None  # of the process that writes
+        if distributed.is_writer():
+            board = metrics_path.parent / "tensorboard" / stage
+            trackers = open_sinks(sinks, directory, dataclasses.asdict(settings))
+            self.log = stack.enter_context(
+                MetricsLog(
+                    metrics_path, stage=stage, resume_step=self.step, rows=rows, tensorboard=board, trackers=trackers
+                )
+            )
+        self.bar = stack.enter_context(contextlib.closing(ProgressBar(stage, steps=settings.steps, initial=self.step)))
+        self.signals = stack.enter_context(InterruptSignals())
+        self.train_step: Callable[[TrainState, Params, AnyBatch], tuple[TrainState, Metrics]] = self.programs.train
+        if profile is not None:
+            if jax.process_count() > 1:
+                profile = profile / f"process_{jax.process_index()}"  # else those of one machine write the same files
+            self.train_step = stack.enter_context(contextlib.closing(Profiler(profile))).watch(self.train_step)
+        self.since = time.monotonic()
 
     def _compile_update(self) -> None:
         # Of several processes, those on GPUs choose kernels together, and so in one order.
@@ -275,19 +270,9 @@ class _Run:
 
     def _update(self, batch: AnyBatch) -> None:
         examples = int(np.sum(batch.valid))
-        shapes = str(jax.tree.map(np.shape, batch))
-        now = time.monotonic()
-        # What a compiler leaves lies in freed buffers; a batch of another shape takes buffers of another size.
-        new, turned = shapes not in self.shapes, shapes != self.last_shapes
-        collect = new or self.compiled or now - self.tidied > _TIDY_SECONDS
         on_host = jax.default_backend() == "cpu"
         saved = on_host and self.checkpointer.wait()  # a step beside a save would hold the state twice
-        if collect or saved or (turned and on_host):
-            give_back_freed_memory(collect=collect)
-        if collect:
-            self.tidied = now
-        self.shapes.add(shapes)
-        self.last_shapes, self.compiled = shapes, new
+        self.memory.before(str(jax.tree.map(np.shape, batch)), on_host=on_host, freed=saved)
         batch = distributed.place(batch, batch_sharding(self.mesh))
         self.compiling.wait()
         if self.programs.explore is not None:

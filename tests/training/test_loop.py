@@ -16,6 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from empax.core import memory
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import read_json, read_jsonl
 from empax.core.manifest import read_sealed
@@ -218,8 +219,8 @@ def watch_updates(monkeypatch, events, event):
 def test_freed_memory_is_given_back_around_compiling_and_where_the_shape_changes(tiny, tmp_path, monkeypatch, buckets):
     events: list[int | str] = []
     watch_updates(monkeypatch, events, lambda batch: batch.source.shape[1])
-    monkeypatch.setattr(loop, "give_back_freed_memory", lambda **_: events.append("given back"))
-    monkeypatch.setattr(loop, "_TIDY_SECONDS", 1e9)
+    monkeypatch.setattr(memory, "give_back_freed_memory", lambda **_: events.append("given back"))
+    monkeypatch.setattr(memory.HostMemory, "_TIDY_SECONDS", 1e9)
     settings = tiny.settings(steps=12, buckets=buckets, patience=None, refresh_every_steps=0, checkpoint_every_steps=12)
     tiny.train(tmp_path, validation=None, settings=settings)
     lengths = [event for event in events if event != "given back"]
