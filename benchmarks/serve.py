@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             options.model, options.users, options.seconds, options.batch = str(tiny_model(Path(scratch))), 4, 1.0, 4
             options.requests = 40
         talks = [list(one.context) for one in texts.instances(options.data, "test")]
-        rows = {
-            "as published": measure(options, talks, {}),
-            "greedy": measure(options, talks, {"temperature": 0}),
-        }
+        rows = {}
+        for name, asked in (("as published", {}), ("greedy", {"temperature": 0})):
+            rows[name] = measure(options, talks, asked)
+            print(f"{name}: {rows[name]}", file=sys.stderr, flush=True)  # the rest takes long
         memory = {"memory_mb": resident(options, talks)} if options.requests else {}
     sizes = f"{Path(options.model).name}, {options.users} users, {options.seconds:g} s, batches of {options.batch}"
     return report("serve", rows, (*HELD_EQUAL, sizes), smoke=options.smoke, **memory)
