@@ -29,7 +29,7 @@ class Letters:
     hash: str = "letters"
     asked: int = 0
 
-    def few(self, texts, *, rows, tokens):
+    def few(self, texts, *, rows, lengths):
         self.asked += 1
         counts = np.array([[text.lower().count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts])
         return (counts / np.linalg.norm(counts, axis=1, keepdims=True)).astype(np.float32)

@@ -19,7 +19,7 @@ from empax.data.wheels import MINILM
 from empax.interop.pretrained_encoders import EncoderSettings
 from empax.parts.knowledge.vectors import TextEncoder
 
-_SHAPE = {"rows": 4, "tokens": 64}
+_SHAPE = {"rows": 4, "lengths": (64,)}
 """One for corpus and questions alike, so that one program is compiled."""
 
 

@@ -63,11 +63,20 @@ class TextEncoder:
         places = {text: place for place, text in enumerate(unique)}
         return vectors[[places[text] for text in texts]]
 
-    def few(self, texts: Sequence[str], *, rows: int, tokens: int) -> Float[np.ndarray, "N D"]:
-        """The same for a few texts at a time, always in batches of `rows` by `tokens`: one program, soon compiled."""
-        ids = features.encode_for_bert(self.tokenizer, texts, tokens)
-        filled = [*ids, *[ids[0]] * (-len(ids) % rows)] if ids else []
-        return self._embed(filled, buckets=(tokens,), tokens_per_batch=rows * tokens)[: len(ids)]
+    def few(self, texts: Sequence[str], *, lengths: Sequence[int], rows: int = 1) -> Float[np.ndarray, "N D"]:
+        """The same for a few texts: batches of `rows`, each text padded to the shortest of `lengths` that holds it.
+
+        Each length is a program, soon compiled. The end of a text longer than all of them counts.
+        """
+        ids = features.encode_for_bert(self.tokenizer, texts, max(lengths))
+        vectors = np.empty((len(ids), self.model.width), np.float32)
+        padded = np.array([min(n for n in lengths if n >= len(row)) for row in ids], int)
+        for length in sorted(set(padded.tolist())):
+            (places,) = np.nonzero(padded == length)
+            some = [ids[place] for place in places]
+            some += some[:1] * (-len(some) % rows)
+            vectors[places] = self._embed(some, buckets=(length,), tokens_per_batch=rows * length)[: len(places)]
+        return vectors
 
     def _embed(self, ids: Sequence[Sequence[int]], **options: Any) -> Float[np.ndarray, "N D"]:
         apply = embedders(Towers(self.model))[0]
