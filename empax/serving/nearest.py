@@ -36,7 +36,7 @@ EmpatheticDialogues' training split, on which it was settled."""
 MOST_SENTENCES = 16
 """The newest sentences of a message that are read."""
 
-_LENGTHS = (32, 64)
+_LENGTHS = (16, 32, 64)
 """Tokens that a sentence is padded to; of a longer one the end is read."""
 
 
