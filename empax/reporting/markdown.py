@@ -20,7 +20,7 @@ from empax.reporting.content import (
 )
 from empax.reporting.tables import intervals, markdown_results, markdown_table, metric_title
 
-_SIGNS = re.compile(r"[\\`*_\[\]<>|#&~$!]|^(?=[-+=])")
+_SIGNS = re.compile(r"[\\`*_\[\]<>|#&~$]|^(?=[-+](?:\s|$)|[-=]+$)")
 _NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 """What Markdown reads as more than itself, in a line or at the beginning of one."""
 

@@ -1,4 +1,5 @@
 import dataclasses
+import html
 import html.parser
 import itertools
 import json
@@ -574,6 +575,50 @@ def test_levels_stand_beside_their_controls_and_judges_beside_each_other(tmp_pat
     assert made()["empathy"] == {}
 
 
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- item",
+        "-1.5",
+        "+1.5 (+0.2)",
+        "+ item",
+        "+",
+        "-",
+        "---",
+        "===",
+        "= item",
+        "1. one",
+        "1.5",
+        "2) two",
+        "# head",
+        "> said",
+        "Oh!",
+        "![i](u)",
+        "[x](y)",
+        "`code`",
+        "*a* _b_ ~~c~~",
+        "<b>",
+        "&lt; & &#35;",
+        "a\\b",
+        "a | b",
+        "#5",
+    ],
+)
+def test_a_reader_of_markdown_sees_the_text(text):
+    from markdown_it import MarkdownIt
+
+    written = markdown._plain(text)
+    reader = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    assert reader.render(f"before\n{written}") == f"<p>before\n{html.escape(text, quote=False)}</p>\n"
+    assert reader.render(written) == f"<p>{html.escape(text, quote=False)}</p>\n"
+
+
+@pytest.mark.parametrize("text", ["Oh! How nice.", "-1.767 (-2.513 to -0.870)", "+0.1", "1.5"])
+def test_what_markdown_reads_as_text_is_written_as_it_is(text):
+    assert markdown._plain(text) == text
+
+
 HOSTILE = "a|b `code` <script>alert(1)</script>\n# head\r\n- item [x](javascript:1) *bold* ![i](u) &lt; \\"
 
 
@@ -633,7 +678,7 @@ def test_what_exemplars_are_worth_is_shown_where_a_stage_has_found_it():
     shown = made(swaps=swapped())
     lines = markdown.markdown(shown)
     assert "## What the exemplars are worth\n" in lines
-    assert "| none | 1.000 | \\+1.000 (+0.500 to +1.500) | – | 1.0000 |" in lines
+    assert "| none | 1.000 | +1.000 (+0.500 to +1.500) | – | 1.0000 |" in lines
     assert "They \\<do\\> nothing. Negative log-likelihoods of 20 references in nats" in lines
     assert "## Gold replies among 2,501\n" in lines
     page = report.page.html(shown)
