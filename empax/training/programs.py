@@ -63,15 +63,15 @@ class Programs:
           batch: as it lies on the devices.
         """
         lowered: list[jax.stages.Lowered] = []
-        for before in (self.explore, self.begin):
-            if before is None:
-                continue
-            lowered.append(before.lower(self.template, frozen, batch))
-            found = lowered[-1].out_info
-            batch = found if before is self.explore else found[0]
-        if self.begin is None or self.begin.gives_batch:
-            lowered.append(self.train.lower(self.template, frozen, batch))
-        return lowered
+        if self.explore is not None:
+            lowered.append(self.explore.lower(self.template, frozen, batch))
+            batch = lowered[-1].out_info
+        if self.begin is not None:
+            lowered.append(self.begin.lower(self.template, frozen, batch))
+            if not self.begin.gives_batch:  # the host rates the answers
+                return lowered
+            batch = lowered[-1].out_info[0]
+        return [*lowered, self.train.lower(self.template, frozen, batch)]
 
     def first_state(self, initial: Callable[[Params], Params] | None) -> TrainState:
         """The state before the first update.
