@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -101,7 +102,8 @@ class _Server:
                 said = {i: one async for i, one in replies if isinstance(one, Said)}
             return [said[i] for i in sorted(said)]
 
-        return JSONResponse(completion(asked, await self._answered(request, whole()), why=not blind))
+        said = await self._answered(request, whole(), limit=asked.limit)
+        return JSONResponse(completion(asked, said, why=not blind))
 
     async def _counted(self, asked: ChatRequest, replies: AsyncGenerator[Any]) -> AsyncGenerator[tuple[int, Any]]:
         """The same, with what operators want to know of it."""
@@ -119,7 +121,9 @@ class _Server:
     async def _streamed(
         self, request: Request, asked: ChatRequest, replies: AsyncGenerator[tuple[int, Any]], *, why: bool
     ) -> Response:
-        first = await self._answered(request, anext(replies))  # what is wrong before it, is told by a status
+        first = await self._answered(
+            request, anext(replies), limit=asked.limit
+        )  # what is wrong before it, is told by a status
 
         async def rest() -> AsyncGenerator[tuple[int, Any]]:
             yield first
@@ -141,7 +145,9 @@ class _Server:
 
     async def embeddings(self, request: Request) -> Response:
         name, texts, packed = embedding_request(await _body(request))
-        system, _ = self._system(name)
+        system, blind = self._system(name)
+        if blind:
+            raise ApiError(400, "who takes part in a blinded conversation embeds nothing.", param="model")
         vectors, tokens = await self._answered(request, self.batcher.embed(system, texts), param="input")
         self.numbers.tokens.labels("read").inc(tokens)
         return JSONResponse(embeddings(name, vectors, tokens, base64_wanted=packed))
@@ -184,7 +190,9 @@ class _Server:
             raise ApiError(404, message, param="model", code="model_not_found")
         return system, place is not None
 
-    async def _answered(self, request: Request, work: Awaitable[T], param: str = "messages") -> T:
+    async def _answered(
+        self, request: Request, work: Awaitable[T], param: str = "messages", limit: str = "max_tokens"
+    ) -> T:
         """What `work` gives; it is dropped when the client goes away."""
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(_gone(request))
@@ -196,8 +204,9 @@ class _Server:
         except FullError as error:
             raise ApiError(503, str(error), code="overloaded", retry_after=error.seconds) from error
         except ConfigError as error:
-            named = [option for option in ("max_tokens", "temperature", "top_p") if str(error).startswith(option)]
-            raise ApiError(400, str(error), param=(named or [param])[0]) from error
+            message = re.sub("^max_tokens", limit, str(error))
+            named = [option for option in (limit, "temperature", "top_p", "n ") if message.startswith(option)]
+            raise ApiError(400, message, param=(named or [param])[0].strip()) from error
         finally:
             task.cancel()
             gone.cancel()

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from empax.core.config import ConfigError
 from empax.serving.web.systems import Asked, Said, System
 
 
@@ -76,14 +77,14 @@ class Batcher:
         """For each of `asked` pieces of its reply, as they come, and then all of it.
 
         Raises:
-          FullError: there are not as many places.
-          ConfigError: the system cannot answer one of them.
+          FullError: there are not as many places at the moment.
+          ConfigError: the system cannot answer one of them, or they are more than all places.
         """
-        self._check(len(asked))  # before the work of reading them
         if asked and (fixed := await asyncio.to_thread(system.at_once, asked[0])):  # they differ in number alone
             for i in range(len(asked)):
                 yield i, fixed
             return
+        self._check(len(asked))  # before the work of reading them
         groups = [await asyncio.to_thread(system.group, one) for one in asked[:1]] * len(asked)
         wanted = [((system.name, g), system.answer, system.batch_size, a) for g, a in zip(groups, asked, strict=True)]
         async with contextlib.aclosing(self._all(wanted)) as heard:
@@ -97,6 +98,8 @@ class Batcher:
         return found
 
     def _check(self, rows: int) -> None:
+        if rows > self.places:
+            raise ConfigError(f"n = {rows} is more than the {self.places} replies that may wait here.")
         if len(self._waiting) + rows > self.places:
             raise FullError(max(1, math.ceil(len(self._waiting) * self._seconds_per_row)))
 
@@ -117,6 +120,10 @@ class Batcher:
         finally:
             for row in rows:
                 row.done = True
+            self._leave_only(lambda row: not row.done)
+
+    def _leave_only(self, waits: Callable[[_Row], bool]) -> None:
+        self._waiting = collections.deque(row for row in self._waiting if waits(row))
 
     def _take(self) -> list[_Row]:
         """The first that waits, and those that may go with it."""
@@ -124,7 +131,7 @@ class Batcher:
         for row in [row for row in self._waiting if not row.done]:
             if not taken or (row.group == taken[0].group and len(taken) < taken[0].most):
                 taken.append(row)
-        self._waiting = collections.deque(r for r in self._waiting if not r.done and r not in taken)
+        self._leave_only(lambda row: not row.done and row not in taken)
         return taken
 
     async def _serve(self) -> None:

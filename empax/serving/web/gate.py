@@ -46,7 +46,10 @@ class Numbers:
 
 
 class Rates:
-    """So many requests a minute from one address, and at once no more than these."""
+    """So many requests a minute from one address, and at once no more than these.
+
+    Those that post count, and those with a wrong token.
+    """
 
     def __init__(self, per_minute: int):
         self.per_minute, self._seen = per_minute, dict[str, tuple[float, float]]()
@@ -128,14 +131,15 @@ class Gate:
         size = headers.get("content-length", "0")
         if not size.isdecimal() or int(size) > MOST_BYTES:
             raise _too_long()
-        if scope["path"] not in self._open and self._token:
-            given = headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self._token.encode()):
-                raise ApiError(401, "a token is needed: Authorization: Bearer TOKEN.", code="invalid_api_key")
-        if scope["method"] == "POST":
+        given = headers.get("authorization", "").removeprefix("Bearer ").encode()
+        may = not self._token or scope["path"] in self._open or hmac.compare_digest(given, self._token.encode())
+        if scope["method"] == "POST" or not may:  # guesses count
             self._rates.check((scope.get("client") or ("", 0))[0])
-            if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-                raise ApiError(415, "the body must be application/json.")
+        if not may:
+            raise ApiError(401, "a token is needed: Authorization: Bearer TOKEN.", code="invalid_api_key")
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != "application/json":
+            raise ApiError(415, "the body must be application/json.")
 
 
 def _too_long() -> ApiError:

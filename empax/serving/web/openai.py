@@ -48,12 +48,18 @@ class ApiError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class ChatRequest:
-    """A checked request for replies; `usage` asks for a last chunk with it."""
+    """A checked request for replies.
+
+    Attributes:
+      usage: whether a last chunk with it is wanted.
+      limit: the field that says how long a reply may be.
+    """
 
     model: str
     asked: tuple[Asked, ...]
     stream: bool
     usage: bool
+    limit: str = "max_tokens"
 
 
 def chat_request(body: Any) -> ChatRequest:
@@ -84,7 +90,8 @@ def chat_request(body: Any) -> ChatRequest:
     seed = None if seed is None else seed % 2**31
     asked = Asked(_turns(body.get("messages")), seed, 0, temperature, top_p, most or other, tuple(stop))
     each = tuple(dataclasses.replace(asked, number=i) for i in range(choices))
-    return ChatRequest(_model(body), each, stream, flag(more, "include_usage"))
+    limit = "max_tokens" if other is None else "max_completion_tokens"
+    return ChatRequest(_model(body), each, stream, flag(more, "include_usage"), limit)
 
 
 def _turns(messages: Any) -> tuple[str, ...]:
@@ -113,7 +120,12 @@ def text_of(value: Any, where: str) -> str:
     if len(value) > MOST_CHARACTERS:
         message = f"{where} has {len(value)} characters; {MOST_CHARACTERS} are allowed."
         raise ApiError(400, message, param=where, code="context_length_exceeded")
-    return value.encode(errors="replace").decode()  # half a character is none
+    return _whole_characters(value)
+
+
+def _whole_characters(text: str) -> str:
+    """The text with a question mark for each half of a character, which no answer can hold."""
+    return text.encode(errors="replace").decode()
 
 
 def embedding_request(body: Any) -> tuple[str, list[str], bool]:
@@ -200,8 +212,9 @@ def _usage(said: Sequence[Said]) -> dict[str, int]:
 
 
 def wrong(param: str, message: str) -> ApiError:
-    """What a field has that it may not have."""
-    return ApiError(400, f"{param}: {message}", param=param)
+    """What a field has that it may not have; a field may have any name."""
+    param = _whole_characters(param)
+    return ApiError(400, f"{param}: {_whole_characters(message)}", param=param)
 
 
 def known(body: Any, names: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import secrets
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ from empax.serving.safety import Before, answer_to_danger
 from empax.serving.session import Session, why_of
 from empax.serving.streaming import Wording, in_parts, place_of_stop, room_of
 from empax.serving.text_model import MAX_TOKENS, TextModel
+
+T = TypeVar("T")
 
 MOST_SOURCE_TOKENS = 512
 """Of a longer conversation the newest turns are read that fit."""
@@ -166,7 +168,7 @@ class ModelSystem:
 
     def group(self, asked: Asked) -> Hashable:
         if not self.options:
-            raise ConfigError(f"{self.name} is an encoder and generates no text; it has /v1/embeddings.")
+            raise ConfigError("this system is an encoder and generates no text; it has /v1/embeddings.")
         if asked.max_tokens is not None and not 1 <= asked.max_tokens <= self.max_tokens:
             raise ConfigError(f"max_tokens = {asked.max_tokens} must be from 1 to {self.max_tokens}.")
         way = self._way(asked)
@@ -232,7 +234,7 @@ class RunSystem:
     def group(self, asked: Asked) -> Hashable:
         for option in ("max_tokens", *DRAWN):
             if getattr(asked, option) is not None:
-                raise ConfigError(f"{option}: {self.name} decodes as its recipe says.")
+                raise ConfigError(f"{option}: this system decodes as its recipe says.")
         return None
 
     def at_once(self, asked: Asked) -> Said | None:
@@ -245,15 +247,15 @@ class RunSystem:
 
     def _reply(self, asked: Asked) -> Said:
         session, tokenizer = self._session, getattr(self._session.answerer, "tokenizer", None)
-        if asked.seed is not None:
-            session = dataclasses.replace(session, seed=(asked.seed + asked.number) % 2**31)
-        found = dataclasses.replace(session, before=None).reply(list(asked.turns))
+        seed = (_or(asked.seed, session.seed) + asked.number) % 2**31
+        found = dataclasses.replace(session, before=None, seed=seed).reply(list(asked.turns))
         encode = tokenizer.encode if tokenizer else str.split
-        text = found.response[: place_of_stop(found.response, asked.stop)]
-        return Said(text, sum(len(encode(turn)) for turn in asked.turns), len(encode(text)), why=why_of(found))
+        place = place_of_stop(found.response, asked.stop)
+        text, read = found.response[:place], sum(len(encode(turn)) for turn in asked.turns)
+        return Said(text, read, len(encode(text)) + (place is None), why=why_of(found))
 
     def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
-        raise ConfigError(f"{self.name} is a run that answers, and embeds no texts.")
+        raise ConfigError("this system is a run that answers, and embeds no texts.")
 
 
 def load_system(name: str, *, batch_size: int, max_tokens: int, before: Before | None = answer_to_danger) -> System:
@@ -287,5 +289,5 @@ def _key(asked: Asked) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), asked.number)
 
 
-def _or(value: float | None, usual: float) -> float:
+def _or(value: T | None, usual: T) -> T:
     return usual if value is None else value

@@ -70,7 +70,7 @@ class Votes:
         if not re.fullmatch(r"[A-Za-z0-9-]{1,40}", rater):
             raise ValueError("rater: must be 1 to 40 letters, digits or hyphens.")
         for aspect in ASPECTS:
-            if said.get(aspect) not in _VALUES:
+            if said.get(aspect) not in list(_VALUES):
                 raise ValueError(f"answers.{aspect}: must be one of {', '.join(_VALUES)}.")
         sides, path = self._sides(conversation), self.folder / f"answers-{rater}.json"
         if sides is None:

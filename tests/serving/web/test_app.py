@@ -79,6 +79,34 @@ def test_a_fixed_answer_waits_for_no_model():
     assert stub.batches == []
 
 
+def test_a_fixed_answer_needs_no_place_in_the_queue():
+    stub = Stub()
+    app = make_app([stub], ServerSettings(places=1))
+
+    async def go():
+        async with client(app) as http:
+            stub.free.clear()
+            first = begun(http, "0")
+            await asyncio.to_thread(stub.busy.wait, 20)
+            waiting = begun(http, "1")
+            await asyncio.sleep(0.2)
+            answers = [await begun(http, text) for text in ("2", "danger")]
+            stub.free.set()
+            await asyncio.gather(first, waiting)
+            return answers
+
+    full, fixed = asyncio.run(go())
+    assert full.status_code == 503
+    assert "Please call somebody." in fixed.text
+
+
+def test_more_choices_than_may_wait_are_no_matter_of_waiting():
+    answer = ask("/v1/chat/completions", {**SAY, "n": 3}, places=2)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+    assert "n = 3 is more than the 2 replies" in answer.text
+    assert ask("/v1/chat/completions", {**SAY, "n": 2}, places=2).status_code == 200
+
+
 def test_choices_of_a_stream_come_with_their_numbers():
     answer = chat(stream=True, n=2, stream_options={"include_usage": True})
     events = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n")[:-2]]
@@ -111,6 +139,7 @@ def test_what_fails_within_a_stream_is_told_in_it_and_what_fails_before_by_a_sta
         ({"max_tokens": 0}, "max_tokens", 400),
         ({"max_tokens": 999}, "max_tokens", 400),
         ({"max_tokens": 4, "max_completion_tokens": 4}, "max_completion_tokens", 400),
+        ({"max_completion_tokens": 999}, "max_completion_tokens", 400),
         ({"n": 9}, "n", 400),
         ({"seed": 1.5}, "seed", 400),
         ({"stop": [""]}, "stop", 400),
@@ -190,6 +219,16 @@ def test_a_body_must_be_json_and_not_too_long():
     assert [answer.status_code for answer in asyncio.run(go())] == [400, 400, 415, 413, 413]
 
 
+def test_a_field_may_be_called_by_half_a_character():
+    async def go():
+        async with client(make_app([Stub()], ServerSettings())) as http:
+            body = json.dumps({**SAY, "\ud800": 1})
+            return await http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+
+    answer = asyncio.run(go())
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "?")
+
+
 async def aiter_of(parts):
     for part in parts:
         yield part
@@ -233,8 +272,10 @@ def test_a_client_that_goes_away_is_not_answered_and_one_that_fails_spoils_no_ot
             await asyncio.to_thread(stub.busy.wait, 20)
             gone, broken, fine = say("gone"), say("break"), say("fine")
             await asyncio.sleep(0.2)
+            assert len(app.state.server.batcher) == 3
             gone.cancel()
             await asyncio.sleep(0.1)
+            assert len(app.state.server.batcher) == 2  # its place is free at once
             stub.free.set()
             return [(await task).status_code for task in (first, broken, fine)]
 
@@ -314,6 +355,20 @@ def test_one_address_may_ask_so_often():
     assert refused.status_code == 429
     assert 1 <= int(refused.headers["retry-after"]) <= 30
     assert refused.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_guesses_of_a_token_are_counted_and_reading_is_not():
+    app = make_app([Stub()], ServerSettings(per_minute=2, token="abc"))
+
+    async def go():
+        async with client(app) as http:
+            right = {"Authorization": "Bearer abc"}
+            read = [await http.get("/v1/models", headers=right) for _ in range(5)]
+            return read, [await http.get("/v1/models", headers={"Authorization": f"Bearer {i}"}) for i in range(3)]
+
+    read, guessed = asyncio.run(go())
+    assert {answer.status_code for answer in read} == {200}
+    assert [answer.status_code for answer in guessed] == [401, 401, 429]
 
 
 def test_two_systems_need_names_of_their_own(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 import empax
 from empax.core.config import ConfigError
+from empax.core.types import Prediction
 from empax.serving import streaming
 from empax.serving.safety import ANSWER
 from empax.serving.web import systems
@@ -136,8 +137,28 @@ def test_danger_gets_the_fixed_answer_at_once(folder):
 
 
 def test_a_run_decodes_as_its_recipe_says():
-    with pytest.raises(ConfigError, match="temperature: run decodes as its recipe says"):
+    with pytest.raises(ConfigError, match="temperature: this system decodes as its recipe says"):
         RunSystem("run", None).group(Asked(("x",), temperature=1.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbered:
+    """A session that says its seed."""
+
+    answerer: None = None
+    before: None = None
+    seed: int = 5
+
+    def reply(self, turns):
+        return Prediction(tuple(turns), f"seed {self.seed} heard", reference="")
+
+
+def test_choices_of_a_run_differ_in_their_seeds():
+    said = replies(RunSystem("run", Numbered()), *(Asked(("x",), number=i) for i in range(3)), Asked(("x",), seed=9))
+    assert [one.text for one in said] == [f"seed {seed} heard" for seed in (5, 6, 7, 9)]
+    assert [one.completion_tokens for one in said] == [4] * 4  # the end is one
+    (cut,) = replies(RunSystem("run", Numbered()), Asked(("x",), stop=(" heard",)))
+    assert (cut.text, cut.completion_tokens) == ("seed 5", 2)
 
 
 def test_a_finished_run_is_served_with_what_stands_behind_its_replies(finished):
@@ -170,5 +191,5 @@ def test_a_finished_run_is_served_with_what_stands_behind_its_replies(finished):
     assert warm.json()["error"]["param"] == "temperature"
     assert short.json()["choices"][0]["message"]["content"] == found.response[: found.response.find(piece)]
     assert system.at_once(Asked(("I want to kill myself.",))).text == ANSWER
-    with pytest.raises(ConfigError, match="is a run that answers, and embeds no texts"):
+    with pytest.raises(ConfigError, match="this system is a run that answers, and embeds no texts"):
         system.embed(["x"])

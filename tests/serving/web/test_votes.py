@@ -35,6 +35,9 @@ def test_a_conversation_is_blinded_until_its_vote(tmp_path):
                     said[side] = answer["choices"][0]["message"]["content"].split()[0]
                 vote = {"conversation": name, "rater": f"rater-{i % 2}", "answers": BETTER_A}
                 assert (await http.post("/votes", json={**vote, "answers": {"empathy": "a"}})).status_code == 400
+                assert (await http.post("/votes", json={**vote, "answers": {"empathy": []}})).status_code == 400
+                embedded = await http.post("/v1/embeddings", json={"model": f"{name}/a", "input": "x"})
+                assert (embedded.status_code, "ours" in embedded.text) == (400, False)
                 assert (await http.post("/votes", json={**vote, "rater": "../x"})).json()["error"]["param"] == "rater"
                 assert (await http.post("/votes", json=vote)).json() == said
                 assert (await http.post("/votes", json=vote)).status_code == 404
