@@ -193,6 +193,7 @@ class Policy:
         .. math:: L = L_{policy} + w \frac{\sum_n e^{f m_n} \, NLL_n}{\sum_n e^{f m_n} \, T_n}
 
         Source: Ouyang et al. 2022, Eq. 2 (w); Peng et al. 2019, Eq. 9 (f), with the merit m in place of the advantage.
+        Departure: with `accumulate` the second mean is one of each part, weighed by the part's sampled tokens.
         """
         weight = self.settings.likelihood_weight
         if not weight:

@@ -21,7 +21,7 @@ from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, load_
 from empax.core.text_functions import TWO_ROWS
 from empax.core.types import Instance, Params
 from empax.data import own
-from empax.data.batches import draw
+from empax.data.batches import draw, draw_dialogues
 from empax.data.exemplars import ContextExamples, LabelledBatch
 from empax.data.store import check_candidates, check_prepared, load_instances, planned_notes
 from empax.models.heads import EMOTION_HEAD
@@ -30,7 +30,7 @@ from empax.parts.exemplars.checks import check_passages
 from empax.parts.exemplars.parts import ExemplarSearch, RetrievalParts
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.answerer import Answerer
-from empax.parts.generator.checks import check_fusion
+from empax.parts.generator.checks import check_fusion, decodings
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.stages import answerer_of, context_examples
 from empax.parts.generator.task import Generator
@@ -44,6 +44,7 @@ from empax.systems.emprl.settings import PolicyTaskSettings, PpoTaskSettings, Pr
 from empax.systems.emprl.tasks import ALGORITHMS
 from empax.training.checkpoint import load_params
 from empax.training.lora import is_adapted
+from empax.training.settings import within_passes
 
 
 def generator_of(parts: GeneratorParts, *, fused: bool) -> Generator:
@@ -74,6 +75,12 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
     check_prepared(run)
     run.earlier("start_from", stage.start_from, tasks=("generator", "reg.joint"))
     _check_decoding(stage, run)
+    steps = run.named(run.stage).loop.steps
+    if isinstance(stage, PpoTaskSettings) and stage.value_warmup_steps >= steps:
+        raise ConfigError(
+            f"config.{run.stage}.value_warmup_steps = {stage.value_warmup_steps} must be below steps = {steps}, or the "
+            "policy learns nothing."
+        )
     if pairs := _pairs_file(stage):
         read_pairs(pairs)
         return
@@ -99,15 +106,16 @@ def _pairs_file(stage: PolicyTaskSettings) -> Path | None:
 
 def _check_decoding(stage: PolicyTaskSettings, run: RunContext) -> None:
     """Raises ConfigError if an option of decoding looks at what the policy does not read as it wants it."""
-    decoding, where = run.shared_settings(RetrievalSettings).decoding, f"{run.shared}.decoding"
+    for where, decoding in decodings(run).items():
+        if stage.index:
+            check_passages(decoding, where)
+        elif decoding.rerank_exemplars:
+            raise ConfigError(
+                f"{where}.rerank_exemplars = {decoding.rerank_exemplars} counts exemplars, and config.{run.stage} "
+                f"reads none; set it to 0, or config.{run.stage}.index to an index stage."
+            )
     if stage.index:
-        check_passages(decoding, where)
         check_passages(stage.rollout, f"config.{run.stage}.rollout")
-    elif decoding.rerank_exemplars:
-        raise ConfigError(
-            f"{where}.rerank_exemplars = {decoding.rerank_exemplars} counts exemplars, and config.{run.stage} reads "
-            f"none; set it to 0, or config.{run.stage}.index to an index stage."
-        )
 
 
 def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
@@ -126,6 +134,7 @@ def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
     examples: Any = PolicyExamples(train, reward.judged(train.instances, cache_dir() / "levels"), answers)
     if stage.whole_dialogues:
         examples = DialogueExamples(examples, stage.max_turns)
+    stage = _with_shorter_warm_up(stage, len(examples), run)
     policy = make_policy(parts, stage, reward)
     frozen: dict[str, Any] = {"reward": reward.frozen()}
     # Nobody is rated there: what is watched is the likelihood of the gold responses.
@@ -139,6 +148,16 @@ def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
     task = parts.with_lora(policy)
     frozen = task.freeze({"model": first["model"]}, frozen)
     return Assembly(task, examples, validation, frozen=frozen, **calls)
+
+
+def _with_shorter_warm_up(stage: PolicyTaskSettings, num_examples: int, run: RunContext) -> Any:
+    """With the warm-up of the value head as much shorter as the stage is on a corpus of one's own."""
+    data, loop = run.plan.data, run.named(run.stage).loop
+    if not isinstance(stage, PpoTaskSettings) or data.name != "jsonl":
+        return stage
+    steps = within_passes(loop, num_examples, data.most_passes).steps
+    warm = min(round(stage.value_warmup_steps * steps / loop.steps), steps - 1)
+    return dataclasses.replace(stage, value_warmup_steps=warm)
 
 
 def policy_model(parts: GeneratorParts, params: Params, first: Params, kept_share: float) -> Params:
@@ -217,7 +236,8 @@ def _examples(
 ) -> ContextExamples:
     instances = load_instances(run, split)
     if not stage.index:
-        return ContextExamples(draw(instances, limit), parts.form(exemplars=False))
+        drawn = draw_dialogues(instances, limit) if stage.whole_dialogues else draw(instances, limit)
+        return ContextExamples(drawn, parts.form(exemplars=False))
     retrieval, form = RetrievalParts.of(run, parts.tokenizer, with_params=False), parts.form()
     corpus = retrieval.corpus(instances if split == "train" else load_instances(run, "train"), form)
     embeddings = load_index(run.files.index(stage.index)).embeddings

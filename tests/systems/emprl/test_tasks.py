@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +17,20 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.protocols import OnlineTask, ReinforcedTask
+from empax.core.sharding import LOGICAL, MeshSettings, make_mesh
 from empax.core.tree import hash_tree
+from empax.core.types import Instance
 from empax.decoding.settings import DecodeSettings
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.prompted import PromptedDecoder
-from empax.systems.emprl import ppo
+from empax.systems.emprl import ppo, stages
 from empax.systems.emprl.rewards import Reward
-from empax.systems.emprl.settings import GrpoTaskSettings, KlSettings
+from empax.systems.emprl.settings import GrpoTaskSettings, KlSettings, PpoTaskSettings
 from empax.systems.emprl.stages import policy_model
+from empax.training import loop
 from empax.training.accumulation import TrainingError
 from empax.training.checkpoint import load_params
+from empax.training.programs import make_programs
 
 KEY = jax.random.key(0)
 
@@ -55,6 +60,42 @@ def test_ppo_and_grpo_are_reinforced_tasks_and_explore_nothing(toy):
         assert not isinstance(task, OnlineTask)
     assert toy.policy(host=True).rates_on_host
     assert not toy.policy().rates_on_host
+
+
+def test_what_is_compiled_ahead_is_known_where_the_host_rates_answers_too(toy, batch):
+    settings = loop.LoopSettings(steps=1, batch_size=4, buckets=(toy.SOURCE,), epochs=2)
+    mesh = make_mesh(MeshSettings(data=1), devices=jax.devices()[:1])
+    for host, calls in ((False, 2), (True, 1)):
+        programs = make_programs(toy.policy(host=host), settings, batch, mesh=mesh, logical=LOGICAL)
+        lowered = programs.lower_update(toy.frozen(), batch)
+        assert len(lowered) == calls
+        assert isinstance(lowered[0], jax.stages.Lowered)
+
+
+def test_dialogues_are_drawn_whole_where_they_are_learnt_from_whole(monkeypatch):
+    instances = [Instance(f"d{d}#{t}", ("hi",), "oh", "sad") for d in range(40) for t in (2, 4, 6)]
+    monkeypatch.setattr(stages, "load_instances", lambda *_: instances)
+    parts = SimpleNamespace(form=lambda **_: None)
+    for whole in (False, True):
+        stage = PpoTaskSettings(whole_dialogues=whole)
+        monkeypatch.setattr(stages, "ContextExamples", lambda drawn, _: drawn)
+        drawn = stages._examples(parts, None, stage, "train", 30)
+        assert (len(drawn), len({one.dialogue_id for one in drawn}) == 10) == (30, whole)
+
+
+@pytest.mark.parametrize(("num_examples", "warm"), [(100, 1), (10**6, 40)])
+def test_a_small_corpus_of_ones_own_shortens_the_warm_up_of_the_value_head(num_examples, warm):
+    loop_settings = loop.LoopSettings(steps=1200, batch_size=32, buckets=(8,))
+    run = SimpleNamespace(
+        stage="ppo",
+        named=lambda _: SimpleNamespace(loop=loop_settings),
+        plan=SimpleNamespace(data=SimpleNamespace(name="jsonl", most_passes=10)),
+    )
+    stage = PpoTaskSettings(value_warmup_steps=40)
+    assert stages._with_shorter_warm_up(stage, num_examples, run).value_warmup_steps == warm
+    run.plan.data.name = "empathetic_dialogues"
+    assert stages._with_shorter_warm_up(stage, num_examples, run) == stage
+    assert stages._with_shorter_warm_up(GrpoTaskSettings(), num_examples, run) == GrpoTaskSettings()
 
 
 def test_a_rollouts_log_probabilities_are_the_policys_own_in_a_plain_forward_pass(toy, rolled):
