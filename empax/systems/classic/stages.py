@@ -24,6 +24,7 @@ from empax.parts.generator.answerer import Answerer, AnswerExamples, MakeExample
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
 from empax.parts.knowledge.finder import check_knowledge, find_finder, with_facts
+from empax.systems.classic.adversary import LOSSES
 from empax.systems.classic.concepts import ConceptPicker, check_intensity
 from empax.systems.classic.examples import ClassicExamples, check_lexicon, emotional_words
 from empax.systems.classic.frequency import frequency_weights
@@ -64,6 +65,13 @@ def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
     for name in stage.weights:
         if name not in (*TOKEN_LOSSES, *losses):
             raise ConfigError(f"{where}.{name} is no loss of this model; it has {', '.join((*TOKEN_LOSSES, *losses))}.")
+    if stage.weights.get("nll") == 0:
+        idle = [name for name in ("frequency", "attention", *LOSSES) if stage.weights.get(name)]
+        if idle:
+            raise ConfigError(
+                f"{where}.nll = 0 decodes nothing, and {idle[0]} = {stage.weights[idle[0]]} learns from what is "
+                f"decoded; set {where}.nll above 0, or {idle[0]} to 0."
+            )
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=("classic.generator",))
     if stage.prepend:

@@ -209,7 +209,7 @@ def _examples(parts: TowerParts, stage: RetrieverTaskSettings, run: RunContext, 
     """Of a split: its contexts with negatives of the split, and the pairs of Reddit where they are wanted."""
     settings, tokenizer = parts.retrieval.settings, parts.retrieval.encoder.tokenizer
     layout = settings.layout
-    as_queries = functools.partial(encode_queries, tokenizer, max_tokens=layout.max_query_tokens)
+    as_queries = functools.partial(encode_queries, tokenizer, max_tokens=layout.max_query_tokens, query=settings.query)
     as_keys = functools.partial(encode_keys, tokenizer, max_tokens=layout.max_key_tokens, key=settings.key)
     instances = load_instances(run, split)
     queries, positives = as_queries(instances), np.arange(len(instances))

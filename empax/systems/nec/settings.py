@@ -43,6 +43,10 @@ class NecSettings(DialogueSettings):
         super().__post_init__()
         check_numbers(self, "entity_facts", least=1)
         check_numbers(self, "social_tokens", least=2)
+        if self.attributes and self.entity:
+            raise ConfigError(
+                "attributes = True would stand where facts about things do (entity = True); set one of them to False."
+            )
         if self.ranker and not self.entity:
             raise ConfigError(
                 f"ranker = {self.ranker!r} ranks facts about things, which entity = False leaves out; set ranker = '' "

@@ -79,10 +79,6 @@ class Contrastive(Nec):
     contrast: CandidateSettings = dataclasses.field(default_factory=CandidateSettings, kw_only=True)
     explorer: Decoder | None = None
 
-    @property
-    def splits_batches(self) -> bool:
-        return not self.contrast.in_batch
-
     def init(self, rng: jax.Array, batch: Any) -> Params:
         first, second = jax.random.split(rng)
         return {**super().init(first, batch), self.projection: self.ranking.init(second)}

@@ -27,7 +27,6 @@ TASKS = {
         sketch_generator,
         answer=answer_generator,
         reads_sources=True,
-        unread=("decoding",),
     ),
 }
 

@@ -50,7 +50,8 @@ class ReflectBatch(LabelledBatch):
     reasoning: Float[Array, "B P R"] | None = None
     reasons: Int[Array, "B S"] | None = None
     noise: Float[Array, "B 2 D"] | None = None
-    action: Int[Array, " B"] | None = None  # of the row's reference intents
+    actions: Int[Array, "B A"] | None = None  # the intents that may be chosen
+    action: Int[Array, " B"] | None = None  # which of them is
     log_prob: Float[Array, " B"] | None = None
     reward: Float[Array, " B"] | None = None
     advantage: Float[Array, " B"] | None = None

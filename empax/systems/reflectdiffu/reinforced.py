@@ -111,7 +111,7 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         assert thought.policy is not None
         action = jax.random.categorical(choose, thought.policy)
         log_prob = jnp.take_along_axis(thought.policy, action[:, None], axis=1)[:, 0]
-        batch = batch.replace(action=action, log_prob=log_prob)  # type: ignore[attr-defined]
+        batch = batch.replace(actions=thought.actions, action=action, log_prob=log_prob)  # type: ignore[attr-defined]
         if self.stage.reward == "empathy":
             reply = self.generate(params, frozen, batch, rng).tokens[:, 0]
             return batch.replace(reply=reply)  # type: ignore[attr-defined]

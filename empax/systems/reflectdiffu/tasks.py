@@ -225,7 +225,9 @@ class ReflectDiffu(ResponseTask):
         known = batch.prior if self.stage.final_prior else None
         shares, found = jnp.full_like(thought.first, 1.0 / len(INTENTS)), {}
         if not self.stage.constant_second:
-            actions = jnp.asarray(self.references, jnp.int32)[thought.emotion.argmax(axis=1)]
+            actions = batch.actions  # of a rollout: by the emotion that it found
+            if actions is None:
+                actions = jnp.asarray(self.references, jnp.int32)[thought.emotion.argmax(axis=1)]
             policy = self.ask(params, "intents", "policy", state, batch.turns, actions)
             choice = policy.argmax(axis=1) if batch.action is None else batch.action
             second = jnp.take_along_axis(actions, choice[:, None], axis=1)[:, 0]
@@ -333,7 +335,8 @@ class ReflectDiffu(ResponseTask):
     ) -> Losses:
         """The error of the predicted noise and the KL, each polarity's denoiser on the rows of its emotions.
 
-        The summary is what is denoised, not what learns from it: no gradient flows to it.
+        The summary is what is denoised: as that no gradient flows to it. The first intent, by which it is denoised,
+        learns.
         """
         stage, clean = self.stage, jax.lax.stop_gradient(standardized(thought.summary))
         intent = self.ask(params, "intents", "embed", thought.first)

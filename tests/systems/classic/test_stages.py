@@ -47,6 +47,11 @@ def test_recipes_are_right(name):
         ("empdg", {"classic__lexicon": "nrc.txt"}, "lexicon = 'nrc.txt' is no file"),
         ("moel", {"prepare__tokenizer": {"vocab_size": 600}}, 'config.prepare.tokenizer.kind must be "words"'),
         ("case", {"generator__start_from": "bag"}, "config.generator.start_from = 'bag': config.run has no such stage"),
+        (
+            "cem",
+            {"generator__weights": {"emotion": 1.0, "frequency": 1.5, "nll": 0.0}},
+            "nll = 0 decodes nothing, and frequency = 1.5 learns from what is decoded",
+        ),
         ("emo_prepend", {"generator__prepend": "emotion"}, "config.generator.prepend = 'emotion'"),
         ("emo_prepend", {"emotions__weights": {"emotion": 0.0}}, "learns no emotions; set its weights.emotion above 0"),
     ],

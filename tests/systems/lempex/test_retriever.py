@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -26,6 +27,7 @@ from empax.parts.exemplars.dense_retrieval import FILES, FOLDER, Keys, Retrieval
 from empax.pipeline import prepare, run
 from empax.pipeline.plan import make_plan, plain
 from empax.retrieval.encode import embedders
+from empax.systems.lempex import retriever
 from empax.systems.lempex.retriever import (
     RetrieverTaskSettings,
     TowerParts,
@@ -47,6 +49,23 @@ class Tables:
 
     def embed_keys(self, params, ids, mask, *, rng=None):
         return params["key"][ids[:, 0]]
+
+
+def test_the_retriever_learns_from_what_it_is_asked_with(monkeypatch):
+    asked = []
+
+    def queries(tokenizer, instances, max_tokens, query):
+        asked.append(query)
+        raise StopIteration
+
+    monkeypatch.setattr(retriever, "encode_queries", queries)
+    monkeypatch.setattr(retriever, "load_instances", lambda *_: [])
+    for query in ("context", "reasons"):
+        settings = TowerSettings(query=query)
+        parts = SimpleNamespace(retrieval=SimpleNamespace(settings=settings, encoder=SimpleNamespace(tokenizer=None)))
+        with pytest.raises(StopIteration):
+            retriever._examples(parts, RetrieverTaskSettings(), None, "train")
+    assert asked == ["context", "reasons"]
 
 
 def batch_of(texts, groups):

@@ -1,5 +1,6 @@
 """A toy whose contexts name the listener's intent by a word: what labels teach, and what shuffled ones do."""
 
+import dataclasses
 import functools
 
 import jax
@@ -19,6 +20,17 @@ from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 
 ROWS, WORDS, FIRST, V = 64, 5, 4, 40
 STEPS, ASKED = 200, 900
+
+
+def test_an_action_stays_the_intent_that_was_drawn_whatever_emotion_is_found_later():
+    task, _, _, _ = toy()
+    batch = contexts(np.random.default_rng(0), 4)
+    params = task.init(jax.random.key(0), batch)
+    rolled = task.rollout(params, {}, batch, jax.random.key(1))
+    np.testing.assert_array_equal(rolled.actions, [[0, 1, 2]] * 4)
+    other = dataclasses.replace(task, references=((5, 6, 7),) * 32)  # as of another emotion
+    thought = other.think(params, rolled, noise=None)
+    np.testing.assert_array_equal(thought.second, rolled.action)
 
 
 def contexts(rng, rows):
