@@ -14,8 +14,9 @@ from ml_collections import ConfigDict
 
 from empax.core.config import ConfigError, UserError
 from empax.core.files import DataError
+from empax.core.machine import has_gpu
 from empax.core.paths import expand, given_folder
-from empax.core.recipe import load_recipe, override
+from empax.core.recipe import load_recipe, override, sized_for
 from empax.core.types import Prediction
 from empax.evaluation.comparing import compare_systems
 from empax.evaluation.rows import read_predictions, to_prediction
@@ -68,7 +69,7 @@ def compare(
     _check_names(metrics, "metrics")
     if not isinstance(systems, Mapping):
         raise ConfigError(f"systems is a {type(systems).__name__}; it must map the name of each system to its rows.")
-    if unknown := [name for name in metrics if name not in METRICS and ":" not in name]:
+    if unknown := [name for name in metrics if name not in (*METRICS, *VARIANTS) and ":" not in name]:
         raise ConfigError(f"metrics: {unknown[0]!r} is not one of {', '.join((*METRICS, *VARIANTS))}, nor module:name.")
     read = {name: _predictions(rows) for name, rows in systems.items()}
     if len(read) < 2:
@@ -106,6 +107,7 @@ def run(
     workdir, reuse = given_folder(workdir, "workdir"), None if reuse is None else expand(reuse)
     command = ""
     if isinstance(recipe, str):
+        recipe = sized_for("gpu", recipe) if has_gpu() else recipe
         flags = {"config": recipe, "workdir": workdir, **({} if reuse is None else {"reuse": reuse})}
         flags |= {f"config.{path}": value for path, value in changes.items()}
         command = f"python -m empax.main {shlex.join(f'--{name}={value}' for name, value in flags.items())}"

@@ -133,6 +133,12 @@ def test_a_row_that_is_no_prediction_is_named(row):
         empax.score([ROWS[0], row])
 
 
+def test_a_metric_that_depends_on_settings_compares_too():
+    settings = ScoringSettings(bootstrap_samples=20)
+    found = empax.compare({"a": ROWS, "b": ROWS}, metrics=["token_f1"], settings=settings)
+    assert found["pairs"]
+
+
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [(["nope"], "'nope' is not one of .*bleu_1"), ("bleu_2", r"metrics is one text \('bleu_2'\)")],
@@ -160,6 +166,16 @@ def test_one_name_is_no_list_of_names_and_systems_and_settings_are_mappings(tmp_
 def test_what_is_no_recipe_is_named(recipe, tmp_path):
     with pytest.raises(empax.ConfigError, match=r"recipe = .* must be a text or a ConfigDict"):
         empax.run(recipe, tmp_path)
+
+
+def test_a_gpu_gets_its_form_of_a_recipe_as_from_the_command_line(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(api, "run_recipe", lambda config, *_, command, **__: asked.append((config, command)))
+    monkeypatch.setattr(api, "has_gpu", lambda: True)
+    empax.run("reg_transformer:apart", tmp_path / "run")
+    (config, command), wanted = asked[0], load_recipe("reg_transformer:apart,machine=gpu")
+    assert config["generator"] == api.plain(wanted)["generator"]
+    assert "--config=reg_transformer:apart,machine=gpu" in command
 
 
 def test_a_recipe_may_be_a_plain_mapping(tmp_path, monkeypatch):

@@ -121,7 +121,8 @@ def find_causes(data_dir: str | os.PathLike[str] = "") -> Path:
       ConfigError: no folder is named, or it does not hold RECCON's files.
     """
     place = find_corpus("RECCON", ["reccon_dailydialog_train.json"], _FOLDER, data_dir)
-    note("RECCON", place)
+    # A folder that is not RECCON's own holds other corpora too.
+    note("RECCON", place, None if place.name == _FOLDER else place.glob("reccon_dailydialog_*.json"))
     return place
 
 

@@ -147,7 +147,12 @@ def not_comparable(rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -
             "the references have other numbers of tokens (num_tokens): other tokenizers; "
             "compare perplexity_per_word or bits_per_byte"
         )
-    guessed = [[bool(row.emotion_prediction) for row in rows] for rows in (rows_a, rows_b)]
-    if all(map(any, guessed)) and guessed[0] != guessed[1]:
-        reasons["emotion_accuracy"] = "emotions are predicted of different rows"
+    guesses = {
+        "emotion": lambda row: bool(row.emotion_prediction),
+        "intent": lambda row: row.notes.get("intent_prediction") is not None,
+    }
+    for what, guessed in guesses.items():
+        known = [[guessed(row) for row in rows] for rows in (rows_a, rows_b)]
+        if all(map(any, known)) and known[0] != known[1]:
+            reasons.setdefault(f"{what}_accuracy", f"{what}s are predicted of different rows")
     return reasons

@@ -11,7 +11,7 @@ from typing import Any
 
 from empax.core.files import DataError, read_json
 from empax.core.types import Prediction
-from empax.rating.study import ASPECTS, SCALE, Item
+from empax.rating.study import ASPECTS, SCALE, Item, identity
 
 CHOICES = ("1", "2", "tie")
 
@@ -99,7 +99,7 @@ def preferred(
     """
     if key.form != "pairs":
         raise DataError(f"the study {key.study!r} has form {key.form!r}, and only 'pairs' says which reply is better.")
-    rows = {name: {row.id: row for row in predictions} for name, predictions in systems.items()}
+    rows = {name: {identity(row): row for row in predictions} for name, predictions in systems.items()}
     votes = collections.Counter[int]()
     for answer in answers:
         if answer.item.kind == "rated":

@@ -137,6 +137,11 @@ def make_study(systems: Mapping[str, Sequence[Prediction]], settings: StudySetti
     return Study(names, settings, _with_repeats(items, settings, rng))
 
 
+def identity(row: Prediction) -> str:
+    """What tells a context from the others of a study: its id, else a hash of what was said and of the reference."""
+    return row.id or hash_json([row.context, row.reference])
+
+
 def _aligned(systems: Mapping[str, Sequence[Prediction]]) -> list[tuple[Prediction, ...]]:
     """The systems' predictions of each context."""
     first, *others = systems.values()
@@ -158,13 +163,13 @@ def _pairs(
             if rng.integers(2):
                 left, right = right, left
             replies = rows[left].response, rows[right].response
-            items.append(Item(0, rows[0].context, replies, rows[0].id, (names[left], names[right])))
+            items.append(Item(0, rows[0].context, replies, identity(rows[0]), (names[left], names[right])))
     return items
 
 
 def _single(names: Sequence[str], drawn: Sequence[tuple[Prediction, ...]]) -> list[Item]:
     return [
-        Item(0, row.context, (row.response,), row.id, (name,))
+        Item(0, row.context, (row.response,), identity(row), (name,))
         for rows in drawn
         for name, row in zip(names, rows, strict=True)
     ]
@@ -186,9 +191,9 @@ def _checks(
         others = [other for other in rows if _dialogue(other) != _dialogue(row)]
         wrong = others[int(rng.integers(len(others)))].reference
         if settings.form == "likert":
-            items.append(Item(0, row.context, (wrong,), row.id, (_WRONG,), "check"))
+            items.append(Item(0, row.context, (wrong,), identity(row), (_WRONG,), "check"))
             continue
-        item = Item(0, row.context, (row.reference, wrong), row.id, (REFERENCE, _WRONG), "check", 1)
+        item = Item(0, row.context, (row.reference, wrong), identity(row), (REFERENCE, _WRONG), "check", 1)
         items.append(_swapped(item, of=2) if rng.integers(2) else item)
     return items
 

@@ -7,6 +7,7 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, write_jsonl
+from empax.core.inputs import noting
 from empax.core.types import Instance
 from empax.data import spans
 from empax.data.bpe import train_bpe
@@ -171,6 +172,17 @@ def test_pieces_of_minilm_know_their_characters():
     text = "Café déjà vu — I'm unhappily here"
     words = [text[p.start : p.end] for p in row.places if p.turn >= 0]
     assert "".join(words) == text.replace(" ", "")
+
+
+def test_files_beside_other_corpora_are_read_alone(tmp_path):
+    for folder in (tmp_path, tmp_path / "emotion_causes"):
+        folder.mkdir(exist_ok=True)
+        for name in ("reccon_dailydialog_train.json", "reccon_dailydialog_test.json", "other.json"):
+            (folder / name).write_text("{}")
+        with noting() as found:
+            assert spans.find_causes(folder) == folder
+        own = {"reccon_dailydialog_train.json", "reccon_dailydialog_test.json"}
+        assert set(found["RECCON"].files) == (own if folder == tmp_path else own | {"other.json"})
 
 
 def test_who_has_no_causes_is_told_where_they_go(tmp_path, monkeypatch):

@@ -103,3 +103,7 @@ def test_inputs_of_different_kinds_are_named():
         assert pairing.not_comparable(by_two[0], by_two[0]) == {}
     some = [rows[0], dataclasses.replace(rows[1], emotion_prediction="")]
     assert set(pairing.not_comparable(rows, some)) == {"emotion_accuracy"}
+    guessed = [dataclasses.replace(row, notes={**notes, "intent_prediction": "wishing"}) for row in rows]
+    assert pairing.not_comparable(guessed, guessed) == {}
+    half = [guessed[0], rows[1]]
+    assert "predicted of different rows" in pairing.not_comparable(guessed, half)["intent_accuracy"]

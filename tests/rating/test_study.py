@@ -10,6 +10,7 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.types import Prediction
+from empax.rating.answers import Answer, Key, preferred
 from empax.rating.page import page, sheet
 from empax.rating.study import ASPECTS, StudySettings, make_study
 
@@ -68,6 +69,18 @@ def test_a_scale_shows_every_reply_alone():
     assert collections.Counter(i.systems for i in study.items if i.kind == "rated") == {(n,): 10 for n in THREE}
     assert all(len(item.replies) == 1 for item in study.items)
     assert sum(item.kind == "check" for item in study.items) == 3
+
+
+def test_contexts_without_ids_are_told_apart():
+    nameless = {name: [dataclasses.replace(row, id="") for row in rows] for name, rows in THREE.items()}
+    study = make_study(nameless, StudySettings(rows=20))
+    rated = [item for item in study.items if item.kind == "rated"]
+    assert len({item.id for item in rated}) == 20
+    key = Key("s", "pairs", tuple(nameless), {item.number: item for item in study.items})
+    answers = [Answer("r", item, dict.fromkeys(ASPECTS, 1)) for item in rated]
+    shown = {item.context: item.replies for item in rated}
+    for found in preferred(key, answers, nameless, "empathy"):
+        assert (found["chosen"], found["rejected"]) == shown[tuple(found["context"])]
 
 
 def test_the_seed_draws_everything():
