@@ -78,7 +78,7 @@ class OptimizerSettings:
     warmup_steps: int = 0
     schedule: Schedule = "constant"
     weight_decay: float = 0.0
-    no_decay_pattern: str = r"(^|/)(bias|scale)$|norm"
+    no_decay_pattern: str = r"(^|[/_])(bias|scale)$|norm"
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8

@@ -57,6 +57,19 @@ def test_matches_adamw_of_torch(clip_norm):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), run(settings), expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "decays"),
+    [("self_attention/query_kernel", True), ("embedding", True), ("gate", True), ("self_attention/query_bias", False),
+     ("feed_forward/wi_bias", False), ("head/hidden_bias", False), ("bias", False), ("head/scale", False),
+     ("relative_bias", False), ("attention_norm", False), ("bias/kernel", True)],
+)  # fmt: skip
+def test_biases_and_scales_do_not_decay_whatever_they_belong_to(name, decays):
+    params = {name: jnp.ones(3)}
+    optimizer = make_optimizer(OptimizerSettings(learning_rate=0.1, weight_decay=0.5), params, 1)
+    changes, _ = optimizer.update({name: jnp.zeros(3)}, optimizer.init(params), params)
+    assert bool((changes[name] != 0).all()) == decays
+
+
 def test_the_running_mean_weighs_every_update_and_leaves_frozen_parameters_alone():
     settings = OptimizerSettings(learning_rate=0.05, ema_decay=0.8, groups=(ParamGroup("^head/", frozen=True),))
     optimizer, params = make_optimizer(settings, PARAMS, 10), PARAMS
