@@ -213,10 +213,12 @@ class ExemplarAnswering(Answering, Protocol):
         exemplars: Int[np.ndarray, "N K"],
         *,
         batch_size: int,
+        seed: int,
         progress: str | None = None,
         kept: AnswerStore | None = None,
     ) -> list[Prediction]:
-        """Likelihoods of the gold responses alone: predictions with empty responses.
+        """Likelihoods of the gold responses alone: predictions with empty responses; draws only what `respond` draws
+        before a response.
 
         `notes` have `nll` in nats and `num_tokens`, and by their sum `nll_first`, `nll_rest` and `nll_end`: of the
         first token, of the end, and of all between them.

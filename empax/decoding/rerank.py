@@ -97,7 +97,7 @@ class Likelihood:
     .. math:: u_k = \log p(y_k) / |y_k|^a
 
     Attributes:
-      length_power: a; 0 = the log-probability itself, 1 = its mean over tokens.
+      length_power: a; 0 = the log-probability itself, 1 = over the number of words, the end not counted.
     """
 
     length_power: float = 0.0

@@ -181,8 +181,7 @@ class _Asked:
     batch_size: int
 
     def weigh(self, name: str, instances: Sequence[Instance], shown: np.ndarray) -> list[Prediction]:
-        ask = functools.partial(self.answerer.weigh, exemplars=shown, batch_size=self.batch_size)
-        return self._ask(name, ask, instances)
+        return self._ask(name, self.answerer.weigh, instances, shown)
 
     def answer(
         self, name: str, drawn: Sequence[Instance], answered: Sequence[Instance], shown: np.ndarray
@@ -191,15 +190,16 @@ class _Asked:
         if not answered:
             return []
         wanted = {i.id for i in answered}
-        exemplars = shown[[i.id in wanted for i in drawn]]
-        options = {"exemplars": exemplars, "batch_size": self.batch_size, "seed": self.run.seed}
-        return self._ask(f"{name}, replies", functools.partial(self.answerer.respond, **options), answered)
+        return self._ask(f"{name}, replies", self.answerer.respond, answered, shown[[i.id in wanted for i in drawn]])
 
-    def _ask(self, what: str, ask: Callable[..., list[Prediction]], instances: Sequence[Instance]) -> list[Prediction]:
+    def _ask(
+        self, what: str, ask: Callable[..., list[Prediction]], instances: Sequence[Instance], shown: np.ndarray
+    ) -> list[Prediction]:
         name = f"{self.run.stage}, {what}"
         folder = self.run.directory / _PARTS / what.replace(", ", "-")
         kept = KeptAnswers(folder, hash_json([self.identity, what]), name)
-        found = ask(instances, progress=name, kept=kept)
+        options = {"batch_size": self.batch_size, "seed": self.run.seed}
+        found = ask(instances, exemplars=shown, progress=name, kept=kept, **options)
         kept.flush()
         return found
 

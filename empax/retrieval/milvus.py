@@ -22,7 +22,6 @@ from empax.core.types import Retrieved
 from empax.retrieval.exact import NO_GROUP, ExactInParts, check_search, largest_group
 
 _QUERY_BLOCK = 256
-_SAMPLED_ROWS = 1024  # of the embeddings, that name a collection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,10 +170,10 @@ class MilvusIndex:
 
 
 def _digest(embeddings: np.ndarray, groups: np.ndarray | None, settings: MilvusSettings, encoder_hash: str) -> str:
-    """Of what the collection holds: a sample of the rows, for there may be more than fit into memory."""
-    picked = np.unique(np.linspace(0, len(embeddings) - 1, _SAMPLED_ROWS).astype(np.int64))
+    """Of what the collection holds; a part of the rows at a time, for there may be more than fit into memory."""
     digest = hashlib.sha256(f"{encoder_hash} {embeddings.shape} {settings.index_type} {dict(settings.build)}".encode())
-    digest.update(np.ascontiguousarray(embeddings[picked]).tobytes())
+    for start in range(0, len(embeddings), settings.insert_rows):
+        digest.update(np.ascontiguousarray(embeddings[start : start + settings.insert_rows]).tobytes())
     if groups is not None:
         digest.update(np.ascontiguousarray(groups).tobytes())
     return digest.hexdigest()[:16]

@@ -183,7 +183,7 @@ def test_a_swap_of_all_exemplars_for_none_leaves_the_plain_generator(finished):
     settings = at.plan.stages["evaluate"].settings
     answerer = evaluate.load_answerer(settings, at, settings.buckets)
     instances = load_instances(at, "test")[:20]
-    none = answerer.weigh(instances, np.full((20, 2), -1), batch_size=16)
+    none = answerer.weigh(instances, np.full((20, 2), -1), batch_size=16, seed=0)
     parts = RegParts.of(at, with_params=False).generator
     params = parts.stage_params(at, "joint")["generator"]
     plain = Generator(parts.reader, parts.decoder(parts.settings.decoding), EMOTION_HEAD, 0.0)
@@ -193,7 +193,7 @@ def test_a_swap_of_all_exemplars_for_none_leaves_the_plain_generator(finished):
         assert row.exemplars == ()
         parts_of_it = sum(row.notes[f"nll_{part}"] for part in ("first", "rest", "end"))
         assert parts_of_it == pytest.approx(row.notes["nll"], abs=1e-3)
-    own = answerer.weigh(instances, answerer.exemplars.find(instances)[0], batch_size=16)
+    own = answerer.weigh(instances, answerer.exemplars.find(instances)[0], batch_size=16, seed=0)
     wanted = {row["id"]: row["notes"]["nll"] for row in read_jsonl(finished / "predictions.jsonl")}
     assert [row.notes["nll"] for row in own] == pytest.approx([wanted[row.id] for row in own], rel=1e-4)
     assert [row.notes["nll"] for row in own] != pytest.approx([row.notes["nll"] for row in none], rel=1e-4)

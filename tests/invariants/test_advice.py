@@ -161,6 +161,7 @@ def checked(changes, of="reg"):
     return check
 
 
+PRETRAINED = {"joint.retriever": "", "joint.index": "index", "evaluate.index": "index"}
 DENSE = {"run": ["prepare", "x"], "x": {
     **plain(reg_transformer.get_config("contrastive,tiny"))["contrastive"], "start_from": "",
 }}  # fmt: skip
@@ -332,13 +333,17 @@ RECIPES = [
     ),
     recipe_case(
         "systems/reg/stages.py", "know no emotions, since its encoder is as pretrained",
-        {"joint.passage_encoder": "frozen", "joint.index": "index"},
-        {"joint.passage_encoder": "frozen", "joint.index": "reindex"},
+        {**PRETRAINED, "joint.passage_encoder": "frozen"},
+        {"joint.passage_encoder": "frozen", "joint.retriever": "retriever", "joint.index": "reindex"},
     ),
     recipe_case(
         "systems/reg/stages.py", "know no emotions, since its encoder is as pretrained",
-        {"joint.passage_encoder": "frozen", "joint.index": "index"},
-        {"joint.passage_encoder": "frozen", "joint.index": "index", "reg.emotion_share": 0.0},
+        {**PRETRAINED, "joint.passage_encoder": "frozen"},
+        {**PRETRAINED, "joint.passage_encoder": "frozen", "reg.emotion_share": 0.0},
+    ),
+    recipe_case(
+        "systems/reg/stages.py", "set it to {}, or name an index of that encoder",
+        {"evaluate.index": "index"}, {"evaluate.index": "reindex"},
     ),
     recipe_case(
         "interop/pretrained.py", "reads at most {} tokens; set it to at most that",

@@ -76,7 +76,27 @@ REG = {
     "searched splits": ({"reindex.queries": {"train": 0}}, r"config\.reindex\.queries lacks validation"),
     "passages": ({"reg.passages": 9}, r"config\.index\.candidates = 4, but config\.exemplars reads 9 passages"),
     "candidates": ({"joint.candidates": 1}, r"config\.joint\.candidates = 1 must be at least passages = 2, or 0"),
-    "frozen": ({"joint.passage_encoder": "frozen", "joint.index": "index"}, "index 'index' know no emotions"),
+    "passages of another encoder": (
+        {"joint.passage_encoder": "trained"},
+        r"config\.reindex\.encoder = 'retriever', but .* of 'joint'; set it to 'joint'",
+    ),
+    "an answering index of another encoder": (
+        {"evaluate.index": "index"},
+        r"config\.index\.encoder = '', but what config\.joint asks it with .* of 'retriever'",
+    ),
+    "nothing to refresh": (
+        {"exemplars.refresh_every_steps": 1},
+        r"config\.exemplars\.refresh_every_steps = 1, but with retriever_weight = 0 the retriever never changes",
+    ),
+    "another source": (
+        {"evaluate.decoding": {"encoder_no_repeat_ngram": 3}},
+        r"reads several passages; set them to 0 and 1 in config\.evaluate\.decoding",
+    ),
+    "more than all": ({"joint.retriever_weight": 1.5}, r"retriever_weight = 1\.5 must lie in \[0, 1\]"),
+    "frozen": (
+        {"joint.passage_encoder": "frozen", "joint.retriever": "", "joint.index": "index", "evaluate.index": "index"},
+        "index 'index' know no emotions",
+    ),
     "positions": ({"reg.retriever.pretrained": "", "reg.retriever.max_positions": 8}, "reads at most 8 tokens"),
     "long queries": (
         {"reg.layout.max_query_tokens": 300, "reg.retriever.pretrained": "", "reg.retriever.max_positions": 512},
@@ -134,6 +154,10 @@ DECODING = {
         {"ppo.index": "reindex", "ppo.rollout.encoder_repetition_penalty": 1.2},
         r"several passages; set them to 0 and 1 in config\.ppo\.rollout",
     ),
+    "only the critic": (
+        {"ppo.value_warmup_steps": 2, "ppo.steps": 2},
+        r"config\.ppo\.value_warmup_steps = 2 must be below steps = 2",
+    ),
     "exemplars that are not read": (
         {"emprl.decoding": COUNTING},
         r"rerank_exemplars = 1\.0 counts exemplars, and config\.ppo reads none",
@@ -150,6 +174,9 @@ def test_what_a_policy_cannot_decode_by_is_told_before_any_work(emprl, tmp_path,
 def test_a_generator_that_is_asked_without_exemplars_counts_none(reg, tmp_path, refused):
     found = refused(changed(reg, {"evaluate.stage": "generator", "reg.decoding": COUNTING}), tmp_path / "run")
     assert "config.evaluate answers with config.generator, which reads none; set it to 0" in found
+    own = {"evaluate.stage": "generator", "evaluate.decoding": COUNTING}
+    found = refused(changed(reg, own), tmp_path / "run")
+    assert found.startswith("config.evaluate.decoding.rerank_exemplars = 1.0 looks at exemplars")
     copies = {"evaluate.stage": "generator", "reg.neighbours": {"copy_weight": 0.2}}
     assert "reg.neighbours.copy_weight = 0.2 looks at exemplars" in refused(changed(reg, copies), tmp_path / "run")
     for recipe, section in ((lempex, "lempex"), (nec, "nec"), (reflectdiffu, "reflectdiffu"), (classic, "classic")):
@@ -158,6 +185,15 @@ def test_a_generator_that_is_asked_without_exemplars_counts_none(reg, tmp_path, 
     for recipe, section in ((lempex, "lempex"), (nec, "nec"), (emprl_transformer, "emprl")):
         with pytest.raises(ConfigError, match=r"neighbours\.knn_weight = 0\.1: this system answers without neighbours"):
             make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.neighbours": {"knn_weight": 0.1}}))
+
+
+def test_nec_has_one_place_for_attributes_and_facts_and_cuts_no_batch_with_a_contrast(tmp_path, refused):
+    tiny = plain(nec.get_config("tiny"))
+    with pytest.raises(ConfigError, match=r"attributes = True would stand where facts about things do"):
+        make_plan(changed(tiny, {"nec.attributes": True}))
+    make_plan(changed(tiny, {"nec.attributes": True, "nec.entity": False, "nec.ranker": ""}))
+    cut = {"contrastive.accumulate": 2, "contrastive.contrast.in_batch": False, "contrastive.batch_size": 16}
+    assert "contrastive.accumulate = 2 cuts a batch" in refused(changed(tiny, cut), tmp_path / "run")
 
 
 def own_rewards(module, monkeypatch, **functions):

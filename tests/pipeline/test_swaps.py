@@ -71,7 +71,7 @@ class Reader:
                 kept.add(number, {0: make(made, [one.response for one in said])})
         return [kept.get(number)[0] if kept.get(number) else kept._new[number][0] for number in range(len(instances))]
 
-    def weigh(self, instances, exemplars, *, batch_size, progress, kept):
+    def weigh(self, instances, exemplars, *, batch_size, seed, progress, kept):
         self.asked.append(progress)
 
         def make(row, said):

@@ -62,6 +62,10 @@ def test_rows_are_sent_once_for_each_encoder_and_corpus(corpus, settings, monkey
     np.testing.assert_array_equal(again.search(queries, 3).ids, first.search(queries, 3).ids)
     with pytest.raises(BaseException, match="sent again"):
         MilvusIndex(rows, settings, encoder_hash="other")
+    for row in range(len(rows)):  # each counts
+        changed = rows.copy()
+        changed[row] += 1.0
+        assert milvus._digest(changed, None, settings, "kept") != milvus._digest(rows, None, settings, "kept")
 
 
 def test_one_of_two_runs_that_fill_the_same_rows_is_first(corpus, settings, monkeypatch):

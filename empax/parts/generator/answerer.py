@@ -95,7 +95,8 @@ class Answerer:
         single: bool = False,
         questions: Sequence[QuestionSettings] = (),
     ):
-        self._questions, self._told = tuple(questions), dict[tuple[str, ...], dict[str, str]]()
+        self._questions, self._told = tuple(questions), dict[tuple[int, tuple[str, ...]], dict[str, str]]()
+        self._single = single
         self.task, self.tokenizer, self.buckets = task, tokenizer, tuple(buckets)
         self._make_examples, self._labels = make_examples, dict(labels or {})
         self._mesh_settings = MeshSettings() if mesh is None else mesh
@@ -146,6 +147,7 @@ class Answerer:
 
     def take(self, params: Params) -> None:
         """Answers with `params` from now on: they are put once, not with every batch, onto this process's devices."""
+        self._told.clear()
         mesh = self._mesh
         self._params = jax.device_put(params, places(params, mesh, self._mesh_settings) if mesh else None)
 
@@ -168,26 +170,30 @@ class Answerer:
         return self._respond(instances, batch_size, seed, progress, kept, exemplars)
 
     def _with_told(self, instances: Sequence[Instance], batch_size: int, seed: int) -> Sequence[Instance]:
-        """The instances with what this says of their contexts; each context is asked about once."""
-        left = {i.context: i for i in instances if i.context not in self._told} if self._questions else {}
+        """The instances with what this says of their contexts; with one seed each context is asked about once."""
+        if self._single:
+            self._told.clear()  # who answers people keeps nothing that they said
+        left = {i.context: i for i in instances if (seed, i.context) not in self._told} if self._questions else {}
         new = list(left.values())
         # The same exemplars beside each question: a search would look for the question too.
         shown = self.exemplars.find(new)[0] if new and self.exemplars is not None else None
         for name, text in ((question.name, question.text) for question in self._questions if new):
             asked = [
                 dataclasses.replace(
-                    i, context=(*i.context[:-1], f"{i.context[-1]}\n\n{text}"), response="", notes=self._noted(i)
+                    i, context=(*i.context[:-1], f"{i.context[-1]}\n\n{text}"), response="", notes=self._noted(i, seed)
                 )
                 for i in new
             ]
             said = self._respond(asked, batch_size, seed, f"asked first: {name}", None, shown)
             for i, answer in zip(new, said, strict=True):
                 words = re.findall(r"[^\W\d_][\w'-]*", answer.response)[:_WORDS]
-                self._told.setdefault(i.context, {}).update({name: " ".join(words)} if words else {})
-        return [dataclasses.replace(i, notes=self._noted(i)) for i in instances] if self._questions else instances
+                self._told.setdefault((seed, i.context), {}).update({name: " ".join(words)} if words else {})
+        if not self._questions:
+            return instances
+        return [dataclasses.replace(i, notes=self._noted(i, seed)) for i in instances]
 
-    def _noted(self, instance: Instance) -> dict[str, Any]:
-        return {**instance.notes, TOLD: dict(self._told.get(instance.context, {}))}
+    def _noted(self, instance: Instance, seed: int) -> dict[str, Any]:
+        return {**instance.notes, TOLD: dict(self._told.get((seed, instance.context), {}))}
 
     def _respond(
         self,
@@ -227,11 +233,12 @@ class Answerer:
         exemplars: np.ndarray,
         *,
         batch_size: int,
+        seed: int,
         progress: str | None = None,
         kept: AnswerStore | None = None,
     ) -> list[Prediction]:
         """Likelihoods of gold responses beside given exemplars; see `core.protocols.ExemplarAnswering`."""
-        instances = self._with_told(instances, batch_size, 0)
+        instances = self._with_told(instances, batch_size, seed)
         made_of = self._shown(instances, exemplars)
         unknown = _where_unknown(self.tokenizer, [i.response for i in instances])
 

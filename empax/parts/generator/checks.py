@@ -19,6 +19,7 @@ from empax.data.store import (
     run_tokenizer,
 )
 from empax.data.tokenizers import SubwordTokenizer
+from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import check_fits, check_kept, check_weights, load_generator
 from empax.models.decoder_only import DecoderOnly
 from empax.parts.generator.own_losses import try_losses
@@ -110,6 +111,18 @@ def _buckets(stage: Stage) -> tuple[int, ...]:
     return stage.settings.buckets if stage.loop is None else stage.loop.buckets
 
 
+def decodings(run: RunContext) -> dict[str, DecodeSettings]:
+    """How `run.stage` is decoded, by the setting that says so: the system's, and those of its evaluations."""
+    parts = check_models(run)
+    shared = run.shared_settings(DialogueSettings) if parts is None else parts.settings
+    own = {
+        f"config.{s.name}.decoding": s.settings.decoding
+        for s in run.plan.stages.values()
+        if s.kind == "evaluate" and s.settings.stage == run.stage and s.settings.decoding is not None
+    }
+    return {f"{run.shared}.decoding": shared.decoding, **own}
+
+
 def check_contrast(contrast: ContrastSettings | None, run: RunContext) -> None:
     """Raises ConfigError if a generator cannot learn a contrast: it has adapters, or reads prompts."""
     settings = run.shared_settings(DialogueSettings)
@@ -156,15 +169,13 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     check_losses(stage.losses, run)
     settings = run.shared_settings(DialogueSettings)
     answering = [s.name for s in run.plan.stages.values() if s.kind == "evaluate" and s.settings.stage == run.stage]
-    reading = {
-        "decoding.rerank_exemplars": settings.decoding.rerank_exemplars,
-        "neighbours.copy_weight": settings.neighbours.copy_weight,
-    }
+    reading = {f"{where}.rerank_exemplars": way.rerank_exemplars for where, way in decodings(run).items()}
+    reading[f"{run.shared}.neighbours.copy_weight"] = settings.neighbours.copy_weight
     for name, value in reading.items():
         if value and answering:
             raise ConfigError(
-                f"{run.shared}.{name} = {value} looks at exemplars, and config.{answering[0]} answers with "
-                f"config.{run.stage}, which reads none; set it to 0."
+                f"{name} = {value} looks at exemplars, and config.{answering[0]} answers with config.{run.stage}, "
+                "which reads none; set it to 0."
             )
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=GENERATOR_TASKS)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.protocols import Tokenizer
@@ -135,7 +136,7 @@ class Decoder:
         def pool(states: Any, mask: Bool[Array, "..."]) -> Float[Array, "N D"]:
             return masked_mean(pooled_states(states), model.states_mask(mask))
 
-        made = (found.tokens != self.eos_id) & (found.tokens != self.pad_id)
+        made = ~jnp.isin(found.tokens, jnp.array((self.eos_id, *self.settings.more_eos_ids, self.pad_id)))
         compared = compared or ((lambda: pool(states, mask)), encode)
         key = rng.keys[0] if isinstance(rng, Draws) else rng
         drawn = jax.random.fold_in(key, self.settings.max_tokens)  # the search has folded in each position before it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, cast
 
 from empax.core.system import AnswerOptions, RunContext, load_encoder_of
@@ -11,11 +12,15 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.generator.answerer import Answerer
 from empax.parts.generator.parts import GeneratorParts
-from empax.parts.generator.settings import GeneratorTaskSettings
 from empax.parts.generator.stages import answerer_of
 from empax.parts.generator.trained import Trained, check_adapters, generator_to_export
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
-from empax.systems.reg.settings import DenseTaskSettings, JointTaskSettings, RetrieverTaskSettings
+from empax.systems.reg.settings import (
+    DenseTaskSettings,
+    EmotionTaskSettings,
+    JointTaskSettings,
+    RetrieverTaskSettings,
+)
 from empax.systems.reg.stages import joint_task
 from empax.training.checkpoint import load_params
 from empax.training.lora import is_adapted, trained_whole
@@ -48,13 +53,25 @@ def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptio
 
 
 def _heads(stage: JointTaskSettings, run: RunContext) -> tuple[str, ...]:
-    """The emotion heads that any stage has taught."""
-    first: GeneratorTaskSettings | JointTaskSettings = run.named(stage.generator).settings
-    taught = (
-        *(("generator",) if stage.emotion_weight or first.emotion_weight else ()),
-        *(("retriever",) if stage.retriever_weight or stage.retriever else ()),
-    )
+    """The emotion heads that this stage has taught, or one that it began with."""
+    generators = (one.emotion_weight for one in _with_earlier(stage, run, "generator"))
+    retrievers = (_teaches_emotions(one) for one in _with_earlier(stage, run, "retriever"))
+    taught = (*(("generator",) if any(generators) else ()), *(("retriever",) if any(retrievers) else ()))
     return (*taught, "both") if len(taught) == 2 else taught
+
+
+def _with_earlier(stage: Any, run: RunContext, part: str) -> Iterator[Any]:
+    """The settings of a stage, and of those that a part of it was trained by before."""
+    yield stage
+    if name := getattr(stage, part, "") or getattr(stage, "start_from", ""):
+        yield from _with_earlier(run.named(name).settings, run, part)
+
+
+def _teaches_emotions(stage: Any) -> bool:
+    """Whether a stage teaches the retriever's head."""
+    weight = stage.retriever_weight if isinstance(stage, JointTaskSettings) else 1.0
+    distils = isinstance(stage, JointTaskSettings | RetrieverTaskSettings)
+    return isinstance(stage, EmotionTaskSettings) or (distils and weight * stage.distillation.emotion_weight > 0)
 
 
 def _maker_of_index(run: RunContext, parts: EmotionParts, stage: JointTaskSettings, params: Params) -> str:

@@ -32,7 +32,7 @@ class DistillationSettings:
       score_temperature: divides the retriever's scores before the softmax.
       loss: "softmax", or Eq. 4 to the letter.
       replace_probability: k of Eq. 5; 0 is w/o RCA.
-      emotion_weight: of the 32-way head over the retriever's encodings of contexts and exemplars; ours.
+      emotion_weight: of the 32-way head over the retriever's encodings of contexts; ours.
       explore_tokens: how long G1's trial answers may get.
     """
 
@@ -54,7 +54,7 @@ class DistillationSettings:
 
 @dataclasses.dataclass(frozen=True)
 class EmotionTaskSettings:
-    """Before stage 2: the retriever learns to tell the emotions apart, on all training contexts and exemplars; ours."""
+    """Before stage 2: the retriever learns to tell the emotions apart, on all training contexts; ours."""
 
     max_examples: int = 0
     max_validation_examples: int = 1000
@@ -142,6 +142,6 @@ class JointTaskSettings(ResponseTaskSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, "retriever_weight", least=0)
+        check_numbers(self, "retriever_weight", least=0, most=1)
         check_numbers(self, "exemplar_probability", least=0, most=1)
         check_numbers(self, "candidates", "max_examples", "max_validation_examples", least=0)

@@ -35,7 +35,7 @@ from empax.parts.exemplars.checks import check_passages
 from empax.parts.exemplars.dense import DenseRetriever
 from empax.parts.exemplars.dense_retrieval import Keys, RetrievalBatch, RetrievalExamples
 from empax.parts.exemplars.settings import RetrievalSettings
-from empax.parts.generator.checks import GENERATOR_TASKS, check_contrast, check_fusion, check_losses
+from empax.parts.generator.checks import GENERATOR_TASKS, check_contrast, check_fusion, check_losses, decodings
 from empax.parts.generator.stages import begun_with, sketch_frozen_generator, sketched
 from empax.retrieval.filters import find_exemplars, load_filter
 from empax.retrieval.index import build_index, load_index
@@ -143,13 +143,42 @@ def check_joint(stage: JointTaskSettings, run: RunContext) -> None:
     run.earlier("generator", stage.generator, tasks=G1_TASKS)
     if stage.retriever:
         run.earlier("retriever", stage.retriever, tasks=RETRIEVER_TASKS)
+    loop = run.named(run.stage).loop
+    if loop.refresh_every_steps and not stage.retriever_weight:
+        raise ConfigError(
+            f"config.{run.stage}.refresh_every_steps = {loop.refresh_every_steps}, but with retriever_weight = 0 the "
+            "retriever never changes; set it to 0."
+        )
+    _check_indexes(stage, run)
     _check_exemplars(stage, run)
+
+
+def _check_indexes(stage: JointTaskSettings, run: RunContext) -> None:
+    """Raises ConfigError if queries would be compared with passages of another encoder than theirs."""
+    run.earlier("index", stage.index, kind="index")
+    began_with = stage.retriever
+    wanted = run.stage if stage.passage_encoder == "trained" else began_with
+    indexes = {
+        one.settings.index: wanted
+        for one in run.plan.stages.values()
+        if one.kind == "evaluate" and one.settings.stage == run.stage and one.settings.index in run.plan.stages
+    }
+    if stage.retriever_weight and stage.passage_encoder == "frozen":
+        indexes[stage.index] = began_with
+    for index, encoder in indexes.items():
+        found = run.named(index).settings.encoder
+        if found != encoder:
+            raise ConfigError(
+                f"config.{index}.encoder = {found!r}, but what config.{run.stage} asks it with belongs to passages of "
+                f"{encoder or 'the pretrained encoder'!r}; set it to {encoder!r}, or name an index of that encoder."
+            )
 
 
 def _check_exemplars(stage: RetrieverTaskSettings | JointTaskSettings, run: RunContext) -> None:
     settings = run.shared_settings(RetrievalSettings)
     if isinstance(stage, JointTaskSettings):
-        check_passages(settings.decoding, f"{run.shared}.decoding")
+        for where, decoding in decodings(run).items():
+            check_passages(decoding, where)
     check_fusion(run)
     check_candidates(run, stage.index, ("train", "validation"), settings.passages)
     if 0 < stage.candidates < settings.passages:

@@ -91,10 +91,11 @@ class RetrieverTask:
         chosen = jnp.where(mask, scores, -jnp.inf).argmax(axis=1)
         best = jnp.take_along_axis(batch.utilities, chosen[:, None], axis=1)[:, 0]
         mean = jnp.sum(jnp.where(mask, batch.utilities, 0.0), axis=1) / jnp.maximum(mask.sum(axis=1), 1)
+        shown = batch.valid & mask.any(axis=1)
         metrics["retriever_loss"] = loss
-        metrics["utility"] = Mean.of(mean, batch.valid)
+        metrics["utility"] = Mean.of(mean, shown)
         # How much better the retriever's first choice does than the average candidate: what distillation should raise.
-        metrics["utility_gain"] = Mean.of(best - mean, batch.valid)
+        metrics["utility_gain"] = Mean.of(best - mean, shown)
         return [(1.0, loss), *parts], metrics
 
     def distil(self, scores: Float[Array, "B K"], batch: Any, weights: Float[Array, " B"]) -> Mean:

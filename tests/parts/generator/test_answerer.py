@@ -115,6 +115,30 @@ def test_what_a_model_is_asked_first_is_told_to_the_next_question_and_to_the_rep
     assert [row.response for row in plain.respond(ASKED, batch_size=2, seed=0)] == [said(i.context[-1]) for i in ASKED]
 
 
+def test_what_was_told_is_the_seeds_and_is_forgotten_with_the_parameters_and_by_who_answers_people():
+    asked = []
+
+    class Counting(Searched):
+        def find(self, instances):
+            asked.append(len(instances))
+            return super().find(instances)
+
+    questions = (QuestionSettings("emotion", "what?"),)
+    parts = Bag(tokens=9), PARAMS, Counting(), TOKENIZER, (64,)
+    made = Answerer(*parts, labels={"intent": INTENTS}, questions=questions)
+    for seed in (0, 0, 1, 0):
+        made.respond(ASKED, batch_size=2, seed=seed)
+    assert asked == [2, 2]  # the two contexts once for each seed
+    made.take(PARAMS)
+    made.respond(ASKED, batch_size=2, seed=0)
+    assert asked == [2, 2, 2]
+    served = Answerer(*parts, labels={"intent": INTENTS}, questions=questions, single=True)
+    for _ in range(2):
+        served.respond(ASKED[:1], batch_size=1, seed=0)
+    assert asked[3:] == [1, 1]
+    assert len(served._told) == 1
+
+
 class Remembering(Bag):
     """Its state before a token is the token."""
 

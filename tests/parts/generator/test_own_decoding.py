@@ -21,6 +21,7 @@ from empax.parts.generator.parts import with_own_decoding
 from empax.parts.generator.settings import DialogueSettings
 from empax.systems.reg.settings import JointTaskSettings
 from empax.systems.reg.stages import check_joint
+from empax.training.settings import LoopSettings
 
 
 def settings(folder, own):
@@ -81,8 +82,9 @@ def test_vectors_that_are_compared_by_cosine_must_be_of_unit_length():
 
 
 def test_options_that_look_at_the_source_need_one_source(monkeypatch):
-    for name in ("check_prepared", "check_fusion", "check_candidates"):
-        monkeypatch.setattr(f"empax.systems.reg.stages.{name}", lambda *_: None)
+    for name in ("stages.check_prepared", "stages.check_fusion", "stages.check_candidates"):
+        monkeypatch.setattr(f"empax.systems.reg.{name}", lambda *_: None)
+    monkeypatch.setattr("empax.parts.generator.checks.check_models", lambda _: None)
 
     def run(**decoding):
         settings = to_settings(RetrievalSettings, {"decoding": decoding}, where="config.reg")
@@ -92,6 +94,10 @@ def test_options_that_look_at_the_source_need_one_source(monkeypatch):
             shared_settings=lambda _: settings,
             earlier=lambda *_, **__: None,
             before=lambda: ("prepare",),
+            named=lambda _: SimpleNamespace(
+                loop=LoopSettings(steps=1, batch_size=1, buckets=(8,)), settings=SimpleNamespace(encoder="retriever")
+            ),
+            plan=SimpleNamespace(stages={}),
         )
 
     check_joint(JointTaskSettings(), run(no_repeat_ngram=3))

@@ -285,6 +285,14 @@ def test_heads_of_a_joint_model_are_asked_where_any_stage_has_learnt_emotions(fi
     assert answering(context(finished, "evaluate", **nothing, **never), "joint", "index").heads == ()
     assert answering(context(finished, "evaluate", **nothing), "joint", "index").heads == ("generator",)
     assert len(answering(context(finished, "evaluate"), "joint").heads) == 3
+    # A retriever that only distillation has taught knows no emotions, unless distillation teaches those too.
+    untaught = {"joint__retriever_weight": 0.2, "joint__retriever": ""}
+    for weight, heads in ((0.0, ("generator",)), (0.1, ("generator", "retriever", "both"))):
+        run = context(finished, "evaluate", **untaught, joint__distillation={"emotion_weight": weight})
+        assert answering(run, "joint", "index").heads == heads
+    # And what the generator began with may have taught its head.
+    later = context(finished, "evaluate", joint__emotion_weight=0.0, exemplars__emotion_weight=0.0)
+    assert "generator" in answering(later, "joint").heads
 
 
 def test_a_head_that_has_learnt_nothing_is_not_asked(finished):

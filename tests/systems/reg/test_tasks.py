@@ -375,6 +375,14 @@ def test_filler_rows_change_nothing():
         assert float(metrics[name].value()) == pytest.approx(float(again[name].value()), rel=1e-6), name
 
 
+def test_a_row_without_candidates_has_no_utility():
+    batch = explored()
+    bare = batch.replace(candidate_mask=batch.candidate_mask.at[1].set(False))
+    (_, found), (_, without) = ranking_loss(bare), ranking_loss(batch.replace(valid=jnp.asarray([True, False, True])))
+    for name in ("utility", "utility_gain"):
+        assert float(found[name].value()) == pytest.approx(float(without[name].value()), rel=1e-6)
+
+
 def test_a_masked_candidate_is_none_however_good_it_is():
     batch, more = explored(), exemplar_batch(K + 1, seed=2)
     names = ("source", "source_mask", "key", "key_mask")

@@ -1,0 +1,35 @@
+"""Answers as re-ranking sees them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from empax.decoding.settings import DecodeSettings
+from empax.models.transformer import EncoderDecoder, scratch
+from empax.parts.generator import decoder as decoders
+from empax.parts.generator.decoder import Decoder
+
+V, EOS, PAD, START = 12, 1, 0, 2
+MODEL = EncoderDecoder(
+    scratch(V, d_model=8, num_heads=1, head_dim=8, d_ff=8, num_encoder_layers=1, num_decoder_layers=1, start_id=START)
+)
+
+
+@pytest.mark.parametrize("more", [(), (5, 7)])
+def test_every_end_token_is_an_end_and_no_word(monkeypatch, more):
+    seen = []
+
+    def kept(hypotheses):
+        seen.append(hypotheses)
+        return jnp.zeros((2, 4))
+
+    monkeypatch.setattr(decoders, "make_reranker", lambda *_: kept)
+    settings = DecodeSettings("sample", 6, num_samples=4, rerank="consensus", more_eos_ids=more)
+    source = jnp.full((2, 3), 4)
+    params = MODEL.init(jax.random.key(0), source, source > 0, source)["params"]
+    decoder = Decoder(settings, start_id=START, eos_id=EOS, pad_id=PAD)
+    decoder(MODEL, params, source, source > 0, jax.random.key(1))
+    tokens, mask = np.asarray(seen[0].tokens), np.asarray(seen[0].mask)
+    assert np.isin(tokens, (5, 7)).any()
+    np.testing.assert_array_equal(mask, ~np.isin(tokens, (EOS, PAD, *more)))
