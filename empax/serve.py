@@ -30,7 +30,7 @@ _PORT = flags.DEFINE_integer("port", 8000, "The port to listen at.", lower_bound
 _TOKEN = flags.DEFINE_string("token", None, "What requests must bring; better in the environment, as EMPAX_TOKEN.")
 _BATCH = flags.DEFINE_integer("batch", 8, "How many replies a model writes at once.", lower_bound=1, upper_bound=256)
 _QUEUE = flags.DEFINE_integer("queue", 64, "How many replies may wait; others get 503.", lower_bound=1)
-_RATE = flags.DEFINE_integer("rate", 120, "Requests a minute from one address; 0 = any number.", lower_bound=0)
+_RATE = flags.DEFINE_integer("rate", 120, "Requests that one address may post a minute; 0 = any number.", lower_bound=0)
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", 256, "Most tokens of a reply.", lower_bound=1, upper_bound=4096)
 _VOTES = flags.DEFINE_string("votes", "votes", "With --compare: the folder for votes.")
 _WATCH = flags.DEFINE_boolean("watch", False, "Show how a run trains, in place of what it says.")
