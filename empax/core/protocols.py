@@ -151,11 +151,13 @@ class Answering(Protocol):
         instances: Sequence[Instance],
         *,
         batch_size: int,
-        seed: int,
+        seed: int | Sequence[int],
         progress: str | None = None,
         kept: AnswerStore | None = None,
     ) -> list[Prediction]:
         """One prediction per instance, in order; `notes` have `nll`, `num_tokens` and `emotion_by_head`.
+
+        With a `seed` for each instance its answer is the same in every batch.
 
         Batches whose answers `kept` has are not answered again; the others' are added to it.
         """
@@ -199,7 +201,7 @@ class ExemplarAnswering(Answering, Protocol):
         instances: Sequence[Instance],
         *,
         batch_size: int,
-        seed: int,
+        seed: int | Sequence[int],
         progress: str | None = None,
         kept: AnswerStore | None = None,
         exemplars: Int[np.ndarray, "N K"] | None = None,

@@ -14,7 +14,7 @@ from empax.core.largest import largest
 from empax.core.protocols import StepFn
 from empax.core.types import Generated
 from empax.decoding.hypotheses import BARRED, Progress, Start, choices, column, gather
-from empax.decoding.sampling import truncated
+from empax.decoding.sampling import Randomness, folded, noise, truncated
 from empax.decoding.settings import DecodeSettings, num_returned
 
 
@@ -45,7 +45,7 @@ def go_on_beams(
     beams: Beams,
     start: Start,
     settings: DecodeSettings,
-    rng: jax.Array | None,
+    rng: Randomness | None,
     until: Int[Array, ""] | int,
 ) -> Beams:
     """Beam search up to `until` tokens, with Hugging Face's conventions; token-identical to theirs (transformers 5).
@@ -81,7 +81,7 @@ def go_on_beams(
     def body(beams: Beams) -> Beams:
         latest = column(beams.history, beams.index).reshape(start.batch_size, -1)
         logits, cache = step(latest, beams.cache)
-        drawn = None if rng is None else jax.random.fold_in(rng, beams.index)
+        drawn = None if rng is None else folded(rng, beams.index)
         found = _continuations(logits, beams, start, settings, drawn)
         history = gather(beams.history, found.parents).at[:, :, beams.index + 1].set(found.tokens)
         norm = norms[jnp.maximum(beams.index - given, 0)]
@@ -182,7 +182,7 @@ class _Found:
 
 
 def _continuations(
-    logits: Float[Array, "B K V"], beams: Beams, start: Start, settings: DecodeSettings, rng: jax.Array | None
+    logits: Float[Array, "B K V"], beams: Beams, start: Start, settings: DecodeSettings, rng: Randomness | None
 ) -> _Found:
     """The continuations of all groups, one after the other where the later look at the earlier."""
     if settings.num_beam_groups == 1:
@@ -208,7 +208,7 @@ def _group_continuations(
     start: Start,
     settings: DecodeSettings,
     less: Float[Array, "B 1 V"] | None = None,
-    rng: jax.Array | None = None,
+    rng: Randomness | None = None,
 ) -> _Found:
     """The continuations of one group.
 
@@ -245,7 +245,7 @@ def _group_continuations(
 
 
 def _drawn(
-    rng: jax.Array,
+    rng: Randomness,
     scores: Float[Array, "B W V"],
     before: Float[Array, "B W"],
     num: int,
@@ -263,7 +263,7 @@ def _drawn(
     )
     whole = (kept + before[..., None]).reshape(len(scores), -1)
     # What may not be drawn comes last, in any order.
-    keys = jnp.maximum(whole, 10 * BARRED) + jax.random.gumbel(rng, whole.shape)
+    keys = jnp.maximum(whole, 10 * BARRED) + noise(rng, jax.random.gumbel, whole.shape)
     _, places = largest(keys, num)
     log_probs, order = jax.lax.top_k(jnp.take_along_axis(whole, places, axis=1), num)
     return log_probs, jnp.take_along_axis(places, order, axis=1)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Generated
 from empax.core.vectors import unit
+from empax.decoding.sampling import Randomness, noise
 from empax.decoding.settings import DecodeSettings, SimilarityLikelihood
 
 Utility: TypeAlias = Callable[..., Float[Array, " N"]]
@@ -38,7 +39,7 @@ class Hypotheses:
     log_probs: Float[Array, "B K"]
     encoding: Callable[[], Float[Array, "B D"]]
     encode: Callable[[Int[Array, "N T"], Bool[Array, "N T"]], Float[Array, "N D"]]
-    rng: jax.Array
+    rng: Randomness
     exemplars: tuple[Int[Array, "B M S"], Bool[Array, "B M S"]] | None = None
 
 
@@ -148,7 +149,7 @@ class Random:
     """
 
     def __call__(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
-        return jax.random.uniform(hypotheses.rng, hypotheses.log_probs.shape)
+        return noise(hypotheses.rng, jax.random.uniform, hypotheses.log_probs.shape)
 
 
 def make_reranker(settings: DecodeSettings, utility: Utility) -> Reranker | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +18,33 @@ class Draws(NamedTuple):
 
     Attributes:
       keys: PRNG keys.
-      temperature: in place of the settings'.
+      temperature: of `sample`, in place of the settings'; None = theirs.
       top_p: likewise.
     """
 
     keys: jax.Array
-    temperature: Float[Array, " B"]
-    top_p: Float[Array, " B"]
+    temperature: Float[Array, " B"] | None = None
+    top_p: Float[Array, " B"] | None = None
+
+
+Randomness: TypeAlias = "jax.Array | Draws"
+"""A PRNG key for all examples, or one for each."""
+
+
+def folded(rng: Randomness, number: int | Int[Array, ""]) -> Randomness:
+    """`jax.random.fold_in`, of every key."""
+    if isinstance(rng, Draws):
+        return rng._replace(keys=jax.vmap(lambda key: jax.random.fold_in(key, number))(rng.keys))
+    return jax.random.fold_in(rng, number)
+
+
+def noise(
+    rng: Randomness, draw: Callable[[jax.Array, tuple[int, ...]], Float[Array, "*B"]], shape: tuple[int, ...]
+) -> Float[Array, "*B"]:
+    """Numbers of `shape` [B, ...] from `draw`, such as `jax.random.gumbel`; from its own key for each example."""
+    if isinstance(rng, Draws):
+        return jax.vmap(lambda key: draw(key, shape[1:]))(rng.keys)
+    return draw(rng, shape)
 
 
 def sample_tokens(

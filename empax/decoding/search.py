@@ -20,7 +20,7 @@ from empax.core.protocols import StepFn
 from empax.core.types import Generated
 from empax.decoding.beam import Beams, found_beams, go_on_beams, settled_beams, start_beams
 from empax.decoding.hypotheses import Limits, Progress, Start, choices, column, gather, tokens_before
-from empax.decoding.sampling import Draws, sample_tokens
+from empax.decoding.sampling import Draws, Randomness, folded, sample_tokens
 from empax.decoding.settings import DecodeSettings, num_hypotheses
 
 Tokens: TypeAlias = tuple[Int[Array, "B S"], Bool[Array, "B S"]]
@@ -60,7 +60,7 @@ def search_of(
     eos_id: int,
     pad_id: int,
     settings: DecodeSettings,
-    rng: jax.Array | Draws | None = None,
+    rng: Randomness | None = None,
     prefix: Int[Array, "B P"] | None = None,
     source: Tokens | None = None,
     prompt: Tokens | None = None,
@@ -76,7 +76,7 @@ def search_of(
       eos_id: ends a hypothesis; part of the result.
       pad_id: fills the result after the end.
       settings: static.
-      rng: PRNG key; needed by "sample" and `draw_beams` only. "sample" takes `Draws`, too: randomness of each example.
+      rng: PRNG key; needed by "sample" and `draw_beams` only. `Draws`: of each example.
       prefix: what every response of an example begins with, the same for all its hypotheses; -1 from where it is free.
         Part of the result and of `max_tokens`, but not of the length that `length_penalty` sees.
       source: what the encoder has read, for `encoder_no_repeat_ngram` and `encoder_repetition_penalty`. Departure:
@@ -132,7 +132,7 @@ class Search:
     step: StepFn
     start: Start
     settings: DecodeSettings
-    rng: jax.Array | Draws | None
+    rng: Randomness | None
 
     @property
     def _beams(self) -> bool:
@@ -155,8 +155,7 @@ class Search:
         """Up to `until` tokens, or to the end."""
         until = self.settings.max_tokens if until is None else until
         if self._beams:
-            rng = None if isinstance(self.rng, Draws) else self.rng
-            return go_on_beams(self.step, state, self.start, self.settings, rng, until)
+            return go_on_beams(self.step, state, self.start, self.settings, self.rng, until)
         return self._go_on_walk(state, until)
 
     def found(self, state: Any) -> Generated:
@@ -218,13 +217,13 @@ class Search:
         if settings.method == "greedy":
             return largest(logits, 1)[1][..., 0]
         kept = {"top_k": settings.top_k, "min_p": settings.min_p, "typical_p": settings.typical_p}
+        assert rng is not None
+        own, rng = {"temperature": settings.temperature, "top_p": settings.top_p}, folded(rng, index)
         if not isinstance(rng, Draws):
-            assert rng is not None
-            own = {"temperature": settings.temperature, "top_p": settings.top_p}
-            return sample_tokens(jax.random.fold_in(rng, index), logits, **own, **kept)
+            return sample_tokens(rng, logits, **own, **kept)
 
         def of_row(row: Draws, logits: Float[Array, "K V"]) -> Int[Array, " K"]:
-            key = jax.random.fold_in(row.keys, index)
-            return sample_tokens(key, logits[None], temperature=row.temperature, top_p=row.top_p, **kept)[0]
+            told = {name: value for name in own if (value := getattr(row, name)) is not None}
+            return sample_tokens(row.keys, logits[None], **{**own, **told}, **kept)[0]
 
         return jax.vmap(of_row)(rng, logits)

@@ -20,7 +20,7 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.generation_config import options_that_can_be_had
 from empax.decoding.hypotheses import Limits
 from empax.decoding.options import Call, call_of
-from empax.decoding.sampling import Draws
+from empax.decoding.sampling import Randomness
 from empax.decoding.settings import DecodeSettings, without_unknown
 from empax.interop.export import Generation
 from empax.models.bert import BertConfig
@@ -214,7 +214,7 @@ def answers_of(
     task: Generator,
     params: Params,
     batch: Batch,
-    rng: jax.Array | Draws,
+    rng: Randomness,
     limits: tuple[Int[np.ndarray, " B"], Int[np.ndarray, " B"]],
     real: Bool[np.ndarray, " B"],
 ) -> Int[np.ndarray, "B K T"]:
@@ -237,7 +237,7 @@ def answers_of(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _generate(task: Generator, params: Params, batch: Batch, rng: jax.Array | Draws, limits: Limits) -> Generated:
+def _generate(task: Generator, params: Params, batch: Batch, rng: Randomness, limits: Limits) -> Generated:
     return task.decoder(task.model, params["model"], batch.source, batch.source_mask, rng, limits=limits)
 
 

@@ -114,24 +114,57 @@ class Session:
         Raises:
           ConfigError: there is nothing to answer, or a turn is no text.
         """
-        turns = given_turns(context, "context")
-        answer = self.before(turns[-1]) if self.before else None
-        if answer is not None:
-            return Prediction(turns, answer, reference="", id="chat#1", notes={"answered_by": "before"})
-        notes: dict[str, Any] = {} if self.mark is None else {"reasons": self.mark([turns])[0]}
-        if self.annotates and not self.of_replies:
-            notes["context_attributes"] = self._levels(turns, "")
-        instance = Instance(id="chat#1", context=turns, response="", emotion="", notes=notes)
-        prediction = self.answerer.respond([instance], batch_size=1, seed=self.seed)[0]
-        emotion = prediction.notes["emotion_by_head"][self.head] if self.head else ""
-        response = self.after(prediction.response) if self.after else prediction.response
-        told = dict(prediction.notes)
-        if self.annotates and self.of_replies:
-            told["response_attributes"] = self._levels(turns, response)
-        return dataclasses.replace(prediction, response=response, emotion_prediction=emotion, notes=told)
+        return self.replies([context])[0]
 
-    def _levels(self, context: tuple[str, ...], response: str) -> dict[str, str]:
-        return annotate.judge_levels(self.judges, [context], [response], self.sentiment_threshold)[0]
+    def replies(self, contexts: Sequence[Texts | str], *, seeds: Sequence[int] | None = None) -> list[Prediction]:
+        """The same, of several conversations in one batch; with its seed each has the reply that it has alone.
+
+        `seeds` stand in place of the session's.
+        """
+        turns = [given_turns(context, "context") for context in contexts]
+        own = [self.seed] * len(turns) if seeds is None else list(seeds)
+        fixed = [self.before(each[-1]) if self.before else None for each in turns]
+        said = {
+            n: Prediction(turns[n], answer, reference="", id="chat#1", notes={"answered_by": "before"})
+            for n, answer in enumerate(fixed)
+            if answer is not None
+        }
+        if left := [n for n in range(len(turns)) if n not in said]:
+            # 1, 2, 4, ... at once, so that few programs are compiled.
+            filled = [*left, *[left[-1]] * ((1 << (len(left) - 1).bit_length()) - len(left))]
+            found = self._answers([turns[n] for n in filled], [own[n] for n in filled])
+            said.update(zip(left, found, strict=False))
+        return [said[n] for n in range(len(turns))]
+
+    def _answers(self, contexts: list[tuple[str, ...]], seeds: list[int]) -> list[Prediction]:
+        notes: list[dict[str, Any]] = [{} for _ in contexts]
+        if self.mark is not None:
+            notes = [{"reasons": spans} for spans in self.mark(contexts)]
+        if self.annotates and not self.of_replies:
+            for note, levels in zip(notes, self._levels(contexts, [""] * len(contexts)), strict=True):
+                note["context_attributes"] = levels
+        instances = [
+            Instance(id="chat#1", context=turns, response="", emotion="", notes=note)
+            for turns, note in zip(contexts, notes, strict=True)
+        ]
+        found = self.answerer.respond(instances, batch_size=len(instances), seed=seeds)
+        responses = [self.after(one.response) if self.after else one.response for one in found]
+        told = [dict(one.notes) for one in found]
+        if self.annotates and self.of_replies:
+            for note, levels in zip(told, self._levels(contexts, responses), strict=True):
+                note["response_attributes"] = levels
+        return [
+            dataclasses.replace(
+                one,
+                response=response,
+                emotion_prediction=note["emotion_by_head"][self.head] if self.head else "",
+                notes=note,
+            )
+            for one, response, note in zip(found, responses, told, strict=True)
+        ]
+
+    def _levels(self, contexts: list[tuple[str, ...]], responses: list[str]) -> list[dict[str, str]]:
+        return annotate.judge_levels(self.judges, contexts, responses, self.sentiment_threshold)
 
 
 def beats_chance(rows: Iterable[Mapping[str, Any]]) -> bool:

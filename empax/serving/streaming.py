@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 
 from empax.core.types import Batch, Params
 from empax.decoding.hypotheses import Limits, Progress
-from empax.decoding.sampling import Draws
+from empax.decoding.sampling import Draws, Randomness
 from empax.parts.generator.task import Generator
 from empax.serving.answering import TextGenerator, answers_of
 
@@ -30,7 +30,7 @@ def in_parts(
     task: Generator,
     params: Params,
     batch: Batch,
-    rng: jax.Array | Draws,
+    rng: Randomness,
     limits: tuple[Int[np.ndarray, " B"], Int[np.ndarray, " B"]],
     gone: Callable[[], Bool[np.ndarray, " B"]],
     *,
@@ -80,7 +80,7 @@ def _rows(given: tuple[Any, ...], rows: Int[np.ndarray, " R"]) -> tuple[Any, ...
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _begin(task: Generator, params: Params, source: Any, mask: Any, rng: jax.Array | Draws) -> Any:
+def _begin(task: Generator, params: Params, source: Any, mask: Any, rng: Randomness) -> Any:
     decoder, model = task.decoder, task.model
     states = model.apply({"params": params}, source, mask, method="encode", deterministic=True)
     looked_at = decoder.looked_at(source, mask)
@@ -90,7 +90,7 @@ def _begin(task: Generator, params: Params, source: Any, mask: Any, rng: jax.Arr
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _go_on(
-    task: Generator, params: Params, state: Any, source: Any, mask: Any, rng: jax.Array | Draws, limits: Limits,
+    task: Generator, params: Params, state: Any, source: Any, mask: Any, rng: Randomness, limits: Limits,
     until: int, gone: Any,
 ) -> tuple[Any, Progress]:  # fmt: skip
     looked_at = task.decoder.looked_at(source, mask)

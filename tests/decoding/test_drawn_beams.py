@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from empax.decoding.sampling import truncated
+from empax.decoding.sampling import Draws, truncated
 from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings
 
@@ -19,12 +19,14 @@ class Nothing:
         return self
 
 
-def searched(table, rows, *, seed=0, limits=None, **options):
+def searched(table, rows, *, seed=0, limits=None, rng=None, **options):
     """Hypotheses of a model whose next logits depend on the latest token alone."""
     table = jnp.asarray(table)
+    if rng is None and seed is not None:
+        rng = jax.random.key(seed)
     found = generate(
         lambda tokens, cache: (table[tokens], cache), Nothing(), batch_size=rows, start_id=2, eos_id=EOS, pad_id=PAD,
-        settings=DecodeSettings("beam", **options), rng=None if seed is None else jax.random.key(seed),
+        settings=DecodeSettings("beam", **options), rng=rng,
         limits=None if limits is None else tuple(map(jnp.asarray, limits)),
     )  # fmt: skip
     return np.asarray(found.tokens), np.asarray(found.log_probs)
@@ -48,6 +50,15 @@ def test_they_differ_by_seed_and_are_none_without_a_key():
     assert (one != two).any()
     with pytest.raises(ValueError, match="pass a PRNG key"):
         searched(logits(), 1, seed=None, **options)
+
+
+def test_a_row_with_its_own_key_is_drawn_as_it_is_alone():
+    options, seeds = {"max_tokens": 5, "num_beams": 3, "draw_beams": True}, (3, 0, 3)
+    together = searched(logits(), 3, rng=Draws(jax.vmap(jax.random.key)(jnp.array(seeds))), **options)
+    for row, seed in enumerate(seeds):
+        for found, alone in zip(together, searched(logits(), 1, seed=seed, **options), strict=True):
+            np.testing.assert_allclose(found[row], alone[0], rtol=1e-6)
+    assert (together[0][0] != together[0][1]).any()
 
 
 @pytest.mark.oracle

@@ -9,6 +9,7 @@ import pytest
 
 from empax.core.types import Generated
 from empax.decoding.rerank import Consensus, Hypotheses, Likelihood, Random, Similarity, make_reranker, rerank
+from empax.decoding.sampling import Draws
 from empax.decoding.settings import DecodeSettings
 from empax.evaluation.device_metrics import token_f1, utility
 
@@ -118,6 +119,19 @@ def test_similarity_without_weight_leaves_the_order_of_the_search(weight, first)
     reranker = Similarity(weight)
     found = ranked(given, reranker, encode=said_by_first_token(COSINES), contexts=jnp.asarray([[7.0, 0.0]]))
     assert found.tokens[0, 0, 0] == first
+
+
+def test_random_hypotheses_of_a_row_with_its_own_key_are_those_that_it_has_alone():
+    keys = jax.vmap(jax.random.key)(jnp.array([4, 5, 4]))
+
+    def worth(rows, rng):
+        found = hypotheses(0, batch=rows)
+        made = found.tokens != PAD
+        return Random()(Hypotheses(found.tokens, made, found.log_probs, lambda: None, lambda ids, mask: None, rng))
+
+    alone = [worth(1, key)[0] for key in keys]
+    np.testing.assert_array_equal(worth(3, Draws(keys)), alone)
+    assert (alone[0] != alone[1]).any()
 
 
 def test_a_random_hypothesis_is_each_as_often_whatever_its_likelihood():

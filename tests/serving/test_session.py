@@ -42,6 +42,28 @@ def test_a_reply_comes_with_what_stands_behind_it(session):
     assert session.reply(["I finally passed my exam!", "Great!", "I am so happy."]) == found
 
 
+def test_conversations_in_one_batch_have_the_replies_that_they_have_alone(session):
+    session = with_head(session)
+    told = [
+        "My dog died.",
+        "I want to kill myself.",
+        ["I passed my exam!", "Great!", "I am so happy."],
+        "We won the cup!",
+    ]
+    for several in (told, told[:3], told[1:2]):
+        seeds = list(range(len(several)))
+        alone = [dataclasses.replace(session, seed=seed).reply(one) for seed, one in zip(seeds, several, strict=True)]
+        found = session.replies(several, seeds=seeds)
+        for one, other in zip(found, alone, strict=True):
+            assert (one.context, one.response, one.emotion_prediction) == (
+                other.context, other.response, other.emotion_prediction
+            )  # fmt: skip
+            assert (one.attributes, why_of(one).get("facts")) == (other.attributes, why_of(other).get("facts"))
+            assert [e["id"] for e in one.exemplars] == [e["id"] for e in other.exemplars]
+    assert session.replies(told)[0] == session.replies(told[:1])[0]
+    assert session.replies([]) == []
+
+
 def test_without_classifiers_the_sentiment_stays(session):
     found = dataclasses.replace(session, judges=()).reply(["I am so happy."])
     assert found.attributes == {"sentiment": "high"}

@@ -22,6 +22,7 @@ from empax.data.dialogues import own_fields
 from empax.data.sources import TOLD
 from empax.decoding.neighbours import States
 from empax.decoding.passages import PassageReader
+from empax.decoding.sampling import Draws, Randomness, folded
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.parts.generator.parts import places
 from empax.parts.generator.settings import QuestionSettings
@@ -77,7 +78,7 @@ class Answerer:
       labels: what an integer that `read` gives under a name stands for, beside the emotions of `heads`:
         {"intent": INTENTS}.
       mesh: how the devices are laid out.
-      single: whether one context is answered at a time, which is to compile few shapes.
+      single: whether contexts come one at a time or a few, from people: few shapes are compiled, nothing is kept.
       questions: that the task answers itself about each context, before it replies: the first words go into the note
         "told", in prompts and predictions.
     """
@@ -107,7 +108,7 @@ class Answerer:
         self.take(params)
         rows = batch_sharding(self._mesh) if self._mesh else None
 
-        def answer(params: Params, batch: Any, rng: jax.Array) -> tuple[Any, Any]:
+        def answer(params: Params, batch: Any, rng: Randomness) -> tuple[Any, Any]:
             with rows_split_as(rows):
                 return task.generate(params, {}, batch, rng).tokens[:, 0], task.read(params, batch)
 
@@ -156,60 +157,66 @@ class Answerer:
         instances: Sequence[Instance],
         *,
         batch_size: int,
-        seed: int,
+        seed: int | Sequence[int],
         progress: str | None = None,
         kept: AnswerStore | None = None,
         exemplars: np.ndarray | None = None,
     ) -> list[Prediction]:
         """One prediction per instance, in order; `notes` hold what `read` gives, and each head's emotion.
 
-        Randomness is of the seed and the number of a batch, so that what `kept` has fits what is made here.
+        Randomness is of the seed and the number of a batch, so that what `kept` has fits what is made here. Where each
+        instance has its own seed, its answer is that to it alone, in a first batch.
         `exemplars` are shown in place of those that it finds: rows of `exemplars.pairs`, [N, K], -1 = none.
         """
         instances = self._with_told(instances, batch_size, seed)
         return self._respond(instances, batch_size, seed, progress, kept, exemplars)
 
-    def _with_told(self, instances: Sequence[Instance], batch_size: int, seed: int) -> Sequence[Instance]:
+    def _with_told(
+        self, instances: Sequence[Instance], batch_size: int, seed: int | Sequence[int]
+    ) -> Sequence[Instance]:
         """The instances with what this says of their contexts; with one seed each context is asked about once."""
+        if not self._questions:
+            return instances
         if self._single:
             self._told.clear()  # who answers people keeps nothing that they said
-        left = {i.context: i for i in instances if (seed, i.context) not in self._told} if self._questions else {}
-        new = list(left.values())
+        seeds = [seed] * len(instances) if isinstance(seed, int) else seed
+        asking = [(each, i.context) for each, i in zip(seeds, instances, strict=True)]
+        left = {key: i for key, i in zip(asking, instances, strict=True) if key not in self._told}
+        new, own = list(left.values()), seed if isinstance(seed, int) else [each for each, _ in left]
         # The same exemplars beside each question: a search would look for the question too.
         shown = self.exemplars.find(new)[0] if new and self.exemplars is not None else None
         for name, text in ((question.name, question.text) for question in self._questions if new):
             asked = [
                 dataclasses.replace(
-                    i, context=(*i.context[:-1], f"{i.context[-1]}\n\n{text}"), response="", notes=self._noted(i, seed)
+                    i, context=(*i.context[:-1], f"{i.context[-1]}\n\n{text}"), response="", notes=self._noted(i, key)
                 )
-                for i in new
+                for key, i in left.items()
             ]
-            said = self._respond(asked, batch_size, seed, f"asked first: {name}", None, shown)
-            for i, answer in zip(new, said, strict=True):
+            said = self._respond(asked, batch_size, own, f"asked first: {name}", None, shown)
+            for key, answer in zip(left, said, strict=True):
                 words = re.findall(r"[^\W\d_][\w'-]*", answer.response)[:_WORDS]
-                self._told.setdefault((seed, i.context), {}).update({name: " ".join(words)} if words else {})
-        if not self._questions:
-            return instances
-        return [dataclasses.replace(i, notes=self._noted(i, seed)) for i in instances]
+                self._told.setdefault(key, {}).update({name: " ".join(words)} if words else {})
+        return [dataclasses.replace(i, notes=self._noted(i, key)) for key, i in zip(asking, instances, strict=True)]
 
-    def _noted(self, instance: Instance, seed: int) -> dict[str, Any]:
-        return {**instance.notes, TOLD: dict(self._told.get((seed, instance.context), {}))}
+    def _noted(self, instance: Instance, asking: tuple[int, tuple[str, ...]]) -> dict[str, Any]:
+        return {**instance.notes, TOLD: dict(self._told.get(asking, {}))}
 
     def _respond(
         self,
         instances: Sequence[Instance],
         batch_size: int,
-        seed: int,
+        seed: int | Sequence[int],
         progress: str | None,
         kept: AnswerStore | None,
         exemplars: np.ndarray | None,
     ) -> list[Prediction]:
         made_of = self._make_examples(instances) if exemplars is None else self._shown(instances, exemplars)
         unknown = _count_unknown(self.tokenizer, [i.response for i in instances])
-        rng = jax.random.key(seed)
+        keys = jax.random.key(seed) if isinstance(seed, int) else jax.vmap(jax.random.key)(np.asarray(seed, np.uint32))
 
-        def ask(number: int, batch: Any) -> Any:
-            return self._answer(self._params, self._placed(batch), jax.random.fold_in(rng, number))
+        def ask(number: int, indices: np.ndarray, batch: Any) -> Any:
+            rng = folded(keys, number) if isinstance(seed, int) else folded(Draws(keys[indices]), 0)
+            return self._answer(self._params, self._placed(batch), rng)
 
         def answers(indices: np.ndarray, found: Any) -> dict[int, Prediction]:
             (tokens, read), made = found, {}
@@ -242,8 +249,8 @@ class Answerer:
         made_of = self._shown(instances, exemplars)
         unknown = _where_unknown(self.tokenizer, [i.response for i in instances])
 
-        def ask(number: int, batch: Any) -> Any:
-            del number
+        def ask(number: int, indices: np.ndarray, batch: Any) -> Any:
+            del number, indices
             return self._weigh(self._params, self._placed(batch))
 
         def weighed(indices: np.ndarray, read: Any) -> dict[int, Prediction]:
@@ -275,7 +282,7 @@ class Answerer:
     def _each(
         self,
         examples: Examples,
-        ask: Callable[[int, Any], Any],
+        ask: Callable[[int, np.ndarray, Any], Any],
         make: Callable[[np.ndarray, Any], dict[int, Prediction]],
         batch_size: int,
         progress: str | None,
@@ -288,7 +295,7 @@ class Answerer:
             for number, (indices, batch) in enumerate(self._batches(examples, batch_size)):
                 rows = None if kept is None else kept.get(number)
                 if rows is None:
-                    yield (number, indices), ask(number, batch)
+                    yield (number, indices), ask(number, indices, batch)
                 else:
                     found.update(rows)
 

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -14,7 +13,7 @@ from empax.core.protocols import Tokenizer
 from empax.core.types import Generated, Params
 from empax.decoding.hypotheses import Limits
 from empax.decoding.rerank import Hypotheses, make_reranker, rerank
-from empax.decoding.sampling import Draws
+from empax.decoding.sampling import Randomness, folded
 from empax.decoding.search import Search, Tokens, search_of
 from empax.decoding.settings import DecodeSettings, num_hypotheses, without_unknown
 from empax.evaluation.device_metrics import utility
@@ -48,7 +47,7 @@ class Decoder:
         params: Params,
         source: Int[Array, "..."],
         mask: Bool[Array, "..."],
-        rng: jax.Array | Draws,
+        rng: Randomness,
         *,
         exemplars: tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None = None,
         limits: Limits | None = None,
@@ -70,7 +69,7 @@ class Decoder:
         return {"source": read, "prompt": (source, mask) if self.start_id is None else None}
 
     def search(
-        self, model: Any, params: Params, rng: jax.Array | Draws, start: int | Int[Array, " B"], size: int, **more: Any
+        self, model: Any, params: Params, rng: Randomness, start: int | Int[Array, " B"], size: int, **more: Any
     ) -> Search:
         """The search for responses of `model` behind `start`, in batches of `size`; `more` as `search_of` takes it."""
         return search_of(
@@ -106,7 +105,7 @@ class Decoder:
         params: Params,
         states: Any,
         mask: Bool[Array, "..."],
-        rng: jax.Array | Draws,
+        rng: Randomness,
         *,
         exemplars: tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None = None,
         source: Tokens | None = None,
@@ -138,7 +137,6 @@ class Decoder:
 
         made = ~jnp.isin(found.tokens, jnp.array((self.eos_id, *self.settings.more_eos_ids, self.pad_id)))
         compared = compared or ((lambda: pool(states, mask)), encode)
-        key = rng.keys[0] if isinstance(rng, Draws) else rng
-        drawn = jax.random.fold_in(key, self.settings.max_tokens)  # the search has folded in each position before it
+        drawn = folded(rng, self.settings.max_tokens)  # the search has folded in each position before it
         hypotheses = Hypotheses(found.tokens, made, found.log_probs, *compared, drawn, exemplars)
         return rerank(found, reranker(hypotheses))

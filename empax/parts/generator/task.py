@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.decoding.neighbours import States
+from empax.decoding.sampling import Randomness
 from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy, token_log_probs
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead, masked_mean
@@ -156,14 +157,14 @@ class ResponseTask:
         given = batch.target, read.states, read.mask
         return apply(self.model, params["model"], *given, method="decode", rng=rng, **read.beside)
 
-    def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
+    def generate(self, params: Params, frozen: Params, batch: Any, rng: Randomness) -> Generated:
         read, more = self.encode(params, batch, None), {}
         if self.contrast is not None:
             more["compared"] = self.ranking.compared(params["model"], params[self.projection], read)
         return self.search(self.decoder, params, batch, read, rng, **more)
 
     def search(
-        self, decoder: Decoder, params: Params, batch: Any, read: Read, rng: jax.Array, **more: Any
+        self, decoder: Decoder, params: Params, batch: Any, read: Read, rng: Randomness, **more: Any
     ) -> Generated:
         """Answers of `decoder` to what has been read; `more` as `Decoder.from_states` takes it."""
         with self.with_neighbours(params, batch, read):

@@ -15,6 +15,7 @@ import numpy as np
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir
 from empax.core.paths import expand
+from empax.core.types import Prediction
 from empax.decoding.options import Call
 from empax.decoding.sampling import Draws
 from empax.models.decoder_only import DecoderOnly
@@ -171,11 +172,8 @@ class ModelSystem:
             raise ConfigError("this system is an encoder and generates no text; it has /v1/embeddings.")
         if asked.max_tokens is not None and not 1 <= asked.max_tokens <= self.max_tokens:
             raise ConfigError(f"max_tokens = {asked.max_tokens} must be from 1 to {self.max_tokens}.")
-        way = self._way(asked)
-        settings = self._calls[way].settings
-        alone = object() if settings.draw_beams or settings.rerank else None  # these have one key for all rows
-        lengths = buckets_of(self._examples([asked]), least=_LEAST_SOURCE)[-1], room_of(self._most(asked))
-        return way, *lengths, alone
+        length = buckets_of(self._examples([asked]), least=_LEAST_SOURCE)[-1]
+        return self._way(asked), length, room_of(self._most(asked))
 
     def at_once(self, asked: Asked) -> Said | None:
         return _fixed(self._before, asked)
@@ -195,11 +193,10 @@ class ModelSystem:
         each = [asked[row] if row >= 0 else _FILLER for row in rows]
         most = np.array([self._most(a) for a in each], np.int32)
         fewest = np.minimum(call.limits(examples.lengths[rows, 0])[0], most)
-        keys = jnp.stack([_key(a) for a in each])
-        rng: jax.Array | Draws = keys[0]
+        rng = Draws(jnp.stack([_key(a) for a in each]))
         if drawn:
             of = [[_or(getattr(a, name), own) for a in each] for name, own in zip(DRAWN, usual, strict=True)]
-            rng = Draws(keys, *(jnp.array(values, jnp.float32) for values in of))
+            rng = Draws(rng.keys, *(jnp.array(values, jnp.float32) for values in of))
         wordings = [Wording(model, a.turns[-1], ends, int(n), a.stop) for a, n in zip(each, most, strict=True)]
 
         def gone() -> np.ndarray:
@@ -224,12 +221,12 @@ class ModelSystem:
 
 
 class RunSystem:
-    """A finished run: decodes as its recipe says, one conversation at a time, and tells what stands behind a reply."""
+    """A finished run: decodes as its recipe says, and tells what stands behind a reply; batches as of `ModelSystem`."""
 
-    options, batch_size = frozenset({"seed"}), 1
+    options = frozenset({"seed"})
 
-    def __init__(self, name: str, session: Session):
-        self.name, self._session = name, session
+    def __init__(self, name: str, session: Session, *, batch_size: int):
+        self.name, self._session, self.batch_size = name, session, batch_size
 
     def group(self, asked: Asked) -> Hashable:
         for option in ("max_tokens", *DRAWN):
@@ -241,14 +238,14 @@ class RunSystem:
         return _fixed(self._session.before, asked)
 
     def answer(self, asked: Sequence[Asked], waits: Callable[[int], bool] = _all_wait) -> Replies:
-        for i, one in enumerate(asked):
-            if waits(i):
-                yield i, self._reply(one)
+        rows = [i for i in range(len(asked)) if waits(i)]
+        session, each = dataclasses.replace(self._session, before=None), [asked[i] for i in rows]
+        seeds = [(_or(a.seed, session.seed) + a.number) % 2**31 for a in each]
+        found = session.replies([list(a.turns) for a in each], seeds=seeds)
+        yield from ((i, self._said(a, one)) for i, a, one in zip(rows, each, found, strict=True))
 
-    def _reply(self, asked: Asked) -> Said:
-        session, tokenizer = self._session, getattr(self._session.answerer, "tokenizer", None)
-        seed = (_or(asked.seed, session.seed) + asked.number) % 2**31
-        found = dataclasses.replace(session, before=None, seed=seed).reply(list(asked.turns))
+    def _said(self, asked: Asked, found: Prediction) -> Said:
+        tokenizer = getattr(self._session.answerer, "tokenizer", None)
         encode = tokenizer.encode if tokenizer else str.split
         place = place_of_stop(found.response, asked.stop)
         text, read = found.response[:place], sum(len(encode(turn)) for turn in asked.turns)
@@ -267,7 +264,7 @@ def load_system(name: str, *, batch_size: int, max_tokens: int, before: Before |
     path = expand(name)
     called = path.resolve().name if path.exists() else Path(name).name
     if path.is_dir() and WorkDir(path).provenance.exists():  # a model has a config.json, too
-        return RunSystem(called, Session.load(path, before=before))
+        return RunSystem(called, Session.load(path, before=before), batch_size=batch_size)
     return ModelSystem(called, load(name), batch_size=batch_size, max_tokens=max_tokens, before=before)
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from empax.core.types import Generated, Mean, Metrics, Params
+from empax.decoding.sampling import Randomness
 from empax.losses.cross_entropy import cross_entropy
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.decoder import Decoder
@@ -133,7 +134,7 @@ class ClassicTask(ResponseTask):
         return parts, metrics
 
     def search(
-        self, decoder: Decoder, params: Params, batch: ClassicBatch, read: Read, rng: jax.Array, **more: Any
+        self, decoder: Decoder, params: Params, batch: ClassicBatch, read: Read, rng: Randomness, **more: Any
     ) -> Generated:
         return super().search(decoder, {"model": params}, batch, read, rng, **more)
 

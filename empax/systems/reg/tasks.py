@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from empax.core.types import Batch, Generated, Mean, Metrics, Params
 from empax.decoding.passages import PassageReader
+from empax.decoding.sampling import Randomness
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import token_log_probs
 from empax.models.layers import apply
@@ -228,7 +229,7 @@ class Joint:
         parts = [*((1.0 - alpha, part) for part in _flat(own)), *((alpha, part) for part in _flat(ranked))]
         return combine(parts, weights, batch.valid), {**logged, **_renamed(metrics)}
 
-    def generate(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Generated:
+    def generate(self, params: Params, frozen: Params, batch: Any, rng: Randomness) -> Generated:
         return self.generator.generate(params["generator"], frozen, batch, rng)
 
     def read(self, params: Params, batch: Any) -> dict[str, Array]:

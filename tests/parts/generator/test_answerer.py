@@ -13,6 +13,7 @@ from empax.core.types import EMOTIONS, Generated, Instance
 from empax.data.batches import SequenceExamples
 from empax.data.bpe import train_bpe
 from empax.data.words import train_words
+from empax.decoding import sampling
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
@@ -139,6 +140,33 @@ def test_what_was_told_is_the_seeds_and_is_forgotten_with_the_parameters_and_by_
     assert len(served._told) == 1
 
 
+@dataclasses.dataclass(frozen=True)
+class Drawing(Bag):
+    """Draws its tokens."""
+
+    def generate(self, params, frozen, batch, rng):
+        noise = sampling.noise(rng, jax.random.gumbel, (len(batch.source), TOKENIZER.vocab_size))
+        found = jax.lax.top_k(self.logits(params, batch) + 3.0 * noise, self.tokens)[1].astype(jnp.int32)
+        return Generated(found[:, None], jnp.zeros((len(found), 1)))
+
+
+def test_with_a_seed_for_each_an_answer_is_the_same_alone_and_among_others():
+    questions = (QuestionSettings("emotion", "what?"),)
+    made = Answerer(
+        Drawing(tokens=9), PARAMS, Searched(), TOKENIZER, (64,), labels={"intent": INTENTS}, questions=questions,
+        single=True,
+    )  # fmt: skip
+    asked, seeds = [ASKED[1], ASKED[0], ASKED[0], ASKED[1]], [7, 7, 8, 7]
+    alone = [made.respond([i], batch_size=1, seed=seed)[0] for i, seed in zip(asked, seeds, strict=True)]
+    assert len({row.response for row in alone}) == 3
+    assert any("told" in row.notes for row in alone)
+    for size in (4, 3):  # a second batch, too
+        found = made.respond(asked, batch_size=size, seed=seeds)
+        assert [(row.response, row.notes.get("told")) for row in found] == [
+            (row.response, row.notes.get("told")) for row in alone
+        ]
+
+
 class Remembering(Bag):
     """Its state before a token is the token."""
 
@@ -231,15 +259,6 @@ def test_an_unknown_word_costs_the_choice_among_rare_ones():
         assert own.notes["num_unknown"] == unknown
         assert own.notes["nll"] == pytest.approx(other.notes["nll"] + unknown * np.log(4), abs=1e-4)
         assert "num_unknown" not in other.notes
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawing(Bag):
-    """Says tokens that are drawn at random."""
-
-    def generate(self, params, frozen, batch, rng):
-        found = jax.random.randint(rng, (len(batch.source), self.tokens), 10, 270)
-        return Generated(found[:, None], jnp.zeros((len(found), 1)))
 
 
 class KilledError(Exception):

@@ -10,6 +10,7 @@ import pytest
 import empax
 from empax.core.config import ConfigError
 from empax.core.types import Prediction
+from empax.decoding.settings import DecodeSettings
 from empax.serving import streaming
 from empax.serving.safety import ANSWER
 from empax.serving.web import systems
@@ -65,6 +66,22 @@ def test_rows_that_go_together_say_what_they_say_alone(folder):
     assert alone[8] != alone[-1]  # another number draws other tokens
     unseeded = Asked((SAID[0],), temperature=1.3)
     assert replies(system, unseeded) != replies(system, unseeded)
+
+
+@pytest.mark.parametrize("folder", ["t5"], indirect=True)
+@pytest.mark.parametrize(
+    "decoding",
+    [{"num_beams": 3, "do_sample": True, "max_new_tokens": 12},
+     DecodeSettings("sample", 12, num_samples=4, rerank="random"),
+     DecodeSettings("sample", 12, num_samples=4, rerank="consensus")],
+)  # fmt: skip
+def test_beams_that_are_drawn_and_choices_of_chance_go_together_too(folder, decoding):
+    model = dataclasses.replace(empax.load(folder[1]), decoding=decoding)
+    system = ModelSystem("tiny", model, batch_size=4, max_tokens=12)
+    asked = [Asked((text,), seed=seed) for text, seed in zip(SAID[:3], (1, 2, 1), strict=True)]
+    assert len({system.group(one) for one in asked}) == 1
+    assert replies(system, *asked) == [replies(system, one)[0] for one in asked]
+    assert len({replies(system, Asked((SAID[0],), seed=seed))[0].text for seed in range(4)}) > 1
 
 
 BEAM = {"num_beams": 3, "no_repeat_ngram_size": 2, "max_new_tokens": 24}
@@ -138,7 +155,7 @@ def test_danger_gets_the_fixed_answer_at_once(folder):
 
 def test_a_run_decodes_as_its_recipe_says():
     with pytest.raises(ConfigError, match="temperature: this system decodes as its recipe says"):
-        RunSystem("run", None).group(Asked(("x",), temperature=1.0))
+        RunSystem("run", None, batch_size=4).group(Asked(("x",), temperature=1.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,21 +166,23 @@ class Numbered:
     before: None = None
     seed: int = 5
 
-    def reply(self, turns):
-        return Prediction(tuple(turns), f"seed {self.seed} heard", reference="")
+    def replies(self, contexts, *, seeds):
+        return [Prediction(tuple(c), f"seed {s} heard", reference="") for c, s in zip(contexts, seeds, strict=True)]
 
 
 def test_choices_of_a_run_differ_in_their_seeds():
-    said = replies(RunSystem("run", Numbered()), *(Asked(("x",), number=i) for i in range(3)), Asked(("x",), seed=9))
+    run = RunSystem("run", Numbered(), batch_size=4)
+    said = replies(run, *(Asked(("x",), number=i) for i in range(3)), Asked(("x",), seed=9))
     assert [one.text for one in said] == [f"seed {seed} heard" for seed in (5, 6, 7, 9)]
     assert [one.completion_tokens for one in said] == [4] * 4  # the end is one
-    (cut,) = replies(RunSystem("run", Numbered()), Asked(("x",), stop=(" heard",)))
+    assert [i for i, _ in run.answer([Asked(("x",))] * 3, lambda row: row != 1)] == [0, 2]
+    (cut,) = replies(run, Asked(("x",), stop=(" heard",)))
     assert (cut.text, cut.completion_tokens) == ("seed 5", 2)
 
 
 def test_a_finished_run_is_served_with_what_stands_behind_its_replies(finished):
     system = load_system(str(finished), batch_size=4, max_tokens=24, before=in_list)
-    assert (system.name, system.batch_size) == (finished.name, 1)
+    assert (system.name, system.batch_size) == (finished.name, 4)
     session = system._session = dataclasses.replace(system._session, head=system._session.answerer.heads[0])
     talk = ["I finally passed my exam!", "Great!", "I am so happy."]
     found = session.reply(talk)
@@ -190,6 +209,9 @@ def test_a_finished_run_is_served_with_what_stands_behind_its_replies(finished):
     assert json.loads(streamed.text.split("data: ")[-2])["choices"][0]["empax"]["exemplars"]
     assert warm.json()["error"]["param"] == "temperature"
     assert short.json()["choices"][0]["message"]["content"] == found.response[: found.response.find(piece)]
+    several = [Asked(tuple(talk)), Asked(("My dog died.",), seed=4), Asked(("We won the cup!",), number=2)]
+    assert len({system.group(one) for one in several}) == 1
+    assert replies(system, *several) == [replies(system, one)[0] for one in several]
     assert system.at_once(Asked(("I want to kill myself.",))).text == ANSWER
     with pytest.raises(ConfigError, match="this system is a run that answers, and embeds no texts"):
         system.embed(["x"])
