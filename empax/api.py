@@ -14,9 +14,8 @@ from ml_collections import ConfigDict
 
 from empax.core.config import ConfigError, UserError
 from empax.core.files import DataError
-from empax.core.machine import has_gpu
 from empax.core.paths import expand, given_folder
-from empax.core.recipe import load_recipe, override, sized_for
+from empax.core.recipe import load_recipe, override, sized_for_this_machine
 from empax.core.types import Prediction
 from empax.evaluation.comparing import compare_systems
 from empax.evaluation.rows import read_predictions, to_prediction
@@ -107,7 +106,7 @@ def run(
     workdir, reuse = given_folder(workdir, "workdir"), None if reuse is None else expand(reuse)
     command = ""
     if isinstance(recipe, str):
-        recipe = sized_for("gpu", recipe) if has_gpu() else recipe
+        recipe = sized_for_this_machine(recipe)
         flags = {"config": recipe, "workdir": workdir, **({} if reuse is None else {"reuse": reuse})}
         flags |= {f"config.{path}": value for path, value in changes.items()}
         command = f"python -m empax.main {shlex.join(f'--{name}={value}' for name, value in flags.items())}"

@@ -24,10 +24,10 @@ from absl import flags
 
 from empax.core.command import in_one_line, run_command
 from empax.core.config import ConfigError
-from empax.core.machine import check_gpu, has_gpu
+from empax.core.machine import check_gpu
 from empax.core.memory import keep_freed_memory
 from empax.core.paths import check_folder, expand
-from empax.core.recipe import load_recipe, override, run_name, sized_for
+from empax.core.recipe import load_recipe, override, run_name, sized_for_this_machine
 
 _CONFIG = flags.DEFINE_string("config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default runs/RECIPE.")
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
         if len(argv) > 1 or not _CONFIG.value:
             what = f"what is {argv[1]!r}? " if len(argv) > 1 else ""
             raise ConfigError(f"{what}--config=FILE.py is needed (see configs/); settings are --config.a.b=VALUE.")
-        recipe = sized_for("gpu", _CONFIG.value) if has_gpu() else _CONFIG.value
+        recipe = sized_for_this_machine(_CONFIG.value)
         config = load_recipe(recipe)
         override(config, _OVERRIDES)
         workdir = expand(_WORKDIR.value or Path("runs") / run_name(_CONFIG.value))

@@ -17,9 +17,8 @@ from absl import flags
 
 from empax.core.command import in_one_line, run_command
 from empax.core.config import ConfigError
-from empax.core.machine import has_gpu
 from empax.core.paths import check_folder, expand
-from empax.core.recipe import run_name, sized_for
+from empax.core.recipe import run_name, sized_for_this_machine
 
 _CONFIG = flags.DEFINE_string(
     "config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets in all runs."
@@ -51,8 +50,7 @@ def _sweep(recipe: str) -> int:
 
     folder = expand(_WORKDIR.value or Path("runs") / f"{run_name(recipe)}-sweep")
     check_folder(folder, "--workdir")
-    if has_gpu():
-        recipe = sized_for("gpu", recipe)  # as `empax.main` does where the recipe leaves it open
+    recipe = sized_for_this_machine(recipe)
     runs = sweep.make_runs(recipe, sweep.read_grid(_GRID.value), _SEEDS.value, _OVERRIDES, folder)
     wrong = list(dict.fromkeys(map(str, sweep.problems(runs))))
     print(f"{recipe}: {sweep.describe(runs, folder)}")

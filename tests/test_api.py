@@ -171,7 +171,7 @@ def test_what_is_no_recipe_is_named(recipe, tmp_path):
 def test_a_gpu_gets_its_form_of_a_recipe_as_from_the_command_line(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(api, "run_recipe", lambda config, *_, command, **__: asked.append((config, command)))
-    monkeypatch.setattr(api, "has_gpu", lambda: True)
+    monkeypatch.setattr("empax.core.recipe.has_gpu", lambda: True)
     empax.run("reg_transformer:apart", tmp_path / "run")
     (config, command), wanted = asked[0], load_recipe("reg_transformer:apart,machine=gpu")
     assert config["generator"] == api.plain(wanted)["generator"]

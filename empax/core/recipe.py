@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from empax.core.config import ConfigError
+from empax.core.machine import has_gpu
 from empax.core.paths import expand
 
 
@@ -78,6 +79,11 @@ def sized_for(machine: str, spec: str) -> str:
         return spec
     known = getattr(_module(_find(name, spec)), "MACHINES", ())
     return f"{name}:{','.join([*words, f'machine={machine}'])}" if machine in known else spec
+
+
+def sized_for_this_machine(spec: str) -> str:
+    """`sized_for` a GPU where there is one."""
+    return sized_for("gpu", spec) if has_gpu() else spec
 
 
 def run_name(spec: str) -> str:

@@ -213,6 +213,12 @@ class RunContext:
         """Path of the section that all stages share, "config.NAME"."""
         return f"config.{self.plan.system.name}"
 
+    @property
+    def evaluations(self) -> list[Stage]:
+        """The stages that evaluate this one."""
+        stages = self.plan.stages.values()
+        return [one for one in stages if one.kind == "evaluate" and one.settings.stage == self.stage]
+
     def at(self, stage: str) -> RunContext:
         """The same run at another stage."""
         return dataclasses.replace(self, stage=stage)

@@ -91,7 +91,8 @@ def test_a_large_model_computes_again_on_a_gpu_and_a_slice_keeps_its_layout():
 
 def test_the_log_names_the_form_and_jax_must_compute_on_the_gpu(command, tmp_path):
     words = ["main", "--config=classic:moel", f"--workdir={tmp_path / 'run'}"]
-    run = f"import sys; from empax import main; main.has_gpu = lambda: True; sys.argv = {words}; main.command_line()"
+    gpu = "from empax.core import recipe; recipe.has_gpu = lambda: True"
+    run = f"import sys; {gpu}; from empax import main; sys.argv = {words}; main.command_line()"
     said = command("-c", run)
     assert said.returncode == 2
     assert "This machine has a GPU: the recipe is classic:moel,machine=gpu; machine=cpu overrides." in said.stderr

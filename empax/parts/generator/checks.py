@@ -115,11 +115,7 @@ def decodings(run: RunContext) -> dict[str, DecodeSettings]:
     """How `run.stage` is decoded, by the setting that says so: the system's, and those of its evaluations."""
     parts = check_models(run)
     shared = run.shared_settings(DialogueSettings) if parts is None else parts.settings
-    own = {
-        f"config.{s.name}.decoding": s.settings.decoding
-        for s in run.plan.stages.values()
-        if s.kind == "evaluate" and s.settings.stage == run.stage and s.settings.decoding is not None
-    }
+    own = {f"config.{s.name}.decoding": s.settings.decoding for s in run.evaluations if s.settings.decoding is not None}
     return {f"{run.shared}.decoding": shared.decoding, **own}
 
 
@@ -168,14 +164,13 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     check_contrast(stage.contrast, run)
     check_losses(stage.losses, run)
     settings = run.shared_settings(DialogueSettings)
-    answering = [s.name for s in run.plan.stages.values() if s.kind == "evaluate" and s.settings.stage == run.stage]
     reading = {f"{where}.rerank_exemplars": way.rerank_exemplars for where, way in decodings(run).items()}
     reading[f"{run.shared}.neighbours.copy_weight"] = settings.neighbours.copy_weight
     for name, value in reading.items():
-        if value and answering:
+        if value and run.evaluations:
             raise ConfigError(
-                f"{name} = {value} looks at exemplars, and config.{answering[0]} answers with config.{run.stage}, "
-                "which reads none; set it to 0."
+                f"{name} = {value} looks at exemplars, and config.{run.evaluations[0].name} answers with "
+                f"config.{run.stage}, which reads none; set it to 0."
             )
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=GENERATOR_TASKS)

@@ -158,11 +158,7 @@ def _check_indexes(stage: JointTaskSettings, run: RunContext) -> None:
     run.earlier("index", stage.index, kind="index")
     began_with = stage.retriever
     wanted = run.stage if stage.passage_encoder == "trained" else began_with
-    indexes = {
-        one.settings.index: wanted
-        for one in run.plan.stages.values()
-        if one.kind == "evaluate" and one.settings.stage == run.stage and one.settings.index in run.plan.stages
-    }
+    indexes = {one.settings.index: wanted for one in run.evaluations if one.settings.index in run.plan.stages}
     if stage.retriever_weight and stage.passage_encoder == "frozen":
         indexes[stage.index] = began_with
     for index, encoder in indexes.items():

@@ -98,6 +98,7 @@ def test_options_that_look_at_the_source_need_one_source(monkeypatch):
                 loop=LoopSettings(steps=1, batch_size=1, buckets=(8,)), settings=SimpleNamespace(encoder="retriever")
             ),
             plan=SimpleNamespace(stages={}),
+            evaluations=[],
         )
 
     check_joint(JointTaskSettings(), run(no_repeat_ngram=3))
