@@ -37,8 +37,11 @@ LAYOUTS = {"apart": "apart", "joined": "joined", "joined_10": "joined", "own_tok
            "response": "response"}  # fmt: skip
 """Forms that show exemplars and teach no retriever, with how they show them."""
 
-NEIGHBOURS = {"copy": ("apart", {"copy_weight": 0.2}), "knn": ("no_retrieval", {"knn_weight": 0.25})}
-"""Forms whose training rows speak into every token, on which form, and how much: ours, not tuned."""
+NEIGHBOURS = {
+    "copy": ("apart", {"copy_weight": 0.01, "copy_temperature": 0.3}),
+    "knn": ("no_retrieval", {"knn_weight": 0.1, "knn_temperature": 0.1}),
+}
+"""Forms whose training rows speak into every token: on which form, and how much (ours; by `tools.neighbours`)."""
 
 FORMS = ("no_retrieval", "no_attributes", "contrastive", "reasons", *LAYOUTS, *NEIGHBOURS)
 MACHINES = ("cpu", "gpu")

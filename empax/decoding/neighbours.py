@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from empax.core.largest import largest
+
 
 @flax.struct.dataclass
 class States:
@@ -52,7 +54,7 @@ def knn_probabilities(
       vocab_size: V.
     """
     flat = states.reshape(-1, states.shape[-1])
-    near, rows = jax.lax.top_k(-squared_distances(flat, corpus.keys), min(num, corpus.keys.shape[0]))
+    near, rows = largest(-squared_distances(flat, corpus.keys), min(num, corpus.keys.shape[0]))
     found = _spread(near / temperature, corpus.tokens[rows], jnp.ones(near.shape, bool), vocab_size)
     return found.reshape(*states.shape[:2], vocab_size)
 

@@ -67,9 +67,11 @@ def with_facts(finder: Finder | None, instances: Sequence[Instance]) -> list[Ins
     new = [i for i in instances if "facts" not in i.notes]
     if not new or finder is None:
         return list(instances)
-    found = {i.id: facts for i, facts in zip(new, finder(new, "")[0], strict=True)}
-    rows = {name: [fact.row() for fact in facts] for name, facts in found.items()}
-    return [dataclasses.replace(i, notes={**i.notes, "facts": rows[i.id]}) if i.id in rows else i for i in instances]
+    found = iter(finder(new, "")[0])  # by their order: in chat they share an id
+    return [
+        i if "facts" in i.notes else dataclasses.replace(i, notes={**i.notes, "facts": [f.row() for f in next(found)]})
+        for i in instances
+    ]
 
 
 def find_finder(run: RunContext) -> Finder | None:

@@ -1,0 +1,37 @@
+"""How much a corpus counts is chosen by the very likelihoods that a run reports."""
+
+import dataclasses
+
+import pytest
+
+from empax.core.files import WorkDir, read_json
+from empax.core.system import RunContext
+from empax.data.batches import draw
+from empax.data.store import load_instances
+from empax.parts.generator.answerer import Answerer
+from empax.parts.generator.settings import NeighbourSettings
+from empax.pipeline import evaluate
+from empax.pipeline.plan import read_plan
+from tools import neighbours
+
+
+@pytest.mark.parametrize("kind", ["copy", "knn"])
+def test_the_table_has_what_a_run_with_that_weight_would_report(finished, tmp_path, capsys, kind):
+    neighbours.main(finished, kind, 6, tmp_path / "table.json")
+    found = read_json(tmp_path / "table.json")
+    assert (found["kind"], found["rows"]) == (kind, 6)
+    assert "best: weight " in capsys.readouterr().out
+    files = WorkDir(finished)
+    run = RunContext(files, read_plan(files), "evaluate")
+    made = evaluate.load_answerer(run.settings("evaluate", evaluate.Settings), run, ())
+    asked = draw(load_instances(run, "validation"), 6)
+    for weight in (0.0, 0.2):
+        own = NeighbourSettings(**{f"{kind}_weight": weight})
+        task = dataclasses.replace(made.task, generator=dataclasses.replace(made.task.generator, neighbours=own))
+        answerer = Answerer(task, made._params, made._make_examples, made.tokenizer, made.buckets)
+        if kind == "knn":
+            answerer.remember(load_instances(run, "train"))
+        answers = answerer.respond(asked, batch_size=6, seed=0)
+        expected = sum(one.notes["nll"] for one in answers) / sum(one.notes["num_tokens"] for one in answers)
+        assert found["nats_a_token"]["0.1"][str(weight)] == pytest.approx(expected, abs=1e-4)
+    assert found["nats_a_token"]["1.0"]["0.0"] == found["nats_a_token"]["0.01"]["0.0"]
