@@ -66,7 +66,7 @@ def real_data_if_any() -> Path | None:
 def real_data(real_data_if_any: Path | None) -> Path:
     """The folder with the real corpora; tests that need it say so when it is not there."""
     if real_data_if_any is None:
-        pytest.skip("no real data: set EMPAX_DATA_DIR to a folder laid out as README.md says")
+        pytest.skip("no real data: set EMPAX_DATA_DIR to a folder laid out as docs/data.md says")
     return real_data_if_any
 
 
