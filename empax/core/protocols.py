@@ -97,7 +97,7 @@ class Examples(Protocol):
     """Tokenised examples with random access: what batches are cut from.
 
     `lengths[N]` is each example's source length in tokens, the bucketing key; or `lengths[N, 2]`, source and target:
-    then a bucket's batches hold targets of like length.
+    then a bucket's batches hold targets of like length. Where they change while training, `order_lengths` does not.
     """
 
     lengths: np.ndarray

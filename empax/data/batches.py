@@ -30,17 +30,27 @@ class BatchPlan:
       batch_size: rows of a batch over all processes.
       buckets: padded source lengths, ascending; each costs one compilation. Longer examples get the last one.
       seed: at least 0.
+      order_lengths: lengths that examples are ordered by, where `lengths` change within an epoch; None = `lengths`.
 
     Raises:
       ConfigError: no examples, or values out of range.
     """
 
-    def __init__(self, lengths: np.ndarray, batch_size: int, buckets: Sequence[int], seed: int):
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        batch_size: int,
+        buckets: Sequence[int],
+        seed: int,
+        *,
+        order_lengths: np.ndarray | None = None,
+    ):
         _check(len(lengths), batch_size, buckets)
         if seed < 0:
             raise ConfigError(f"seed = {seed} must be at least 0.")
         self.batch_size, self.buckets, self.seed = batch_size, tuple(buckets), seed
-        self.lengths, self._ranks = _source_lengths(lengths), _length_ranks(lengths, self.buckets)
+        self.lengths = _source_lengths(lengths)
+        self._ranks = _length_ranks(lengths if order_lengths is None else order_lengths, self.buckets)
         self.steps_per_epoch = -(-len(self.lengths) // batch_size)
         self._epochs: dict[int, np.ndarray] = {}
 
@@ -117,7 +127,8 @@ def train_batches(
     Raises:
       ConfigError: values out of range.
     """
-    plan = BatchPlan(examples.lengths, batch_size, buckets, seed)
+    order = getattr(examples, "order_lengths", None)
+    plan = BatchPlan(examples.lengths, batch_size, buckets, seed, order_lengths=order)
 
     def make(step: int) -> Batch:
         indices, length = plan.plan(step)

@@ -227,8 +227,12 @@ class ContextExamples(LabelledExamples):
         self.contexts, self.groups = form.contexts(instances), dialogue_groups(instances)
         self.set_candidates(np.full((len(instances), 1), -1) if candidates is None else candidates)
 
-    def set_candidates(self, candidates: np.ndarray) -> None:
-        """Rows of the corpus for every instance, [N, M], best first, -1 = none."""
+    def set_candidates(self, candidates: np.ndarray, *, order: bool = True) -> None:
+        """Rows of the corpus for every instance, [N, M], best first, -1 = none.
+
+        Epochs are ordered by the lengths that these give; without `order`, still by those before, so that one that has
+        begun sees each instance once.
+        """
         self.candidates = candidates
         longest = np.zeros(len(candidates), np.int64)
         if self.corpus is not None:
@@ -236,6 +240,8 @@ class ContextExamples(LabelledExamples):
             longest = np.where(candidates >= 0, sizes[np.maximum(candidates, 0)], 0).max(axis=1, initial=0)
         sources = self.form.lengths(self.contexts, longest)
         self.lengths = np.stack([sources, [len(target) for target in self.targets]], axis=1)
+        if order:
+            self.order_lengths = self.lengths
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> LabelledBatch:
         rows = [int(i) for i in indices]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers as rust
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from empax.core.files import DataError
 from empax.data.chat import default_template
@@ -264,6 +264,13 @@ def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
             add = backend.add_special_tokens if special else backend.add_tokens
             add([AddedToken(token, normalized=False, special=special) for token in added])
     names = _special_names(file, tokens)
+    framed = [role for role, usual in (("bos", _PRE_TOKENIZERS[cut] is _LLAMA3), ("eos", False))
+              if file.metadata.get(f"tokenizer.ggml.add_{role}_token", usual) and f"{role}_token" in names]  # fmt: skip
+    if framed:
+        special = {names[f"{role}_token"]: vocabulary[names[f"{role}_token"]] for role in framed}
+        first, last = ([names[f"{role}_token"]] if role in framed else [] for role in ("bos", "eos"))
+        frame = processors.TemplateProcessing(single=[*first, "$A", *last], special_tokens=[*special.items()])
+        backend.post_processor = frame  # pyright: ignore[reportAttributeAccessIssue]
     return GgufTokenizer(backend, names, _chat_template(file))
 
 

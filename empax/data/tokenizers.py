@@ -13,7 +13,7 @@ import tokenizers as rust
 from tokenizers import normalizers
 
 from empax.core.config import ConfigError
-from empax.core.files import write_json, write_text
+from empax.core.files import hash_json, write_json, write_text
 from empax.core.protocols import Reading, Tokenizer
 from empax.data.plain_text import PlainText
 
@@ -82,6 +82,11 @@ class SubwordTokenizer:
     def _plain(self) -> PlainText:
         framing = map(self.backend.id_to_token, (self.cls_id, self.sep_id))
         return PlainText(self.backend, (*self.names.values(), *filter(None, framing)))
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """Of everything that changes ids or texts."""
+        return hash_json([self.backend.to_str(), self.names, self.cleans_up, self.chat_template])
 
     @property
     def unk_id(self) -> int | None:

@@ -120,8 +120,14 @@ def _unpack(parts: list[Path], folder: Path) -> None:
             raise DataError(f"the parts of {_NAME} hold no whole archive ({error}); install them again.") from error
         if not (made / _NAME / "config.json").is_file():
             raise DataError(f"the archive in the parts of {_NAME} has no {_NAME}/config.json; install them again.")
-        shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
+        config = folder / _NAME / "config.json"
+        if not config.is_file():  # another process may have been faster
+            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not config.is_file():
+                raise
 
 
 NAMED: dict[str, Callable[[], Path]] = {

@@ -85,7 +85,9 @@ class WordNet:
     @property
     def hash(self) -> str:
         """Of the files that facts are made of."""
-        return hash_json([hash_file(self.folder / name) for name in ("index.noun", "data.noun", _TAGGED)])
+        parts = [f"{kind}.{part}" for part in _ENDINGS for kind in ("index", "data")]
+        names = [_TAGGED, *parts, *(f"{part}.exc" for part in _ENDINGS)]
+        return hash_json([(name, hash_file(path)) for name in names if (path := self.folder / name).is_file()])
 
     def entities(self, text: str) -> list[str]:
         """The things in a text, in its order, each once: words whose commonest part of speech is a noun.

@@ -175,7 +175,7 @@ class DecodeSettings:
 
 def without_unknown(settings: DecodeSettings, unk_id: int | None) -> DecodeSettings:
     """The settings under which the token for unknown words, if there is one, never comes unless it is allowed."""
-    if unk_id is None or settings.allow_unknown:
+    if unk_id is None or settings.allow_unknown or unk_id in settings.suppress_tokens:
         return settings
     return dataclasses.replace(settings, suppress_tokens=(*settings.suppress_tokens, unk_id))
 

@@ -33,7 +33,7 @@ from empax.models.bert import BertConfig
 from empax.models.lora import LoraSettings, merge
 
 _STACKS = ("encoder", "decoder")
-_SMALL = ("*.json", "*.model", "*.txt")
+_SMALL = ("*.json", "*.model", "*.txt", "*.jinja")
 """What of a model on the hub is fetched beside its weights."""
 
 _WEIGHTS = (("*.safetensors",), ("pytorch_model*.bin", "adapter_model.bin"), ("flax_model*.msgpack",))

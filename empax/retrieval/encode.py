@@ -279,5 +279,5 @@ class CorpusEncoder:
 
         if len(token_ids) < KEPT_FROM:
             return make()
-        path = cache_dir() / "embeddings" / f"{hash_json([self.hash, token_ids])}.npy"
+        path = cache_dir() / "embeddings" / f"{hash_json([self.hash, repr(self.model), token_ids])}.npy"
         return kept_array(path, make)

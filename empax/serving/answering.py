@@ -90,7 +90,8 @@ class TextGenerator:
         t, own = self.tokenizer, self.decoding
         start_id = self.model.config.start_id if isinstance(self.model, EncoderDecoder) else t.start_id
         if isinstance(own, DecodeSettings):
-            return Generation(dataclasses.asdict(own), start_id, t.eos_id, t.pad_id)
+            decoding = without_unknown(own, t.unk_id)
+            return Generation(dataclasses.asdict(decoding), start_id, t.eos_id, t.pad_id)
         return Generation({}, start_id, t.eos_id, t.pad_id, written=own)
 
     def said(self, text: str, ids: list[int]) -> str:

@@ -11,6 +11,7 @@ from empax.core.files import WorkDir, read_json
 from empax.core.manifest import verify
 from empax.core.system import RunContext, RunPlan, Stage
 from empax.core.tree import count_params
+from empax.decoding.settings import without_unknown
 from empax.interop.export import Format, Generation, export_generator, export_retriever
 from empax.interop.huggingface import load_config, resolve
 from empax.interop.peft import HUB_NAMES, base_beneath, export_adapters
@@ -87,7 +88,8 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     options: dict[str, Any] = {"format": settings.format, "max_shard_bytes": settings.max_shard_bytes}
     options |= {"base": base, "card": card}
     t = found.tokenizer
-    generation = Generation(dataclasses.asdict(found.decoding), t.start_id, t.eos_id, t.pad_id)
+    decoding = without_unknown(found.decoding, t.unk_id)
+    generation = Generation(dataclasses.asdict(decoding), t.start_id, t.eos_id, t.pad_id)
     if found.what == "retriever":
         export_retriever(output, found.model, found.params, t, max_tokens=found.max_tokens, **options)
     elif adapters:

@@ -66,6 +66,19 @@ def test_each_epoch_holds_every_example_once(number):
         assert epochs[0] != epochs[1] != epochs[2]
 
 
+def test_an_epoch_whose_lengths_change_within_it_holds_every_example_once():
+    examples = make_examples(901)
+    examples.order_lengths = examples.lengths
+    steps = -(-901 // 8)
+    first = make_batches(examples, 0, steps // 2, buckets=(8, 40))
+    whole = make_batches(examples, 0, steps, buckets=(8, 40))
+    examples.lengths = examples.lengths[::-1].copy()  # exemplars were found anew
+    rest = make_batches(examples, steps // 2, steps, buckets=(8, 40))
+    assert sorted(i for batch in (*first, *rest) for i in which(batch)) == list(range(901))
+    assert [which(batch) for batch in (*first, *rest)] == [which(batch) for batch in whole]
+    assert any(one.source.shape != other.source.shape for one, other in zip(rest, whole[steps // 2 :], strict=True))
+
+
 def test_plan_is_pure():
     lengths = make_examples().lengths
     steps = [*range(40), *reversed(range(40)), 1000, 0]

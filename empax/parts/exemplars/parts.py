@@ -128,6 +128,7 @@ class ExemplarSearch:
       index: that its vectors may be compared with.
       corpus: the indexed pairs.
       filter: of what is found (`retrieval.filters.load_filter`); None = nothing is dropped.
+      buckets: lengths of sources; empty = the longest alone.
     """
 
     parts: GeneratorParts
@@ -136,6 +137,7 @@ class ExemplarSearch:
     index: Index
     corpus: Corpus
     filter: ExemplarFilter | None = None
+    buckets: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -144,7 +146,7 @@ class ExemplarSearch:
         parts: GeneratorParts,
         index: str,
         *,
-        single: bool,
+        buckets: Sequence[int],
         encoder: Any = None,
         made_by: str = "",
         corpus: Corpus | None = None,
@@ -155,7 +157,7 @@ class ExemplarSearch:
           run: which has the stage.
           parts: of the generator.
           index: name of the stage.
-          single: whether one context is answered at a time.
+          buckets: lengths of sources; empty = people ask, and queries take one program.
           encoder: of the queries; None = what has made the index.
           made_by: hash of what must have made the index; empty = of `encoder`.
           corpus: the indexed pairs; None = as the generator is shown them.
@@ -166,9 +168,9 @@ class ExemplarSearch:
         retrieval = RetrievalParts.of(run, parts.tokenizer, with_params=False)
         encoder = encoder or load_encoder_of(run, run.named(index).settings.encoder)
         found = load_index(run.files.index(index), encoder_hash=made_by or encoder.hash, mesh=local_mesh())
-        encoder = dataclasses.replace(encoder, buckets=retrieval.buckets(single=single))
+        encoder = dataclasses.replace(encoder, buckets=retrieval.buckets(single=not buckets))
         corpus = corpus or retrieval.corpus(load_instances(run, "train"), parts.form())
-        return cls(parts, retrieval, encoder, found, corpus, load_filter(run.files.stage(index)))
+        return cls(parts, retrieval, encoder, found, corpus, load_filter(run.files.stage(index)), tuple(buckets))
 
     @property
     def pairs(self) -> Sequence[Instance]:
@@ -188,7 +190,7 @@ class ExemplarSearch:
             instances,
             self.corpus,
             rows,
-            self.parts.for_answers().form(),
+            self.parts.for_answers(self.buckets, passages=rows.shape[1]).form(),
             # The embeddings stand in for the keys, which nobody reads when nothing is trained.
             key_embeddings=self.index.embeddings,
             response_tokens=settings.decoding.max_tokens if settings.reads_responses else 0,

@@ -90,14 +90,24 @@ def _check_lengths(run: RunContext, parts: GeneratorParts) -> None:
     layout, decoding = parts.settings.layout, parts.settings.decoding
     model = parts.generator.model
     answers = {"max_target_tokens": layout.max_target_tokens, "max_tokens": decoding.max_tokens}
-    longest = {stage.name: _buckets(stage)[-1] for stage in run.plan.stages.values() if _reads_sources(stage)}
+    reading = [stage for stage in run.plan.stages.values() if _reads_sources(stage)]
     if not isinstance(model, DecoderOnly):
-        check_fits(model, **answers, **{f"{name}.buckets": tokens for name, tokens in longest.items()})
+        check_fits(model, **answers, **{f"{stage.name}.buckets": _buckets(stage)[-1] for stage in reading})
         return
     # One row of positions for prompt, source and answer.
-    form, answer = parts.form(), max(answers.values())
-    prefix = len(form.prefix) if hasattr(form, "prefix") else 0  # pyright: ignore[reportAttributeAccessIssue]
-    check_fits(model, **{f"prompt + {name}.buckets + answer": prefix + n + answer for name, n in longest.items()})
+    answer, shown = max(answers.values()), getattr(parts.settings, "passages", 0)
+    for stage in reading:
+        passages = shown if _reads_exemplars(stage, run) else 0
+        tokens = parts.positions_read(_buckets(stage)[-1], passages) + answer
+        among = f" + {passages} exemplars" if passages else ""
+        check_fits(model, **{f"prompt{among} + {stage.name}.buckets + answer": tokens})
+
+
+def _reads_exemplars(stage: Stage, run: RunContext) -> bool:
+    """Whether a stage reads exemplars, or evaluates one that does."""
+    if stage.kind == "evaluate":
+        return (trained := run.plan.stages.get(stage.settings.stage)) is not None and _reads_exemplars(trained, run)
+    return stage.spec is not None and stage.spec.reads_exemplars(stage.settings)
 
 
 def _reads_sources(stage: Stage) -> bool:

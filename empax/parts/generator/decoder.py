@@ -19,7 +19,7 @@ from empax.decoding.settings import DecodeSettings, num_hypotheses, without_unkn
 from empax.evaluation.device_metrics import utility
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import masked_mean
-from empax.models.prompted import FusionInPrompt, pooled_states
+from empax.models.prompted import FusionInPrompt, PromptedDecoder, pooled_states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,10 +127,14 @@ class Decoder:
         if reranker is None:
             return found
 
+        reader = model
+        if isinstance(model, FusionInPrompt):  # a hypothesis is no exemplar and its context
+            reader = PromptedDecoder(model.model, model.prefix, model.start_id)
+
         def encode(ids: Int[Array, "N T"], mask: Bool[Array, "N T"]) -> Float[Array, "N D"]:
-            if isinstance(model, (FusionInDecoder, FusionInPrompt)):  # a single passage
+            if isinstance(model, FusionInDecoder):  # a single passage
                 ids, mask = ids[:, None], mask[:, None]
-            return pool(model.apply({"params": params}, ids, mask, method="encode", deterministic=True), mask)
+            return pool(reader.apply({"params": params}, ids, mask, method="encode", deterministic=True), mask)
 
         def pool(states: Any, mask: Bool[Array, "..."]) -> Float[Array, "N D"]:
             return masked_mean(pooled_states(states), model.states_mask(mask))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +73,26 @@ class GeneratorParts:
         settings = settings if planned else with_own_decoding(settings, tokenizer, generator.model, silent=True)
         return cls(settings, tokenizer, generator, mesh)
 
-    def for_answers(self) -> GeneratorParts:
+    def for_answers(self, buckets: Sequence[int] = (), *, passages: int = 0) -> GeneratorParts:
         """The same, cutting no reference: what is scored is the likelihood of all of its words.
 
-        A decoder with learned positions (BART) scores as many as it has positions for.
+        A decoder with learned positions (BART, GPT-2) scores as many as it has positions for, beside what it has read
+        before: a source of the longest of `buckets`, with `passages` exemplars.
         """
         config, longest = self.generator.model.config, MAX_REFERENCE_TOKENS
-        if config.position == "learned" and isinstance(self.generator.model, EncoderDecoder):
-            longest = min(longest, config.max_positions)
+        if config.position == "learned":
+            read = self.positions_read(max(buckets, default=self.settings.layout.max_source_tokens), passages)
+            longest = max(min(longest, config.max_positions - read), 2)
         layout = dataclasses.replace(self.settings.layout, max_target_tokens=longest)
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, layout=layout))
+
+    def positions_read(self, longest: int, passages: int = 0) -> int:
+        """How many positions are taken before an answer to a source of `longest` tokens; none of an encoder-decoder."""
+        if not isinstance(self.generator.model, DecoderOnly):
+            return 0
+        form = self.form(exemplars=passages > 0)
+        more = max(passages - 1, 0) * form.split if isinstance(form, ChatForm) else 0
+        return (len(form.prefix) if isinstance(form, ChatForm) else 0) + longest + more
 
     def without_params(self) -> GeneratorParts:
         return dataclasses.replace(self, generator=dataclasses.replace(self.generator, params=None))

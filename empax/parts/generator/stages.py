@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -70,7 +70,9 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
     """The generator of a finished stage, which reads the context alone."""
     parts = GeneratorParts.of(run, with_params=False)
     params = parts.lowered(parts.stage_params(run, options.stage))
-    return answerer_of(parts, parts.generator_task(stage), params, context_examples(parts), options, run)
+    return answerer_of(
+        parts, parts.generator_task(stage), params, context_examples(parts, options.buckets), options, run
+    )
 
 
 def answerer_of(
@@ -91,9 +93,9 @@ def answerer_of(
     return made
 
 
-def context_examples(parts: GeneratorParts) -> MakeExamples:
-    """Contexts alone, for the generator of `parts` to answer."""
-    form = parts.for_answers().form(exemplars=False)
+def context_examples(parts: GeneratorParts, buckets: Sequence[int]) -> MakeExamples:
+    """Contexts alone, padded to `buckets` (empty: to the longest), for the generator of `parts` to answer."""
+    form = parts.for_answers(buckets).form(exemplars=False)
     return lambda instances: AnswerExamples(ContextExamples(instances, form), [{} for _ in instances])
 
 

@@ -50,7 +50,8 @@ class Writer:
     @functools.cached_property
     def hash(self) -> str:
         """Of everything that changes a text."""
-        return hash_json([hash_tree(self.params), dataclasses.asdict(self.decoder.settings)])
+        read = repr(self.model), self.tokenizer.hash, dataclasses.asdict(self.decoder)
+        return hash_json([hash_tree(self.params), *read])
 
     @functools.cached_property
     def _write(self) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ from empax.core.sharding import local_mesh
 from empax.core.tree import hash_tree
 from empax.core.types import Params
 from empax.data import features
+from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models.dual_encoder import DualEncoder, Towers
 from empax.retrieval.encode import BUCKETS, KEPT_FROM, embed, embedders
@@ -48,7 +49,8 @@ class TextEncoder:
     @functools.cached_property
     def hash(self) -> str:
         """Of everything that changes a vector."""
-        return hash_json([hash_tree(self.params), self.model.pooling, _MAX_TOKENS])
+        read = self.tokenizer.hash if isinstance(self.tokenizer, SubwordTokenizer) else ""
+        return hash_json([hash_tree(self.params), repr(self.model), read, _MAX_TOKENS])
 
     def __call__(self, texts: Sequence[str], *, progress: str | None = None) -> Float[np.ndarray, "N D"]:
         """A unit vector for each text; equal ones are read once."""

@@ -303,8 +303,8 @@ def _answerer(
     """With the exemplars that the policy was trained with: of the index stage, and of the encoder that made it."""
     task = generator_of(parts, fused=bool(stage.index))
     if not stage.index:
-        return answerer_of(parts, task, params, context_examples(parts), options)
-    search = ExemplarSearch.of(run, parts, stage.index, single=not options.buckets)
+        return answerer_of(parts, task, params, context_examples(parts, options.buckets), options)
+    search = ExemplarSearch.of(run, parts, stage.index, buckets=options.buckets)
     return answerer_of(parts, task, params, search, options)
 
 

@@ -267,7 +267,7 @@ def answer_generator(stage: LempexTaskSettings, run: RunContext, options: Answer
     params = {name: leaf for name, leaf in saved.items() if name not in ("judges", "heads")}
     if stage.index:
         corpus = Corpus.of(load_instances(run, "train"), TurnForm(parts.tokenizer, parts.settings.layout))
-        search = LempexSearch.of(run, parts, stage.index, single=not options.buckets, corpus=corpus)
+        search = LempexSearch.of(run, parts, stage.index, buckets=options.buckets, corpus=corpus)
         return answerer_of(parts, task, params, search, options)
     form = TurnForm(parts.tokenizer, parts.for_answers().settings.layout)
 

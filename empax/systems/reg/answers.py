@@ -42,7 +42,7 @@ def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptio
         run,
         made,
         options.index,
-        single=not options.buckets,
+        buckets=options.buckets,
         encoder=encoder,
         made_by=_maker_of_index(run, parts, stage, params),
     )

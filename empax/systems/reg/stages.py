@@ -323,7 +323,7 @@ class Refresh:
         if distributed.is_writer() and params is not None:
             kept_array(path, functools.partial(self._make, params))
         distributed.wait_for(mark_of(path))
-        self.train.set_candidates(np.load(path))
+        self.train.set_candidates(np.load(path), order=False)
 
     def _make(self, params: Params) -> np.ndarray:
         encoder, mesh = self.parts.corpus_encoder(trained_whole(params)["retriever"]), local_mesh()

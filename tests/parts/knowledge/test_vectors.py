@@ -1,5 +1,8 @@
 """Vectors of texts: the same one by one, few at a time and many."""
 
+import dataclasses
+
+import jax
 import numpy as np
 import pytest
 
@@ -30,6 +33,16 @@ def test_the_end_of_a_text_longer_than_all_lengths_counts(encoder):
     found = encoder.few([start + end, "zero " + start + end, end + " " + start], lengths=(16,))
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
     assert np.abs(found[0] - found[2]).max() > 1e-3
+
+
+def test_what_changes_a_vector_changes_the_hash(encoder):
+    others = [
+        dataclasses.replace(encoder, model=encoder.model.clone(truncate=4)),
+        dataclasses.replace(encoder, tokenizer=train_bpe([*TEXTS, "zz zz zz"], vocab_size=280)),
+        dataclasses.replace(encoder, params=jax.tree.map(lambda leaf: leaf + 1.0, encoder.params)),
+    ]
+    assert len({encoder.hash, *(other.hash for other in others)}) == 4
+    assert dataclasses.replace(encoder).hash == encoder.hash
 
 
 def test_no_texts_have_no_vectors(encoder):
