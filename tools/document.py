@@ -281,7 +281,13 @@ def _figure(table: Table, results: Path) -> list[str]:
 
 
 def _swaps(table: Table, results: Path) -> list[str]:
-    """One `part` of what the exemplars of a `run` are worth: "likelihoods", "parts", "replies" or "recall"."""
+    """One `part` of what the exemplars of a `run` are worth: "likelihoods", "parts", "replies" or "recall".
+
+    With `runs` by name in place of one: what they change beside none in each.
+    """
+    if "runs" in table:
+        made = swaps.beside_none({n: _read(results / "runs" / r / "report.json") for n, r in table["runs"].items()})
+        return [*markdown_table(made.head, made.rows), "", made.note]
     path = results / "runs" / table["run"] / "report.json"
     made = swaps.tables(_read(path))
     part = _SWAPS.index(table["part"])

@@ -70,6 +70,22 @@ def tables(report: Report) -> list[Table]:
     return made
 
 
+def beside_none(reports: Mapping[str, Report]) -> Table:
+    """What each kind of exemplars changes beside none in several runs, by their names: seeds of one recipe."""
+    found = {name: next(iter(report["swaps"].values())) for name, report in reports.items()}
+    first = next(iter(found.values()))
+    rows = [
+        [_GIVEN[name], *(_difference(one["given"][name].get("minus_none", {}), "nll") for one in found.values())]
+        for name, _ in _in_order(first["given"])
+        if name != "none"
+    ]
+    note = (
+        f"Nats a reply beside none, of {first['rows']:,} references each, by the same model within a column; paired, "
+        "with 95% intervals over dialogues."
+    )
+    return Table(TITLE, note, ["given", *(f"− none, {name}" for name in found)], rows)
+
+
 def _likelihoods(title: str, found: Mapping[str, Any]) -> Table:
     rows = []
     for name, cells in _in_order(found["given"]):

@@ -105,6 +105,12 @@ def test_tables_of_swapped_exemplars_are_those_of_the_report(tmp_path):
     assert "| none | 1.000 | +1.000 (+0.500 to +1.500) | – | 1.0000 |" in filled
     assert "| this system's retriever | 1.0 (0.5–1.5) |" in filled
     assert "Negative log-likelihoods of 20 references" in filled
+    runs = {"seed 0": "reg/small/0", "seed 1": "reg/small/0"}
+    write_json(results / "tables.json", {"seeds": {"kind": "swaps", "runs": runs}})
+    filled = fill("<!-- table: seeds -->\n<!-- end -->\n", results)
+    assert "| given | − none, seed 0 | − none, seed 1 |" in filled
+    assert "| its own | +1.000 (+0.500 to +1.500) | +1.000 (+0.500 to +1.500) |" in filled
+    assert "| none |" not in filled
     write_json(results / "tables.json", {"one": {**table, "kind": "figure", "file": "one.svg", "alt": "A chart"}})
     document = tmp_path / "a.md"
     document.write_text("<!-- table: one -->\n<!-- end -->\n", encoding="utf-8")
