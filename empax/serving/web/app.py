@@ -307,5 +307,5 @@ async def _error(_: Request, error: Any) -> Response:
 
 
 async def _no_route(request: Request, error: Any) -> Response:
-    return JSONResponse(ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}.").body,
-                        error.status_code)  # fmt: skip
+    body = ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}.").body
+    return JSONResponse(body, error.status_code, error.headers)
