@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -70,3 +71,25 @@ def test_votes_go_on_after_a_restart_and_never_mix_systems(tmp_path):
     assert sorted(read_key(tmp_path / "key.json").items) == [1, 2]
     with pytest.raises(ConfigError, match="has votes on ours and theirs; give --votes another folder"):
         Votes(tmp_path, ("ours", "others"))
+
+
+def test_servers_that_share_a_folder_count_each_vote_for_its_own_conversation(tmp_path):
+    servers = [Votes(tmp_path, ("ours", "theirs")) for _ in range(2)]
+    named = [servers[i % 2].begin() for i in range(16)]
+    who = [servers[i % 2].vote(name, f"rater-{i % 3}", BETTER_A) for i, name in enumerate(named)]
+    key = read_key(tmp_path / "key.json")
+    assert [dict(zip("ab", key.items[i + 1].systems, strict=True)) for i in range(16)] == who
+    assert [item["id"] for item in json.loads((tmp_path / "key.json").read_text())["items"]] == named
+    assert len(read_answers(sorted(tmp_path.glob("answers-*.json")), key)) == 16
+    assert servers[0].vote(named[1], "me", BETTER_A) is None  # over, at the other server
+    assert servers[0].system(f"{named[1]}/a") is None
+
+
+def test_a_vote_waits_while_another_server_writes(tmp_path):
+    one, two = (Votes(tmp_path, ("ours", "theirs")) for _ in range(2))
+    with ThreadPoolExecutor(1) as pool:
+        with one._newest_key():
+            voting = pool.submit(two.vote, two.begin(), "me", BETTER_A)
+            with pytest.raises(TimeoutError):
+                voting.result(0.2)
+        assert voting.result(20)
