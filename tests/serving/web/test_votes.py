@@ -58,6 +58,20 @@ def test_a_conversation_is_blinded_until_its_vote(tmp_path):
     assert "Hello" not in "".join(path.read_text() for path in tmp_path.iterdir())
 
 
+def test_a_blinded_reply_streams_in_one_piece_whoever_wrote_it(tmp_path):
+    app = make_app([Stub("ours"), Stub("theirs")], ServerSettings(votes=tmp_path))
+
+    async def go():
+        async with client(app) as http:
+            name = (await http.post("/conversations", json={})).json()["conversation"]
+            body = {"messages": [{"role": "user", "content": "Hello."}], "stream": True}
+            return [(await http.post("/v1/chat/completions", json={**body, "model": f"{name}/{s}"})).text for s in "ab"]
+
+    told = [[json.loads(line.removeprefix("data: ")) for line in text.split("\n\n")[:-2]] for text in asyncio.run(go())]
+    pieces = [[event["choices"][0]["delta"].get("content") for event in events] for events in told]
+    assert sorted(pieces) == [["", f"{name} heard Hello.", None] for name in ("ours", "theirs")]
+
+
 def test_votes_go_on_after_a_restart_and_never_mix_systems(tmp_path):
     begun = Votes(tmp_path, ("ours", "theirs")).begin()
     sides = [Votes(tmp_path, ("theirs", "ours")).system(f"{begun}/{side}") for side in "ab"]
