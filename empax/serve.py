@@ -17,6 +17,7 @@ import dataclasses
 import logging
 import os
 import sys
+import threading
 from typing import Any
 
 from absl import flags
@@ -119,6 +120,8 @@ def serve(application: Any) -> None:
     log.info("http://%s:%d", f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value, place.getsockname()[1])
     with contextlib.suppress(KeyboardInterrupt):  # which comes once more after everything has ended
         uvicorn.Server(config).run(sockets=[place])
+    if threading.active_count() > 1:  # Python would wait for a batch that nobody waits for any more
+        os._exit(0)
 
 
 def command_line() -> None:

@@ -1,6 +1,29 @@
-"""The command that serves: what it refuses before it loads anything."""
+"""The command that serves: what it refuses before it loads anything, and how it ends."""
 
+import re
+import signal
+import subprocess
+import sys
+
+import httpx
 import pytest
+
+from tests.conftest import ROOT
+
+BUSY = """
+import time
+from absl import flags
+from empax import serve
+from empax.serving.web import batcher
+from empax.serving.web.app import ServerSettings, make_app
+from tests.serving.web.stub import Stub
+
+flags.FLAGS(["serve", "--port=0"])
+batcher.LEFT_SECONDS = 0.2
+stub = Stub()
+stub.free.wait = lambda _: time.sleep(600)
+serve.serve(make_app([stub], ServerSettings()))
+"""
 
 
 @pytest.mark.parametrize(
@@ -19,3 +42,18 @@ def test_what_cannot_be_served_is_one_line(words, said, command):
     assert ran.returncode == 2
     (line,) = ran.stderr.splitlines()
     assert line.startswith(said)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_batch_that_nobody_waits_for_does_not_hold_it_up(number):
+    said = {"model": "stub", "messages": [{"role": "user", "content": "long"}]}
+    with subprocess.Popen([sys.executable, "-c", BUSY], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            (url,) = re.findall(r"http\S+", process.stderr.readline())
+            transport = httpx.HTTPTransport(retries=8)  # it listens a moment later
+            with httpx.Client(base_url=url, transport=transport) as client, pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/chat/completions", json=said, timeout=httpx.Timeout(20, read=1))
+            process.send_signal(number)
+            assert process.wait(20) in (0, -signal.SIGTERM)
+        finally:
+            process.kill()

@@ -93,7 +93,7 @@ class _Server:
     async def chat(self, request: Request) -> Response:
         asked = chat_request(await _body(request))
         system, blind = self._system(asked.model)
-        replies = self._counted(asked, self.batcher.replies(system, asked.asked))
+        replies = self._counted(asked, self.batcher.replies(system, asked.asked), pieces=not blind)
         if asked.stream:
             return await self._streamed(request, asked, replies, why=not blind)
 
@@ -105,12 +105,15 @@ class _Server:
         said = await self._answered(request, whole(), limit=asked.limit)
         return JSONResponse(completion(asked, said, why=not blind))
 
-    async def _counted(self, asked: ChatRequest, replies: AsyncGenerator[Any]) -> AsyncGenerator[tuple[int, Any]]:
-        """The same, with what operators want to know of it."""
+    async def _counted(
+        self, asked: ChatRequest, replies: AsyncGenerator[Any], *, pieces: bool
+    ) -> AsyncGenerator[tuple[int, Any]]:
+        """The same, with what operators want to know of it; without `pieces`, which tell a model from a run."""
         said = list[Said]()
         async with contextlib.aclosing(replies):
             async for i, one in replies:
-                yield i, one
+                if pieces or isinstance(one, Said):
+                    yield i, one
                 if isinstance(one, Said):
                     said.append(one)
                     self.numbers.tokens.labels("written").inc(one.completion_tokens)
@@ -307,5 +310,5 @@ async def _error(_: Request, error: Any) -> Response:
 
 
 async def _no_route(request: Request, error: Any) -> Response:
-    return JSONResponse(ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}.").body,
-                        error.status_code)  # fmt: skip
+    body = ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}.").body
+    return JSONResponse(body, error.status_code, error.headers)

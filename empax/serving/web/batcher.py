@@ -17,6 +17,9 @@ import numpy as np
 from empax.core.config import ConfigError
 from empax.serving.web.systems import Asked, Said, System
 
+LEFT_SECONDS = 5
+"""How long a server that ends waits for a batch that nobody waits for."""
+
 
 class FullError(Exception):
     """No place in the queue is free; `seconds` says when to come again."""
@@ -162,7 +165,9 @@ class Batcher:
         self._seconds_per_row = 0.8 * self._seconds_per_row + 0.2 * (time.monotonic() - begin) / len(rows)
 
     async def close(self) -> None:
-        """Ends the thread, after what it does at the moment."""
+        """Ends the thread, after what it does at the moment; waits for that no longer than `LEFT_SECONDS`."""
         if self._loop is not None:
             self._loop.cancel()
-        await asyncio.to_thread(self._pool.shutdown)
+        free = asyncio.wrap_future(self._pool.submit(lambda: None))  # comes after what the one thread does
+        self._pool.shutdown(wait=False)
+        await asyncio.wait({free}, timeout=LEFT_SECONDS)

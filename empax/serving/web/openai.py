@@ -41,6 +41,8 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
         self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        if status == 401:
+            self.headers["WWW-Authenticate"] = "Bearer"
         kinds = {401: "authentication_error", 429: "rate_limit_error"}
         kind = "server_error" if status >= 500 else kinds.get(status, "invalid_request_error")
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}

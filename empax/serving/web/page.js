@@ -19,7 +19,7 @@ const fetched = async (path, body, signal) => {
   const how = body === undefined ? { headers, signal } : { method: "POST", headers, signal, body: JSON.stringify(body) };
   const answer = await fetch(path, how).catch(lost);
   if (answer.status === 401) at("key").hidden = false;
-  if (!answer.ok) throw new Error((await answer.json()).error.message);
+  if (!answer.ok) throw new Error((await answer.json().catch(lost)).error.message);
   return answer;
 };
 const lost = (error) => { throw error.name === "AbortError" ? error : new Lost(error.message); };
@@ -72,6 +72,7 @@ async function begin() {
   at("text").focus();
 }
 
+// Gives back what shows the reply. One of a blinded conversation is not seen before: pace and order would tell.
 async function reply(side, text, signal) {
   side.messages.push({ role: "user", content: text });
   const own = make("div", text, "turn user");
@@ -86,33 +87,34 @@ async function reply(side, text, signal) {
   document.scrollingElement.scrollTop = document.scrollingElement.scrollHeight;
   const asked = { model: side.model, messages: side.messages, stream: true };
   for (const name of about.options || []) if (at(name).value) asked[name] = Number(at(name).value);
-  try {
-    const answer = await fetched("v1/chat/completions", asked, signal);
-    let said = "", rest = "", why = {}, whole = false;
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    for (;;) {
-      const { done, value: part } = await reader.read().catch(lost);
-      if (done) break;
-      const events = (rest + part).split("\n\n");
-      rest = events.pop();
-      for (const event of events) {
-        whole ||= event === "data: [DONE]";
-        if (whole) continue;
-        const told = JSON.parse(event.slice(6));
-        if (told.error) throw new Error(told.error.message);
-        const choice = told.choices[0];
-        said += choice.delta.content || "";
-        why = choice.empax || why;
-        turn.textContent = said || "…";
-      }
-      footIntoView();
+  const answer = await fetched("v1/chat/completions", asked, signal);
+  let said = "", rest = "", why = {}, whole = false;
+  const show = () => {
+    turn.textContent = said || "…";
+    if (whole) turn.removeAttribute("aria-busy");
+    if (whole && Object.keys(why).length) turn.append(explained(why));
+    footIntoView();
+  };
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (;;) {
+    const { done, value: part } = await reader.read().catch(lost);
+    if (done) break;
+    const events = (rest + part).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      whole ||= event === "data: [DONE]";
+      if (whole) continue;
+      const told = JSON.parse(event.slice(6));
+      if (told.error) throw new Error(told.error.message);
+      const choice = told.choices[0];
+      said += choice.delta.content || "";
+      why = choice.empax || why;
     }
-    if (!whole) throw new Lost("the reply broke off.");
-    side.messages.push({ role: "assistant", content: said });
-    if (Object.keys(why).length) turn.append(explained(why));
-  } finally {
-    turn.removeAttribute("aria-busy");
+    if (!conversation && !whole) show();
   }
+  if (!whole) throw new Lost("the reply broke off.");
+  side.messages.push({ role: "assistant", content: said });
+  return show;
 }
 
 // What is new stays in sight, unless somebody reads further up.
@@ -187,6 +189,7 @@ at("say").addEventListener("submit", guarded(async () => {
       const done = await Promise.allSettled(sides.map((side) => reply(side, text, own.signal)));
       const failed = done.find((one) => one.status === "rejected");
       if (failed) throw failed.reason;
+      for (const one of done) one.value();
     }, own.signal, () => asked.forEach((one) => takeBack(...one)));
     tell("");
     showVote();

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hmac
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from empax.core.config import ConfigError
-from empax.core.files import json_text, read_json, write_together
+from empax.core.files import json_text, read_json, system_errors, write_together
 from empax.rating.study import ASPECTS
 
 SIDES = ("a", "b")
@@ -22,27 +24,43 @@ class Votes:
 
     The name of a conversation and the secret of the study say who stands left, so that a server that was started again
     goes on with what was open. In `folder`, key.json says whose each reply was, and answers-RATER.json what a rater has
-    said: they are what `empax rate score` reads. Neither has texts.
+    said: they are what `empax rate score` reads. Neither has texts. Several servers may share a folder.
 
     Raises:
       ConfigError: the folder has votes on other systems.
+      DataError: it cannot be written.
     """
 
     def __init__(self, folder: Path, systems: tuple[str, str]):
-        self.folder, path = folder, folder / "key.json"
-        self._key: dict[str, Any] = read_json(path) if path.exists() else {
+        self.folder, self._path = folder, folder / "key.json"
+        self._key: dict[str, Any] = {
             "study": secrets.token_hex(8), "systems": list(systems), "settings": {"form": "pairs"}, "items": [],
         }  # fmt: skip
-        if sorted(self._key["systems"]) != sorted(systems):
-            raise ConfigError(
-                f"{folder} has votes on {' and '.join(self._key['systems'])}; give --votes another folder."
-            )
+        with self._newest_key():
+            if sorted(self._key["systems"]) != sorted(systems):
+                raise ConfigError(
+                    f"{folder} has votes on {' and '.join(self._key['systems'])}; give --votes another folder."
+                )
+            if not self._path.exists():
+                self._write({})
 
     def begin(self) -> str:
         """A new conversation; chance says who stands left."""
-        if not (self.folder / "key.json").exists():
-            self._write({})
         return secrets.token_hex(8)
+
+    @contextlib.contextmanager
+    def _newest_key(self) -> Iterator[None]:
+        """Holds the folder, and knows what other servers have written there."""
+        path = self.folder / "LOCK"
+        with system_errors(path, "written"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = path.open("a")
+        with lock:
+            with contextlib.suppress(OSError):  # a file system without locks is for one server
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if self._path.exists():
+                self._key = read_json(self._path)
+            yield
 
     def _sides(self, name: str) -> list[str] | None:
         """Who stands left and right; None where there is no such conversation, or it is over."""
@@ -52,8 +70,7 @@ class Votes:
         return self._key["systems"][:: -1 if odd else 1]
 
     def _write(self, others: Mapping[str, str]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_together(self.folder, {"key.json": json_text(self._key), **others})
+        write_together(self.folder, {self._path.name: json_text(self._key), **others})
 
     def system(self, alias: str) -> str | None:
         """Who stands at "CONVERSATION/SIDE"; None where there is no such place."""
@@ -72,14 +89,16 @@ class Votes:
         for aspect in ASPECTS:
             if said.get(aspect) not in list(_VALUES):
                 raise ValueError(f"answers.{aspect}: must be one of {', '.join(_VALUES)}.")
-        sides, path = self._sides(conversation), self.folder / f"answers-{rater}.json"
-        if sides is None:
-            return None
-        number = len(self._key["items"]) + 1
-        item = {"number": number, "id": conversation, "systems": sides, "kind": "rated", "of": 0}
-        given = read_json(path)["answers"] if path.exists() else {}
-        given[str(number)] = {aspect: _VALUES[said[aspect]] for aspect in ASPECTS}
-        answers = {"study": self._key["study"], "rater": rater, "answers": given}
-        self._key = {**self._key, "items": [*self._key["items"], item]}
-        self._write({path.name: json_text(answers)})
+        path = self.folder / f"answers-{rater}.json"
+        with self._newest_key():
+            sides = self._sides(conversation)
+            if sides is None:
+                return None
+            number = len(self._key["items"]) + 1
+            item = {"number": number, "id": conversation, "systems": sides, "kind": "rated", "of": 0}
+            given = read_json(path)["answers"] if path.exists() else {}
+            given[str(number)] = {aspect: _VALUES[said[aspect]] for aspect in ASPECTS}
+            answers = {"study": self._key["study"], "rater": rater, "answers": given}
+            self._key = {**self._key, "items": [*self._key["items"], item]}
+            self._write({path.name: json_text(answers)})
         return dict(zip(SIDES, sides, strict=True))

@@ -18,6 +18,7 @@ from empax.pipeline import evaluate
 from empax.pipeline.plan import read_plan
 from empax.reporting.charts import line_chart
 from empax.reporting.report import collect_curves
+from empax.serving.web.gate import LOG, place_of
 from empax.training.checkpoint import newest_best
 
 _SHOWN = ("loss", "nll", "perplexity", "emotion_accuracy", "reward", "learning_rate")
@@ -67,16 +68,20 @@ class Replies:
             self._answering = self._pool.submit(self._answer, plan, able[-1], step)
 
     def _answer(self, plan: RunPlan, stage: Stage, step: int) -> None:
-        assert stage.spec is not None
-        assert stage.spec.answer is not None
-        evaluated, run = evaluate.main_stage(plan), RunContext(self._files, plan, stage.name)
-        index = run.settings(evaluated, evaluate.Settings).index if evaluated else ""
         try:
+            assert stage.spec is not None
+            assert stage.spec.answer is not None
+            evaluated, run = evaluate.main_stage(plan), RunContext(self._files, plan, stage.name)
+            index = run.settings(evaluated, evaluate.Settings).index if evaluated else ""
             answerer = stage.spec.answer(stage.settings, run, AnswerOptions(stage.name, index))
             contexts = load_instances(run, "validation")[: self._count]
             found = answerer.respond(contexts, batch_size=1, seed=plan.seed)
         except (UserError, OSError) as error:
             self.failed = message_of(error)
+            return
+        except Exception as error:  # nobody reads the thread's future: what is not said here is never seen
+            LOG.error("%s in %s", type(error).__name__, place_of(error))
+            self.failed = f"{type(error).__name__}: {message_of(error):.300}"
             return
         self.failed = ""
         self.said.append(Said(stage.name, step, tuple((row.context[-1], row.response) for row in found)))
@@ -84,11 +89,11 @@ class Replies:
     def html(self) -> str:
         """The replies, the newest checkpoint first."""
         parts = [f'<p class="quiet">There are no replies: {escape(self.failed)}</p>'] if self.failed else []
-        if self.said:
-            heads = "".join(f'<th scope="col">{escape(one.stage)}, step {one.step}</th>' for one in reversed(self.said))
+        if newest := tuple(self.said)[::-1]:  # as it is now: the thread may add to it meanwhile
+            heads = "".join(f'<th scope="col">{escape(one.stage)}, step {one.step}</th>' for one in newest)
             rows = [f'<tr><th scope="col">What was told</th>{heads}</tr>']
-            for i, (told, _) in enumerate(self.said[-1].replies):
-                said = [escape(one.replies[i][1]) for one in reversed(self.said)]
+            for i, (told, _) in enumerate(newest[0].replies):
+                said = [escape(one.replies[i][1]) for one in newest]
                 cells = "".join(f"<td>{reply or '<i>nothing</i>'}</td>" for reply in said)
                 rows.append(f'<tr><th scope="row">{escape(told)}</th>{cells}</tr>')
             parts.append(f"<h2>Replies</h2><div class='table'><table>{''.join(rows)}</table></div>")

@@ -188,7 +188,8 @@ def test_models_health_metrics_and_what_there_is_not():
     missing = ask("/v1/nothing", None)
     assert missing.status_code == 404
     assert missing.json()["error"]["type"] == "invalid_request_error"
-    assert ask("/v1/chat/completions", None).status_code == 405
+    other = ask("/v1/chat/completions", None)
+    assert (other.status_code, other.headers["allow"]) == (405, "POST")
     app = make_app([Stub()], ServerSettings())
 
     async def go():
@@ -326,7 +327,8 @@ def test_the_log_has_texts_only_where_it_is_asked_to(caplog):
 
 
 def test_a_token_is_asked_for_where_there_is_one():
-    assert ask("/v1/models", None, token="abc").status_code == 401
+    stranger = ask("/v1/models", None, token="abc")
+    assert (stranger.status_code, stranger.headers["www-authenticate"]) == (401, "Bearer")
     wrong = ask("/v1/models", None, token="abc", headers={"Authorization": "Bearer abd"}).json()["error"]
     assert (wrong["type"], wrong["code"]) == ("authentication_error", "invalid_api_key")
     assert ask("/v1/models", None, token="abc", headers={"Authorization": "Bearer abc"}).status_code == 200

@@ -146,6 +146,26 @@ def test_a_vote_between_two_that_nobody_can_tell_apart(browser, served, tmp_path
 
 
 @pytest.mark.slow
+def test_neither_of_two_replies_is_seen_before_both_are_whole(browser, served, tmp_path):
+    stubs = Stub("ours"), Stub("theirs")
+    _, url = served(*stubs, votes=tmp_path)
+    page, _, errors = opened(browser, url)
+    first, second = (page.locator(".side").nth(i).locator(".turn") for i in range(2))
+    stubs[1].going_on.clear()
+    page.keyboard.type("Hello.")
+    page.keyboard.press("Enter")
+    assert stubs[1].busy.wait(10)
+    time.sleep(0.5)
+    assert [side.all_inner_texts() for side in (first, second)] == [["Hello.", "…"]] * 2
+    assert page.locator(".turn[aria-busy]").count() == 2
+    stubs[1].going_on.set()
+    page.locator("#status:empty").wait_for(state="attached")
+    assert {side.nth(1).inner_text() for side in (first, second)} == {"ours heard Hello.", "theirs heard Hello."}
+    assert page.locator(".turn[aria-busy]").count() == 0
+    assert errors == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_cut_from_narrow_to_wide(browser, served, scheme, tmp_path):
     _, url = served(Telling("ours"), Telling("theirs"), votes=tmp_path, safety="One line of safety. " * 5)
@@ -181,10 +201,12 @@ def test_the_conversation_stays_while_the_server_is_started_again(browser, serve
     say(page, "one")
     names = [side.locator(".turn").nth(1).inner_text().split()[0] for side in page.locator(".side").all()]
     for stub in first:
+        stub.busy.clear()
         stub.going_on.clear()  # the server goes down in the middle of the next replies
     page.keyboard.type("two")
     page.keyboard.press("Enter")
-    page.locator(".turn", has_text="heard").nth(3 - 1).wait_for()
+    while not any(stub.busy.is_set() for stub in first):
+        time.sleep(0.02)
     stop(server)
     for stub in first:
         stub.going_on.set()

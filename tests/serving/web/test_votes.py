@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -57,6 +58,20 @@ def test_a_conversation_is_blinded_until_its_vote(tmp_path):
     assert "Hello" not in "".join(path.read_text() for path in tmp_path.iterdir())
 
 
+def test_a_blinded_reply_streams_in_one_piece_whoever_wrote_it(tmp_path):
+    app = make_app([Stub("ours"), Stub("theirs")], ServerSettings(votes=tmp_path))
+
+    async def go():
+        async with client(app) as http:
+            name = (await http.post("/conversations", json={})).json()["conversation"]
+            body = {"messages": [{"role": "user", "content": "Hello."}], "stream": True}
+            return [(await http.post("/v1/chat/completions", json={**body, "model": f"{name}/{s}"})).text for s in "ab"]
+
+    told = [[json.loads(line.removeprefix("data: ")) for line in text.split("\n\n")[:-2]] for text in asyncio.run(go())]
+    pieces = [[event["choices"][0]["delta"].get("content") for event in events] for events in told]
+    assert sorted(pieces) == [["", f"{name} heard Hello.", None] for name in ("ours", "theirs")]
+
+
 def test_votes_go_on_after_a_restart_and_never_mix_systems(tmp_path):
     begun = Votes(tmp_path, ("ours", "theirs")).begin()
     sides = [Votes(tmp_path, ("theirs", "ours")).system(f"{begun}/{side}") for side in "ab"]
@@ -70,3 +85,25 @@ def test_votes_go_on_after_a_restart_and_never_mix_systems(tmp_path):
     assert sorted(read_key(tmp_path / "key.json").items) == [1, 2]
     with pytest.raises(ConfigError, match="has votes on ours and theirs; give --votes another folder"):
         Votes(tmp_path, ("ours", "others"))
+
+
+def test_servers_that_share_a_folder_count_each_vote_for_its_own_conversation(tmp_path):
+    servers = [Votes(tmp_path, ("ours", "theirs")) for _ in range(2)]
+    named = [servers[i % 2].begin() for i in range(16)]
+    who = [servers[i % 2].vote(name, f"rater-{i % 3}", BETTER_A) for i, name in enumerate(named)]
+    key = read_key(tmp_path / "key.json")
+    assert [dict(zip("ab", key.items[i + 1].systems, strict=True)) for i in range(16)] == who
+    assert [item["id"] for item in json.loads((tmp_path / "key.json").read_text())["items"]] == named
+    assert len(read_answers(sorted(tmp_path.glob("answers-*.json")), key)) == 16
+    assert servers[0].vote(named[1], "me", BETTER_A) is None  # over, at the other server
+    assert servers[0].system(f"{named[1]}/a") is None
+
+
+def test_a_vote_waits_while_another_server_writes(tmp_path):
+    one, two = (Votes(tmp_path, ("ours", "theirs")) for _ in range(2))
+    with ThreadPoolExecutor(1) as pool:
+        with one._newest_key():
+            voting = pool.submit(two.vote, two.begin(), "me", BETTER_A)
+            with pytest.raises(TimeoutError):
+                voting.result(0.2)
+        assert voting.result(20)

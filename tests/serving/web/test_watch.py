@@ -11,13 +11,16 @@ import subprocess
 import sys
 import time
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir
+from empax.core.system import Stage
+from empax.serving.web import watch
 from empax.serving.web.app import ServerSettings, make_watch_app
-from empax.serving.web.watch import Replies, left, watch_page
+from empax.serving.web.watch import Replies, Said, left, watch_page
 from tests.conftest import ROOT
 from tests.serving.web.test_app import client
 
@@ -73,6 +76,34 @@ def test_replies_change_with_the_best_parameters_of_a_stage_that_goes_on(finishe
     off = Replies(run, 0)
     watch_page(run, off)
     assert (off._answering, off.html()) == (None, "")
+
+
+def test_a_failure_that_nobody_expects_stands_on_the_page(tmp_path, monkeypatch, caplog):
+    def answer(*_):
+        raise RuntimeError("RESOURCE_EXHAUSTED:\n" + "x" * 999)
+
+    stage = Stage("generator", "train", None, spec=SimpleNamespace(answer=answer))
+    monkeypatch.setattr(watch, "read_plan", lambda _: SimpleNamespace(stages={"generator": stage}, seed=0))
+    monkeypatch.setattr(watch, "newest_best", lambda _: 10)
+    replies = Replies(tmp_path, 2)
+    replies.look(["generator"])
+    replies._answering.result()
+    assert "There are no replies: RuntimeError: RESOURCE_EXHAUSTED:" in replies.html()
+    assert len(replies.html()) < 500
+    assert f"RuntimeError in {__file__}" in caplog.text
+
+
+def test_replies_may_come_while_the_page_is_written(tmp_path):
+    replies = Replies(tmp_path, 1)
+
+    class Slow(str):
+        def replace(self, *words):  # which escapes it
+            replies.said.append(Said("generator", 20, (("told", "later"),)))
+            return super().replace(*words)
+
+    replies.said.extend(Said(Slow("generator"), step, (("told", "said"),)) for step in (5, 10))
+    assert "step 10" in replies.html()
+    assert "step 20" in replies.html()
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
