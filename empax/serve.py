@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import socket
 import sys
 import threading
 from typing import Any
@@ -58,11 +59,11 @@ def main(argv: list[str]) -> None:
     keep_freed_memory()
     quiet_logging()
     enable_compilation_cache()
-    serve(_application(argv[1:]))
+    serve(*_application(argv[1:]))
 
 
-def _application(names: list[str]) -> Any:
-    """The loaded application, or a ConfigError before anything is loaded."""
+def _application(names: list[str]) -> tuple[Any, socket.socket]:
+    """The loaded application and where it is to listen, or a ConfigError before anything is loaded."""
     from empax.core.config import ConfigError
     from empax.core.paths import expand
 
@@ -88,8 +89,9 @@ def _application(names: list[str]) -> Any:
         votes=expand(_VOTES.value),
         watched_replies=_REPLIES.value,
     )
+    place = _place()
     if _WATCH.value:
-        return make_watch_app(expand(names[0]), settings)
+        return make_watch_app(expand(names[0]), settings), place
     said = announcement() if before else "The model answers everything: --nosafety."
     settings = dataclasses.replace(settings, safety=said)
     wanted = [names[0], *([_COMPARE.value] if _COMPARE.value else [])]
@@ -99,10 +101,25 @@ def _application(names: list[str]) -> Any:
             print(f"compiles {system.name}, which takes longest when it is first served", file=sys.stderr, flush=True)
             for rows in {*(1 << n for n in range(system.batch_size.bit_length())), system.batch_size}:
                 list(system.answer([Asked(("Hello.",), seed=0)] * rows))  # compiles
-    return make_app(systems, settings)
+    return make_app(systems, settings), place
 
 
-def serve(application: Any) -> None:
+def _place() -> socket.socket:
+    """Bound to --host and --port; it listens once there is something to serve."""
+    from empax.core.config import ConfigError
+
+    place = socket.socket(socket.AF_INET6 if ":" in _HOST.value else socket.AF_INET)
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        place.bind((_HOST.value, _PORT.value))
+    except OSError as error:
+        place.close()
+        where = f"--host={_HOST.value} --port={_PORT.value}"
+        raise ConfigError(f"{where}: {error.strerror}; take another port, or 0 for a free one.") from error
+    return place
+
+
+def serve(application: Any, place: socket.socket) -> None:
     """Serves until SIGTERM or Ctrl-C; what runs then is finished first."""
     import uvicorn
 
@@ -113,10 +130,9 @@ def serve(application: Any) -> None:
     log.addHandler(logging.StreamHandler(sys.stderr))
     log.handlers[-1].setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     config = uvicorn.Config(
-        application, host=_HOST.value, port=_PORT.value, log_level="warning", access_log=False, server_header=False,
+        application, log_level="warning", access_log=False, server_header=False,
         timeout_graceful_shutdown=_STOP_SECONDS,
     )  # fmt: skip
-    place = config.bind_socket()
     log.info("http://%s:%d", f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value, place.getsockname()[1])
     with contextlib.suppress(KeyboardInterrupt):  # which comes once more after everything has ended
         uvicorn.Server(config).run(sockets=[place])

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -22,7 +23,7 @@ flags.FLAGS(["serve", "--port=0"])
 batcher.LEFT_SECONDS = 0.2
 stub = Stub()
 stub.free.wait = lambda _: time.sleep(600)
-serve.serve(make_app([stub], ServerSettings()))
+serve.serve(make_app([stub], ServerSettings()), serve._place())
 """
 
 
@@ -42,6 +43,15 @@ def test_what_cannot_be_served_is_one_line(words, said, command):
     assert ran.returncode == 2
     (line,) = ran.stderr.splitlines()
     assert line.startswith(said)
+
+
+def test_a_port_in_use_is_named_before_anything_is_loaded(command):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = command("-m", "empax", "serve", "empathetic-t5-small", f"--port={port}")
+    assert ran.returncode == 2
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith(f"error: --host=127.0.0.1 --port={port}: Address already in use; take another port, or 0")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -104,8 +104,10 @@ def _turns(messages: Any) -> tuple[str, ...]:
         where = f"messages[{i}]"
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
         expected = "user" if (len(messages) - 1 - i) % 2 == 0 else "assistant"
+        if role == "system":
+            raise wrong(f"{where}.role", "is 'system', which these models have not learnt to read; leave it out.")
         if role != expected:
-            rule = "user and assistant alternate, the last message is a user's, and there is no system message."
+            rule = "user and assistant alternate, and the last message is a user's."
             raise wrong(f"{where}.role", f"{role!r:.40} must be {expected!r}: {rule}")
         if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
             content = "".join(str(part.get("text", "")) for part in content)

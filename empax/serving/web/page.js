@@ -18,7 +18,11 @@ const fetched = async (path, body, signal) => {
   if (token) headers.Authorization = `Bearer ${token}`;
   const how = body === undefined ? { headers, signal } : { method: "POST", headers, signal, body: JSON.stringify(body) };
   const answer = await fetch(path, how).catch(lost);
-  if (answer.status === 401) at("key").hidden = false;
+  if (answer.status === 401) {
+    at("key").hidden = false;
+    at("token").focus();
+    throw new Error(token ? "This token is not the server's." : "This server asks for a token.");
+  }
   if (!answer.ok) throw new Error((await answer.json().catch(lost)).error.message);
   return answer;
 };
@@ -84,16 +88,17 @@ async function reply(side, text, signal) {
   turn.setAttribute("aria-label", "Reply");
   turn.setAttribute("aria-busy", "true");  // read out once it is whole
   side.log.append(turn);
-  document.scrollingElement.scrollTop = document.scrollingElement.scrollHeight;
+  toFoot();
   const asked = { model: side.model, messages: side.messages, stream: true };
   for (const name of about.options || []) if (at(name).value) asked[name] = Number(at(name).value);
   const answer = await fetched("v1/chat/completions", asked, signal);
   let said = "", rest = "", why = {}, whole = false;
   const show = () => {
-    turn.textContent = said || "…";
+    const stays = atFoot();
+    turn.textContent = said || (whole ? "(nothing)" : "…");
     if (whole) turn.removeAttribute("aria-busy");
     if (whole && Object.keys(why).length) turn.append(explained(why));
-    footIntoView();
+    if (stays) toFoot();
   };
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   for (;;) {
@@ -118,10 +123,11 @@ async function reply(side, text, signal) {
 }
 
 // What is new stays in sight, unless somebody reads further up.
-function footIntoView() {
+const atFoot = () => {
   const page = document.scrollingElement;
-  if (page.scrollHeight - page.scrollTop - page.clientHeight < 160) page.scrollTop = page.scrollHeight;
-}
+  return page.scrollHeight - page.scrollTop - page.clientHeight < 160;
+};
+const toFoot = () => { document.scrollingElement.scrollTop = document.scrollingElement.scrollHeight; };
 
 function takeBack(side, messages, turns) {
   side.messages.length = messages;
@@ -169,6 +175,7 @@ function showVote() {
     return row;
   }));
   at("vote").hidden = false;
+  toFoot();
 }
 
 const guarded = (work) => async (event) => {

@@ -113,7 +113,9 @@ def watch_page(workdir: Path, replies: Replies) -> str:
     running, stages = holder(files), list(dict.fromkeys(row["stage"] for row in rows))
     parts = [f"<header><h1>empax <span>{escape(workdir.name)}</span></h1></header><main>"]
     parts.append(f'<p class="quiet">{escape(running or "Nobody runs it now.")}</p>')
-    parts += [f"<p>{escape(line)}</p>" for line in (left(config, rows), memory()) if line]
+    under_way = next((name for name in config["run"] if not files.done(name).exists()), "")
+    progress = left(config, rows, under_way) if under_way else "It has finished; report.html in its folder says how."
+    parts += [f"<p>{escape(line)}</p>" for line in (progress, memory()) if line]
     replies.look(stages)
     parts.append(replies.html())
     curves = collect_curves(rows)
@@ -133,11 +135,12 @@ def watch_page(workdir: Path, replies: Replies) -> str:
     return f'<!doctype html><html lang="en"><head>{head}<title>empax</title></head><body>{body}</body></html>'
 
 
-def left(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    """How far the newest stage is, and how long it goes on at the speed that it had so far."""
-    row = next((row for row in reversed(rows) if row.get("split") == "train" and "seconds" in row), None)
+def left(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], stage: str) -> str:
+    """How far the stage is that is under way, and how long it goes on at the speed that it had so far."""
+    logged = (row for row in reversed(rows) if row["stage"] == stage and row.get("split") == "train")
+    row = next((row for row in logged if "seconds" in row), None)
     if row is None:
-        return "No step is logged yet."
+        return f"{stage} is under way; it has logged no step."
     section = config.get(row["stage"])
     steps = section.get("steps") if isinstance(section, Mapping) else None
     if not steps or not row["step"]:

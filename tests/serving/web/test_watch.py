@@ -20,30 +20,44 @@ from empax.core.files import WorkDir
 from empax.core.system import Stage
 from empax.serving.web import watch
 from empax.serving.web.app import ServerSettings, make_watch_app
-from empax.serving.web.watch import Replies, Said, left, watch_page
+from empax.serving.web.watch import Replies, Said, watch_page
 from tests.conftest import ROOT
 from tests.serving.web.test_app import client
 
 
 def test_curves_and_time_left_of_a_run_that_writes(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"generator": {"steps": 100}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"run": ["prepare", "generator", "index"], "generator": {"steps": 100}})
+    )
     rows = [{"stage": "generator", "step": step, "split": split, "loss": 5 - step / 10, "seconds": 6.0 * step}
             for step in (10, 20) for split in ("train", "validation")]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + '{"stage": "gen')
     app = make_watch_app(tmp_path, ServerSettings())
 
+    def finish(stage):
+        (tmp_path / stage).mkdir()
+        (tmp_path / stage / "DONE").touch()
+
     async def go():
         async with client(app) as http:
-            return await http.get("/"), await http.get("/page.css"), await http.post("/", json={})
+            finish("prepare")
+            first = await http.get("/"), await http.get("/page.css"), await http.post("/", json={})
+            later = []
+            for stage in ("generator", "index"):
+                finish(stage)
+                later.append((await http.get("/")).text)
+            return *first, *later
 
-    page, sheet, other = asyncio.run(go())
+    page, sheet, other, indexing, whole = asyncio.run(go())
     assert page.status_code == sheet.status_code == 200
     assert other.status_code == 405
     assert "generator: step 20 of 100, about 8 min left in this stage." in page.text
     assert page.text.count("<polyline") == 2  # the loss of both splits, and no half a row
     assert "validation" in page.text
     assert "style=" not in page.text  # which the policy forbids
-    assert left({}, []) == "No step is logged yet."
+    assert "<p>index is under way; it has logged no step.</p>" in indexing
+    assert "<p>It has finished; report.html in its folder says how.</p>" in whole
+    assert "in this stage" not in indexing + whole
 
 
 def test_replies_change_with_the_best_parameters_of_a_stage_that_goes_on(finished, tmp_path):
