@@ -109,7 +109,7 @@ REG = {
     "answers": ({"evaluate.stage": "retriever"}, r"config\.evaluate\.stage = 'retriever': that stage trains 'reg\.ret"),
     "searched index": ({"evaluate.index": "nowhere"}, r"config\.evaluate\.index = 'nowhere'"),
     "reasons": ({"annotate.reasons": "attributes"}, r"config\.annotate\.reasons = 'attributes': .*task marks reasons"),
-    "queries of reasons": ({"reg.query": "reasons"}, r"config\.reg\.query = 'reasons', but no stage marks reasons"),
+    "queries of reasons": ({"reg.query": "reasons"}, r"config\.reg\.query = 'reasons', but no stage before 'index'"),
     "bart": ({"evaluate.bart_score": "./nowhere"}, "'./nowhere' is neither a folder nor"),
     "judge": ({"evaluate.judge": "index"}, r"config\.evaluate\.judge = 'index'"),
     "other corpus": ({"evaluate.corpus": "dailydialog"}, "DailyDialog is not downloaded by itself"),
@@ -169,6 +169,18 @@ DECODING = {
 def test_what_a_policy_cannot_decode_by_is_told_before_any_work(emprl, tmp_path, name, refused):
     changes, message = DECODING[name]
     assert re.search(message, refused(changed(emprl, changes), tmp_path / "run"))
+
+
+def test_reasons_are_marked_before_contexts_are_embedded_by_them(emprl, tmp_path, refused):
+    config = plain(reg_transformer.get_config("reasons,tiny"))
+    assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
+    others = [name for name in config["run"] if name != "index"]
+    place = others.index("attributes")
+    config["run"] = [*others[:place], "index", *others[place:]]
+    found = refused(config, tmp_path / "run")
+    assert "no stage before 'index' marks reasons; put an annotate stage there whose `reasons`" in found
+    config = changed(emprl, {"emprl.query": "reasons", "ppo.rewards": [{"goal": "f1"}]})
+    assert "no stage before 'ppo' marks reasons" in refused(config, tmp_path / "run")
 
 
 def test_a_generator_that_is_asked_without_exemplars_counts_none(reg, tmp_path, refused):

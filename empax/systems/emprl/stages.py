@@ -26,7 +26,7 @@ from empax.data.exemplars import ContextExamples, LabelledBatch
 from empax.data.store import check_candidates, check_prepared, load_instances, planned_notes
 from empax.models.heads import EMOTION_HEAD
 from empax.parts.attributes import check_identifiers, load_identifiers
-from empax.parts.exemplars.checks import check_passages
+from empax.parts.exemplars.checks import check_marked, check_passages
 from empax.parts.exemplars.parts import ExemplarSearch, RetrievalParts
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.answerer import Answerer
@@ -91,6 +91,8 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
         if part.kind == "empathy":
             found = check_identifiers(run, "rewards.stages", part.stages)
             check_contexts(part.stages, [judge.max_context_tokens for judge in found])
+        if part.goal == "f1":  # its expectations are of embedded contexts
+            check_marked(run)
     asked = _sketch_contexts(len(TWO_ROWS), source=(8,), target=8)
     rollout = dataclasses.replace(_sketch_rollout(asked, stage.rollout.max_tokens, has_values=False), scores=None)
     data = run.plan.data
