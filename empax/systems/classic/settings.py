@@ -93,7 +93,15 @@ class ClassicSettings(WordLevelSettings):
 
     @property
     def reads_facts(self) -> bool:
-        return "refinement" in self.readers or (self.reads_concepts and self.concepts.most > 0)
+        return bool(self.fact_readers)
+
+    @property
+    def fact_readers(self) -> dict[str, list[str]]:
+        """By the kind of facts, "social" and "entity", the readers that want it."""
+        concepts = ("concepts", "alignment") if self.concepts.most else ()
+        able = {"social": ("refinement", "alignment"), "entity": concepts}
+        found = {kind: [name for name in self.readers if name in names] for kind, names in able.items()}
+        return {kind: names for kind, names in found.items() if names}
 
     def config(self, vocab_size: int, start_id: int, *, tie_embeddings: bool = True) -> TransformerConfig:
         """With the memories of its readers."""

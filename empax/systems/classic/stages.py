@@ -31,7 +31,7 @@ from empax.systems.classic.frequency import frequency_weights
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch
 from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
-from empax.systems.classic.task import READ_BY, ClassicTask
+from empax.systems.classic.task import ClassicTask
 from empax.training.checkpoint import load_params
 
 _ANSWERS_AT_ONCE = 64
@@ -53,12 +53,16 @@ def check_system(run: RunContext) -> None:
 
 
 def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError unless each loss has a weight, and the stage whose emotions are prepended comes before."""
+    """Whether each loss has a weight, and the facts and stages that are read come before.
+
+    Raises:
+      ConfigError: one has none, or they do not.
+    """
     check_prepared(run)
     settings, where = run.shared_settings(ClassicSettings), f"config.{run.stage}.weights"
     losses = settings.losses
-    if settings.reads_facts:
-        check_knowledge(run, f"{run.shared}.readers without {', '.join(set(READ_BY) & set(settings.readers))}")
+    readers = settings.fact_readers.items()
+    check_knowledge(run, **{kind: f"{run.shared}.readers without {', '.join(names)}" for kind, names in readers})
     for name in losses:
         if name not in stage.weights:
             raise ConfigError(f"{where} lacks {name}, a loss of {run.shared}.readers; set it (0 = it teaches nothing).")

@@ -25,7 +25,6 @@ from empax.systems.nec.examples import FactForm, NecBatch, NecExamples, Negative
 from empax.systems.nec.facts import Chooser
 from empax.systems.nec.settings import (
     SOCIAL,
-    WITHOUT,
     CandidateSettings,
     ContrastiveTaskSettings,
     NecSettings,
@@ -121,8 +120,7 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
         )
     if settings.logits_at_once:
         raise ConfigError(f"{run.shared}.logits_at_once = {settings.logits_at_once} is not for NEC; set it to 0.")
-    if settings.reads_facts:
-        check_knowledge(run, WITHOUT)
+    check_knowledge(run, **{kind: f"{run.shared}.{kind} to False" for kind in settings.kinds_of_facts})
     if settings.ranker:
         run.earlier("ranker", settings.ranker, tasks=("ranker",))
     if stage.start_from:

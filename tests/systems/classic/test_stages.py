@@ -52,6 +52,12 @@ def test_recipes_are_right(name):
             {"generator__weights": {"emotion": 1.0, "frequency": 1.5, "nll": 0.0}},
             "nll = 0 decodes nothing, and frequency = 1.5 learns from what is decoded",
         ),
+        (
+            "cem",
+            {"knowledge": {"kind": "knowledge", "entity": {"source": "sample"}}},
+            "config.knowledge.social = None; set it to a source, or set config.classic.readers without refinement",
+        ),
+        ("kemp", {"knowledge": {"kind": "knowledge", "social": {"source": "sample"}}}, "reads facts about things"),
         ("emo_prepend", {"generator__prepend": "emotion"}, "config.generator.prepend = 'emotion'"),
         ("emo_prepend", {"emotions__weights": {"emotion": 0.0}}, "learns no emotions; set its weights.emotion above 0"),
     ],
