@@ -208,6 +208,13 @@ def test_nec_has_one_place_for_attributes_and_facts_and_cuts_no_batch_with_a_con
     assert "contrastive.accumulate = 2 cuts a batch" in refused(changed(tiny, cut), tmp_path / "run")
 
 
+def test_a_model_in_a_folder_that_reads_prompts_learns_no_contrast(reg, tmp_path, refused):
+    model = {"architecture": "pretrained", "pretrained": "smollm2"}
+    prompted = {"reg.generator": model, "prepare.tokenizer": {"pretrained": "smollm2", "tags": False}}
+    found = refused(changed(reg, {**prompted, "generator.contrast": {}}), tmp_path / "run")
+    assert "config.generator.contrast is learnt by a whole encoder-decoder" in found
+
+
 def own_rewards(module, monkeypatch, **functions):
     """Rewards of somebody, as settings."""
     made = types.ModuleType(module)
