@@ -44,7 +44,7 @@ from empax.systems.emprl.settings import PolicyTaskSettings, PpoTaskSettings, Pr
 from empax.systems.emprl.tasks import ALGORITHMS
 from empax.training.checkpoint import load_params
 from empax.training.lora import is_adapted
-from empax.training.settings import within_passes
+from empax.training.settings import steps_on
 
 
 def generator_of(parts: GeneratorParts, *, fused: bool) -> Generator:
@@ -154,10 +154,10 @@ def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
 
 def _with_shorter_warm_up(stage: PolicyTaskSettings, num_examples: int, run: RunContext) -> Any:
     """With the warm-up of the value head as much shorter as the stage is on a corpus of one's own."""
-    data, loop = run.plan.data, run.named(run.stage).loop
-    if not isinstance(stage, PpoTaskSettings) or data.name != "jsonl":
+    if not isinstance(stage, PpoTaskSettings):
         return stage
-    steps = within_passes(loop, num_examples, data.most_passes).steps
+    loop = run.named(run.stage).loop
+    steps = steps_on(run.plan.data, loop, num_examples)
     warm = min(round(stage.value_warmup_steps * steps / loop.steps), steps - 1)
     return dataclasses.replace(stage, value_warmup_steps=warm)
 
