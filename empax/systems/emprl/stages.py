@@ -32,7 +32,7 @@ from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.answerer import Answerer
 from empax.parts.generator.checks import check_fusion, decodings
 from empax.parts.generator.parts import GeneratorParts
-from empax.parts.generator.stages import answerer_of, context_examples
+from empax.parts.generator.stages import answerer_of, context_examples, taught_heads
 from empax.parts.generator.task import Generator
 from empax.parts.generator.trained import Trained, generator_to_export
 from empax.retrieval.index import load_index
@@ -47,10 +47,10 @@ from empax.training.lora import is_adapted
 from empax.training.settings import steps_on
 
 
-def generator_of(parts: GeneratorParts, *, fused: bool) -> Generator:
-    """The run's generator as a task; `fused`, reading several passages."""
+def generator_of(parts: GeneratorParts, *, fused: bool, heads: tuple[str, ...] = ()) -> Generator:
+    """The run's generator as a task; `fused`, reading several passages; `heads` have learnt emotions."""
     model = parts.fusion if fused else parts.reader
-    return Generator(model, parts.decoder(parts.settings.decoding), EMOTION_HEAD, emotion_weight=0.0)
+    return Generator(model, parts.decoder(parts.settings.decoding), EMOTION_HEAD, emotion_weight=0.0, heads=heads)
 
 
 def make_policy(parts: GeneratorParts, stage: PolicyTaskSettings, reward: Reward) -> Policy:
@@ -303,7 +303,7 @@ def _answerer(
     parts: GeneratorParts, run: RunContext, stage: PolicyTaskSettings, params: Params, options: AnswerOptions
 ) -> Answerer:
     """With the exemplars that the policy was trained with: of the index stage, and of the encoder that made it."""
-    task = generator_of(parts, fused=bool(stage.index))
+    task = generator_of(parts, fused=bool(stage.index), heads=taught_heads(stage, run))
     if not stage.index:
         return answerer_of(parts, task, params, context_examples(parts), options)
     search = ExemplarSearch.of(run, parts, stage.index, single=not options.buckets)
