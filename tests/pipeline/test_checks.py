@@ -13,7 +13,7 @@ import pytest
 from configs import classic, empathy_identifiers, emprl_transformer, lempex, nec, reflectdiffu, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir
-from empax.core.types import EMOTIONS
+from empax.core.types import EMOTIONS, MECHANISMS
 from empax.data import empathetic_dialogues
 from empax.pipeline import prepare, run
 from empax.pipeline.plan import make_plan, plain
@@ -213,6 +213,17 @@ def test_a_model_in_a_folder_that_reads_prompts_learns_no_contrast(reg, tmp_path
     prompted = {"reg.generator": model, "prepare.tokenizer": {"pretrained": "smollm2", "tags": False}}
     found = refused(changed(reg, {**prompted, "generator.contrast": {}}), tmp_path / "run")
     assert "config.generator.contrast is learnt by a whole encoder-decoder" in found
+
+
+@pytest.mark.parametrize("form", ["eq10", ""])
+def test_what_nobody_labels_has_no_weight_in_lempex(form, tmp_path, refused):
+    config = plain(lempex.get_config(f"{form},tiny".strip(",")))
+    unlabelled = changed(config, {"annotate.classifiers": [], "annotate.left_out": list(MECHANISMS)})
+    found = refused(unlabelled, tmp_path / "run")
+    assert "config.annotate.left_out names emotional_reaction, so that config.generator.weights.emo" in found
+    assert "has no labels to learn from; name a classifier of it in config.annotate.classifiers" in found
+    plan = make_plan(changed(unlabelled, {f"generator.weights.{name}": 0.0 for name in MECHANISMS}))
+    assert not list(run.find_problems(plan, WorkDir(tmp_path / "run")))
 
 
 def own_rewards(module, monkeypatch, **functions):
