@@ -13,8 +13,10 @@ import pytest
 from configs import classic, empathy_identifiers, emprl_transformer, lempex, nec, reflectdiffu, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir
+from empax.core.system import RunContext
 from empax.core.types import EMOTIONS, MECHANISMS
-from empax.data import empathetic_dialogues
+from empax.data import empathetic_dialogues, sample
+from empax.data.store import planned_instances
 from empax.pipeline import prepare, run
 from empax.pipeline.plan import make_plan, plain
 from tests.plans import changed
@@ -224,6 +226,24 @@ def test_what_nobody_labels_has_no_weight_in_lempex(form, tmp_path, refused):
     assert "has no labels to learn from; name a classifier of it in config.annotate.classifiers" in found
     plan = make_plan(changed(unlabelled, {f"generator.weights.{name}": 0.0 for name in MECHANISMS}))
     assert not list(run.find_problems(plan, WorkDir(tmp_path / "run")))
+
+
+def test_preferences_about_contexts_of_the_test_are_told_before_any_work(tmp_path, refused):
+    config = plain(emprl_transformer.get_config("dpo,tiny")) | {"mesh": {"data": 1}}
+    config["ppo"]["pairs"] = str(tmp_path / "pairs.jsonl")
+
+    def write(split):
+        first, *_ = sample.load_dialogues()[split][0].utterances
+        row = {"context": [first.text], "chosen": "Tell me more!", "rejected": "I see."}
+        (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
+
+    write("test")
+    assert "1 of 1 contexts of" in refused(config, tmp_path / "run")
+    with_limit = changed(config, {"data.limit": 2})  # what is drawn is the test
+    drawn = planned_instances(RunContext(WorkDir(tmp_path / "run"), make_plan(with_limit), "ppo"), "test")
+    assert len(drawn) == 2
+    write("validation")
+    assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
 
 
 def own_rewards(module, monkeypatch, **functions):

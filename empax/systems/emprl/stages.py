@@ -23,7 +23,7 @@ from empax.core.types import Instance, Params
 from empax.data import own
 from empax.data.batches import draw, draw_dialogues
 from empax.data.exemplars import ContextExamples, LabelledBatch
-from empax.data.store import check_candidates, check_prepared, load_instances, planned_notes
+from empax.data.store import check_candidates, check_prepared, load_instances, planned_instances, planned_notes
 from empax.models.heads import EMOTION_HEAD
 from empax.parts.attributes import check_identifiers, load_identifiers
 from empax.parts.exemplars.checks import check_marked, check_passages
@@ -71,6 +71,7 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
 
     Raises:
       ConfigError: they are not, or a function is not there or fails on two rows.
+      DataError: a file of preferences cannot be read, or has contexts of the test split.
     """
     check_prepared(run)
     run.earlier("start_from", stage.start_from, tasks=("generator", "reg.joint"))
@@ -82,7 +83,7 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
             "policy learns nothing."
         )
     if pairs := _pairs_file(stage):
-        read_pairs(pairs)
+        check_apart(pairs, read_pairs(pairs)[0], planned_instances(run, "test"))
         return
     if stage.index:
         check_fusion(run)
