@@ -100,6 +100,10 @@ REG = {
         "index 'index' know no emotions",
     ),
     "positions": ({"reg.retriever.pretrained": "", "reg.retriever.max_positions": 8}, "reads at most 8 tokens"),
+    "queries and buckets": (
+        {"reg.layout.max_query_tokens": 128},
+        r"max_query_tokens = 128 is more than the longest of config\.emotions\.buckets; set it to at most \d+, or add",
+    ),
     "long queries": (
         {"reg.layout.max_query_tokens": 300, "reg.retriever.pretrained": "", "reg.retriever.max_positions": 512},
         r"config\.reg\.layout\.max_query_tokens = 300 must be at most 256",
