@@ -55,7 +55,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config = common.shrink(config) if chosen.tiny else config
     if chosen.form == "reasons":
         config.reasons = reflectdiffu.annotator(tiny=chosen.tiny)
-        config.run = ("prepare", "reasons", *config.run[1:])
+        first = ("prepare", "reasons", "generator", "attributes", "annotate", "index")  # which asks by what is marked
+        config.run = (*first, *(name for name in config.run if name not in first))
         config.annotate.reasons = "reasons"
         config.reg.query = "reasons"
     if chosen.machine == "gpu":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,13 +11,16 @@ import numpy as np
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError, read_jsonl
-from empax.core.inputs import note
+from empax.core.inputs import note, noting
 from empax.core.manifest import remedy, verify
 from empax.core.paths import expand
 from empax.core.protocols import Reading, Tokenizer
+from empax.core.settings import DataSettings
 from empax.core.system import RunContext
-from empax.core.types import Instance
-from empax.data.dialogues import instance_from_row
+from empax.core.types import Dialogue, Instance
+from empax.data import empathetic_dialogues, own, sample
+from empax.data.batches import draw_dialogues
+from empax.data.dialogues import instance_from_row, to_instances
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
@@ -102,6 +105,30 @@ def _with_notes(instances: list[Instance], path: Path, owners: dict[str, str]) -
         )
     owners.update(dict.fromkeys(names, stage))
     return [dataclasses.replace(i, notes={**i.notes, **notes[i.id]}) for i in instances]
+
+
+def read_corpus(data: DataSettings, split: str) -> Iterable[Dialogue] | None:
+    """The dialogues of a split as the corpus has them; None where that has yet to be downloaded.
+
+    Raises:
+      DataError: the corpus is not where `data` says, or a line of it cannot be read.
+    """
+    if data.name == "sample":
+        return sample.load_dialogues()[split]
+    if data.name == "jsonl":
+        return own.read_dialogues(data.dir, split)
+    archive = empathetic_dialogues.given_archive(data.dir)
+    return None if archive is None else empathetic_dialogues.read_dialogues(archive, split)
+
+
+def planned_instances(run: RunContext, split: str) -> list[Instance]:
+    """The instances that `prepare` has left or is going to leave; none where the corpus has yet to be downloaded."""
+    if run.files.done("prepare").exists():
+        return load_instances(run.at("prepare"), split)
+    data = run.plan.data
+    with noting():  # the corpus is an input of `prepare`, of no other stage
+        made = to_instances(read_corpus(data, split) or (), moel_compat=data.moel_compat)
+    return draw_dialogues(made, data.limit)
 
 
 def planned_notes(run: RunContext) -> list[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from empax.core.files import DataError, hash_file, write_json, write_jsonl
@@ -16,7 +15,7 @@ from empax.data.batches import DRAWN, draw_dialogues
 from empax.data.bpe import train_bpe
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.store import PrepareSettings, TokenizerSettings, may_load, pretrained_tokenizer
+from empax.data.store import PrepareSettings, TokenizerSettings, may_load, pretrained_tokenizer, read_corpus
 from empax.data.words import train_words
 
 log = logging.getLogger("empax")
@@ -46,22 +45,23 @@ def check(settings: Settings, run: RunContext) -> None:
     if data.name == "jsonl":
         own.check_files(data.dir)
         own.check_beam(data.beam)
-        _check_replies(data, functools.partial(own.read_dialogues, data.dir))
-    elif data.name == "empathetic_dialogues" and (archive := empathetic_dialogues.given_archive(data.dir)):
-        _check_replies(data, functools.partial(empathetic_dialogues.read_dialogues, archive))
+    _check_replies(data)
     if not settings.tokenizer.pretrained:
         _tokenizer(settings.tokenizer, [])
     elif may_load(run, settings.tokenizer.pretrained):
         pretrained_tokenizer(settings.tokenizer)
 
 
-def _check_replies(data: DataSettings, read: Callable[[str], Iterable[Dialogue]]) -> None:
-    """Raises DataError if a split that `read` gives makes no instance."""
+def _check_replies(data: DataSettings) -> None:
+    """Raises DataError if a split of a corpus that is at hand makes no instance."""
     for split in own.SPLITS:
+        dialogues = read_corpus(data, split)
+        if dialogues is None:
+            return
         if data.moel_compat:
-            found = bool(to_instances(read(split), moel_compat=True))
+            found = bool(to_instances(dialogues, moel_compat=True))
         else:
-            found = any(len(dialogue.utterances) > 1 for dialogue in read(split))
+            found = any(len(dialogue.utterances) > 1 for dialogue in dialogues)
         _check_some(found, split, data)
 
 

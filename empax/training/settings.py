@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
+from empax.core.settings import DataSettings
 from empax.training.optimizer import OptimizerSettings
 
 LONGEST_BUCKET = 1_000_000
@@ -120,6 +121,13 @@ def within_passes(settings: LoopSettings, num_examples: int, most: int) -> LoopS
         optimizer=dataclasses.replace(optimizer, warmup_steps=shorter(optimizer.warmup_steps), groups=groups),
         **{name: shorter(getattr(settings, name)) for name in every},
     )
+
+
+def steps_on(data: DataSettings, settings: LoopSettings, num_examples: int) -> int:
+    """How many steps a stage makes: those of its settings, or on a corpus of one's own fewer; see `within_passes`."""
+    if data.name != "jsonl":
+        return settings.steps
+    return within_passes(settings, num_examples, data.most_passes).steps
 
 
 def check_buckets(buckets: Sequence[int]) -> None:

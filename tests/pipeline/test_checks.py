@@ -13,8 +13,10 @@ import pytest
 from configs import classic, empathy_identifiers, emprl_transformer, lempex, nec, reflectdiffu, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir
-from empax.core.types import EMOTIONS
-from empax.data import empathetic_dialogues
+from empax.core.system import RunContext
+from empax.core.types import EMOTIONS, MECHANISMS
+from empax.data import empathetic_dialogues, sample
+from empax.data.store import planned_instances
 from empax.pipeline import prepare, run
 from empax.pipeline.plan import make_plan, plain
 from tests.plans import changed
@@ -98,6 +100,10 @@ REG = {
         "index 'index' know no emotions",
     ),
     "positions": ({"reg.retriever.pretrained": "", "reg.retriever.max_positions": 8}, "reads at most 8 tokens"),
+    "queries and buckets": (
+        {"reg.layout.max_query_tokens": 128},
+        r"max_query_tokens = 128 is more than the longest of config\.emotions\.buckets; set it to at most \d+, or add",
+    ),
     "long queries": (
         {"reg.layout.max_query_tokens": 300, "reg.retriever.pretrained": "", "reg.retriever.max_positions": 512},
         r"config\.reg\.layout\.max_query_tokens = 300 must be at most 256",
@@ -109,7 +115,7 @@ REG = {
     "answers": ({"evaluate.stage": "retriever"}, r"config\.evaluate\.stage = 'retriever': that stage trains 'reg\.ret"),
     "searched index": ({"evaluate.index": "nowhere"}, r"config\.evaluate\.index = 'nowhere'"),
     "reasons": ({"annotate.reasons": "attributes"}, r"config\.annotate\.reasons = 'attributes': .*task marks reasons"),
-    "queries of reasons": ({"reg.query": "reasons"}, r"config\.reg\.query = 'reasons', but no stage marks reasons"),
+    "queries of reasons": ({"reg.query": "reasons"}, r"config\.reg\.query = 'reasons', but no stage before 'index'"),
     "bart": ({"evaluate.bart_score": "./nowhere"}, "'./nowhere' is neither a folder nor"),
     "judge": ({"evaluate.judge": "index"}, r"config\.evaluate\.judge = 'index'"),
     "other corpus": ({"evaluate.corpus": "dailydialog"}, "DailyDialog is not downloaded by itself"),
@@ -171,6 +177,18 @@ def test_what_a_policy_cannot_decode_by_is_told_before_any_work(emprl, tmp_path,
     assert re.search(message, refused(changed(emprl, changes), tmp_path / "run"))
 
 
+def test_reasons_are_marked_before_contexts_are_embedded_by_them(emprl, tmp_path, refused):
+    config = plain(reg_transformer.get_config("reasons,tiny"))
+    assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
+    others = [name for name in config["run"] if name != "index"]
+    place = others.index("attributes")
+    config["run"] = [*others[:place], "index", *others[place:]]
+    found = refused(config, tmp_path / "run")
+    assert "no stage before 'index' marks reasons; put an annotate stage there whose `reasons`" in found
+    config = changed(emprl, {"emprl.query": "reasons", "ppo.rewards": [{"goal": "f1"}]})
+    assert "no stage before 'ppo' marks reasons" in refused(config, tmp_path / "run")
+
+
 def test_a_generator_that_is_asked_without_exemplars_counts_none(reg, tmp_path, refused):
     found = refused(changed(reg, {"evaluate.stage": "generator", "reg.decoding": COUNTING}), tmp_path / "run")
     assert "config.evaluate answers with config.generator, which reads none; set it to 0" in found
@@ -194,6 +212,42 @@ def test_nec_has_one_place_for_attributes_and_facts_and_cuts_no_batch_with_a_con
     make_plan(changed(tiny, {"nec.attributes": True, "nec.entity": False, "nec.ranker": ""}))
     cut = {"contrastive.accumulate": 2, "contrastive.contrast.in_batch": False, "contrastive.batch_size": 16}
     assert "contrastive.accumulate = 2 cuts a batch" in refused(changed(tiny, cut), tmp_path / "run")
+
+
+def test_a_model_in_a_folder_that_reads_prompts_learns_no_contrast(reg, tmp_path, refused):
+    model = {"architecture": "pretrained", "pretrained": "smollm2"}
+    prompted = {"reg.generator": model, "prepare.tokenizer": {"pretrained": "smollm2", "tags": False}}
+    found = refused(changed(reg, {**prompted, "generator.contrast": {}}), tmp_path / "run")
+    assert "config.generator.contrast is learnt by a whole encoder-decoder" in found
+
+
+@pytest.mark.parametrize("form", ["eq10", ""])
+def test_what_nobody_labels_has_no_weight_in_lempex(form, tmp_path, refused):
+    config = plain(lempex.get_config(f"{form},tiny".strip(",")))
+    unlabelled = changed(config, {"annotate.classifiers": [], "annotate.left_out": list(MECHANISMS)})
+    found = refused(unlabelled, tmp_path / "run")
+    assert "config.annotate.left_out names emotional_reaction, so that config.generator.weights.emo" in found
+    assert "has no labels to learn from; name a classifier of it in config.annotate.classifiers" in found
+    plan = make_plan(changed(unlabelled, {f"generator.weights.{name}": 0.0 for name in MECHANISMS}))
+    assert not list(run.find_problems(plan, WorkDir(tmp_path / "run")))
+
+
+def test_preferences_about_contexts_of_the_test_are_told_before_any_work(tmp_path, refused):
+    config = plain(emprl_transformer.get_config("dpo,tiny")) | {"mesh": {"data": 1}}
+    config["ppo"]["pairs"] = str(tmp_path / "pairs.jsonl")
+
+    def write(split):
+        first, *_ = sample.load_dialogues()[split][0].utterances
+        row = {"context": [first.text], "chosen": "Tell me more!", "rejected": "I see."}
+        (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
+
+    write("test")
+    assert "1 of 1 contexts of" in refused(config, tmp_path / "run")
+    with_limit = changed(config, {"data.limit": 2})  # what is drawn is the test
+    drawn = planned_instances(RunContext(WorkDir(tmp_path / "run"), make_plan(with_limit), "ppo"), "test")
+    assert len(drawn) == 2
+    write("validation")
+    assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
 
 
 def own_rewards(module, monkeypatch, **functions):

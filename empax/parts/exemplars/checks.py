@@ -16,18 +16,15 @@ def check_retriever(run: RunContext) -> None:
     """Whether the encoder of exemplars is there, and reads as many tokens as the layout gives it; reads no weights.
 
     Raises:
-      ConfigError: no such model, or texts too long for it.
+      ConfigError: no such model, texts too long for it, or reasons that no stage marks before they are read.
       DataError: files of the model are missing or broken.
     """
     check_prepared(run)
     settings = run.shared_settings(RetrievalSettings)
     name, layout = settings.retriever.pretrained, settings.layout
-    annotating = (stage.settings for stage in run.plan.stages.values() if stage.kind == "annotate")
-    if settings.query == "reasons" and not any(stage.reasons for stage in annotating):
-        raise ConfigError(
-            f"{run.shared}.query = 'reasons', but no stage marks reasons; set `reasons` of an annotate stage to a "
-            "stage whose task does, or the query to 'context'."
-        )
+    for stage in run.plan.stages.values():
+        if stage.kind == "index" or (stage.spec is not None and stage.spec.encoder is not None):
+            check_marked(run.at(stage.name))
     for setting in ("max_query_tokens", "max_key_tokens"):
         if getattr(layout, setting) > BUCKETS[-1]:
             raise ConfigError(
@@ -41,6 +38,17 @@ def check_retriever(run: RunContext) -> None:
     encoder = load_encoder(settings.retriever, tokenizer, with_params=False)
     check_vectors(encoder, name, where=run.shared)
     check_fits(encoder.model, max_query_tokens=layout.max_query_tokens, max_key_tokens=layout.max_key_tokens)
+
+
+def check_marked(run: RunContext) -> None:
+    """Raises ConfigError if the stage embeds contexts by their reasons, and no stage before it marks any."""
+    if run.shared_settings(RetrievalSettings).query != "reasons":
+        return
+    if not any(stage.kind == "annotate" and stage.settings.reasons for stage in map(run.named, run.before())):
+        raise ConfigError(
+            f"{run.shared}.query = 'reasons', but no stage before {run.stage!r} marks reasons; put an annotate stage "
+            "there whose `reasons` names a stage whose task does, or set the query to 'context'."
+        )
 
 
 def check_passages(decoding: DecodeSettings, where: str) -> None:

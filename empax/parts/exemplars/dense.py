@@ -74,6 +74,17 @@ def negatives_of(batch: RetrievalBatch) -> Bool[Array, "B P"]:
     return there & other_text & other_dialogue
 
 
+def check_queries(run: RunContext) -> None:
+    """Raises ConfigError if a context, as the retriever reads it, may be longer than the stage's buckets."""
+    longest = run.named(run.stage).loop.buckets[-1]
+    most = run.shared_settings(RetrievalSettings).layout.max_query_tokens
+    if longest < most:
+        raise ConfigError(
+            f"{run.shared}.layout.max_query_tokens = {most} is more than the longest of config.{run.stage}.buckets; "
+            f"set it to at most {longest}, or add a bucket."
+        )
+
+
 def check_dense(negatives: Sequence[Negative], run: RunContext) -> None:
     """Whether a stage that trains a dense retriever can read its contexts and draw its negatives.
 
@@ -81,18 +92,12 @@ def check_dense(negatives: Sequence[Negative], run: RunContext) -> None:
       ConfigError: contexts do not fit the buckets, or a split names no emotion.
     """
     check_prepared(run)
-    loop, where = run.named(run.stage).loop, f"config.{run.stage}"
-    most = run.shared_settings(RetrievalSettings).layout.max_query_tokens
-    if loop.buckets[-1] < most:
-        raise ConfigError(
-            f"{run.shared}.layout.max_query_tokens = {most} is more than the longest of {where}.buckets; set it to at "
-            f"most {loop.buckets[-1]}, or add a bucket."
-        )
+    check_queries(run)
     data = run.plan.data
     if negatives and data.name == "jsonl":  # the other corpora have emotions
         for split in ("train", "validation"):
             if not own.has_emotions(data.dir, split):
                 raise ConfigError(
-                    f"{where}.negatives = {negatives}, but no dialogue of the split {split!r} has an emotion; "
-                    "give them emotions, or set negatives = (), which leaves the other responses of a batch."
+                    f"config.{run.stage}.negatives = {negatives}, but no dialogue of the split {split!r} has an "
+                    "emotion; give them emotions, or set negatives = (), which leaves the other responses of a batch."
                 )

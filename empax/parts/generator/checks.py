@@ -131,8 +131,11 @@ def decodings(run: RunContext) -> dict[str, DecodeSettings]:
 
 def check_contrast(contrast: ContrastSettings | None, run: RunContext) -> None:
     """Raises ConfigError if a generator cannot learn a contrast: it has adapters, or reads prompts."""
-    settings = run.shared_settings(DialogueSettings)
-    if contrast is not None and (settings.lora is not None or settings.generator.architecture in ("llama", "gpt2")):
+    if contrast is None:
+        return
+    parts = check_models(run)
+    adapted = run.shared_settings(DialogueSettings).lora is not None
+    if adapted or (parts is not None and isinstance(parts.generator.model, DecoderOnly)):
         raise ConfigError(
             f"config.{run.stage}.contrast is learnt by a whole encoder-decoder; set it to None, or {run.shared}.lora "
             "to None and an encoder-decoder as generator."

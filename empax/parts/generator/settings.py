@@ -224,8 +224,3 @@ class GeneratorTaskSettings(ResponseTaskSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_numbers(self, "max_validation_examples", least=0)
-
-    @property
-    def teaches_emotions(self) -> bool:
-        """One that begins with an earlier stage may have its head from there."""
-        return super().teaches_emotions or bool(self.start_from)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from empax.parts.generator.answerer import Answerer, AnswerExamples, MakeExample
 from empax.parts.generator.checks import check_generator
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.settings import GeneratorTaskSettings
+from empax.parts.generator.task import Generator
 from empax.parts.generator.trained import Trained, check_adapters, generator_to_export
 from empax.training.checkpoint import load_params
 from empax.training.lora import AdaptableTask, is_adapted
@@ -33,14 +35,31 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     if stage.start_from:
         initial = lambda params: begun_with(params, load_params(run.files.stage(stage.start_from)))  # noqa: E731
     if parts.settings.lora is not None:
-        task = parts.with_lora(parts.generator_task(stage))
+        task = parts.with_lora(_task(parts, stage, run))
         if initial is None and (kept := parts.generator.adapters) is not None:
             initial = lambda params: {**params, "adapters": {"model": kept}}  # noqa: E731
         frozen = task.freeze({"model": parts.generator.params}, {})
         return Assembly(task, train, validation, frozen=frozen, initial=initial)
     if initial is None and (parts.settings.generator.pretrained or parts.settings.generator.embeddings):
         initial = lambda params: {**params, "model": {**params["model"], **pretrained(run)}}  # noqa: E731
-    return Assembly(parts.generator_task(stage), train, validation, initial=initial)
+    return Assembly(_task(parts, stage, run), train, validation, initial=initial)
+
+
+def _task(parts: GeneratorParts, stage: GeneratorTaskSettings, run: RunContext) -> Generator:
+    return dataclasses.replace(parts.generator_task(stage), heads=taught_heads(stage, run))
+
+
+def taught_heads(stage: Any, run: RunContext) -> tuple[str, ...]:
+    """The generator's emotion head, if a stage of these settings has taught it, or one that it began with."""
+    return ("generator",) if any(getattr(one, "emotion_weight", 0.0) for one in with_earlier(stage, run)) else ()
+
+
+def with_earlier(stage: Any, run: RunContext, part: str = "generator") -> Iterator[Any]:
+    """The settings of a stage, and of those whose `part`, "generator" or "retriever", it began with."""
+    yield stage
+    began = part != "generator" or getattr(stage, "warm_up", True)
+    if began and (name := getattr(stage, part, "") or getattr(stage, "start_from", "")):
+        yield from with_earlier(run.named(name).settings, run, part)
 
 
 def begun_with(params: Params, known: Params) -> Params:
@@ -70,9 +89,8 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
     """The generator of a finished stage, which reads the context alone."""
     parts = GeneratorParts.of(run, with_params=False)
     params = parts.lowered(parts.stage_params(run, options.stage))
-    return answerer_of(
-        parts, parts.generator_task(stage), params, context_examples(parts, options.buckets), options, run
-    )
+    make = context_examples(parts, options.buckets)
+    return answerer_of(parts, _task(parts, stage, run), params, make, options, run)
 
 
 def answerer_of(

@@ -84,10 +84,28 @@ def find_finder(run: RunContext) -> Finder | None:
     return Finder.of(dataclasses.replace(settings, shuffled=False), run.at(stages[0].name))
 
 
-def check_knowledge(run: RunContext, without: str) -> None:
-    """Raises ConfigError unless a stage finds facts before this one; `without` is what else can be set."""
-    if not any(run.plan.stages[name].kind == "knowledge" for name in run.before()):
+def check_knowledge(run: RunContext, **needed: str) -> None:
+    """Whether facts are found before this stage.
+
+    Args:
+      run: of the stage that reads them.
+      **needed: "social" and "entity", where facts about people and about things are read, and what else can be set.
+
+    Raises:
+      ConfigError: no stage finds facts, or none of a kind that is needed.
+    """
+    stages = [run.plan.stages[name] for name in run.before() if run.plan.stages[name].kind == "knowledge"]
+    if needed and not stages:
         raise ConfigError(
             f"config.{run.stage} reads facts, but no stage of kind 'knowledge' comes before it; add one to config.run, "
-            f"or set {without}."
+            f"or set {', and '.join(dict.fromkeys(needed.values()))}."
         )
+    for source, without in needed.items():
+        if all(getattr(stage.settings, source) is None for stage in stages):
+            raise ConfigError(
+                f"config.{run.stage} reads facts about {_ABOUT[source]}, but config.{stages[0].name}.{source} = None; "
+                f"set it to a source, or set {without}."
+            )
+
+
+_ABOUT = {"social": "people", "entity": "things"}

@@ -25,7 +25,7 @@ class ClassicSettings(WordLevelSettings):
 
     Attributes:
       readers: which parts read a context, in order: "emotion", "emotion_words", "listeners" (behind "emotion"),
-        "mimicry", "refinement", "concepts", "alignment".
+        "mimicry", "refinement" (before "emotion_words"), "concepts" (first, without these two), "alignment".
       emotion, listeners, mimicry, concepts, alignment: settings of these; "alignment" reads concepts, too.
       adversary: critics that see soft responses and the turn that follows (`systems.classic.adversary`); None = none.
       copies: whether a response may copy words of what the decoder attends to.
@@ -71,11 +71,26 @@ class ClassicSettings(WordLevelSettings):
         for name in ("emotion_words", "refinement", "concepts"):
             if name in self.readers and "emotion" in self.readers[: self.readers.index(name)]:
                 raise ConfigError(f'readers: "emotion" reads what "{name}" makes of the context; put it behind that.')
+        self._check_contexts()
         check_no_exemplars(self.decoding)
         if self.decoding.rerank == "similarity":
             raise ConfigError(
                 'decoding.rerank = "similarity" compares encodings, which no part here learns; change it.'
             )
+
+    def _check_contexts(self) -> None:
+        """Raises ConfigError if a reader replaces what an earlier one has made of the context."""
+        readers = self.readers
+        for name in ("emotion_words", "refinement"):
+            if "concepts" in readers and name in readers:
+                raise ConfigError(
+                    f'readers: "concepts" and "{name}" say from what the emotion is read, each in place of the other; '
+                    "leave one of them out."
+                )
+        if "concepts" in readers[1:]:
+            raise ConfigError('readers: "concepts" reads the context anew, as if nothing stood before; put it first.')
+        if "refinement" in readers and "emotion_words" in readers[: readers.index("refinement")]:
+            raise ConfigError('readers: "refinement" replaces what "emotion_words" adds to; put it before that.')
 
     @property
     def losses(self) -> tuple[str, ...]:
@@ -93,7 +108,15 @@ class ClassicSettings(WordLevelSettings):
 
     @property
     def reads_facts(self) -> bool:
-        return "refinement" in self.readers or (self.reads_concepts and self.concepts.most > 0)
+        return bool(self.fact_readers)
+
+    @property
+    def fact_readers(self) -> dict[str, list[str]]:
+        """By the kind of facts, "social" and "entity", the readers that want it."""
+        concepts = ("concepts", "alignment") if self.concepts.most else ()
+        able = {"social": ("refinement", "alignment"), "entity": concepts}
+        found = {kind: [name for name in self.readers if name in names] for kind, names in able.items()}
+        return {kind: names for kind, names in found.items() if names}
 
     def config(self, vocab_size: int, start_id: int, *, tie_embeddings: bool = True) -> TransformerConfig:
         """With the memories of its readers."""

@@ -31,8 +31,9 @@ from empax.systems.classic.frequency import frequency_weights
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch
 from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
-from empax.systems.classic.task import READ_BY, ClassicTask
+from empax.systems.classic.task import ClassicTask
 from empax.training.checkpoint import load_params
+from empax.training.settings import steps_on
 
 _ANSWERS_AT_ONCE = 64
 TOKEN_LOSSES = ("nll", "frequency")
@@ -53,12 +54,16 @@ def check_system(run: RunContext) -> None:
 
 
 def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError unless each loss has a weight, and the stage whose emotions are prepended comes before."""
+    """Whether each loss has a weight, and the facts and stages that are read come before.
+
+    Raises:
+      ConfigError: one has none, or they do not.
+    """
     check_prepared(run)
     settings, where = run.shared_settings(ClassicSettings), f"config.{run.stage}.weights"
     losses = settings.losses
-    if settings.reads_facts:
-        check_knowledge(run, f"{run.shared}.readers without {', '.join(set(READ_BY) & set(settings.readers))}")
+    readers = settings.fact_readers.items()
+    check_knowledge(run, **{kind: f"{run.shared}.readers without {', '.join(names)}" for kind, names in readers})
     for name in losses:
         if name not in stage.weights:
             raise ConfigError(f"{where} lacks {name}, a loss of {run.shared}.readers; set it (0 = it teaches nothing).")
@@ -169,7 +174,16 @@ def build_generator(stage: ClassicTaskSettings, run: RunContext) -> Assembly:
     frozen: Params = {"lexicon": parts.lexicon()} if parts.settings.adversary is not None else {}
     if stage.weights.get("frequency"):
         frozen["frequency"] = parts.word_weights(learnt.targets)
-    return Assembly(parts.task(stage), learnt, held_out, frozen=frozen, initial=_initial(stage, parts, run))
+    task = _with_shorter_teacher(parts, len(train), run).task(stage)
+    return Assembly(task, learnt, held_out, frozen=frozen, initial=_initial(stage, parts, run))
+
+
+def _with_shorter_teacher(parts: ClassicParts, num_examples: int, run: RunContext) -> ClassicParts:
+    """With the listeners' teacher leaving as much sooner as the stage is shorter on a corpus of one's own."""
+    loop, listeners = run.named(run.stage).loop, parts.settings.listeners
+    decay = round(listeners.teacher_decay_steps * steps_on(run.plan.data, loop, num_examples) / loop.steps)
+    listeners = dataclasses.replace(listeners, teacher_decay_steps=max(decay, 1))
+    return dataclasses.replace(parts, settings=dataclasses.replace(parts.settings, listeners=listeners))
 
 
 def _initial(stage: ClassicTaskSettings, parts: ClassicParts, run: RunContext) -> Callable[[Params], Params] | None:

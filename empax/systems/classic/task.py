@@ -102,8 +102,10 @@ class ClassicTask(ResponseTask):
             if own[name] is not None:
                 other = dataclasses.replace(batch, **given(own))
                 changed[name] = self.encode(params, other, None).states
-        for name in read.memories:
-            changed[name] = read.replace(memories={**read.memories, name: given(read.memories[name])})
+        # What the decoder attends to alone: of CASE's graphs not what they do to context and emotion.
+        suffix = "_memory" if changed.keys() & read.memories.keys() else ""
+        for name, memory in read.memories.items():
+            changed[f"{name}{suffix}"] = read.replace(memories={**read.memories, name: given(memory)})
         metrics = {}
         for name, found in changed.items():
             logits = self._apply(params, batch.target, found, method="decode", rng=None)

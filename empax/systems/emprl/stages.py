@@ -23,16 +23,16 @@ from empax.core.types import Instance, Params
 from empax.data import own
 from empax.data.batches import draw, draw_dialogues
 from empax.data.exemplars import ContextExamples, LabelledBatch
-from empax.data.store import check_candidates, check_prepared, load_instances, planned_notes
+from empax.data.store import check_candidates, check_prepared, load_instances, planned_instances, planned_notes
 from empax.models.heads import EMOTION_HEAD
 from empax.parts.attributes import check_identifiers, load_identifiers
-from empax.parts.exemplars.checks import check_passages
+from empax.parts.exemplars.checks import check_marked, check_passages
 from empax.parts.exemplars.parts import ExemplarSearch, RetrievalParts
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.answerer import Answerer
 from empax.parts.generator.checks import check_fusion, decodings
 from empax.parts.generator.parts import GeneratorParts
-from empax.parts.generator.stages import answerer_of, context_examples
+from empax.parts.generator.stages import answerer_of, context_examples, taught_heads
 from empax.parts.generator.task import Generator
 from empax.parts.generator.trained import Trained, generator_to_export
 from empax.retrieval.index import load_index
@@ -44,13 +44,13 @@ from empax.systems.emprl.settings import PolicyTaskSettings, PpoTaskSettings, Pr
 from empax.systems.emprl.tasks import ALGORITHMS
 from empax.training.checkpoint import load_params
 from empax.training.lora import is_adapted
-from empax.training.settings import within_passes
+from empax.training.settings import steps_on
 
 
-def generator_of(parts: GeneratorParts, *, fused: bool) -> Generator:
-    """The run's generator as a task; `fused`, reading several passages."""
+def generator_of(parts: GeneratorParts, *, fused: bool, heads: tuple[str, ...] = ()) -> Generator:
+    """The run's generator as a task; `fused`, reading several passages; `heads` have learnt emotions."""
     model = parts.fusion if fused else parts.reader
-    return Generator(model, parts.decoder(parts.settings.decoding), EMOTION_HEAD, emotion_weight=0.0)
+    return Generator(model, parts.decoder(parts.settings.decoding), EMOTION_HEAD, emotion_weight=0.0, heads=heads)
 
 
 def make_policy(parts: GeneratorParts, stage: PolicyTaskSettings, reward: Reward) -> Policy:
@@ -71,6 +71,7 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
 
     Raises:
       ConfigError: they are not, or a function is not there or fails on two rows.
+      DataError: a file of preferences cannot be read, or has contexts of the test split.
     """
     check_prepared(run)
     run.earlier("start_from", stage.start_from, tasks=("generator", "reg.joint"))
@@ -82,7 +83,7 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
             "policy learns nothing."
         )
     if pairs := _pairs_file(stage):
-        read_pairs(pairs)
+        check_apart(pairs, read_pairs(pairs)[0], planned_instances(run, "test"))
         return
     if stage.index:
         check_fusion(run)
@@ -91,6 +92,8 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
         if part.kind == "empathy":
             found = check_identifiers(run, "rewards.stages", part.stages)
             check_contexts(part.stages, [judge.max_context_tokens for judge in found])
+        if part.goal == "f1":  # its expectations are of embedded contexts
+            check_marked(run)
     asked = _sketch_contexts(len(TWO_ROWS), source=(8,), target=8)
     rollout = dataclasses.replace(_sketch_rollout(asked, stage.rollout.max_tokens, has_values=False), scores=None)
     data = run.plan.data
@@ -152,10 +155,10 @@ def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
 
 def _with_shorter_warm_up(stage: PolicyTaskSettings, num_examples: int, run: RunContext) -> Any:
     """With the warm-up of the value head as much shorter as the stage is on a corpus of one's own."""
-    data, loop = run.plan.data, run.named(run.stage).loop
-    if not isinstance(stage, PpoTaskSettings) or data.name != "jsonl":
+    if not isinstance(stage, PpoTaskSettings):
         return stage
-    steps = within_passes(loop, num_examples, data.most_passes).steps
+    loop = run.named(run.stage).loop
+    steps = steps_on(run.plan.data, loop, num_examples)
     warm = min(round(stage.value_warmup_steps * steps / loop.steps), steps - 1)
     return dataclasses.replace(stage, value_warmup_steps=warm)
 
@@ -301,7 +304,7 @@ def _answerer(
     parts: GeneratorParts, run: RunContext, stage: PolicyTaskSettings, params: Params, options: AnswerOptions
 ) -> Answerer:
     """With the exemplars that the policy was trained with: of the index stage, and of the encoder that made it."""
-    task = generator_of(parts, fused=bool(stage.index))
+    task = generator_of(parts, fused=bool(stage.index), heads=taught_heads(stage, run))
     if not stage.index:
         return answerer_of(parts, task, params, context_examples(parts, options.buckets), options)
     search = ExemplarSearch.of(run, parts, stage.index, buckets=options.buckets)

@@ -64,26 +64,34 @@ def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
     """Whether exemplars, judges and labels come before.
 
     Raises:
-      ConfigError: they do not, or the judges leave out a mechanism that has a weight, or read another vocabulary than
-        the generator's.
+      ConfigError: they do not, or labels or judges leave out a mechanism that has a weight, or judges read another
+        vocabulary than the generator's.
     """
     check_prepared(run)
     if stage.index:
         check_candidates(run, stage.index, ("train", "validation"), run.shared_settings(LempexSettings).passages)
     if stage.losses == "none":
         return
-    if not any(run.plan.stages[name].kind == "annotate" for name in run.before()):
+    annotating = [one for one in map(run.named, run.before()) if one.kind == "annotate"]
+    if not annotating:
         raise ConfigError(
             f"config.run has no stage of kind 'annotate' before {run.stage!r}, whose losses = {stage.losses!r} take "
             'its labels; add one, or set losses = "none".'
         )
+    wanted = stage.weights.mechanisms()
+    for annotate in annotating:
+        if lost := [name for name in wanted if name in annotate.settings.left_out]:
+            raise ConfigError(
+                f"config.{annotate.name}.left_out names {lost[0]}, so that config.{run.stage}.weights.{lost[0]} = "
+                f"{getattr(stage.weights, lost[0])} has no labels to learn from; name a classifier of it in "
+                f"config.{annotate.name}.classifiers and take it out there, or set the weight to 0."
+            )
     if stage.losses != "judges":
         return
     covered: list[str] = []
     for name in stage.judges:
         judge = run.earlier("judges", name, tasks=("attributes.classifier",)).settings
         covered += judge.mechanisms
-    wanted = stage.weights.mechanisms()
     if missing := [name for name in wanted if covered.count(name) != 1]:
         raise ConfigError(
             f"config.{run.stage}.judges = {stage.judges} must judge {missing[0]} once; name one stage for it, or set "

@@ -3,10 +3,17 @@
 from typing import Any
 
 from empax.core.system import System, TaskSpec
-from empax.parts.generator.checks import check_system
 from empax.systems.nec.ranker import build_ranker, check_ranker, sketch_ranker
 from empax.systems.nec.settings import ContrastiveTaskSettings, NecSettings, NecTaskSettings, RankerTaskSettings
-from empax.systems.nec.stages import answer_nec, build_nec, check_contrastive, check_nec, sketch_nec, trained_nec
+from empax.systems.nec.stages import (
+    answer_nec,
+    build_nec,
+    check_contrastive,
+    check_nec,
+    check_system,
+    sketch_nec,
+    trained_nec,
+)
 
 _UNREAD = ("decoding", "passages")
 _TRAINED: dict[str, Any] = {"answer": answer_nec, "reads_sources": True, "models": {"generator": trained_nec}}

@@ -33,7 +33,7 @@ from empax.parts.encoder.stages import assembled, check_buckets, check_encoder, 
 from empax.parts.encoder.task import EncoderTask, Predictor
 from empax.parts.knowledge.finder import check_knowledge
 from empax.retrieval.encode import BUCKETS
-from empax.systems.nec.settings import WITHOUT, RankerTaskSettings
+from empax.systems.nec.settings import RankerTaskSettings
 from empax.training.checkpoint import load_params
 
 _MARKS = ("[unused0]", SEPARATOR)
@@ -200,10 +200,10 @@ def check_ranker(stage: RankerTaskSettings, run: RunContext) -> None:
     """Whether there will be facts, and texts fit the encoder.
 
     Raises:
-      ConfigError: no stage finds facts before this one, no such encoder, or one that reads fewer tokens.
+      ConfigError: no stage finds facts about things before this one, no such encoder, or one that reads fewer tokens.
     """
     check_prepared(run)
-    check_knowledge(run, WITHOUT)
+    check_knowledge(run, entity=f"{run.shared}.ranker to '' and leave {run.stage!r} out of config.run")
     check_encoder(stage.encoder, run, max_tokens=stage.max_tokens)
     check_buckets(run, most=BUCKETS[-1], max_tokens=stage.max_tokens)
 

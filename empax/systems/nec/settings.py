@@ -12,8 +12,6 @@ from empax.parts.knowledge.settings import MINILM
 
 SOCIAL = "social"
 """The name of the decoder's memory."""
-WITHOUT = "config.nec.entity and .social to False"
-"""How NEC goes without facts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +54,12 @@ class NecSettings(DialogueSettings):
 
     @property
     def reads_facts(self) -> bool:
-        return self.entity or self.social
+        return bool(self.kinds_of_facts)
+
+    @property
+    def kinds_of_facts(self) -> tuple[str, ...]:
+        """The facts that are read, "social" and "entity"."""
+        return tuple(kind for kind in ("social", "entity") if getattr(self, kind))
 
 
 @dataclasses.dataclass(frozen=True)

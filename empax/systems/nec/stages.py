@@ -15,7 +15,9 @@ from empax.data.knowledge import SOCIAL_RELATIONS, told
 from empax.data.sources import TaggedForm
 from empax.data.store import check_prepared, load_instances
 from empax.decoding.settings import DecodeSettings
+from empax.models.decoder_only import DecoderOnly
 from empax.models.transformer import EncoderDecoder
+from empax.parts.generator import checks
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.stages import answerer_of, pretrained
@@ -25,7 +27,6 @@ from empax.systems.nec.examples import FactForm, NecBatch, NecExamples, Negative
 from empax.systems.nec.facts import Chooser
 from empax.systems.nec.settings import (
     SOCIAL,
-    WITHOUT,
     CandidateSettings,
     ContrastiveTaskSettings,
     NecSettings,
@@ -105,24 +106,33 @@ def exploring(contrast: CandidateSettings, decoding: DecodeSettings) -> DecodeSe
     )
 
 
+def check_system(run: RunContext) -> None:
+    """Looks at the generator; see `checks.check_system`.
+
+    Raises:
+      ConfigError: what that finds, or a generator of a kind that NEC does not extend.
+    """
+    checks.check_system(run)
+    settings, parts = run.shared_settings(NecSettings), checks.check_models(run)
+    decoder_only = parts is not None and isinstance(parts.generator.model, DecoderOnly)
+    if settings.lora is not None or settings.form != "dialogue" or decoder_only:
+        raise ConfigError(
+            "NEC adds layers to a decoder and facts to a source, which adapters, form = 'plain' and decoder-only "
+            f"models do not have; set {run.shared}.lora = None, form = 'dialogue' and an encoder-decoder."
+        )
+
+
 def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
-    """Whether there are facts, a ranker and the stage to go on from, and the generator is of a kind that NEC extends.
+    """Whether there are facts, a ranker and the stage to go on from.
 
     Raises:
       ConfigError: one of them is missing or does not fit.
     """
     check_prepared(run)
     settings = run.shared_settings(NecSettings)
-    decoder_only = settings.generator.architecture in ("llama", "gpt2")
-    if settings.lora is not None or settings.form != "dialogue" or decoder_only:
-        raise ConfigError(
-            "NEC adds layers to a decoder and facts to a source, which adapters, form = 'plain' and decoder-only "
-            f"models do not have; set {run.shared}.lora = None, form = 'dialogue' and an encoder-decoder."
-        )
     if settings.logits_at_once:
         raise ConfigError(f"{run.shared}.logits_at_once = {settings.logits_at_once} is not for NEC; set it to 0.")
-    if settings.reads_facts:
-        check_knowledge(run, WITHOUT)
+    check_knowledge(run, **{kind: f"{run.shared}.{kind} to False" for kind in settings.kinds_of_facts})
     if settings.ranker:
         run.earlier("ranker", settings.ranker, tasks=("ranker",))
     if stage.start_from:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any, cast
 
 from empax.core.system import AnswerOptions, RunContext, load_encoder_of
@@ -12,7 +11,7 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.generator.answerer import Answerer
 from empax.parts.generator.parts import GeneratorParts
-from empax.parts.generator.stages import answerer_of
+from empax.parts.generator.stages import answerer_of, taught_heads, with_earlier
 from empax.parts.generator.trained import Trained, check_adapters, generator_to_export
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
 from empax.systems.reg.settings import (
@@ -54,17 +53,9 @@ def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptio
 
 def _heads(stage: JointTaskSettings, run: RunContext) -> tuple[str, ...]:
     """The emotion heads that this stage has taught, or one that it began with."""
-    generators = (one.emotion_weight for one in _with_earlier(stage, run, "generator"))
-    retrievers = (_teaches_emotions(one) for one in _with_earlier(stage, run, "retriever"))
-    taught = (*(("generator",) if any(generators) else ()), *(("retriever",) if any(retrievers) else ()))
+    retrievers = (_teaches_emotions(one) for one in with_earlier(stage, run, "retriever"))
+    taught = (*taught_heads(stage, run), *(("retriever",) if any(retrievers) else ()))
     return (*taught, "both") if len(taught) == 2 else taught
-
-
-def _with_earlier(stage: Any, run: RunContext, part: str) -> Iterator[Any]:
-    """The settings of a stage, and of those that a part of it was trained by before."""
-    yield stage
-    if name := getattr(stage, part, "") or getattr(stage, "start_from", ""):
-        yield from _with_earlier(run.named(name).settings, run, part)
 
 
 def _teaches_emotions(stage: Any) -> bool:

@@ -111,9 +111,10 @@ def _g1(parts: RegParts, run: RunContext, stage: str) -> Params:
 
 
 def check_emotions(stage: EmotionTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError if a split that the stage reads names no emotion."""
+    """Raises ConfigError if contexts do not fit the buckets, or a split that the stage reads names no emotion."""
     del stage
     check_prepared(run)
+    dense.check_queries(run)
     data = run.plan.data
     if data.name != "jsonl":  # the other corpora have emotions
         return

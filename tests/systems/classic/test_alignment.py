@@ -31,6 +31,28 @@ def with_facts(one, **changes):
     return dataclasses.replace(one.batch, cognition=one.batch.cognition.replace(**changes))
 
 
+def test_facts_are_exchanged_whole_and_graphs_for_the_decoder_alone(made):
+    one, batch = made["case"], made["case"].batch
+    metrics = jax.jit(one.task._exchanged)(one.params, batch, one.read())
+    assert {name.removeprefix("nll_exchanged_") for name in metrics} == {
+        "concepts", "cognition", "cognition_memory", "affection_memory",
+    }  # fmt: skip
+
+    def given(tree):
+        return jax.tree.map(lambda leaf: leaf[np.array([1, 2, 0])], tree)
+
+    def nll(read):
+        found = one.apply(batch.target, read, train=False, method="decode")
+        picked = jnp.take_along_axis(jax.nn.log_softmax(found), batch.target[..., None], axis=2)[..., 0]
+        return -(picked * batch.target_mask).sum() / batch.target_mask.sum()
+
+    read = one.read()
+    whole = one.read(dataclasses.replace(batch, cognition=given(batch.cognition)))
+    memory = read.replace(memories={**read.memories, "cognition": given(read.memories["cognition"])})
+    np.testing.assert_allclose(metrics["nll_exchanged_cognition"].value(), nll(whole), rtol=1e-4)
+    np.testing.assert_allclose(metrics["nll_exchanged_cognition_memory"].value(), nll(memory), rtol=1e-4)
+
+
 def test_turns_clauses_and_facts_are_joined_both_ways(made):
     edges = np.asarray(fact_edges(made["case"].batch.cognition))[0]
     # Turn, clause, no clause; facts of the turn (xNeed), of the clause (xWant, xIntent), none.

@@ -1,6 +1,7 @@
 """The whole model: sizes, cached decoding, padding, what does not reach an answer, losses."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -178,6 +179,11 @@ def test_what_is_read_of_a_reference(made):
         ({"readers": ("concepts", "alignment")}, "read the same graph; leave one of them out"),
         ({"readers": ("alignment",), "concepts": {"most": 0}}, r"concepts\.most = 0 leaves .*; set it to at least 1"),
         ({"readers": ("emotion", "concepts")}, "put it behind that"),
+        ({"readers": ("mimicry", "concepts")}, "as if nothing stood before; put it first"),
+        ({"readers": ("emotion_words", "concepts", "emotion")}, '"concepts" and "emotion_words" say from what the emo'),
+        ({"readers": ("concepts", "emotion_words", "emotion")}, '"concepts" and "emotion_words" say from what the emo'),
+        ({"readers": ("refinement", "concepts")}, '"concepts" and "refinement" say from what the emotion is read'),
+        ({"readers": ("emotion_words", "refinement")}, '"refinement" replaces what "emotion_words" adds to; put it be'),
         (
             {"readers": ("comet",)},
             "it takes emotion, emotion_words, listeners, mimicry, refinement, con",
@@ -190,6 +196,16 @@ def test_what_is_read_of_a_reference(made):
 def test_bad_settings_are_named(values, message):
     with pytest.raises(ConfigError, match=message):
         to_settings(ClassicSettings, values, where="config.classic")
+
+
+@pytest.mark.parametrize(
+    ("readers", "width"), [(("refinement", "emotion_words", "emotion"), 24), (("concepts", "mimicry"), 12)]
+)
+def test_orders_that_are_advised_lose_nothing(readers, width):
+    one = make("transformer", readers=readers)
+    read = jax.eval_shape(lambda: one.model.apply({"params": one.params}, one.batch, train=False, method="read"))
+    assert read.context.shape == (3, width)
+    jax.eval_shape(functools.partial(one.task.loss, train=True), one.params, {}, one.batch, jax.random.key(0))
 
 
 def test_a_weight_is_no_negative_number():

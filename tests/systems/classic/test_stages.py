@@ -7,10 +7,12 @@ import pytest
 
 from configs import classic
 from empax.core.files import WorkDir
+from empax.core.system import RunContext
+from empax.data.store import PlannedTokenizer
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
 from empax.systems.classic import stages
-from empax.systems.classic.settings import ClassicTaskSettings
+from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
 
 
 def problems(name, **changes):
@@ -52,6 +54,12 @@ def test_recipes_are_right(name):
             {"generator__weights": {"emotion": 1.0, "frequency": 1.5, "nll": 0.0}},
             "nll = 0 decodes nothing, and frequency = 1.5 learns from what is decoded",
         ),
+        (
+            "cem",
+            {"knowledge": {"kind": "knowledge", "entity": {"source": "sample"}}},
+            "config.knowledge.social = None; set it to a source, or set config.classic.readers without refinement",
+        ),
+        ("kemp", {"knowledge": {"kind": "knowledge", "social": {"source": "sample"}}}, "reads facts about things"),
         ("emo_prepend", {"generator__prepend": "emotion"}, "config.generator.prepend = 'emotion'"),
         ("emo_prepend", {"emotions__weights": {"emotion": 0.0}}, "learns no emotions; set its weights.emotion above 0"),
     ],
@@ -59,6 +67,23 @@ def test_recipes_are_right(name):
 def test_what_does_not_fit_is_named(name, changes, message):
     (found,) = problems(name, **changes)
     assert message in found
+
+
+def test_on_a_small_corpus_the_teacher_leaves_as_much_sooner():
+    config = plain(classic.get_config("moel,tiny"))
+    config["generator"]["steps"] = 600
+    config["classic"]["listeners"]["teacher_decay_steps"] = 200
+    config["data"] = {"name": "jsonl", "dir": "nowhere", "most_passes": 10}
+    tokenizer, files = PlannedTokenizer(100), WorkDir(Path("nowhere"))
+
+    def decay(config, num_examples):
+        context = RunContext(files, make_plan(config), "generator")
+        parts = stages.ClassicParts(context.shared_settings(ClassicSettings), tokenizer)
+        found = stages._with_shorter_teacher(parts, num_examples, context).task(ClassicTaskSettings())
+        return dict(found.model.readers)["listeners"].teacher_decay_steps
+
+    assert [decay(config, rows) for rows in (10_000, 240, 1)] == [200, 100, 1]  # 300 steps of 8 are ten passes of 240
+    assert decay({**config, "data": {"name": "sample"}}, 240) == 200
 
 
 def test_a_stage_goes_on_from_an_earlier_one(monkeypatch):

@@ -17,6 +17,7 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.protocols import OnlineTask, ReinforcedTask
+from empax.core.settings import DataSettings
 from empax.core.sharding import LOGICAL, MeshSettings, make_mesh
 from empax.core.tree import hash_tree
 from empax.core.types import Instance
@@ -89,11 +90,11 @@ def test_a_small_corpus_of_ones_own_shortens_the_warm_up_of_the_value_head(num_e
     run = SimpleNamespace(
         stage="ppo",
         named=lambda _: SimpleNamespace(loop=loop_settings),
-        plan=SimpleNamespace(data=SimpleNamespace(name="jsonl", most_passes=10)),
+        plan=SimpleNamespace(data=DataSettings(name="jsonl", most_passes=10)),
     )
     stage = PpoTaskSettings(value_warmup_steps=40)
     assert stages._with_shorter_warm_up(stage, num_examples, run).value_warmup_steps == warm
-    run.plan.data.name = "empathetic_dialogues"
+    run.plan.data = DataSettings()
     assert stages._with_shorter_warm_up(stage, num_examples, run) == stage
     assert stages._with_shorter_warm_up(GrpoTaskSettings(), num_examples, run) == GrpoTaskSettings()
 

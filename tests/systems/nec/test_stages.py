@@ -99,9 +99,19 @@ def test_what_is_wrong_is_said_before_any_work(tmp_path):
     del without["knowledge"]
     (first, *_) = problems(without, tmp_path)
     assert "config.generator reads facts, but no stage of kind 'knowledge' comes before it" in first
-    assert "config.nec.entity and .social to False" in first
+    assert "set config.nec.social to False, and config.nec.entity to False" in first
     without["nec"] |= {"entity": False, "social": False}
     assert problems(without, tmp_path) == []
+    for kind, about in (("social", "people"), ("entity", "things")):
+        (first, *_) = problems(config(**{f"knowledge__{kind}": None}), tmp_path)
+        assert f"reads facts about {about}, but config.knowledge.{kind} = None; set it to a source, or set" in first
+        assert problems(config(**{f"knowledge__{kind}": None, f"nec__{kind}": False}), tmp_path) == []
+    ranker = config("ranker,tiny", knowledge__entity=None)
+    assert "config.nec.ranker to '' and leave 'ranker' out of config.run" in problems(ranker, tmp_path)[0]
+    model = {"architecture": "pretrained", "pretrained": "smollm2"}  # whose folder says what it is
+    made = config(nec__generator=model, prepare__tokenizer={"pretrained": "smollm2", "tags": False})
+    (first,) = problems(made, tmp_path)
+    assert "form = 'dialogue' and an encoder-decoder" in first
     assert "is not for NEC; set it to 0" in problems(config(nec__logits_at_once=8), tmp_path)[0]
     assert "config.generator.ranker = 'other'" in problems(config(nec__ranker="other"), tmp_path)[0]
     nothing = {"in_batch": False, "different": 0, "frequent": 0, "own": 0}
