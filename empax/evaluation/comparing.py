@@ -144,12 +144,14 @@ class _Field:
       places: of each system, by position in the first system's rows (-1 = it has no such row), the row in `statistics`.
       rows: of each system, in the order of its places without -1.
       dialogues: of the first system's rows.
+      told: those rows, of the first system whose ids tell dialogues; of the first where none do.
     """
 
     statistics: Mapping[str, Statistic]
     places: Mapping[str, Int[np.ndarray, " N"]]
     rows: Mapping[str, Sequence[Prediction]]
     dialogues: Int[np.ndarray, " N"]
+    told: Sequence[Prediction]
 
     def shared(self, *labels: str) -> Int[np.ndarray, " n"]:
         """Positions that all of these systems have."""
@@ -221,7 +223,7 @@ def compare_systems(
         cell["p_holm"] = corrected
     shown = {label: field.shared(label) for label in field.places}
     return {
-        "rows": describe_rows(next(iter(systems.values()))),
+        "rows": describe_rows(field.told),
         "systems": {
             label: {"rows": len(at), "metrics": _own(field, label, at, _comparable(field, label), settings, cache)}
             for label, at in shown.items()
@@ -261,9 +263,10 @@ def _field(
         places[label] = np.full(len(first), -1)
         places[label][positions] = start + np.arange(len(positions))
         start += len(positions)
-    told = [found for label in systems if (found := dialogues_of(rows[label])) is not None]
+    told = next((rows[label] for label in systems if dialogues_of(rows[label]) is not None), first)
+    dialogues = dialogues_of(told)
     statistics = make_statistics([row for label in rows for row in rows[label]], names)
-    return _Field(statistics, places, rows, told[0] if told else np.arange(len(first))), absent
+    return _Field(statistics, places, rows, np.arange(len(first)) if dialogues is None else dialogues, told), absent
 
 
 def _testable(field: _Field, pair: tuple[str, str]) -> tuple[list[str], dict[str, str]]:
