@@ -11,7 +11,7 @@ from typing import Any
 
 from empax.core.files import DataError, read_json
 from empax.core.types import Prediction
-from empax.rating.study import ASPECTS, SCALE, Item, identity
+from empax.rating.study import ASPECTS, SCALE, STUDY_COLUMN, Item, identity
 
 CHOICES = ("1", "2", "tie")
 
@@ -70,7 +70,7 @@ def read_answers(paths: Sequence[Path], key: Key) -> list[Answer]:
     answers: list[Answer] = []
     seen: dict[str, Path] = {}
     for path in paths:
-        rater, given = _read_sheet(path) if path.suffix == ".csv" else _read_page(path, key)
+        rater, given = (_read_sheet if path.suffix == ".csv" else _read_page)(path, key)
         if rater in seen:
             raise DataError(f"{path} and {seen[rater]} are both of the rater {rater!r}; give each a name of its own.")
         seen[rater] = path
@@ -122,23 +122,35 @@ def preferred(
 
 def _read_page(path: Path, key: Key) -> tuple[str, list[tuple[int, Mapping[str, Any]]]]:
     value = read_json(path)
-    if not isinstance(value, dict) or value.get("study") != key.study:
-        found = value.get("study") if isinstance(value, dict) else None
-        raise DataError(f"{path} is of the study {found!r}, the key of {key.study!r}; give the key that belongs to it.")
+    value = value if isinstance(value, dict) else {}
+    _check_study(path, value.get("study"), key)
     answers = value.get("answers")
     if not isinstance(answers, dict) or not all(isinstance(v, dict) and k.isdecimal() for k, v in answers.items()):
         raise DataError(f"{path}: 'answers' must have an object for each item's number.")
     return str(value.get("rater") or path.stem), [(int(number), values) for number, values in answers.items()]
 
 
-def _read_sheet(path: Path) -> tuple[str, list[tuple[int, Mapping[str, Any]]]]:
-    return path.stem, list(_lines(path))
+def _check_study(path: Path, found: Any, key: Key) -> None:
+    if found != key.study:
+        raise DataError(f"{path} is of the study {found!r}, the key of {key.study!r}; give the key that belongs to it.")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _read_sheet(path: Path, key: Key) -> tuple[str, list[tuple[int, Mapping[str, Any]]]]:
+    return path.stem, list(_lines(path, key))
+
+
+def _lines(path: Path, key: Key) -> Iterator[tuple[int, Mapping[str, Any]]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            for row in csv.DictReader(file):
+            reader = csv.DictReader(file)
+            studies = [name.strip() for name in reader.fieldnames or () if name.startswith(STUDY_COLUMN)]
+            if not studies:
+                raise DataError(
+                    f"{path} has no column '{STUDY_COLUMN}{key.study}', which says of what study it is; fill in a copy "
+                    "of sheet.csv with all its columns, separated by commas."
+                )
+            _check_study(path, studies[0].removeprefix(STUDY_COLUMN), key)
+            for row in reader:
                 number = (row.get("number") or "").strip()
                 if not number.isdecimal():
                     raise DataError(f"{path}: {number[:40]!r} in the column 'number' must be an item's number.")

@@ -26,6 +26,9 @@ SCALE = 5
 REFERENCE = "reference"
 """The name of people's own replies where they are one of the systems."""
 
+STUDY_COLUMN = "study "
+"""What the head of a sheet's last column begins with, so that no spreadsheet takes the study's id for a number."""
+
 _WRONG = "another context's reply"
 
 
