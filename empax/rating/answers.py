@@ -11,7 +11,7 @@ from typing import Any
 
 from empax.core.files import DataError, read_json
 from empax.core.types import Prediction
-from empax.rating.study import ASPECTS, SCALE, STUDY_COLUMN, Item, identity
+from empax.rating.study import ASPECTS, SCALE, STUDY_COLUMN, Item, aligned
 
 CHOICES = ("1", "2", "tie")
 
@@ -91,15 +91,16 @@ def preferred(
     Args:
       key: of a study of pairs.
       answers: of all raters; items on which they are tied are left out, and so are repeats and checks.
-      systems: predictions by the name of the system, whose texts no key has.
+      systems: predictions by the name of the system, whose texts no key has; of the same contexts.
       aspect: what counts.
 
     Raises:
-      DataError: another form, a system without predictions, or an item that they do not answer.
+      DataError: another form, a system without predictions, or predictions of other contexts.
     """
     if key.form != "pairs":
         raise DataError(f"the study {key.study!r} has form {key.form!r}, and only 'pairs' says which reply is better.")
-    rows = {name: {identity(row): row for row in predictions} for name, predictions in systems.items()}
+    known = {name: systems[name] for name in key.systems if name in systems}  # as in the study: ids are the first's
+    columns = aligned(known) if known else {}
     votes = collections.Counter[int]()
     for answer in answers:
         if answer.item.kind == "rated":
@@ -108,12 +109,12 @@ def preferred(
     for number, sum_of_votes in sorted(votes.items()):
         item = key.items[number]
         for name in item.systems:
-            if item.id not in rows.get(name, ()):
+            if name not in known or item.id not in columns:
                 raise DataError(
                     f"item {number} shows what {name!r} replies to {item.id!r}, which the predictions do not have; "
                     "give those of which the study was made. Votes of `empax serve` keep no texts."
                 )
-        first, second = (rows[name][item.id] for name in item.systems)
+        first, second = (columns[item.id][name] for name in item.systems)
         if sum_of_votes:
             chosen, rejected = (first, second) if sum_of_votes > 0 else (second, first)
             found.append({"context": list(first.context), "chosen": chosen.response, "rejected": rejected.response})
