@@ -47,6 +47,29 @@ def test_answers_of_page_and_sheet_are_counted_together(study, tmp_path, capsys)
     assert "win rate" in capsys.readouterr().out
 
 
+def test_a_study_is_not_overwritten_by_another(study, tmp_path, capsys):
+    files = [f"{name}={tmp_path / name}.jsonl" for name in ("ours", "theirs")]
+    make = ["make", *files, "--reference", f"--output={study}", "--rows=20"]
+    before = (study / "key.json").read_text()
+    assert rate.main([*make, "--seed=1"]) == 2
+    assert f"{study} holds another study" in capsys.readouterr().err
+    assert (study / "key.json").read_text() == before
+    assert rate.main(make) == 0  # the very same
+    assert (study / "key.json").read_text() == before
+
+
+def test_a_sheet_of_another_study_is_refused(study, tmp_path, capsys):
+    files = [f"{name}={tmp_path / name}.jsonl" for name in ("ours", "theirs")]
+    assert rate.main(["make", *files, "--reference", f"--output={tmp_path / 'other'}", "--rows=20", "--seed=1"]) == 0
+    ids = [read_json(tmp_path / name / "key.json")["study"] for name in ("other", "study")]
+    score = ["score", str(study / "key.json")]
+    assert rate.main([*score, str(tmp_path / "other" / "sheet.csv")]) == 2
+    assert f"sheet.csv is of the study '{ids[0]}', the key of '{ids[1]}'; give the key" in capsys.readouterr().err
+    (tmp_path / "ann.csv").write_text("number;empathy\n1;1\n")
+    assert rate.main([*score, str(tmp_path / "ann.csv")]) == 2
+    assert f"ann.csv has no column 'study {ids[1]}'" in capsys.readouterr().err
+
+
 def test_outputs_that_say_ids_alone_are_completed_from_the_corpus(tmp_path, capsys, small_archive):
     files = []
     for name in ("ours", "theirs"):

@@ -72,13 +72,17 @@ class Source:
 
     def read(self, run: Path, skip: int) -> tuple[list[Prediction], int]:
         """A run's rows in their order, without the first `skip` where there are more; and how many were left out."""
-        path = run / "outputs.jsonl.gz"
-        rows, bad = read_predictions(path, self.corpus)
-        if bad:
-            raise DataError(f"{path}, {bad[0]}; {len(bad)} bad lines in all.")
+        rows = _read(run / "outputs.jsonl.gz", self.corpus)
         skipped = skip if len(rows) > skip else 0
         rows = rows[skipped:]
         return (self.jury(rows) if any("response_attributes" in row.notes for row in rows) else rows), skipped
+
+
+def _read(path: Path, corpus: Mapping[str, Instance] | None = None) -> list[Prediction]:
+    rows, bad = read_predictions(path, corpus)
+    if bad:
+        raise DataError(f"{path}, {bad[0]}; {len(bad)} bad lines in all.")
+    return rows
 
 
 def load_source(data: str, *, samples: int) -> Source:
@@ -222,7 +226,7 @@ def _compare(
     log.info("comparing %s", ", ".join(group["systems"]))
     skip = {name: plan["skip_rows"].get(name.partition("/")[0], 0) for name in group["systems"]}
     systems = {name: source.read(folder / "runs" / name, skip[name])[0] for name in group["systems"]}
-    released = {f"{name} (released)": read_predictions(path)[0] for name, path in files.items()}
+    released = {f"{name} (released)": _read(path) for name, path in files.items()}
     pairs = [tuple(pair) for pair in group["pairs"]]
     names = group["metrics"]
     found = compare_systems(systems, pairs, peers=released, settings=source.settings, names=names)

@@ -17,7 +17,8 @@ from jaxtyping import Int
 from empax.core.config import ConfigError
 from empax.core.types import Prediction
 from empax.evaluation import text
-from empax.evaluation.pairing import describe_rows, dialogues_of, not_comparable, pair_rows, shared_rows
+from empax.evaluation.comparable import OWN_ROWS, not_comparable
+from empax.evaluation.pairing import describe_rows, dialogues_of, pair_rows, shared_rows
 from empax.evaluation.scoring import METRICS, Interval, ScoringSettings, make_statistics
 from empax.evaluation.significance import confidence_intervals, holm, paired_tests
 from empax.evaluation.statistics import DistinctStatistic, Statistic, estimate
@@ -87,13 +88,19 @@ def check_compared(names: Sequence[str]) -> None:
     """Whether systems can be compared by these metrics.
 
     Raises:
-      ConfigError: Distinct-n of a fixed count of n-grams, which is for tables.
+      ConfigError: a metric that is for tables of single systems: Distinct-n of a fixed count of n-grams, or one over
+        the rows that a system itself gets wrong.
     """
     for name in names:
         if name.endswith(f":{text.SAMPLED_VARIANT}"):
             plain = name.partition(":")[0]
             raise ConfigError(
                 f"{name} is for tables of single systems; compare by {plain}, at an equal count of n-grams."
+            )
+        if name in OWN_ROWS:
+            raise ConfigError(
+                f"{name} is for tables of single systems: each is judged where its own emotion is wrong; compare by "
+                f"{OWN_ROWS[name]}, over all rows."
             )
 
 
@@ -137,12 +144,14 @@ class _Field:
       places: of each system, by position in the first system's rows (-1 = it has no such row), the row in `statistics`.
       rows: of each system, in the order of its places without -1.
       dialogues: of the first system's rows.
+      told: those rows, of the first system whose ids tell dialogues; of the first where none do.
     """
 
     statistics: Mapping[str, Statistic]
     places: Mapping[str, Int[np.ndarray, " N"]]
     rows: Mapping[str, Sequence[Prediction]]
     dialogues: Int[np.ndarray, " N"]
+    told: Sequence[Prediction]
 
     def shared(self, *labels: str) -> Int[np.ndarray, " n"]:
         """Positions that all of these systems have."""
@@ -214,7 +223,7 @@ def compare_systems(
         cell["p_holm"] = corrected
     shown = {label: field.shared(label) for label in field.places}
     return {
-        "rows": describe_rows(next(iter(systems.values()))),
+        "rows": describe_rows(field.told),
         "systems": {
             label: {"rows": len(at), "metrics": _own(field, label, at, _comparable(field, label), settings, cache)}
             for label, at in shown.items()
@@ -254,36 +263,26 @@ def _field(
         places[label] = np.full(len(first), -1)
         places[label][positions] = start + np.arange(len(positions))
         start += len(positions)
-    told = [found for label in systems if (found := dialogues_of(rows[label])) is not None]
+    told = next((rows[label] for label in systems if dialogues_of(rows[label]) is not None), first)
+    dialogues = dialogues_of(told)
     statistics = make_statistics([row for label in rows for row in rows[label]], names)
-    return _Field(statistics, places, rows, told[0] if told else np.arange(len(first))), absent
+    return _Field(statistics, places, rows, np.arange(len(first)) if dialogues is None else dialogues, told), absent
 
 
 def _testable(field: _Field, pair: tuple[str, str]) -> tuple[list[str], dict[str, str]]:
     """Metrics that both systems have and that compare; and the others, with reasons."""
     positions = field.shared(*pair)
-    reasons = not_comparable(*(field.of(label, positions) for label in pair))
+    rows = [field.of(label, positions) for label in pair]
     wanted, left_out = [], {}
     for name, statistic in field.statistics.items():
         sides = [statistic.take(field.places[label][positions]) for label in pair]
         if not all(math.isfinite(estimate(side)) for side in sides):
             continue
-        reason = next((reasons[group] for group in _groups(name) if group in reasons), "")
-        if reason:
+        if reason := not_comparable(name, *rows):
             left_out[name] = reason
         else:
             wanted.append(name)
     return wanted, left_out
-
-
-def _groups(name: str) -> tuple[str, ...]:
-    """The groups of `pairing.not_comparable` that a metric is in."""
-    base, _, variant = name.partition(":")
-    if base.startswith(("perplexity", "bits_per_byte")):
-        return ("perplexity_per_token", "perplexity") if base == "perplexity" else ("perplexity",)
-    if base in ("empathy_f1", "emotional_reaction_f1", "interpretation_f1", "exploration_f1"):
-        return (f"mechanisms:{variant}",) if variant else ("mechanisms",)
-    return ("bart_score",) if base.startswith("bart_score") else (base,)
 
 
 def _comparable(field: _Field, label: str) -> list[str]:

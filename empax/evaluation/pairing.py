@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -110,49 +110,3 @@ def shared_rows(
 
 def _letters(row: Prediction) -> str:
     return "\n".join(re.sub(r"``|''|\"", "", "".join(moel_tokens(text))) for text in (*row.context, row.reference))
-
-
-def not_comparable(rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -> dict[str, str]:
-    """Groups of metrics that paired rows cannot be compared by, and why: their inputs are not of one kind.
-
-    Returns:
-      Of "perplexity_per_token", "perplexity", "emotion_accuracy", "intent_accuracy", "mechanisms",
-      "mechanisms:JUDGE" and "bart_score" all that must be left out, each with the reason; "perplexity" stands for
-      every unit.
-    """
-    other_judge = "different judges: the levels of the references differ"
-    notes = {name for row in (*rows_a, *rows_b) for name in row.notes}
-    checks: Mapping[str, tuple[str, str]] = {
-        "perplexity": ("nll", "likelihoods (nll) are known of different rows"),
-        "intent_accuracy": ("intent", "the intents of the references differ"),
-        "mechanisms": ("reference_attributes", other_judge),
-        "bart_score": ("bart_score_model", "other models have scored them"),
-        **{
-            f"mechanisms:{note.removesuffix('_reference_attributes')}": (note, other_judge)
-            for note in sorted(notes)
-            if note.endswith("_reference_attributes")
-        },
-    }
-    reasons = {}
-    for group, (note, reason) in checks.items():
-        values = [[row.notes.get(note) for row in rows] for rows in (rows_a, rows_b)]
-        known = [[value is not None for value in side] for side in values]
-        if not all(map(any, known)):
-            continue  # one side has none: the metric is not there to compare
-        if known[0] != known[1] or (group != "perplexity" and values[0] != values[1]):
-            reasons[group] = reason
-    tokens = [[row.notes.get("num_tokens") for row in rows] for rows in (rows_a, rows_b)]
-    if tokens[0] != tokens[1] and all(any(side) for side in tokens):
-        reasons["perplexity_per_token"] = (
-            "the references have other numbers of tokens (num_tokens): other tokenizers; "
-            "compare perplexity_per_word or bits_per_byte"
-        )
-    guesses = {
-        "emotion": lambda row: bool(row.emotion_prediction),
-        "intent": lambda row: row.notes.get("intent_prediction") is not None,
-    }
-    for what, guessed in guesses.items():
-        known = [[guessed(row) for row in rows] for rows in (rows_a, rows_b)]
-        if all(map(any, known)) and known[0] != known[1]:
-            reasons.setdefault(f"{what}_accuracy", f"{what}s are predicted of different rows")
-    return reasons

@@ -52,14 +52,14 @@ Source: the names are those of Yuan et al. 2021, Sec. 3.2.
 _AVERAGES: tuple[str, ...] = ("macro", "macro_binary")
 """How LEMPEx averages F1s of the mechanisms: over three levels (its text), or with mid and high as one (its code)."""
 
-_F1_VARIANTS: dict[str, tuple[str, str]] = {
+F1_VARIANTS: dict[str, tuple[str, str]] = {
     **{average: ("", average) for average in _AVERAGES},
     **{judge: (f"{judge}_", "weighted") for judge in JUDGES},
     **{f"{judge}_{average}": (f"{judge}_", average) for judge in JUDGES for average in _AVERAGES},
 }
 """Variants of the mechanisms' F1s: what the judge's notes begin with, and the average."""
 
-_INTENT_VARIANTS: dict[str, tuple[str, bool]] = {
+INTENT_VARIANTS: dict[str, tuple[str, bool]] = {
     "classifier": ("intent_classifier", False),
     "first": ("intent_first", False),
     "second": ("intent_second", False),
@@ -81,8 +81,8 @@ VARIANTS: tuple[str, ...] = (
     *(f"distinct_{n}:{name}" for name in (*text.DISTINCT_VARIANTS[1:-1], text.SAMPLED_VARIANT) for n in (1, 2)),
     *MOEL_METRICS,
     "token_f1",
-    *(f"intent_accuracy:{variant}" for variant in _INTENT_VARIANTS),
-    *(f"{name}_f1:{variant}" for variant in _F1_VARIANTS for name in ("empathy", *MECHANISMS)),
+    *(f"intent_accuracy:{variant}" for variant in INTENT_VARIANTS),
+    *(f"{name}_f1:{variant}" for variant in F1_VARIANTS for name in ("empathy", *MECHANISMS)),
 )
 """The same metrics as other papers compute them, token F1, intents of every thought, and the mechanisms as the other
 judges see them."""
@@ -173,7 +173,7 @@ def count_rows(rows: Sequence[Prediction]) -> dict[str, int]:
         "rows": len(rows),
         "empty_responses": sum(not row.response.strip() for row in rows),
         "empty_references": sum(not row.reference.strip() for row in rows),
-        "with_nll": sum(_has_nll(row) for row in rows),
+        "with_nll": sum(has_nll(row) for row in rows),
         "with_emotion_prediction": sum(bool(row.emotion and row.emotion_prediction) for row in rows),
         "with_intent_prediction": sum(bool(_note(row, "intent") and _note(row, "intent_prediction")) for row in rows),
         "with_exemplars": sum(bool(row.exemplars) for row in rows),
@@ -183,7 +183,7 @@ def count_rows(rows: Sequence[Prediction]) -> dict[str, int]:
 
 def make_statistics(rows: Sequence[Prediction], names: Sequence[str]) -> dict[str, Statistic]:
     """The named metrics of `rows` as statistics; one without inputs is left out, "module:name" is a user's."""
-    families = {_perplexities: _LIKELIHOODS, _bleu: _NGRAMS, _distinct: ("distinct_",), _others: ("",)}
+    families = {_perplexities: LIKELIHOODS, _bleu: _NGRAMS, _distinct: ("distinct_",), _others: ("",)}
     statistics = {name: _own(rows, name) for name in names if is_own(name)}
     left = frozenset(names) - frozenset(statistics)
     for make, prefixes in families.items():
@@ -216,11 +216,14 @@ def _own(rows: Sequence[Prediction], name: str) -> Statistic:
     return _mean(call_on_texts(function, f"the metric {name}", contexts, responses, references, rows))
 
 
-_LIKELIHOODS = ("perplexity", "bits_per_byte")
+LIKELIHOODS = ("perplexity", "bits_per_byte")
+"""What the names of metrics of likelihoods begin with."""
+
 _NGRAMS = ("bleu_", "length_ratio", "brevity_penalty")
 
 
-def _has_nll(row: Prediction) -> bool:
+def has_nll(row: Prediction) -> bool:
+    """Whether perplexities count a row."""
     return bool(row.notes.get("num_tokens")) and row.notes.get("nll") is not None
 
 
@@ -229,7 +232,7 @@ def _note(row: Prediction, name: str) -> str:
 
 
 def _perplexities(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Statistic]:
-    known = [_has_nll(row) for row in rows]
+    known = [has_nll(row) for row in rows]
     if not any(known):
         return {}
     nll = np.asarray([row.notes["nll"] if has else 0.0 for row, has in zip(rows, known, strict=True)], np.float64)
@@ -299,7 +302,7 @@ def _others(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Stat
         "intent_accuracy": lambda: _intent_accuracy(rows),
         **{
             f"intent_accuracy:{v}": functools.partial(_intent_accuracy, rows, *how)
-            for v, how in _INTENT_VARIANTS.items()
+            for v, how in INTENT_VARIANTS.items()
         },
         "exemplar_emotion_match": lambda: _exemplar_match(rows),
         **{f"bart_score_{name}": functools.partial(_bart_score, rows, name) for name in BART_DIRECTIONS},
@@ -307,7 +310,7 @@ def _others(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Stat
         **{f"{name}_f1": functools.partial(_mechanism_f1, rows, (name,)) for name in MECHANISMS},
         **{
             f"{name}_f1:{variant}": functools.partial(_mechanism_f1, rows, chosen, *how)
-            for variant, how in _F1_VARIANTS.items()
+            for variant, how in F1_VARIANTS.items()
             for name, chosen in (("empathy", MECHANISMS), *((name, (name,)) for name in MECHANISMS))
         },
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from empax.core.files import DataError, read_json
 from empax.core.types import Prediction
-from empax.rating.study import ASPECTS, SCALE, Item, identity
+from empax.rating.study import ASPECTS, SCALE, STUDY_COLUMN, Item, aligned
 
 CHOICES = ("1", "2", "tie")
 
@@ -70,7 +70,7 @@ def read_answers(paths: Sequence[Path], key: Key) -> list[Answer]:
     answers: list[Answer] = []
     seen: dict[str, Path] = {}
     for path in paths:
-        rater, given = _read_sheet(path) if path.suffix == ".csv" else _read_page(path, key)
+        rater, given = (_read_sheet if path.suffix == ".csv" else _read_page)(path, key)
         if rater in seen:
             raise DataError(f"{path} and {seen[rater]} are both of the rater {rater!r}; give each a name of its own.")
         seen[rater] = path
@@ -91,15 +91,16 @@ def preferred(
     Args:
       key: of a study of pairs.
       answers: of all raters; items on which they are tied are left out, and so are repeats and checks.
-      systems: predictions by the name of the system, whose texts no key has.
+      systems: predictions by the name of the system, whose texts no key has; of the same contexts.
       aspect: what counts.
 
     Raises:
-      DataError: another form, a system without predictions, or an item that they do not answer.
+      DataError: another form, a system without predictions, or predictions of other contexts.
     """
     if key.form != "pairs":
         raise DataError(f"the study {key.study!r} has form {key.form!r}, and only 'pairs' says which reply is better.")
-    rows = {name: {identity(row): row for row in predictions} for name, predictions in systems.items()}
+    known = {name: systems[name] for name in key.systems if name in systems}  # as in the study: ids are the first's
+    columns = aligned(known) if known else {}
     votes = collections.Counter[int]()
     for answer in answers:
         if answer.item.kind == "rated":
@@ -108,12 +109,12 @@ def preferred(
     for number, sum_of_votes in sorted(votes.items()):
         item = key.items[number]
         for name in item.systems:
-            if item.id not in rows.get(name, ()):
+            if name not in known or item.id not in columns:
                 raise DataError(
                     f"item {number} shows what {name!r} replies to {item.id!r}, which the predictions do not have; "
                     "give those of which the study was made. Votes of `empax serve` keep no texts."
                 )
-        first, second = (rows[name][item.id] for name in item.systems)
+        first, second = (columns[item.id][name] for name in item.systems)
         if sum_of_votes:
             chosen, rejected = (first, second) if sum_of_votes > 0 else (second, first)
             found.append({"context": list(first.context), "chosen": chosen.response, "rejected": rejected.response})
@@ -122,23 +123,35 @@ def preferred(
 
 def _read_page(path: Path, key: Key) -> tuple[str, list[tuple[int, Mapping[str, Any]]]]:
     value = read_json(path)
-    if not isinstance(value, dict) or value.get("study") != key.study:
-        found = value.get("study") if isinstance(value, dict) else None
-        raise DataError(f"{path} is of the study {found!r}, the key of {key.study!r}; give the key that belongs to it.")
+    value = value if isinstance(value, dict) else {}
+    _check_study(path, value.get("study"), key)
     answers = value.get("answers")
     if not isinstance(answers, dict) or not all(isinstance(v, dict) and k.isdecimal() for k, v in answers.items()):
         raise DataError(f"{path}: 'answers' must have an object for each item's number.")
     return str(value.get("rater") or path.stem), [(int(number), values) for number, values in answers.items()]
 
 
-def _read_sheet(path: Path) -> tuple[str, list[tuple[int, Mapping[str, Any]]]]:
-    return path.stem, list(_lines(path))
+def _check_study(path: Path, found: Any, key: Key) -> None:
+    if found != key.study:
+        raise DataError(f"{path} is of the study {found!r}, the key of {key.study!r}; give the key that belongs to it.")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _read_sheet(path: Path, key: Key) -> tuple[str, list[tuple[int, Mapping[str, Any]]]]:
+    return path.stem, list(_lines(path, key))
+
+
+def _lines(path: Path, key: Key) -> Iterator[tuple[int, Mapping[str, Any]]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            for row in csv.DictReader(file):
+            reader = csv.DictReader(file)
+            studies = [name.strip() for name in reader.fieldnames or () if name.startswith(STUDY_COLUMN)]
+            if not studies:
+                raise DataError(
+                    f"{path} has no column '{STUDY_COLUMN}{key.study}', which says of what study it is; fill in a copy "
+                    "of sheet.csv with all its columns, separated by commas."
+                )
+            _check_study(path, studies[0].removeprefix(STUDY_COLUMN), key)
+            for row in reader:
                 number = (row.get("number") or "").strip()
                 if not number.isdecimal():
                     raise DataError(f"{path}: {number[:40]!r} in the column 'number' must be an item's number.")

@@ -11,9 +11,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from empax.core.files import json_text, write_together
+from empax.core.files import DataError, json_text, read_json, write_together
 from empax.core.text_files import visible
-from empax.rating.study import Study
+from empax.rating.study import STUDY_COLUMN, Study
 
 
 def page(shown: Mapping[str, Any]) -> str:
@@ -24,20 +24,30 @@ def page(shown: Mapping[str, Any]) -> str:
 
 
 def sheet(shown: Mapping[str, Any]) -> str:
-    """The same items as CSV, with an empty cell for each aspect."""
+    """The same items as CSV, with an empty cell for each aspect; the head of the last column names the study."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     replies = [f"reply_{i + 1}" for i in range(len(shown["items"][0]["replies"]))]
-    writer.writerow(["number", "context", *replies, *shown["aspects"]])
+    writer.writerow(["number", "context", *replies, *shown["aspects"], STUDY_COLUMN + shown["study"]])
     for item in shown["items"]:
         turns = item["context"]
         context = "\n".join(f"{'SL'[(len(turns) - 1 - i) % 2]}: {turn}" for i, turn in enumerate(turns))
-        writer.writerow([item["number"], context, *item["replies"], *("" for _ in shown["aspects"])])
+        writer.writerow([item["number"], context, *item["replies"], *("" for _ in shown["aspects"]), ""])
     return visible(table.getvalue())
 
 
 def write_study(study: Study, folder: Path) -> None:
-    """Writes rate.html and sheet.csv for raters, and key.json for whoever counts: all or none."""
-    shown = study.shown()
+    """Writes rate.html and sheet.csv for raters, and key.json for whoever counts: all or none.
+
+    Raises:
+      DataError: the folder holds another study, whose answers would lose their key.
+    """
+    shown, key = study.shown(), study.key()
+    path = folder / "key.json"
+    if path.exists() and read_json(path) != key:
+        raise DataError(
+            f"{folder} holds another study, whose answers cannot be counted without its {path.name}; give --output "
+            "another folder, or move that study away."
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    write_together(folder, {"rate.html": page(shown), "sheet.csv": sheet(shown), "key.json": json_text(study.key())})
+    write_together(folder, {"rate.html": page(shown), "sheet.csv": sheet(shown), path.name: json_text(key)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,18 @@ Form: TypeAlias = Literal["pairs", "likert"]
 
 Kind: TypeAlias = Literal["rated", "repeat", "check"]
 
+Column: TypeAlias = Mapping[str, Prediction]
+"""The predictions of one context by the name of the system, in the order of a study's systems."""
+
 ASPECTS = ("empathy", "relevance", "fluency")
 """What raters are asked about. Source: Rashkin et al. 2019, Sec. 5.2, and all papers whose systems are here."""
 
 SCALE = 5
 REFERENCE = "reference"
 """The name of people's own replies where they are one of the systems."""
+
+STUDY_COLUMN = "study "
+"""What the head of a sheet's last column begins with, so that no spreadsheet takes the study's id for a number."""
 
 _WRONG = "another context's reply"
 
@@ -124,76 +131,89 @@ def make_study(systems: Mapping[str, Sequence[Prediction]], settings: StudySetti
     names = tuple(systems)
     if len(names) < (2 if settings.form == "pairs" else 1):
         raise ConfigError(f"{len(names)} systems are named, but form = {settings.form!r} compares two or more.")
-    columns = _aligned(systems)
+    columns = aligned(systems)
     if settings.rows > len(columns):
         raise ConfigError(
             f"rows = {settings.rows}, but the systems answer {len(columns)} contexts; set it from 1 to as many."
         )
     rng = np.random.default_rng(settings.seed)
-    drawn = [columns[i] for i in rng.permutation(len(columns))[: settings.rows]]
-    items = _pairs(names, drawn, settings, rng) if settings.form == "pairs" else _single(names, drawn)
+    contexts = list(columns.items())
+    drawn = dict(contexts[i] for i in rng.permutation(len(contexts))[: settings.rows])
+    items = _pairs(names, drawn, settings, rng) if settings.form == "pairs" else _single(drawn)
     items += _checks(drawn, settings, len(items), rng)
     items = [items[i] for i in rng.permutation(len(items))]
     return Study(names, settings, _with_repeats(items, settings, rng))
 
 
-def identity(row: Prediction) -> str:
-    """What tells a context from the others of a study: its id, else a hash of what was said and of the reference."""
-    return row.id or hash_json([row.context, row.reference])
+def aligned(systems: Mapping[str, Sequence[Prediction]]) -> dict[str, Column]:
+    """The systems' predictions of each context, by what tells it from the others.
+
+    That is the first system's id, else a hash of what was said and of the reference; where either comes again, with a
+    number behind it.
+
+    Raises:
+      DataError: the systems do not answer the same contexts.
+    """
+    first, *_ = systems.values()
+    rows = {name: own if own is first else pair_rows(first, own)[1] for name, own in systems.items()}
+    columns: dict[str, Column] = {}
+    seen = collections.Counter[str]()
+    for place, row in enumerate(first):
+        base = row.id or hash_json([row.context, row.reference])
+        seen[base] += 1
+        number = f" ({seen[base]})" if seen[base] > 1 else ""
+        columns[f"{base}{number}"] = {name: own[place] for name, own in rows.items()}
+    return columns
 
 
-def _aligned(systems: Mapping[str, Sequence[Prediction]]) -> list[tuple[Prediction, ...]]:
-    """The systems' predictions of each context."""
-    first, *others = systems.values()
-    return list(zip(first, *(pair_rows(first, other)[1] for other in others), strict=True))
+def _first(column: Column) -> Prediction:
+    return next(iter(column.values()))
 
 
 def _pairs(
-    names: Sequence[str], drawn: Sequence[tuple[Prediction, ...]], settings: StudySettings, rng: np.random.Generator
+    names: Sequence[str], drawn: Mapping[str, Column], settings: StudySettings, rng: np.random.Generator
 ) -> list[Item]:
-    pairs = list(itertools.combinations(range(len(names)), 2))
+    pairs = list(itertools.combinations(names, 2))
     if settings.comparisons > len(pairs):
         raise ConfigError(
             f"comparisons = {settings.comparisons}, but {len(names)} systems have {len(pairs)} pairs; lower it."
         )
     order = [pairs[int(i)] for i in rng.permutation(len(pairs))]
     turn, items = itertools.cycle(order), []
-    for rows in drawn:
+    for identity, column in drawn.items():
         for left, right in itertools.islice(turn, settings.comparisons):
             if rng.integers(2):
                 left, right = right, left
-            replies = rows[left].response, rows[right].response
-            items.append(Item(0, rows[0].context, replies, identity(rows[0]), (names[left], names[right])))
+            replies = column[left].response, column[right].response
+            items.append(Item(0, _first(column).context, replies, identity, (left, right)))
     return items
 
 
-def _single(names: Sequence[str], drawn: Sequence[tuple[Prediction, ...]]) -> list[Item]:
+def _single(drawn: Mapping[str, Column]) -> list[Item]:
     return [
-        Item(0, row.context, (row.response,), identity(row), (name,))
-        for rows in drawn
-        for name, row in zip(names, rows, strict=True)
+        Item(0, row.context, (row.response,), identity, (name,))
+        for identity, column in drawn.items()
+        for name, row in column.items()
     ]
 
 
-def _checks(
-    drawn: Sequence[tuple[Prediction, ...]], settings: StudySettings, count: int, rng: np.random.Generator
-) -> list[Item]:
+def _checks(drawn: Mapping[str, Column], settings: StudySettings, count: int, rng: np.random.Generator) -> list[Item]:
     """Items whose answer is known: a reply to another context stands beside people's own, or alone."""
     wanted = round(settings.checks * count)
     if not wanted:
         return []
-    rows = [rows[0] for rows in drawn if rows[0].reference]
-    if len(set(map(_dialogue, rows))) < 2:
+    rows = {identity: row for identity, column in drawn.items() if (row := _first(column)).reference}
+    if len(set(map(_dialogue, rows.values()))) < 2:
         raise ConfigError("checks need people's own replies (`reference`) in two dialogues; set checks = 0.")
     items = []
     for i in rng.integers(len(rows), size=wanted):
-        row = rows[int(i)]
-        others = [other for other in rows if _dialogue(other) != _dialogue(row)]
+        identity, row = list(rows.items())[int(i)]
+        others = [other for other in rows.values() if _dialogue(other) != _dialogue(row)]
         wrong = others[int(rng.integers(len(others)))].reference
         if settings.form == "likert":
-            items.append(Item(0, row.context, (wrong,), identity(row), (_WRONG,), "check"))
+            items.append(Item(0, row.context, (wrong,), identity, (_WRONG,), "check"))
             continue
-        item = Item(0, row.context, (row.reference, wrong), identity(row), (REFERENCE, _WRONG), "check", 1)
+        item = Item(0, row.context, (row.reference, wrong), identity, (REFERENCE, _WRONG), "check", 1)
         items.append(_swapped(item, of=2) if rng.integers(2) else item)
     return items
 

@@ -128,9 +128,15 @@ def _front_matter(about: Exported, config: Mapping[str, Any], licence: str, repo
     library = {"generator": "transformers", "retriever": "sentence-transformers"}[about.what]
     library = "peft" if about.adapters else library
     own = report is not None and about.what == "generator" and about.stage == about.evaluated
-    metrics = report["metrics"] if report is not None and own else {}
-    data = config["data"]["name"]
-    about_data = {"task_type": "text-generation", "dataset_type": data, "dataset_name": data, "dataset_split": "test"}
+    test_set = _test_set(report)
+    # The Hub shows results by their split: without one there are none.
+    metrics = report["metrics"] if report is not None and own and test_set["split"] else {}
+    about_data = {
+        "task_type": "text-generation",
+        "dataset_type": config["data"]["name"],
+        "dataset_name": test_set["title"],
+        "dataset_split": test_set["split"],
+    }
     results = [
         EvalResult(**about_data, metric_type=name, metric_name=TITLES[name], metric_value=metrics[name]["value"])
         for name in METRICS
@@ -147,6 +153,11 @@ def _front_matter(about: Exported, config: Mapping[str, Any], licence: str, repo
         eval_results=results or None,
     )
     return f"---\n{card.to_yaml()}\n---\n"
+
+
+def _test_set(report: Mapping[str, Any] | None) -> Mapping[str, str]:
+    """`split` and `title` of the rows that the metrics are over; an older report does not tell them."""
+    return (report or {}).get("test_set", {"split": "", "title": "rows that the report does not tell"})
 
 
 def _use(about: Exported) -> str:
@@ -267,9 +278,10 @@ def _results(about: Exported, report: Mapping[str, Any] | None) -> str:
     metrics = report["metrics"] if report else {}
     if not metrics:
         return "This run has no report.\n"
-    lines = [f"Of the run on its test split, decoded with stage `{about.evaluated}`."]
+    how = f"decoded with stage `{about.evaluated}`"
     if about.stage != about.evaluated:
-        lines = [f"Of the whole run, which answered with stage `{about.evaluated}`, not with this model."]
+        how = f"by the whole run, which answered with stage `{about.evaluated}`, not with this model"
+    lines = [f"Over {_test_set(report)['title']}, {how}."]
     lines += ["", "| metric | value | 95% interval |", "| --- | --- | --- |"]
     for name in METRICS:
         if name in metrics:

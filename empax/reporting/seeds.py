@@ -83,11 +83,8 @@ def _check_one_recipe(files: Sequence[Path], reports: Sequence[Mapping[str, Any]
                     f"{where} are of different systems ({other['system']!r} there, {report['system']!r} here); "
                     "only runs of one system are averaged."
                 )
-            rows = [f"{name}: {was!r} there, {now!r} here" for name, was, now in _other_rows(other, report)]
-            if rows:
-                raise DataError(
-                    f"{where} are over different test rows ({'; '.join(rows)}); give runs on the same rows."
-                )
+            if rows := other_rows(other, report):
+                raise DataError(f"{where} are over different test rows ({rows}); give runs on the same rows.")
             found = list(differences(other["config"], report["config"]))
             recipe = [f"{name}: {was!r} there, {now!r} here" for name, was, now in found if not name.endswith("seed")]
             if recipe:
@@ -98,8 +95,8 @@ def _check_one_recipe(files: Sequence[Path], reports: Sequence[Mapping[str, Any]
                 raise DataError(f"{where} are of the same run: no seed differs. Every run counts once.")
 
 
-def _other_rows(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """What of their test rows differs, where both reports tell it."""
+def other_rows(one: Mapping[str, Any], two: Mapping[str, Any]) -> str:
+    """What of the test rows of two reports differs, where both tell it; empty where nothing does."""
     facts = [
         {
             "rows": report.get("counts", {}).get("rows"),
@@ -109,7 +106,7 @@ def _other_rows(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[tuple[st
         for report in (one, two)
     ]
     pairs = [(name, facts[0][name], facts[1][name]) for name in facts[0]]
-    return [(name, was, now) for name, was, now in pairs if was and now and was != now]
+    return "; ".join(f"{name}: {was!r} there, {now!r} here" for name, was, now in pairs if was and now and was != now)
 
 
 def over_runs(

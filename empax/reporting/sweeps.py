@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from empax.core.files import WorkDir, json_text, read_json, write_together
 from empax.core.manifest import read_done
 from empax.evaluation.significance import mean_interval
 from empax.pipeline.plan import read_plan
-from empax.reporting.seeds import over_runs
+from empax.reporting.seeds import other_rows, over_runs
 from empax.reporting.tables import aligned, format_value, markdown_table
 
 Summary = dict[str, Any]
+Scores = Mapping[str, Mapping[str, Any]]
+"""Metric → `value`, None where it is no number, and its interval if it has one."""
 
 _ACROSS = 3  # arms beside each other in a terminal
 
@@ -27,6 +30,18 @@ _ABOUT_PAIRS = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What a finished run says of itself: its report, and by what each training stage was judged."""
+
+    report: Mapping[str, Any]
+    trained: Scores
+
+    @property
+    def scores(self) -> Scores:
+        return {**self.report.get("metrics", {}), **self.trained}
+
+
 def summarize(arms: Mapping[str, Mapping[int, Path]]) -> Summary:
     """What finished runs say, arm by arm.
 
@@ -36,53 +51,54 @@ def summarize(arms: Mapping[str, Mapping[int, Path]]) -> Summary:
     Returns:
       `arms`, by name `workdirs` (by seed), `metrics` (each `mean`, `low`, `high`, `values` in the order of the seeds,
       and of several seeds `std`) and `left_out`, metrics that not every seed has; `differences`, by name of the other
-      arms the `mean_interval` of each metric's differences over the seeds that both have, if there are two. Metrics are
-      those of the report, and of each training stage the best of what it was judged by ("STAGE: METRIC").
+      arms the `mean_interval` of each metric's differences over the seeds that both have, if there are two;
+      `other_rows`, by name of the arms whose test rows are not the first arm's, how they differ: of these arms there
+      are no differences of metrics of the report. Metrics are those of the report, and of each training stage the best
+      of what it was judged by ("STAGE: METRIC").
     """
-    found = {
-        arm: {seed: _scores(folder) for seed, folder in folders.items()} for arm, folders in arms.items() if folders
-    }
-    summary: Summary = {"arms": {}, "differences": {}}
+    found = {arm: {seed: _read(folder) for seed, folder in folders.items()} for arm, folders in arms.items() if folders}
+    summary: Summary = {"arms": {}, "differences": {}, "other_rows": {}}
     for arm, runs in found.items():
         left_out: list[str] = []
         if len(runs) > 1:
-            metrics = over_runs(list(runs.values()), "", left_out)
+            metrics = over_runs([run.scores for run in runs.values()], "", left_out)
         else:
-            (scores,) = runs.values()
+            (run,) = runs.values()
             metrics = {
                 name: {
                     "mean": one["value"],
                     "values": [one["value"]],
                     **{k: one[k] for k in ("low", "high") if k in one},
                 }
-                for name, one in scores.items()
+                for name, one in run.scores.items()
                 if one["value"] is not None
             }
         workdirs = {str(seed): str(folder) for seed, folder in arms[arm].items()}
         summary["arms"][arm] = {"workdirs": workdirs, "metrics": metrics, "left_out": left_out}
     first = next(iter(found), "")
     for arm in list(found)[1:]:
-        shared = [seed for seed in found[first] if seed in found[arm]]
-        if len(shared) > 1:
-            summary["differences"][arm] = _differences(*([found[a][seed] for seed in shared] for a in (first, arm)))
+        pairs = [(run, found[arm][seed]) for seed, run in found[first].items() if seed in found[arm]]
+        apart = next(filter(None, (other_rows(one.report, two.report) for one, two in pairs)), "")
+        if apart:
+            summary["other_rows"][arm] = apart
+        if len(pairs) > 1:
+            sides = [[run.trained if apart else run.scores for run in side] for side in zip(*pairs, strict=True)]
+            summary["differences"][arm] = _differences(*sides)
     return summary
 
 
-def _scores(workdir: Path) -> dict[str, dict[str, Any]]:
-    """Metric → `value`, None where it is no number, and its interval if it has one."""
-    scores: dict[str, dict[str, Any]] = {}
+def _read(workdir: Path) -> _Run:
+    trained: dict[str, dict[str, Any]] = {}
     files = WorkDir(workdir)
     for stage in read_plan(files).stages.values():
         done = read_done(files.stage(stage.name)) if stage.kind == "train" else {}
         if done.get("best_value") is not None:
-            scores[f"{stage.name}: {stage.loop.best_metric}"] = {"value": done["best_value"]}
+            trained[f"{stage.name}: {stage.loop.best_metric}"] = {"value": done["best_value"]}
     report = workdir / "report.json"
-    return {**(read_json(report)["metrics"] if report.is_file() else {}), **scores}
+    return _Run(read_json(report) if report.is_file() else {}, trained)
 
 
-def _differences(
-    first: Sequence[Mapping[str, Mapping[str, Any]]], other: Sequence[Mapping[str, Mapping[str, Any]]]
-) -> dict[str, dict[str, float]]:
+def _differences(first: Sequence[Scores], other: Sequence[Scores]) -> dict[str, dict[str, float]]:
     found = {}
     for name in first[0]:
         values = [(scores.get(name) or {}).get("value") for scores in (*first, *other)]
@@ -97,7 +113,11 @@ def tables(summary: Summary) -> list[tuple[str, list[str], list[list[str]]]]:
     """What each table is about, its head and its rows: all arms, then the differences from the first."""
     arms = summary["arms"]
     head = ["", *(f"{arm} ({_seeds(len(one['workdirs']))})" for arm, one in arms.items())]
-    made = [(_ABOUT, head, _rows([one["metrics"] for one in arms.values()], signed=False))]
+    apart = [
+        f"{arm} is over other test rows than {next(iter(arms))} ({how}), so metrics of the report are not compared."
+        for arm, how in summary["other_rows"].items()
+    ]
+    made = [(" ".join([_ABOUT, *apart]), head, _rows([one["metrics"] for one in arms.values()], signed=False))]
     if differences := summary["differences"]:
         head = [f"against {next(iter(arms))}", *differences]
         made.append((_ABOUT_PAIRS, head, _rows(list(differences.values()), signed=True)))

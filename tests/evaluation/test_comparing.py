@@ -69,6 +69,16 @@ def test_every_pair_is_tested_and_corrected_together():
         compare_systems({"good": GOOD, "short": OTHER[:9]}, settings=FAST)
 
 
+@pytest.mark.parametrize("labels", ["ab", "ba"])
+def test_the_rows_are_described_by_the_system_whose_dialogues_are_drawn(labels):
+    """Whichever system has ids: the comparison is the same, and says so."""
+    systems = {"a": [dataclasses.replace(row, id="") for row in GOOD], "b": OTHER}
+    found = compare_systems({label: systems[label] for label in labels}, settings=FAST, names=("bleu_1",))
+    assert (found["rows"]["resampled"], found["rows"]["dialogues"]) == ("dialogues", 8)
+    with_ids = compare_systems({"a": GOOD, "b": OTHER}, settings=FAST, names=("bleu_1",))
+    assert found["systems"]["b"] == with_ids["systems"]["b"]
+
+
 def test_metrics_with_inputs_of_different_kinds_are_left_out_with_the_reason():
     others = rows_of([row.response for row in OTHER], num_tokens=7)
     (pair,) = compare_systems({"a": GOOD, "b": others}, settings=FAST, names=NAMES)["pairs"]

@@ -79,31 +79,3 @@ def test_all_our_test_rows_are_in_the_released_files(real_data):
     positions, _ = pairing.shared_rows(ours, theirs)
     assert len(positions) == len(ours) == 5249
     assert len(theirs) == 5255
-
-
-def test_inputs_of_different_kinds_are_named():
-    notes = {"nll": 3.0, "num_tokens": 4, "intent": "wishing", "reference_attributes": {"exploration": "low"}}
-    rows = [dataclasses.replace(row, notes=notes, emotion_prediction="sad") for row in rows_of("ab")]
-    assert pairing.not_comparable(rows, rows) == {}
-    assert pairing.not_comparable(rows, rows_of("ab")) == {}  # there is nothing to compare
-
-    def changed(**changes):
-        return [rows[0], dataclasses.replace(rows[1], notes={**notes, **changes})]
-
-    assert "other tokenizers" in pairing.not_comparable(rows, changed(num_tokens=5))["perplexity_per_token"]
-    assert "different rows" in pairing.not_comparable(rows, changed(nll=None))["perplexity"]
-    assert set(pairing.not_comparable(rows, changed(nll=9.0))) == set()
-    judged = pairing.not_comparable(rows, changed(reference_attributes={"exploration": "high"}))
-    assert "different judges" in judged["mechanisms"]
-    assert "intents" in pairing.not_comparable(rows, changed(intent="agreeing"))["intent_accuracy"]
-    for judge in ("second_seed", "linear"):
-        note = f"{judge}_reference_attributes"
-        by_two = [changed(**{note: {"exploration": level}}) for level in ("low", "high")]
-        assert set(pairing.not_comparable(*by_two)) == {f"mechanisms:{judge}"}
-        assert pairing.not_comparable(by_two[0], by_two[0]) == {}
-    some = [rows[0], dataclasses.replace(rows[1], emotion_prediction="")]
-    assert set(pairing.not_comparable(rows, some)) == {"emotion_accuracy"}
-    guessed = [dataclasses.replace(row, notes={**notes, "intent_prediction": "wishing"}) for row in rows]
-    assert pairing.not_comparable(guessed, guessed) == {}
-    half = [guessed[0], rows[1]]
-    assert "predicted of different rows" in pairing.not_comparable(guessed, half)["intent_accuracy"]

@@ -146,6 +146,21 @@ def test_the_table_has_means_over_seeds_and_differences_seed_by_seed(tmp_path):
     assert "12.00 [1.00, 30.00]" in sweeps.text(one)
 
 
+def test_arms_over_other_test_rows_are_not_subtracted(tmp_path):
+    runs = made(tmp_path)
+    sweep.make(runs, pretend(runs, []))
+    for run in runs:
+        report = read_json(run.folder / "report.json")
+        steps = run.plan.stages["generator"].loop.steps
+        write_json(run.folder / "report.json", {**report, "rows": {"rows": 9, "sha256": f"{steps}a"}})
+    found = sweeps.summarize(folders(runs))
+    assert set(found["differences"]["generator.steps=3"]) == {"generator: nll"}  # of validation rows
+    said = "generator.steps=3 is over other test rows than generator.steps=2 (rows.sha256: '2a' there, '3a' here), so"
+    assert said in sweeps.text(found)
+    one = sweeps.summarize({arm: {0: by_seed[0]} for arm, by_seed in folders(runs).items()})
+    assert said in sweeps.text(one)
+
+
 def test_the_command_refuses_before_any_run(command, tmp_path):
     here = (RECIPE, "--seeds", "2", f"--workdir={tmp_path / 'sweep'}")
     wrong = command("-m", "empax", "sweep", *here, "--grid=generator.stps=2")

@@ -83,6 +83,26 @@ def test_contexts_without_ids_are_told_apart():
         assert (found["chosen"], found["rejected"]) == shown[tuple(found["context"])]
 
 
+NAMELESS = [dataclasses.replace(row, id="") for row in system("theirs")]
+TWICE = {
+    name: [Prediction(("hi",), f"{name} {i}", "hello") for i in range(2)] + rows
+    for name, rows in (("ours", system("ours")), ("theirs", NAMELESS))
+}
+
+
+@pytest.mark.parametrize("order", [("ours", "theirs"), ("theirs", "ours")])
+@pytest.mark.parametrize("systems", [{"ours": system("ours"), "theirs": NAMELESS}, TWICE])
+def test_what_is_preferred_is_found_where_ids_are_missing_or_a_context_comes_twice(systems, order):
+    study = make_study(systems, StudySettings(rows=len(systems["ours"]), checks=0, repeats=0))
+    assert len({item.id for item in study.items}) == len(study.items)
+    key = Key("s", "pairs", tuple(systems), {item.number: item for item in study.items})
+    answers = [Answer("r", item, dict.fromkeys(ASPECTS, 1)) for item in study.items]
+    found = preferred(key, answers, {name: systems[name] for name in order}, "empathy")
+    assert [(list(item.context), *item.replies) for item in study.items] == [
+        (pair["context"], pair["chosen"], pair["rejected"]) for pair in found
+    ]
+
+
 def test_the_seed_draws_everything():
     one, again, other = (make_study(THREE, StudySettings(rows=20, seed=seed)).key() for seed in (0, 0, 1))
     assert one == again

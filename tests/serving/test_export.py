@@ -39,6 +39,7 @@ METRICS = {
     "bleu_1": {"value": 24.1, "low": 23.0, "high": 25.25},
     "perplexity": {"value": None, "low": None, "high": None},
 }
+TEST_SET = {"split": "test", "title": "the built-in sample, test split, 6 rows"}
 
 
 def initial(model, seed, *inputs):
@@ -150,10 +151,8 @@ def test_the_card_tells_what_the_report_knows(made, tmp_path):
     files, _ = made
     report = files.root / "report.json"
     run = {"versions": {"empax": "0.1.0", "torch": ""}, "commit": "abc", "command": "python -m empax.main --x"}
-    write_json(
-        report,
-        {"metrics": METRICS, "data": {"source_hash": "f00", "train": {"dialogues": 1256, "instances": 5}}, "run": run},
-    )
+    data = {"source_hash": "f00", "train": {"dialogues": 1256, "instances": 5}}
+    write_json(report, {"metrics": METRICS, "data": data, "run": run, "test_set": TEST_SET})
     try:
         export_run(files.root, tmp_path / "out", ExportSettings())
         export_run(files.root, tmp_path / "two", ExportSettings(what="retriever", stage="retriever"))
@@ -167,7 +166,7 @@ def test_the_card_tells_what_the_report_knows(made, tmp_path):
     for part in (
         "| BLEU-1 | 24.10 | 23.00 to 25.25 |",
         "| PPL / token | – | – to – |",
-        "decoded with stage `joint`",
+        "Over the built-in sample, test split, 6 rows, decoded with stage `joint`.",
         "- train: 1,256 dialogues, 5 instances",
         "```bash\npython -m empax.main --x\n```",
         "empax 0.1.0; commit abc.",
@@ -187,7 +186,7 @@ def test_the_head_of_a_card_has_the_metrics_of_this_model_alone(made):
 
     files, _ = made
     config, about = read_json(files.config), Exported("generator", "joint", "joint", "transformers", "", 2, 10)
-    report = {"metrics": METRICS, "data": {}, "run": {}}
+    report = {"metrics": METRICS, "data": {}, "run": {}, "test_set": TEST_SET}
     head = ModelCard(model_card(about, config, report)).data
     (found,) = head.eval_results  # perplexity is no number
     assert (found.metric_type, found.metric_name, found.metric_value) == ("bleu_1", "BLEU-1", 24.1)
@@ -195,6 +194,24 @@ def test_the_head_of_a_card_has_the_metrics_of_this_model_alone(made):
     assert (head.license, head.tags) == ("apache-2.0", ["empathetic-dialogue", "empax"])
     for other in (dataclasses.replace(about, stage="generator"), dataclasses.replace(about, what="retriever")):
         assert not ModelCard(model_card(other, config, report)).data.eval_results
+
+
+def test_a_card_says_over_which_rows_its_metrics_are(made):
+    from huggingface_hub import ModelCard
+
+    files, _ = made
+    config, about = read_json(files.config), Exported("generator", "joint", "joint", "transformers", "", 2, 10)
+    report = {"metrics": METRICS, "data": {}, "run": {}}
+    title = "the built-in sample, validation split, 4 rows"
+    card = model_card(about, config, {**report, "test_set": {"split": "validation", "title": title}})
+    (found,) = ModelCard(card).data.eval_results
+    assert (found.dataset_type, found.dataset_split, found.dataset_name) == ("sample", "validation", title)
+    assert f"Over {title}, decoded" in card
+    assert "test split" not in card
+    for older in (report, {**report, "test_set": {"split": "", "title": "corpus not known, 4 rows"}}):
+        card = model_card(about, config, older)
+        assert not ModelCard(card).data.eval_results
+        assert "| BLEU-1 | 24.10 |" in card
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers' imports

@@ -84,3 +84,7 @@ def test_released_outputs_are_compared_where_their_folder_is_given(results):
         document._read(results / "comparisons.json")
     rescore(results, make_source(), results / "peers")
     assert document._read(results / "comparisons.json")["two"]["pairs"][0]["second"] == "p (released)"
+    with (results / "peers" / "p.jsonl").open("a", encoding="utf-8") as file:
+        file.write("no JSON\n")
+    with pytest.raises(DataError, match=r"p\.jsonl, line 13: not valid JSON.*; 1 bad lines in all"):
+        rescore(results, make_source(), results / "peers")
