@@ -10,6 +10,7 @@ weight at every temperature; `reg.neighbours` of configs/reg_transformer.py has 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,13 @@ TEMPERATURES = (0.01, 0.03, 0.1, 0.3, 1.0)
 def main(workdir: Path, kind: str, rows: int, file: Path | None) -> None:
     """Prints the table, and writes it as JSON where a file is named."""
     files = WorkDir(workdir)
-    plan = read_plan(files)
+    plan, own = read_plan(files), NeighbourSettings(**{f"{kind}_weight": 0.5})  # whose states are then at hand
+    shared: Any = dataclasses.replace(plan.system_settings, neighbours=own)  # pyright: ignore[reportArgumentType]
+    plan = dataclasses.replace(plan, system_settings=shared)
     run = RunContext(files, plan, evaluate.main_stage(plan))
     settings = run.settings(run.stage, evaluate.Settings)
     answerer: Any = evaluate.load_answerer(settings, run, settings.buckets)
-    task, asked, own = answerer.task, draw(load_instances(run, "validation"), rows), NeighbourSettings()
-    if kind == "knn":
-        answerer.remember(draw(load_instances(run, "train"), own.knn_rows))
+    task, asked = answerer.task, draw(load_instances(run, "validation"), rows)
     params, examples = answerer._params, answerer._make_examples(asked).examples
     if hasattr(task, "retriever"):
         task, params = task.generator, params["generator"]

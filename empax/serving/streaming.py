@@ -136,8 +136,6 @@ class Wording:
         self.over, self.cut = ended or end is not None, ended and end is None
         ids = ids if end is None else ids[: end + 1]
         self.count, found = len(ids), self._whole(ids) if self.over else self._certain(ids)
-        if self.cut:
-            found = found.rstrip("\N{REPLACEMENT CHARACTER}").rstrip()  # half a character
         if self._stopped(found) is not None:
             # Of several stops the one that its tokens complete first, however many tokens come at once.
             self.over, self.cut = True, False

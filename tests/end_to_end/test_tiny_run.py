@@ -187,7 +187,7 @@ def test_a_swap_of_all_exemplars_for_none_leaves_the_plain_generator(finished):
     parts = RegParts.of(at, with_params=False).generator
     params = parts.stage_params(at, "joint")["generator"]
     plain = Generator(parts.reader, parts.decoder(parts.settings.decoding), EMOTION_HEAD, 0.0)
-    alone = answerer_of(parts, plain, params, context_examples(parts), AnswerOptions("joint", "", settings.buckets))
+    alone = answerer_of(parts, plain, params, context_examples(parts, ()), AnswerOptions("joint", "", settings.buckets))
     for row, other in zip(none, alone.respond(instances, batch_size=16, seed=0), strict=True):
         assert row.notes["nll"] == pytest.approx(other.notes["nll"], rel=1e-4)
         assert row.exemplars == ()

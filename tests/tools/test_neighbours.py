@@ -22,7 +22,10 @@ def test_the_table_has_what_a_run_with_that_weight_would_report(finished, tmp_pa
     assert (found["kind"], found["rows"]) == (kind, 6)
     assert "best: weight " in capsys.readouterr().out
     files = WorkDir(finished)
-    run = RunContext(files, read_plan(files), "evaluate")
+    plan, on = read_plan(files), NeighbourSettings(**{f"{kind}_weight": 0.5})
+    plan = dataclasses.replace(plan, system_settings=dataclasses.replace(plan.system_settings, neighbours=on))
+    run = RunContext(files, plan, "evaluate")
+    near = 1e-3 if kind == "copy" else 5e-3  # states of 16 bits, which are padded otherwise here
     made = evaluate.load_answerer(run.settings("evaluate", evaluate.Settings), run, ())
     asked = draw(load_instances(run, "validation"), 6)
     for weight in (0.0, 0.2):
@@ -33,5 +36,5 @@ def test_the_table_has_what_a_run_with_that_weight_would_report(finished, tmp_pa
             answerer.remember(load_instances(run, "train"))
         answers = answerer.respond(asked, batch_size=6, seed=0)
         expected = sum(one.notes["nll"] for one in answers) / sum(one.notes["num_tokens"] for one in answers)
-        assert found["nats_a_token"]["0.1"][str(weight)] == pytest.approx(expected, abs=1e-4)
+        assert found["nats_a_token"]["0.1"][str(weight)] == pytest.approx(expected, abs=near)
     assert found["nats_a_token"]["1.0"]["0.0"] == found["nats_a_token"]["0.01"]["0.0"]
