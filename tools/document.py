@@ -296,6 +296,20 @@ def _swaps(table: Table, results: Path) -> list[str]:
     return [*markdown_table(made[part].head, made[part].rows), "", made[part].note]
 
 
+def _weights(table: Table, results: Path) -> list[str]:
+    """What `tools.neighbours` has found: likelihoods by weight and temperature; the best one is bold."""
+    found = _read(results / "neighbours" / f"{table['of']}.json")
+    by_temperature = found["nats_a_token"]
+    best = min(nll for row in by_temperature.values() for nll in row.values())
+    rows = [
+        [temperature, *(f"**{nll:.4f}**" if nll == best else f"{nll:.4f}" for nll in row.values())]
+        for temperature, row in by_temperature.items()
+    ]
+    head = ["temperature \\ weight", *next(iter(by_temperature.values()))]
+    note = f"Nats a token, over {found['tokens']:,} tokens of {found['rows']:,} validation replies, of one seed."
+    return [*markdown_table(head, rows), "", note]
+
+
 _KINDS: Mapping[str, Callable[[Table, Path], list[str]]] = {
     "scores": _scores,
     "pairs": _pairs,
@@ -305,6 +319,7 @@ _KINDS: Mapping[str, Callable[[Table, Path], list[str]]] = {
     "ratings": _ratings,
     "benchmark": _benchmark,
     "swaps": _swaps,
+    "weights": _weights,
     "figure": _figure,
 }
 

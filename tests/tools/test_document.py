@@ -124,6 +124,15 @@ def test_tables_of_swapped_exemplars_are_those_of_the_report(tmp_path):
         fill("<!-- table: likelihoods -->\n<!-- end -->\n", other)
 
 
+def test_the_best_weight_of_a_corpus_is_bold(tmp_path):
+    found = {"kind": "knn", "rows": 6, "tokens": 1234, "nats_a_token": {"0.1": {"0.0": 3.5, "0.1": 3.4}}}
+    write_json(tmp_path / "neighbours" / "knn.json", found)
+    write_json(tmp_path / "tables.json", {"one": {"kind": "weights", "of": "knn"}})
+    filled = fill("<!-- table: one -->\n<!-- end -->\n", tmp_path)
+    assert "| 0.1 | 3.5000 | **3.4000** |" in filled
+    assert "over 1,234 tokens of 6 validation replies" in filled
+
+
 def test_the_command_fills_files_and_names_what_is_missing(tmp_path, capsys):
     results, document = make_results(tmp_path / "results", 2.0), tmp_path / "a.md"
     document.write_text("<!-- table: small -->\n<!-- end -->\n", encoding="utf-8")
