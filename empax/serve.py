@@ -115,7 +115,7 @@ def _place() -> socket.socket:
     except OSError as error:
         place.close()
         where = f"--host={_HOST.value} --port={_PORT.value}"
-        raise ConfigError(f"{where}: {error.strerror}; take another port, or 0 for a free one.") from error
+        raise ConfigError(f"{where}: {error.strerror}; take another host or port (0 = a free one).") from error
     return place
 
 

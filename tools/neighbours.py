@@ -43,6 +43,8 @@ def main(workdir: Path, kind: str, rows: int, file: Path | None) -> None:
     run = RunContext(files, plan, evaluate.main_stage(plan))
     settings = run.settings(run.stage, evaluate.Settings)
     answerer: Any = evaluate.load_answerer(settings, run, settings.buckets)
+    if kind == "copy" and answerer.exemplars is None:
+        raise SystemExit(f"error: {workdir} reads no exemplars to copy from; take knn, or a run that reads some.")
     task, asked = answerer.task, draw(load_instances(run, "validation"), rows)
     params, examples = answerer._params, answerer._make_examples(asked).examples
     if hasattr(task, "retriever"):
@@ -52,7 +54,7 @@ def main(workdir: Path, kind: str, rows: int, file: Path | None) -> None:
         if kind == "knn":
             return lambda states, **given: knn_probabilities(states, params["neighbours"], num=own.knn, **given)
         shown = shown_responses(batch)
-        assert shown is not None, "this run reads no exemplars"
+        assert shown is not None
         said = response_states(*shown, task.decoder.eos_id, lambda ids: task._hidden(params, ids, read))
         return lambda states, **given: copy_probabilities(states, said, **given)
 

@@ -263,13 +263,14 @@ def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
             added = [token for token, kind in zip(tokens, kinds, strict=False) if kind == number]
             add = backend.add_special_tokens if special else backend.add_tokens
             add([AddedToken(token, normalized=False, special=special) for token in added])
-    names = _special_names(file, tokens)
-    framed = [role for role, usual in (("bos", _PRE_TOKENIZERS[cut] is _LLAMA3), ("eos", False))
-              if file.metadata.get(f"tokenizer.ggml.add_{role}_token", usual) and f"{role}_token" in names]  # fmt: skip
-    if framed:
-        special = {names[f"{role}_token"]: vocabulary[names[f"{role}_token"]] for role in framed}
-        first, last = ([names[f"{role}_token"]] if role in framed else [] for role in ("bos", "eos"))
-        frame = processors.TemplateProcessing(single=[*first, "$A", *last], special_tokens=[*special.items()])
+    names, says = _special_names(file, tokens), file.metadata.get
+    first, last = (
+        [names[f"{role}_token"]] if says(f"tokenizer.ggml.add_{role}_token", usual) and f"{role}_token" in names else []
+        for role, usual in (("bos", _PRE_TOKENIZERS[cut] is _LLAMA3), ("eos", False))  # where it is silent: llama.cpp's
+    )
+    if first or last:
+        special = [(text, vocabulary[text]) for text in {*first, *last}]
+        frame = processors.TemplateProcessing(single=[*first, "$A", *last], special_tokens=special)
         backend.post_processor = frame  # pyright: ignore[reportAttributeAccessIssue]
     return GgufTokenizer(backend, names, _chat_template(file))
 

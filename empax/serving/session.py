@@ -119,7 +119,12 @@ class Session:
     def replies(self, contexts: Sequence[Texts | str], *, seeds: Sequence[int] | None = None) -> list[Prediction]:
         """The same, of several conversations in one batch; with its seed each has the reply that it has alone.
 
-        `seeds` stand in place of the session's.
+        Args:
+          contexts: as `reply` takes them.
+          seeds: one of each, in place of the session's.
+
+        Raises:
+          ConfigError: as `reply`.
         """
         turns = [given_turns(context, "context") for context in contexts]
         own = [self.seed] * len(turns) if seeds is None else list(seeds)
