@@ -1,12 +1,14 @@
 """Mutation testing: changes one expression at a time in a copy of the tree and runs the tests of the changed module.
 
   python tests/mutation/mutate.py [--sample=30] [--seed=0] [--only=losses,decoding] [--jobs=1] [--tests=not slow]
+                                  [--kept=FILE.jsonl]
   python tests/mutation/mutate.py --planted [--jobs=1]
 
 A mutant counts as found if a test fails or runs out of time. One that survives the tests that mirror its module meets
 those of its package and all that import the module. cosmic-ray makes the mutants. Annotations, decorators of data
 classes, caches and compilation, and `strict=` of `zip` are left as they are: no result depends on them. harmless.jsonl
-holds changes that no result depends on, each with the reason; survivors among them are counted apart.
+holds changes that no result depends on, each with the reason; survivors among them are counted apart. With --kept the
+same command on the same tree goes on where it was stopped.
 
 --planted plants the faults of planted.jsonl instead, which tests once did not notice: none may survive.
 """
@@ -240,6 +242,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="trees that are tested at a time")
     parser.add_argument("--tests", default="not slow", help="expression over pytest's markers")
     parser.add_argument("--planted", action="store_true", help="the faults of planted.jsonl; 1 if one survives")
+    parser.add_argument("--kept", type=Path, help="a file of outcomes: those in it are not found again")
     parser.add_argument("--limit_seconds", type=float, default=300.0, help="a quarter of what whole tests may take")
     options = parser.parse_args()
     if unknown := set(filter(None, options.only.split(","))) - set(TARGETS):
@@ -256,9 +259,9 @@ def main() -> int:
 
 def _run_all(groups: dict[str, list[Fault]], folder: Path, options: argparse.Namespace) -> dict[Fault, str]:
     trees: queue.Queue[Path] = queue.Queue()
-    kept = shutil.ignore_patterns(".git", ".venv", "runs", "results", "__pycache__", ".jax_cache")
+    left_out = shutil.ignore_patterns(".git", ".venv", "runs", "results", "__pycache__", ".jax_cache")
     for job in range(options.jobs):
-        trees.put(Path(shutil.copytree(ROOT, folder / str(job), ignore=kept)))
+        trees.put(Path(shutil.copytree(ROOT, folder / str(job), ignore=left_out)))
     limits: dict[tuple[str, ...], float] = {}
 
     def test(mutant: Fault) -> str:
@@ -281,13 +284,21 @@ def _run_all(groups: dict[str, list[Fault]], folder: Path, options: argparse.Nam
             changed.write_text(mutant.source(), encoding="utf-8")
             trees.put(tree)
 
+    kept: Path | None = options.kept
+    lines = kept.read_text(encoding="utf-8").splitlines() if kept and kept.exists() else []
+    before = {row["fault"]: row["outcome"] for row in map(json.loads, lines)}
     outcomes: dict[Fault, str] = {}
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         # One of each group in turn: what is stopped early has seen all of them.
         turns = itertools.zip_longest(*groups.values())
         mutants = [mutant for turn in turns for mutant in turn if mutant is not None]
-        for mutant, outcome in zip(mutants, pool.map(test, mutants), strict=True):
+        outcomes |= {mutant: before[mutant.diff()] for mutant in mutants if mutant.diff() in before}
+        left = [mutant for mutant in mutants if mutant not in outcomes]
+        for mutant, outcome in zip(left, pool.map(test, left), strict=True):
             outcomes[mutant] = outcome
+            if kept:
+                with kept.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"fault": mutant.diff(), "outcome": outcome}) + "\n")
             mark = "SURVIVED" if outcome == "passed" else f"found ({outcome})"
             print(f"[{len(outcomes)}/{len(mutants)}] {mark}: {mutant.diff()}", flush=True)
     return outcomes
