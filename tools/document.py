@@ -63,7 +63,9 @@ def _read(path: Path) -> Any:
 
 def _scores(table: Table, results: Path) -> list[str]:
     """Systems as rows, `metrics` as columns. A row is a `run`, a recipe's `seeds`, a `control`, `released` or a
-    `published` row. With `recipes` the last column is the recipe of a run.
+    `published` row. A column may also be "head:HEAD", the accuracy of one head of emotions, or "kappa:JUDGE",
+    the kappa of that judge's levels in replies with those in references. With `recipes` the last column is the recipe
+    of a run.
     """
     names, head = table["metrics"], _head(table)
     rows = [[row["name"], *(_cell(row, name, results) for name in names)] for row in table["rows"]]
@@ -72,7 +74,7 @@ def _scores(table: Table, results: Path) -> list[str]:
         rows = [[*cells, _recipe(row, results)] for cells, row in zip(rows, table["rows"], strict=True)]
     return [
         *markdown_table(head, rows),
-        *_about(table, results, [n for n in names if not n.startswith("head:")]),
+        *_about(table, results, [n for n in names if not n.startswith(("head:", "kappa:"))]),
     ]
 
 
@@ -108,10 +110,11 @@ def _about(table: Table, results: Path, names: Sequence[str]) -> list[str]:
 
 
 def _recipe(row: Mapping[str, Any], results: Path) -> str:
-    """Of a run, as its command has it; empty for other rows."""
-    if "run" not in row or "control" in row:
+    """Of a run or of the first of several seeds, as its command has it; empty for other rows."""
+    if "control" in row or not {"run", "seeds"} & set(row):
         return ""
-    return f"`{recipe_of(_read(results / 'runs' / row['run'] / 'report.json'))}`"
+    run = row.get("run") or f"{row['seeds']}/{_read(_path(row, results))['seeds'][0]}"
+    return f"`{recipe_of(_read(results / 'runs' / run / 'report.json'))}`"
 
 
 def _path(row: Mapping[str, Any], results: Path) -> Path:
@@ -125,6 +128,9 @@ def _cell(row: Mapping[str, Any], name: str, results: Path) -> str:
         table, label = row["published"]
         value = next((part[label][name] for part in TABLES[table] if name in part.get(label, {})), None)
         return row.get("cells", {}).get(name) or ("" if value is None else format_value(name, value))
+    if name.startswith("kappa:") and "control" not in row and "released" not in row:
+        found = _read(_path(row, results))["empathy"].get(name.removeprefix("kappa:"))
+        return "" if found is None else f"{found['kappa']:.3f}"
     if "seeds" in row:
         found = _read(_path(row, results))
         part = found["evaluations"][row["evaluation"]] if "evaluation" in row else found

@@ -58,7 +58,7 @@ class Source:
       corpus: EmpatheticDialogues by id.
       corpus_name: with its hash.
       training: its training split.
-      jury: the linear judge, for outputs whose empathy has been judged.
+      jury: the linear judge, which no system has learnt from.
       settings: of the scores.
       code: hash of the code.
     """
@@ -75,7 +75,7 @@ class Source:
         rows = _read(run / "outputs.jsonl.gz", self.corpus)
         skipped = skip if len(rows) > skip else 0
         rows = rows[skipped:]
-        return (self.jury(rows) if any("response_attributes" in row.notes for row in rows) else rows), skipped
+        return self.jury(rows), skipped
 
 
 def _read(path: Path, corpus: Mapping[str, Instance] | None = None) -> list[Prediction]:

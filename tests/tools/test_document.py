@@ -40,14 +40,15 @@ def make_results(folder, value):
     rows = {"rows": 4, "dialogues": 2, "resampled": "dialogues", "sha256": "0" * 16}
     scores = {
         "corpus": "a corpus", "rows": rows, "first_row": 3, "metrics": {"bleu_2": interval}, "variants": {},
-        "controls": {"controls": {"canned": {"metrics": {"bleu_2": 0.5}}}},
+        "controls": {"controls": {"canned": {"metrics": {"bleu_2": 0.5}}}}, "empathy": {"linear": {"kappa": value / 8}},
     }  # fmt: skip
     (run / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
     command = "python -m empax.main --config=configs/reg.py:small --workdir=runs/small"
     (run / "report.json").write_text(json.dumps({"run": {"command": command}}), encoding="utf-8")
     rows = [{"name": "small", "run": "reg/small/0"}, {"name": "canned", "run": "reg/small/0", "control": "canned"}]
     table = {"kind": "scores", "metrics": ["bleu_2"], "rows": rows}
-    tables = {"small": table, "commands": {**table, "recipes": True}}
+    judged = {**table, "metrics": ["bleu_2", "kappa:linear"], "titles": {"kappa:linear": "κ"}}
+    tables = {"small": table, "commands": {**table, "recipes": True}, "judged": judged}
     (folder / "tables.json").write_text(json.dumps(tables), encoding="utf-8")
     return folder
 
@@ -71,8 +72,14 @@ def test_a_table_may_tell_the_recipe_of_each_run(tmp_path):
     assert "| small | 2.00 (1.00–3.00) | `reg.py:small` |\n| canned | 0.50 |  |" in made
 
 
+def test_a_table_may_tell_the_kappa_of_a_judge(tmp_path):
+    made = fill("<!-- table: judged -->\n<!-- end -->\n", make_results(tmp_path, 2.0))
+    assert "|  | BLEU-2 ↑ | κ |" in made
+    assert "| small | 2.00 (1.00–3.00) | 0.250 |\n| canned | 0.50 |  |" in made
+
+
 def test_a_table_that_there_is_not_is_named(tmp_path):
-    with pytest.raises(DataError, match="no table 'large'; it has commands, small"):
+    with pytest.raises(DataError, match="no table 'large'; it has commands, judged, small"):
         fill("<!-- table: large -->\n<!-- end -->\n", make_results(tmp_path, 2.0))
 
 
