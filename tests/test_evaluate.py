@@ -220,6 +220,7 @@ def test_flags_that_do_not_go_together_are_refused(three, capsys):
         (three[:2], {"metrics": ["bleu_9"]}, "'bleu_9' is not one of"),
         ([three[0], three[0]], {}, "one file is given twice"),
         (three[:1], {"seeds": True, "compare": three[1:2]}, "leave out --compare"),
+        (three[:1], {"seeds": True, "empathy": "linear", "metric": ["a:b"]}, "leave out --metric, --empathy"),
     ):
         assert run(*words, **given) == 2
         assert says in capsys.readouterr().err
