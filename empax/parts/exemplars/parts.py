@@ -78,14 +78,7 @@ class RetrievalParts:
         return self.examples([instances[p] for p in positions[rows]], corpus, ids[rows], form, **options)
 
     def corpus_encoder(self, model: Embedder, params: Params, made_by: Params, *more: Any) -> CorpusEncoder:
-        """Instances to vectors.
-
-        Args:
-          model: embeds ids.
-          params: of the model.
-          made_by: those among them that reach a vector.
-          more: what else changes a vector.
-        """
+        """Instances to vectors; of `params` those of `made_by` reach them, and `more` is what else changes them."""
         tokenizer, layout = self.encoder.tokenizer, self.settings.layout
         key, query = self.settings.key, self.settings.query
         # Not of how it is planned and trained, which changes no vector.
@@ -151,16 +144,10 @@ class ExemplarSearch:
         made_by: str = "",
         corpus: Corpus | None = None,
     ) -> Self:
-        """That of a finished index stage, with its filter.
+        """That of the finished stage `index`, with its filter; without `buckets` people ask, by one program.
 
-        Args:
-          run: which has the stage.
-          parts: of the generator.
-          index: name of the stage.
-          buckets: lengths of sources; empty = people ask, and queries take one program.
-          encoder: of the queries; None = what has made the index.
-          made_by: hash of what must have made the index; empty = of `encoder`.
-          corpus: the indexed pairs; None = as the generator is shown them.
+        `encoder` is that of the queries (None = what has made the index), `made_by` the hash of what must have made the
+        index (empty = of `encoder`), `corpus` the indexed pairs (None = as the generator is shown them).
 
         Raises:
           StaleIndexError: something else has made the index.
