@@ -222,11 +222,6 @@ def tokenizer():
     return bpe.train_bpe(["hello"], vocab_size=300, special_tokens=features.SPECIAL_TOKENS)
 
 
-BERT = {
-    "vocab_size": 9, "hidden_size": 4, "num_attention_heads": 1, "intermediate_size": 4, "num_hidden_layers": 1,
-}  # fmt: skip
-
-
 def prompted(max_tokens):
     return features.encode_for_bert(tokenizer(), ["a"], max_tokens, prompt="a b a b")
 
@@ -795,18 +790,6 @@ MODEL_FILES = [
 ]  # fmt: skip
 
 
-def adapter(tools, **fields):
-    """The settings of an adapter in a folder."""
-    plain = {"peft_type": "LORA", "target_modules": ["q_proj"], **fields}
-    return tools.write("adapter/adapter_config.json", json.dumps(plain)).parent
-
-
-MISTRAL = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "num_hidden_layers": 1}
-MISTRAL |= {"max_position_embeddings": 9, "rms_norm_eps": 1e-5}
-ADAPTERS = [
-]  # fmt: skip
-
-
 def with_source(slot, make):
     """Checks NEC's tiny recipe with another source, which `make(tools)` gives."""
     return lambda tools: checked({f"knowledge.{slot}": make(tools)}, "nec")(tools)
@@ -917,7 +900,7 @@ REFLECTDIFFU = [
     ),
 ]  # fmt: skip
 
-CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *ADAPTERS, *CLASSIC, *KNOWLEDGE, *REFLECTDIFFU]
+CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *CLASSIC, *KNOWLEDGE, *REFLECTDIFFU]
 
 _FETCH = "a file is fetched from the network; in its place, tests read a whole one"
 _RUN = "a stage is run again, which takes a trained run: too long for this table"
@@ -978,10 +961,7 @@ WITHOUT_A_CASE = {
     ("rating/answers.py", "give the key that belongs to it"): _RATERS,
     ("rating/answers.py", "give those of which the study was made"): _RATERS,
     ("rating/study.py", "pairs; lower it"): _RATERS,
-    (
-        "retrieval/beam.py",
-        "delete it and run again",
-    ): _BEAM,
+    ("retrieval/beam.py", "delete it and run again"): _BEAM,
     ("serving/export.py", "give the work directory of one"): _RUN,
     ("serving/session.py", "give the work directory of one that has finished"): _RUN,
     ("systems/emprl/policy.py", "or raise guard_tolerance if that is all"): _RUN,

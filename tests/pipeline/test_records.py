@@ -13,6 +13,7 @@ from empax.data.store import load_candidates, load_instances, run_tokenizer
 from empax.pipeline import code
 from empax.pipeline.records import Records, check_origins
 from empax.pipeline.workdirs import claim
+from tests.damage import HOW, damage
 from tests.plans import plan_of, run_by_files
 
 CONFIG = {
@@ -85,16 +86,6 @@ def test_done_describes_every_file_that_the_stage_made(files):
     assert set(read_done(files.stage("evaluate"))["built_on"]) == {"prepare", "generator", "index"}
 
 
-def damage(path, how):
-    data = path.read_bytes()
-    if how == "deleted":
-        path.unlink()
-    elif how == "flipped":
-        path.write_bytes(data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :])
-    else:
-        path.write_bytes(data[: len(data) // 2] if how == "cut" else b"")
-
-
 def refused(root):
     try:
         run(root)
@@ -107,7 +98,7 @@ HARMLESS = ("CHECKSUMS", "config.json", "run.json", "metrics.jsonl")
 """Written anew from what else is there."""
 
 
-@pytest.mark.parametrize("how", ["cut", "flipped", "deleted", "emptied"])
+@pytest.mark.parametrize("how", HOW)
 def test_no_damage_of_any_file_is_silent(whole, tmp_path, how, caplog):
     """Each file in turn: named in an error or a warning, or written anew with the same bytes."""
     names = [path.relative_to(whole) for path in sorted(whole.rglob("*")) if path.is_file()]
@@ -132,7 +123,7 @@ def test_no_damage_of_any_file_is_silent(whole, tmp_path, how, caplog):
             assert set(name.parts) & {"BEGUN", "checkpoints", "tensorboard"}, name
 
 
-@pytest.mark.parametrize("how", ["cut", "flipped", "deleted", "emptied"])
+@pytest.mark.parametrize("how", HOW)
 def test_whoever_reads_finds_the_damage(files, how):
     context = RunContext(files, plan_of(CONFIG), "evaluate")
     write_text(files.stage("index") / "candidates_train.npz", "another origin")

@@ -15,6 +15,7 @@ from empax.core.manifest import read_config, read_done, read_sealed, write_confi
 from empax.pipeline import workdirs
 from empax.pipeline.plan import plain
 from empax.pipeline.records import Records
+from tests.damage import HOW, damage
 from tests.plans import run_by_files
 
 
@@ -141,33 +142,15 @@ def test_where_data_lies_is_no_difference_and_a_folder_without_a_run_is_named(co
 
 
 def test_a_damaged_stage_is_not_taken(config, finished, tmp_path):
-    flip(finished.stage("generator") / "deep" / "name.json")
+    damage(finished.stage("generator") / "deep" / "name.json", "flipped")
     with pytest.raises(DataError, match=r"generator/deep/name\.json is not what was written.*--redo=generator"):
         taken(config, finished, tmp_path)
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def break_file(path, how):
-    if how == "deleted":
-        path.unlink()
-    elif how == "flipped":
-        flip(path)
-    else:
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 if how == "cut" else 0])
-
-
-HOW = ("cut", "flipped", "deleted", "emptied")
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_lost_config_is_written_anew_by_the_command_that_made_the_stages_alone(config, finished, how, caplog):
     before = finished.config.read_bytes()
-    break_file(finished.config, how)
+    damage(finished.config, how)
     other = config | {"seed": 7}
     advice = r"config\.json is gone or damaged, and .*generator was made with other settings .*--redo=prepare"
     with pytest.raises(ConfigError, match=advice):
@@ -175,7 +158,7 @@ def test_a_lost_config_is_written_anew_by_the_command_that_made_the_stages_alone
     claim(finished, config)
     assert "written anew" in caplog.text
     assert finished.config.read_bytes() == before
-    break_file(finished.config, how)
+    damage(finished.config, how)
     claim(finished, other, redo=config["run"][:1])  # the advice works
     assert read_json(finished.config) == other
     assert not any(finished.stage(name).exists() for name in config["run"])
