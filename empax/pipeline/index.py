@@ -20,7 +20,7 @@ from empax.core.system import RunContext, load_encoder_of
 from empax.core.types import Instance
 from empax.data import own
 from empax.data.batches import draw_dialogues, draw_rows
-from empax.data.exemplars import dialogue_groups, emotion_ids, num_turns, replies_alone
+from empax.data.exemplars import dialogue_groups, emotion_ids, num_turns, replies_alone, traits
 from empax.data.store import check_prepared, load_instances
 from empax.evaluation.retrieval import POOL, SHOWN, exemplar_statistics, gold_ranks, recall_statistics, with_intervals
 from empax.retrieval.filters import ExemplarFilter, Filter, find_exemplars, fit_emotions
@@ -175,15 +175,11 @@ class _Search:
     def __call__(self, split: str, instances: Sequence[Instance], k: int) -> tuple[np.ndarray, np.ndarray]:
         """Vectors of the contexts, [Q, D], and rows of the index, [Q, k], -1 = none."""
         queries = self.encoder.embed_queries(instances, progress=f"{self.stage}: {split}", mesh=self.mesh)
-        traits = {
-            "groups": dialogue_groups(instances),
-            "emotions": emotion_ids(instances),
-            "turns": num_turns(instances),
-        }
-        found = find_exemplars(self.index, queries, k, **traits, filter=self.filter)
+        asked = traits(instances)
+        found = find_exemplars(self.index, queries, k, **asked, filter=self.filter)
         ids = np.asarray(found.ids)
         if self.filter is not None:
-            self._tell(split, queries, traits["emotions"], ids, k)
+            self._tell(split, queries, asked["emotions"], ids, k)
         return queries, ids
 
     def _tell(self, split: str, queries: np.ndarray, emotions: np.ndarray, ids: np.ndarray, k: int) -> None:
@@ -228,10 +224,8 @@ def _quality(run: RunContext, split: str, limit: int, corpus: _Corpus, search: _
     queries, found = search(split, chosen, SHOWN)
     keys, shown = corpus.keys, chosen
     if getattr(run.plan.system_settings, "key", "response") == "exchange":  # its context would find a gold exchange
-        keys, shown = (
-            search.encoder.embed_keys(replies_alone(corpus.instances), mesh=search.mesh),
-            replies_alone(chosen),
-        )
+        keys = search.encoder.embed_keys(replies_alone(corpus.instances), mesh=search.mesh)
+        shown = replies_alone(chosen)
     gold = search.encoder.embed_keys(shown, progress=f"{run.stage}: gold", mesh=search.mesh)
     groups, texts = dialogue_groups(chosen), [i.response for i in corpus.instances]
     numbers = np.unique([*texts, *(i.response for i in chosen)], return_inverse=True)[1]

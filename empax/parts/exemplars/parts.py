@@ -18,15 +18,7 @@ from empax.core.system import RunContext, load_encoder_of
 from empax.core.tree import hash_tree
 from empax.core.types import Instance, Params
 from empax.data.batches import draw_rows
-from empax.data.exemplars import (
-    Corpus,
-    ExemplarExamples,
-    dialogue_groups,
-    emotion_ids,
-    encode_keys,
-    encode_queries,
-    num_turns,
-)
+from empax.data.exemplars import Corpus, ExemplarExamples, encode_keys, encode_queries, traits
 from empax.data.sources import SourceForm
 from empax.data.store import load_candidates, load_instances, run_tokenizer
 from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
@@ -191,15 +183,7 @@ class ExemplarSearch:
     def search(self, instances: Sequence[Instance], k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of the corpus and scores, [N, k]; never of an instance's own dialogue."""
         queries = self.encoder.embed_queries(instances, mesh=local_mesh())
-        found = find_exemplars(
-            self.index,
-            queries,
-            k,
-            groups=dialogue_groups(instances),
-            emotions=emotion_ids(instances),
-            turns=num_turns(instances),
-            filter=self.filter,
-        )
+        found = find_exemplars(self.index, queries, k, **traits(instances), filter=self.filter)
         return np.asarray(found.ids), np.asarray(found.scores)
 
     def told(self, rows: np.ndarray, scores: np.ndarray) -> tuple[Mapping[str, Any], ...]:
