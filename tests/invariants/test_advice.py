@@ -54,14 +54,7 @@ from empax.data import (
 from empax.data.dialogues import to_instances
 from empax.data.wheels import GLOVE_50, SPACY_MD
 from empax.evaluation import human_ratings
-from empax.interop import (
-    onnx_files,
-    pretrained,
-    readers,
-    t5x,
-    tensors,
-    torch_files,
-)
+from empax.interop import onnx_files, pretrained, readers, t5x, tensors, torch_files
 from empax.interop.pretrained import GeneratorSettings
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models import bert, lora
