@@ -136,9 +136,8 @@ def run(settings: Settings, run: RunContext) -> None:
     }
     log.info("%s: recall@10 %.4f over %d rows", run.stage, about["recall_at_10"], len(corpus))
     if settings.quality:
-        corpus_of = _Corpus(corpus, keys, groups)
         about["quality"] = {
-            split: _quality(run, split, limit, corpus_of, search) for split, limit in settings.quality.items()
+            split: _quality(run, split, limit, corpus, keys, search) for split, limit in settings.quality.items()
         }
     write_json(run.directory / "index.json", about)
 
@@ -209,39 +208,32 @@ class _Search:
         return {**leak, "filter": {**about, **self.notes}}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Corpus:
-    """The indexed responses with their vectors and dialogues."""
-
-    instances: Sequence[Instance]
-    keys: np.ndarray
-    groups: np.ndarray
-
-
-def _quality(run: RunContext, split: str, limit: int, corpus: _Corpus, search: _Search) -> dict[str, Any]:
-    """How well contexts of a split find their gold responses, and what exemplars they find."""
+def _quality(
+    run: RunContext, split: str, limit: int, corpus: Sequence[Instance], keys: np.ndarray, search: _Search
+) -> dict[str, Any]:
+    """How well contexts of a split find their gold responses in the corpus of `keys`, and what exemplars they find."""
     chosen = draw_dialogues(load_instances(run, split), limit, seed=run.seed)
     queries, found = search(split, chosen, SHOWN)
-    keys, shown = corpus.keys, chosen
+    shown = chosen
     if getattr(run.plan.system_settings, "key", "response") == "exchange":  # its context would find a gold exchange
-        keys = search.encoder.embed_keys(replies_alone(corpus.instances), mesh=search.mesh)
+        keys = search.encoder.embed_keys(replies_alone(corpus), mesh=search.mesh)
         shown = replies_alone(chosen)
     gold = search.encoder.embed_keys(shown, progress=f"{run.stage}: gold", mesh=search.mesh)
-    groups, texts = dialogue_groups(chosen), [i.response for i in corpus.instances]
+    groups, key_groups, texts = dialogue_groups(chosen), dialogue_groups(corpus), [i.response for i in corpus]
     numbers = np.unique([*texts, *(i.response for i in chosen)], return_inverse=True)[1]
     pool = np.sort(np.random.default_rng(run.seed).permutation(len(texts))[:POOL])
 
     def ranks(rows: np.ndarray | slice) -> np.ndarray:
         return gold_ranks(
             queries, gold, keys[rows], gold_texts=numbers[len(texts) :], key_texts=numbers[: len(texts)][rows],
-            groups=groups, key_groups=corpus.groups[rows],
+            groups=groups, key_groups=key_groups[rows],
         )  # fmt: skip
 
     statistics = {
         **recall_statistics(ranks(pool), f"{len(pool) + 1}"),
         **recall_statistics(ranks(slice(None)), "all"),
         **exemplar_statistics(
-            found, texts=texts, emotions=emotion_ids(corpus.instances), wanted=emotion_ids(chosen),
+            found, texts=texts, emotions=emotion_ids(corpus), wanted=emotion_ids(chosen),
             dialogues=groups, turns=np.array([len(i.context) for i in chosen]),
         ),
     }  # fmt: skip
