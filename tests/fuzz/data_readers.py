@@ -1,8 +1,6 @@
 """What the fuzz tests of data files call in a process of its own: each reader to its end, on damaged bytes."""
 
 import functools
-import io
-import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,20 +18,10 @@ from empax.evaluation.scoring import ScoringSettings
 from empax.parts.exemplars import dense_retrieval
 from empax.reporting import score_file
 from empax.systems.reflectdiffu import labels as intents
+from tests.own_corpus import archive_of
 from tests.plans import plan_of
 
 FAST = ScoringSettings(bootstrap_samples=1)
-
-
-def archive_of(raw: bytes, *, mode: str = "w:gz") -> bytes:
-    """An archive of EmpatheticDialogues with `raw` as its three files."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode=mode) as tar:  # pyright: ignore[reportCallIssue, reportArgumentType]
-        for name in ("train", "valid", "test"):
-            entry = tarfile.TarInfo(f"empatheticdialogues/{name}.csv")
-            entry.size = len(raw)
-            tar.addfile(entry, io.BytesIO(raw))
-    return file.getvalue()
 
 
 def in_file(read: Callable[[Path], Any], raw: bytes, name: str = "file") -> Any:

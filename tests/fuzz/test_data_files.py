@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz import data_readers
 from tests.fuzz.mutations import EXAMPLES, FUZZ, Worker, count, json_mutations, mutations
+from tests.own_corpus import HEADER, archive_of
 
 pytestmark = pytest.mark.slow
 
@@ -36,8 +37,7 @@ OWN = [
     {"id": "b", "utterances": ["Hi.", "Hello."]},
 ]
 TABLE = (
-    "conv_id,utterance_idx,context,prompt,speaker_idx,utterance,selfeval,tags\n"
-    "c,1,sad,My dog,1,I lost my dog_comma_ café.,5|5|5_2|2|5,\nc,2,sad,My dog,2,Oh no.,5|5|5_2|2|5,,one|two\n"
+    f"{HEADER}c,1,sad,My dog,1,I lost my dog_comma_ café.,5|5|5_2|2|5,\nc,2,sad,My dog,2,Oh no.,5|5|5_2|2|5,,one|two\n"
 ).encode()
 EPITOME = (
     'sp_id,rp_id,seeker_post,response_post,level,rationales\r\na,b,"I feel,\r\nlow — café",hang on,1,x\r\n'
@@ -152,12 +152,12 @@ def test_texts(reader: str, good: bytes, donors: tuple[bytes, ...]):
 
 
 def test_archives():
-    good = data_readers.archive_of(TABLE)
-    check("archive", one(mutations(good, donors=(good, data_readers.archive_of(TABLE * 2)))), (good,), checksum=True)
+    good = archive_of(TABLE)
+    check("archive", one(mutations(good, donors=(good, archive_of(TABLE * 2)))), (good,), checksum=True)
 
 
 def test_archives_without_a_checksum():
-    good = data_readers.archive_of(TABLE, mode="w")
+    good = archive_of(TABLE, mode="w")
     headers = mutations(good[:512]).map(lambda head: head + good[512:])
     last = mutations(good[2048:2560]).map(lambda head: good[:2048] + head + good[2560:])
     check("archive", one(st.one_of(headers, last, mutations(good))), (good,))

@@ -71,6 +71,7 @@ from empax.systems.classic.examples import emotional_words
 from empax.systems.lempex import retriever
 from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
 from tests.data import small_wordnet
+from tests.own_corpus import write_rows
 from tests.plans import changed, plan_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -399,16 +400,11 @@ def long_corpus(tools, replies):
     """More dialogues than are looked at one by one; the last one has these replies."""
     alone = [{"id": f"{n}", "emotion": "proud", "utterances": ["I won!"]} for n in range(1001)]
     rows = [*alone, {"id": "last", "emotion": "proud", "utterances": ["I won!", *replies]}]
-    for split in own.SPLITS:
-        tools.write(f"own/{split}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
-    return tools.tmp / "own"
+    return write_rows(tools.tmp / "own", *rows)
 
 
 def own_corpus(tools, emotion):
-    for split in own.SPLITS:
-        row = {"id": split, "emotion": emotion, "utterances": ["I won!", "Well done!"]}
-        tools.write(f"own/{split}.jsonl", json.dumps(row) + "\n")
-    return tools.tmp / "own"
+    return write_rows(tools.tmp / "own", {"id": "a", "emotion": emotion, "utterances": ["I won!", "Well done!"]})
 
 
 FILES = [

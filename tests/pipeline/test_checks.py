@@ -1,10 +1,8 @@
 """What is known to be wrong before any work is told before any work, and the corrected command is accepted."""
 
-import io
 import json
 import re
 import sys
-import tarfile
 import time
 import types
 
@@ -19,6 +17,7 @@ from empax.data import empathetic_dialogues, sample
 from empax.data.store import planned_instances
 from empax.pipeline import prepare, run
 from empax.pipeline.plan import make_plan, plain
+from tests.own_corpus import HEADER, archive_of, write_rows
 from tests.plans import changed
 
 
@@ -287,10 +286,7 @@ def test_identifiers_fit_their_buckets(tmp_path, refused):
 
 
 def own_corpus(folder, emotion):
-    folder.mkdir()
-    for split in ("train", "validation", "test"):
-        row = {"id": split, "emotion": emotion, "utterances": ["I won!", "Well done!"]}
-        (folder / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
+    write_rows(folder, {"id": "a", "emotion": emotion, "utterances": ["I won!", "Well done!"]})
     return {"data.name": "jsonl", "data.dir": str(folder)}
 
 
@@ -311,21 +307,14 @@ def test_a_pretrained_folder_without_weights_is_told(reg, tmp_path, refused):
     assert str(folder) in refused(config, tmp_path / "run")
 
 
-HEADER = "conv_id,utterance_idx,context,prompt,speaker_idx,utterance,selfeval,tags"
 TURNS = ["hit:9_conv:9,1,sad,Rain,0,It rains.,,", "hit:9_conv:9,2,sad,Rain,1,Oh no.,,"]
 
 
 def archive(folder, *, turns=2, keep=1.0, names=("train", "valid", "test")):
     """An archive of EmpatheticDialogues, with one dialogue in each split."""
     folder.mkdir(parents=True)
-    path = folder / empathetic_dialogues.ARCHIVE_NAME
-    with tarfile.open(path, "w:gz") as tar:
-        for name in names:
-            raw = "\n".join([HEADER, *TURNS[:turns], ""]).encode()
-            entry = tarfile.TarInfo(f"empatheticdialogues/{name}.csv")
-            entry.size = len(raw)
-            tar.addfile(entry, io.BytesIO(raw))
-    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+    content = archive_of((HEADER + "".join(f"{turn}\n" for turn in TURNS[:turns])).encode(), names)
+    (folder / empathetic_dialogues.ARCHIVE_NAME).write_bytes(content[: int(keep * len(content))])
     return folder
 
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from empax.core.files import DataError, WorkDir, read_json, read_jsonl, write_json, write_jsonl, write_text
-from empax.core.manifest import read_done, verify, write_sealed
+from empax.core.manifest import read_done, read_sealed, verify, write_sealed
 from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data.dialogues import instance_to_row
@@ -179,11 +179,14 @@ def test_stages_of_other_settings_do_not_pass(files):
         check_origins(files, run_by_files(CONFIG | {"seed": 1}).stages.values())
 
 
+def with_other_code(path):
+    record = read_sealed(path)
+    record["code"]["empax.core.files"] = "of yesterday"
+    write_sealed(path, record)
+
+
 def test_changed_code_is_told_with_the_stages(files, caplog):
-    done = read_json(files.done("generator"))
-    done.pop("checksum")
-    done["code"]["empax.core.files"] = "of yesterday"
-    write_sealed(files.done("generator"), done)
+    with_other_code(files.done("generator"))
     records_of(files).check(first=True)
     assert "THE CODE HAS CHANGED since these stages were made: generator (empax.core.files)" in caplog.text
     assert "--redo=generator" in caplog.text
@@ -191,8 +194,7 @@ def test_changed_code_is_told_with_the_stages(files, caplog):
 
 @pytest.mark.parametrize(("source", "told"), [("of yesterday", True), (None, False)])
 def test_what_another_system_alone_imports_has_not_changed(files, caplog, source, told):
-    done = read_json(files.done("generator"))
-    done.pop("checksum")
+    done = read_sealed(files.done("generator"))
     shared = {name: found for name, found in done["code"].items() if not name.startswith("empax.systems.reg")}
     done["code"] = shared | {"empax.systems.emprl": "its own"} | ({"empax.core.files": source} if source else {})
     write_sealed(files.done("generator"), done)
@@ -203,10 +205,7 @@ def test_what_another_system_alone_imports_has_not_changed(files, caplog, source
 
 def test_code_that_changes_while_a_stage_runs_is_never_the_code_of_its_result(files, caplog):
     files.done("index").unlink()
-    begun = read_json(files.begun("index"))
-    begun.pop("checksum")
-    begun["code"]["empax.core.files"] = "of yesterday"
-    write_sealed(files.begun("index"), begun)
+    with_other_code(files.begun("index"))
     run(files.root)
     assert "index: the code has changed since it began (empax.core.files)" in caplog.text
     caplog.clear()
