@@ -227,6 +227,9 @@ def test_flags_that_do_not_go_together_are_refused(three, refused):
         (three[:1], {"metrics": ["bleu_1"]}, "--metrics says what to compare"),
         (three[:2], {"metrics": ["bleu_9"]}, "'bleu_9' is not one of"),
         ([three[0], three[0]], {}, "one file is given twice"),
+        ([], {}, "name a file to score"),
+        ([], {"seeds": True, "predictions": "a.jsonl"}, "leave out --predictions"),
+        ([], {"seeds": True}, "0 reports given"),
         (three[:1], {"seeds": True, "compare": three[1:2]}, "leave out --compare"),
         (three[:1], {"seeds": True, "empathy": "linear", "metric": ["a:b"]}, "leave out --metric, --empathy"),
     ):
@@ -311,12 +314,6 @@ def test_runs_scored_again_are_seeds_of_their_system_only(tmp_path, capsys, refu
     assert run(*reports[:2], seeds=True) == 0
     assert capsys.readouterr().out.count("emprl, 2 runs") == 1
     assert "different systems ('emprl' there, 'reg' here)" in refused(*reports[1:], seeds=True)
-
-
-def test_either_predictions_or_seeds(refused):
-    assert "name a file to score" in refused()
-    assert "leave out --predictions" in refused(seeds=True, predictions="a.jsonl")
-    assert "0 reports given" in refused(seeds=True)
 
 
 def test_help_imports_nothing_heavy():

@@ -113,11 +113,6 @@ def test_a_corpus_of_ones_own(tmp_path):
     assert read_json(tmp_path / "run" / "prepare" / "counts.json")["test"] == {"dialogues": 1, "instances": 2}
 
 
-def test_beam_is_for_a_corpus_of_ones_own():
-    with pytest.raises(ConfigError, match=r"data\.beam is for data\.name = \"jsonl\"; 'sample' is prepared without it"):
-        prepare.DataSettings(name="sample", beam=("--runner=DirectRunner",))
-
-
 def test_bad_places_and_sizes_are_named(tmp_path):
     for data, values, kind, message in (
         ({"name": "empathetic_dialogues", "dir": str(tmp_path)}, {}, DataError, str(tmp_path)),
