@@ -1,7 +1,6 @@
 """What a new work directory takes over from another run's."""
 
 import contextlib
-import copy
 import shutil
 from types import MappingProxyType
 
@@ -16,7 +15,7 @@ from empax.pipeline import workdirs
 from empax.pipeline.plan import plain
 from empax.pipeline.records import Records
 from tests.damage import HOW, damage
-from tests.plans import run_by_files
+from tests.plans import changed, run_by_files
 
 
 @pytest.fixture
@@ -58,8 +57,7 @@ def taken(config, finished, tmp_path):
 
 
 def test_stages_up_to_the_first_difference_are_taken(config, finished, tmp_path):
-    other = copy.deepcopy(config)
-    other["ppo"]["kl"] = {"coefficient": 0.0, "controller": "fixed"}
+    other = changed(config, {"ppo.kl": {"coefficient": 0.0, "controller": "fixed"}})
     files, names = taken(other, finished, tmp_path)
     assert names == config["run"][: config["run"].index("ppo")]
     assert {"prepare", "generator", "identifiers"} <= set(names)
@@ -101,8 +99,7 @@ def test_judges_with_a_seed_of_their_own_serve_runs_of_every_seed(config, finish
 )
 def test_judges_on_a_pretrained_encoder_build_on_nothing_else(config, finished, tmp_path, section, name, value, others):
     """What reads the models' settings ends with them; what was judged by a judge that differs, with the judge."""
-    other = copy.deepcopy(config)
-    other[section][name] = value
+    other = changed(config, {f"{section}.{name}": value})
     for one in (config, other):
         one["identifiers"]["encoder"] = {"pretrained": "minilm"}
     write_config(finished, config, read_json(finished.provenance))
@@ -118,8 +115,7 @@ def test_judges_on_a_pretrained_encoder_build_on_nothing_else(config, finished, 
     [("data", "limit", 5), ("prepare", "tokenizer", {"vocab_size": 99})],
 )
 def test_without_a_common_beginning_there_is_nothing_to_use(config, finished, tmp_path, section, name, value):
-    other = copy.deepcopy(config)
-    other[section][name] = value
+    other = changed(config, {f"{section}.{name}": value})
     with pytest.raises(
         ConfigError, match=rf"no stage of that run can be used \(config.{section}.{name}.* there, .* here\)"
     ):
@@ -134,8 +130,7 @@ def test_a_run_that_no_longer_says_what_made_it_serves_all_the_same(config, fini
 
 
 def test_where_data_lies_is_no_difference_and_a_folder_without_a_run_is_named(config, finished, tmp_path):
-    other = copy.deepcopy(config)
-    other["data"]["dir"] = "elsewhere"
+    other = changed(config, {"data.dir": "elsewhere"})
     assert taken(other, finished, tmp_path)[1]
     with pytest.raises(ConfigError, match="there is no run in it"):
         claim(WorkDir(tmp_path / "another"), config, tmp_path / "nowhere")
@@ -194,8 +189,7 @@ def test_a_run_of_a_version_with_other_names_is_refused_in_its_place_and_kept_by
 
 
 def test_another_config_is_refused_with_advice_that_works(config, finished, tmp_path):
-    other = copy.deepcopy(config)
-    other["ppo"]["steps"] = 3
+    other = changed(config, {"ppo.steps": 3})
     with pytest.raises(ConfigError) as refused:
         claim(finished, other)
     message = str(refused.value)
@@ -212,8 +206,7 @@ def test_another_config_is_refused_with_advice_that_works(config, finished, tmp_
 
 
 def test_settings_of_what_has_not_begun_may_change(config, finished):
-    other = copy.deepcopy(config)
-    other["ppo"]["steps"] = 3
+    other = changed(config, {"ppo.steps": 3})
     claim(finished, config, redo=["ppo"])
     claim(finished, other)
     assert read_json(finished.config) == other
@@ -276,8 +269,8 @@ def made_of_a(config, tmp_path):
 @pytest.mark.parametrize("place", ["A", "B"])
 def test_another_corpus_is_refused_by_name_in_the_same_work_directory(config, made_of_a, place, tmp_path):
     before = made_of_a.config.read_bytes()
-    changed = {"A": "A has changed", "B": "B is not what A was"}[place]
-    message = rf"prepare was made from other files: the corpus: {changed} \(train\.jsonl\)\. .*--redo=prepare"
+    said = {"A": "A has changed", "B": "B is not what A was"}[place]
+    message = rf"prepare was made from other files: the corpus: {said} \(train\.jsonl\)\. .*--redo=prepare"
     with pytest.raises(ConfigError, match=message):
         claim(made_of_a, config, inputs=corpus(place, "b"))
     assert made_of_a.config.read_bytes() == before
