@@ -41,19 +41,10 @@ _COMMANDS = {
 
 def listing() -> str:
     """The commands, a line each, and an example of each."""
-    lines = [f"  {name:<10}{command.does}" for name, command in _COMMANDS.items()]
-    examples = [f"  {command.example}" for command in _COMMANDS.values()]
-    return "\n".join(
-        [
-            "usage: empax COMMAND ...",
-            "",
-            *lines,
-            "",
-            *examples,
-            "",
-            "empax COMMAND --help lists the flags of a command, empax --version says the version.",
-        ]
-    )
+    lines = "\n".join(f"  {name:<10}{command.does}" for name, command in _COMMANDS.items())
+    examples = "\n".join(f"  {command.example}" for command in _COMMANDS.values())
+    more = "empax COMMAND --help lists the flags of a command, empax --version says the version."
+    return f"usage: empax COMMAND ...\n\n{lines}\n\n{examples}\n\n{more}"
 
 
 def main() -> None:

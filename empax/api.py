@@ -150,7 +150,10 @@ def _predictions(rows: Rows) -> list[Prediction]:
         return found
     table: Any = rows
     if hasattr(rows, "columns"):  # of pandas; NaN is its way to say that there is nothing
-        rows = [{key: value for key, value in row.items() if not _nan(value)} for row in table.to_dict("records")]
+        rows = [
+            {key: value for key, value in row.items() if not (isinstance(value, float) and math.isnan(value))}
+            for row in table.to_dict("records")
+        ]
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
         raise ConfigError(f"{type(rows).__name__} is no file of predictions, nor a list of them.")
     found = []
@@ -164,20 +167,14 @@ def _predictions(rows: Rows) -> list[Prediction]:
     return found
 
 
-def _nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
 def _listed(given: Mapping[str, Any]) -> dict[str, Any]:
     """A row as JSON would have it: turns in a list, texts whole."""
     row = dict(given)
     if isinstance(row.get("context"), Iterable) and not isinstance(row["context"], str | bytes | Mapping | set):
         row["context"] = list(row["context"])
     turns = row["context"] if isinstance(row.get("context"), list) else []
-    for name, text in [("context", turn) for turn in turns] + [(name, row.get(name)) for name in _TEXTS]:
+    texts = ("response", "reference", "emotion", "emotion_prediction")
+    for name, text in [*(("context", turn) for turn in turns), *((name, row.get(name)) for name in texts)]:
         if isinstance(text, str) and not text.isascii() and text.encode(errors="ignore").decode() != text:
             raise DataError(f"{name!r} has half of a surrogate pair, which is no character: {text[:40]!a}")
     return row
-
-
-_TEXTS = ("response", "reference", "emotion", "emotion_prediction")

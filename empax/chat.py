@@ -6,6 +6,7 @@ chat is for, and what not: docs/intended-use.md.
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 import time
@@ -95,9 +96,7 @@ def converse(session: Any, exemplars: int) -> None:
         context += [text, prediction.response or "..."]
 
 
-def command_line() -> None:
-    """Runs `main` with the flags of the command line."""
-    run_command(main, __name__)
+command_line = functools.partial(run_command, main, __name__)
 
 
 if __name__ == "__main__":

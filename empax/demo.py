@@ -12,6 +12,7 @@ Messages that seem to speak of self-harm or danger get a fixed answer that names
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -82,9 +83,7 @@ def main(argv: list[str]) -> None:
         print(visible("\n".join(["", " | ".join(context), said])), flush=True)
 
 
-def command_line() -> None:
-    """Runs `main` with the flags of the command line."""
-    run_command(main, __name__, anywhere=True)
+command_line = functools.partial(run_command, main, __name__, anywhere=True)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,14 @@ The last lines say who is better on what, and of every file whether its replies 
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
 from absl import flags
 
 from empax.core.command import in_one_line, run_command
-from empax.core.paths import check_folder, expand
+from empax.core.paths import expand, given_folder
 
 _PREDICTIONS = flags.DEFINE_string("predictions", None, "JSON-lines file to score; the same as naming it first.")
 _SEEDS = flags.DEFINE_bool("seeds", False, "Instead: sum up the report.json of several runs, named behind this flag.")
@@ -57,16 +58,14 @@ def main(argv: list[str]) -> int:
         print(f"error: {wrong}", file=sys.stderr)
         return 2
     files = [expand(word) for word in words]
-    output = expand(_OUTPUT.value) if _OUTPUT.value else None
-    if output:
-        check_folder(output, "--output")
+    output = given_folder(_OUTPUT.value, "--output") if _OUTPUT.value else None
     return _sum_up(files, output) if _SEEDS.value else _evaluate(files, output)
 
 
 def _misused(files: list[str]) -> str:
     if _SEEDS.value:
-        unused = {"--predictions": _PREDICTIONS.value, "--compare": _COMPARE.value, "--peers": _PEERS.value}
-        given = [name for name, value in unused.items() if value]
+        unused = (_PREDICTIONS, _COMPARE, _PEERS, _METRICS, _METRIC, _EMPATHY, _BART_SCORE, _DATA)
+        given = [f"--{flag.name}" for flag in unused if flag.value]
         return f"--seeds takes reports and scores nothing; leave out {', '.join(given)}." if given else ""
     if not files:
         return "name a file to score (FILE.jsonl or --predictions=FILE.jsonl), or reports after --seeds."
@@ -121,9 +120,7 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
     return 0
 
 
-def command_line() -> None:
-    """Runs `main` with the flags of the command line."""
-    run_command(main, __name__, anywhere=True)
+command_line = functools.partial(run_command, main, __name__, anywhere=True)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ hub.
 
 from __future__ import annotations
 
+import functools
+
 from absl import app, flags
 
 from empax.core.command import in_one_line, run_command
-from empax.core.paths import check_folder, expand
+from empax.core.paths import expand, given_folder
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a run.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, new or empty; --out is the same.", required=True)
@@ -46,8 +48,7 @@ def main(argv: list[str]) -> int:
     flags_given = {"stage": _STAGE.value, "what": _WHAT.value, "format": _FORMAT.value, "lora": _LORA.value}
     flags_given |= {"max_shard_bytes": _SHARD.value}
     settings = to_settings(ExportSettings, flags_given, where="--")
-    output = expand(_OUTPUT.value)
-    check_folder(output, "--output")
+    output = given_folder(_OUTPUT.value, "--output")
     if _PUSH.value:
         hub.check_name(_PUSH.value)
     print(export_run(expand(_WORKDIR.value), output, settings))
@@ -56,9 +57,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def command_line() -> None:
-    """Runs `main` with the flags of the command line."""
-    run_command(main, __name__)
+command_line = functools.partial(run_command, main, __name__)
 
 
 if __name__ == "__main__":

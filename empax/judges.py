@@ -10,12 +10,13 @@ it reaches on held-out posts.
 
 from __future__ import annotations
 
+import functools
 import sys
 
 from absl import app, flags
 
 from empax.core.command import in_one_line, run_command
-from empax.core.paths import check_folder, expand
+from empax.core.paths import given_folder
 
 _DATA = flags.DEFINE_string("data", None, "Folder with human_ratings/ and, for the linear judge, EPITOME.")
 _WORKDIR = flags.DEFINE_string("workdir", "", "Finished run, or RUN/STAGE, whose neural judges are to be checked, too.")
@@ -37,9 +38,7 @@ def main(argv: list[str]) -> int:
     from empax.reporting import judges
 
     quiet_logging()
-    output = expand(_OUTPUT.value) if _OUTPUT.value else None
-    if output:
-        check_folder(output, "--output")
+    output = given_folder(_OUTPUT.value, "--output") if _OUTPUT.value else None
     found = judges.check_judges(_DATA.value, _WORKDIR.value, samples=_SAMPLES.value, seed=_SEED.value)
     print(judges.text(found))
     if output:
@@ -48,9 +47,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def command_line() -> None:
-    """Runs `main` with the flags of the command line."""
-    run_command(main, __name__)
+command_line = functools.partial(run_command, main, __name__)
 
 
 if __name__ == "__main__":

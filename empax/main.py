@@ -75,8 +75,8 @@ def main(argv: list[str]) -> None:
         cache.enable_compilation_cache()
         if not distributed.is_writer():
             run.quiet_logging()  # what it says, the first process says too
-        words = (word.replace(_CONFIG.value, recipe) if _CONFIG.value in word else word for word in sys.argv[1:])
-        command = f"python -m empax.main {shlex.join(words)}"
+        sized = {f"{flag}{_CONFIG.value}": f"{flag}{recipe}" for flag in ("--config=", "-config=", "")}
+        command = f"python -m empax.main {shlex.join(sized.get(word, word) for word in sys.argv[1:])}"
         reuse = expand(_REUSE.value) if _REUSE.value else None
         run.run(values, workdir, reuse=reuse, redo=_REDO.value, command=command)
     except Interrupted as interrupted:
@@ -88,7 +88,6 @@ _OVERRIDES: dict[str, str] = {}
 
 
 def command_line() -> None:
-    """Runs `main` with the flags of the command line."""
     leave_at_ctrl_c()
     run_command(main, __name__, overrides=_OVERRIDES)
 

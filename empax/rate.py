@@ -146,7 +146,6 @@ def _power(given: argparse.Namespace) -> int:
 
 
 def command_line() -> None:
-    """Runs `main` with the words of the command line."""
     sys.exit(main(sys.argv[1:]))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import socket
@@ -140,9 +141,7 @@ def serve(application: Any, place: socket.socket) -> None:
         os._exit(0)
 
 
-def command_line() -> None:
-    """Runs `main` with the flags of the command line."""
-    run_command(main, __name__, anywhere=True)
+command_line = functools.partial(run_command, main, __name__, anywhere=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ The table is in WORKDIR/sweep.md and sweep.json: means with intervals over seeds
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from absl import flags
 
 from empax.core.command import in_one_line, run_command
 from empax.core.config import ConfigError
-from empax.core.paths import check_folder, expand
+from empax.core.paths import given_folder
 from empax.core.recipe import run_name, sized_for_this_machine
 
 _CONFIG = flags.DEFINE_string(
@@ -41,15 +42,11 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1 or not _CONFIG.value:
         what = f"what is {argv[1]!r}? " if len(argv) > 1 else ""
         raise ConfigError(f"{what}A sweep is of one recipe: empax sweep reg_transformer:tiny --grid joint.steps=2,4")
-    return _sweep(_CONFIG.value)
-
-
-def _sweep(recipe: str) -> int:
     from empax.pipeline import sweep
     from empax.reporting import sweeps
 
-    folder = expand(_WORKDIR.value or Path("runs") / f"{run_name(recipe)}-sweep")
-    check_folder(folder, "--workdir")
+    recipe = _CONFIG.value
+    folder = given_folder(_WORKDIR.value or Path("runs") / f"{run_name(recipe)}-sweep", "--workdir")
     recipe = sized_for_this_machine(recipe)
     runs = sweep.make_runs(recipe, sweep.read_grid(_GRID.value), _SEEDS.value, _OVERRIDES, folder)
     wrong = list(dict.fromkeys(map(str, sweep.problems(runs))))
@@ -72,9 +69,7 @@ def _sweep(recipe: str) -> int:
     return 130 if stopped else 2 if failed else 0
 
 
-def command_line() -> None:
-    """Runs `main` with the flags of the command line."""
-    run_command(main, __name__, anywhere=True, overrides=_OVERRIDES)
+command_line = functools.partial(run_command, main, __name__, anywhere=True, overrides=_OVERRIDES)
 
 
 if __name__ == "__main__":

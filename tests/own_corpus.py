@@ -1,11 +1,17 @@
-"""The built-in dialogues as files of one's own, for tests of `data.name = "jsonl"`."""
+"""Corpora in files: the built-in dialogues or a few rows as one's own, and an archive of EmpatheticDialogues."""
 
 from __future__ import annotations
 
+import io
+import tarfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from empax.core.files import write_jsonl
-from empax.data import sample
+from empax.data import own, sample
+
+HEADER = "conv_id,utterance_idx,context,prompt,speaker_idx,utterance,selfeval,tags\n"
 
 
 def write_own_corpus(folder: Path, every: int = 1) -> Path:
@@ -17,3 +23,21 @@ def write_own_corpus(folder: Path, every: int = 1) -> Path:
         ]
         write_jsonl(folder / f"{split}.jsonl", rows)
     return folder
+
+
+def write_rows(folder: Path, *rows: Mapping[str, Any]) -> Path:
+    """Writes one file of each split, all with these rows; gives the folder."""
+    for split in own.SPLITS:
+        write_jsonl(folder / f"{split}.jsonl", rows)
+    return folder
+
+
+def archive_of(raw: bytes, names: Iterable[str] = ("train", "valid", "test"), *, mode: str = "w:gz") -> bytes:
+    """An archive of EmpatheticDialogues, as its authors pack it, with `raw` as each of its files."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as tar:  # pyright: ignore[reportCallIssue, reportArgumentType]
+        for name in names:
+            entry = tarfile.TarInfo(f"empatheticdialogues/{name}.csv")
+            entry.size = len(raw)
+            tar.addfile(entry, io.BytesIO(raw))
+    return file.getvalue()

@@ -6,11 +6,13 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from empax.core.config import ConfigError, to_settings
+from empax.core.files import WorkDir, read_json
 from empax.core.settings import DataSettings, RunOptions
-from empax.core.system import RunPlan, Stage, System, load_system
+from empax.core.system import RunContext, RunPlan, Stage, System, load_system
 from empax.pipeline import plan
 
 
@@ -45,6 +47,11 @@ def plan_of(config: Mapping[str, Any]) -> RunPlan:
         stages,
         config.get("seed", 0),
     )
+
+
+def context_of(workdir: Path, stage: str = "evaluate") -> RunContext:
+    """A stage of the run in a work directory."""
+    return RunContext(WorkDir(workdir), plan.make_plan(read_json(workdir / "config.json")), stage)
 
 
 def run_by_files(config: Mapping[str, Any]) -> RunPlan:

@@ -46,8 +46,9 @@ def test_rows_may_be_a_table_a_generator_and_turns_a_tuple():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("text", "row 1 is a str, must be a mapping"),
+        ("text", "row 1 is a str, must be a mapping or a Prediction"),
         (None, "row 1 is a NoneType, must be"),
+        (3, "row 1 is a int, must be"),
         (ROWS[0] | {"response": None}, "row 1: lacks 'response'"),
         (ROWS[0] | {"response": float("nan")}, "row 1: 'response' is of type float, must be a string"),
         (ROWS[0] | {"context": "my dog died"}, "row 1: 'context' must be a list of strings"),
@@ -86,21 +87,19 @@ def test_a_recipe_runs_with_settings_by_path(tmp_path):
         empax.run(recipe, tmp_path / "other", settings={"prepar.tokenizer": 3})
 
 
-def test_a_run_is_described_by_a_command_that_makes_it_whatever_script_calls(tmp_path, monkeypatch):
+def test_a_run_is_described_by_a_command_that_makes_it_whatever_script_calls(tmp_path, monkeypatch, asked):
     """Of a ConfigDict there is none."""
-    commands = []
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "3"])
-    monkeypatch.setattr(api, "run_recipe", lambda *_, command, **more: commands.append(command))
     monkeypatch.chdir(tmp_path)
     settings = {"seed": 3, "data.dir": "my data", "reg.passages": 2}
     empax.run("reg_transformer:tiny", "runs/a b", settings=settings, reuse="other")
-    module, *words = shlex.split(commands[0].removeprefix("python -m "))
+    module, *words = shlex.split(asked[0][1].removeprefix("python -m "))
     assert module == "empax.main"
     rest, changes = split_overrides(words)
     assert rest == ["--config=reg_transformer:tiny", "--workdir=runs/a b", "--reuse=other"]
     assert changes == {"seed": "3", "data.dir": "my data", "reg.passages": "2"}
     empax.run(load_recipe("reg_transformer:tiny"), "runs/a")
-    assert commands[1] == ""
+    assert asked[1][1] == ""
 
 
 @pytest.mark.parametrize(
@@ -121,56 +120,45 @@ def test_what_a_run_refuses_is_said_in_arguments_of_python(said, meant, tmp_path
         empax.run("reg_transformer:tiny", tmp_path / "run")
 
 
-@pytest.mark.parametrize("rows", [3, None, ROWS[0]])
-def test_what_is_no_list_of_predictions_is_named(rows):
-    with pytest.raises(empax.ConfigError, match="is no file of predictions, nor a list of them"):
-        empax.score(rows)
-
-
-@pytest.mark.parametrize("row", [3, "a text", None])
-def test_a_row_that_is_no_prediction_is_named(row):
-    with pytest.raises(empax.DataError, match=f"row 1 is a {type(row).__name__}, must be a mapping or a Prediction"):
-        empax.score([ROWS[0], row])
-
-
 def test_a_metric_that_depends_on_settings_compares_too():
     settings = ScoringSettings(bootstrap_samples=20)
     found = empax.compare({"a": ROWS, "b": ROWS}, metrics=["token_f1"], settings=settings)
     assert found["pairs"]
 
 
-@pytest.mark.parametrize(
-    ("metrics", "message"),
-    [(["nope"], "'nope' is not one of .*bleu_1"), ("bleu_2", r"metrics is one text \('bleu_2'\)")],
-)
-def test_metrics_that_there_are_not_are_named(metrics, message):
+TWO = {"a": ROWS, "b": ROWS}
+TINY = "reg_transformer:tiny"
+REFUSED = [
+    *((lambda rows=rows: empax.score(rows), "is no file of predictions, nor a list") for rows in (3, None, ROWS[0])),
+    (lambda: empax.compare(TWO, metrics=["nope"]), "'nope' is not one of .*bleu_1"),
+    (lambda: empax.compare(TWO, metrics="bleu_2"), r"metrics is one text \('bleu_2'\)"),
+    (lambda: empax.compare([ROWS, ROWS]), "systems is a list; it must map the name of each system to its rows"),
+    (lambda: empax.score(ROWS, own="a:b"), r"own is one text \('a:b'\); it must be a list of names"),
+    (lambda: empax.run(TINY, "run", redo="joint"), r"redo is one text \('joint'\)"),
+    (lambda: empax.run("nosuch", "run"), r"^recipe nosuch: there is no file nosuch"),
+    *((lambda wrong=wrong: empax.run(TINY, "run", settings=wrong), r"settings = .* must map paths, such as 'gen")
+      for wrong in ("seed=1", [("seed", 1)], {1: 2})),
+    *((lambda wrong=wrong: empax.run(wrong, "run"), r"recipe = .* must be a text or a ConfigDict")
+      for wrong in (3, None, ["configs/classic.py"])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_wrong_arguments_are_named(call, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(empax.ConfigError, match=message):
-        empax.compare({"a": ROWS, "b": ROWS}, metrics=metrics)
+        call()
 
 
-def test_one_name_is_no_list_of_names_and_systems_and_settings_are_mappings(tmp_path):
-    with pytest.raises(empax.ConfigError, match=r"own is one text \('a:b'\); it must be a list of names"):
-        empax.score(ROWS, own="a:b")
-    with pytest.raises(empax.ConfigError, match=r"redo is one text \('joint'\)"):
-        empax.run("reg_transformer:tiny", tmp_path, redo="joint")
-    with pytest.raises(empax.ConfigError, match="systems is a list; it must map the name of each system to its rows"):
-        empax.compare([ROWS, ROWS])
-    for settings in ("seed=1", [("seed", 1)], {1: 2}):
-        with pytest.raises(empax.ConfigError, match=r"settings = .* must map paths, such as 'generator.steps'"):
-            empax.run("reg_transformer:tiny", tmp_path, settings=settings)
-    with pytest.raises(empax.ConfigError, match=r"^recipe nosuch: there is no file nosuch"):
-        empax.run("nosuch", tmp_path)
+@pytest.fixture
+def asked(monkeypatch):
+    """Configs and commands of the runs that are asked for; none is made."""
+    made = []
+    monkeypatch.setattr(api, "run_recipe", lambda config, *_, command, **__: made.append((config, command)))
+    return made
 
 
-@pytest.mark.parametrize("recipe", [3, None, ["configs/classic.py"]])
-def test_what_is_no_recipe_is_named(recipe, tmp_path):
-    with pytest.raises(empax.ConfigError, match=r"recipe = .* must be a text or a ConfigDict"):
-        empax.run(recipe, tmp_path)
-
-
-def test_a_gpu_gets_its_form_of_a_recipe_as_from_the_command_line(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(api, "run_recipe", lambda config, *_, command, **__: asked.append((config, command)))
+def test_a_gpu_gets_its_form_of_a_recipe_as_from_the_command_line(tmp_path, monkeypatch, asked):
     monkeypatch.setattr("empax.core.recipe.has_gpu", lambda: True)
     empax.run("reg_transformer:apart", tmp_path / "run")
     (config, command), wanted = asked[0], load_recipe("reg_transformer:apart,machine=gpu")
@@ -178,12 +166,10 @@ def test_a_gpu_gets_its_form_of_a_recipe_as_from_the_command_line(tmp_path, monk
     assert "--config=reg_transformer:apart,machine=gpu" in command
 
 
-def test_a_recipe_may_be_a_plain_mapping(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(api, "run_recipe", lambda config, *_, **__: asked.append(config))
+def test_a_recipe_may_be_a_plain_mapping(tmp_path, asked):
     recipe = load_recipe("configs/reg_transformer.py:tiny")
     for one in (recipe, api.plain(recipe)):
         empax.run(one, tmp_path / "run", settings={"generator.steps": 3})
     assert asked[0] == asked[1]
-    assert asked[0]["generator"]["steps"] == 3
+    assert asked[0][0]["generator"]["steps"] == 3
     assert recipe.generator.steps != 3

@@ -7,6 +7,7 @@ import pytest
 from absl.testing import flagsaver
 
 from empax import evaluate
+from empax.core.files import read_json
 
 GOOD = {"context": ["I passed the exam!"], "response": "Congratulations, that is great!", "reference": "That is great."}
 
@@ -23,6 +24,18 @@ def run(*words, **flags):
         return evaluate.main(["evaluate", *words])
 
 
+@pytest.fixture
+def refused(capsys):
+    """What the command says, which does nothing."""
+
+    def refuse(*words, **flags):
+        capsys.readouterr()
+        assert run(*words, **flags) == 2
+        return capsys.readouterr().err
+
+    return refuse
+
+
 def test_prints_the_table_and_writes_the_report(tmp_path, capsys):
     rows = [GOOD | {"emotion": "proud", "emotion_prediction": "proud"}, GOOD | {"response": ""}]
     path = write(tmp_path / "mine.jsonl", rows)
@@ -31,7 +44,7 @@ def test_prints_the_table_and_writes_the_report(tmp_path, capsys):
     assert "emotion_accuracy                      100.00   [100.00, 100.00]" in printed
     assert "rows 2  empty_responses 1" in printed
     assert "bleu_2:moses" not in printed
-    stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    stored = read_json(tmp_path / "out" / "report.json")
     assert stored["system"] == "mine"
     assert stored["metrics"]["emotion_accuracy"]["value"] == 100.0
     assert (tmp_path / "out" / "report.html").exists()
@@ -67,7 +80,7 @@ def test_every_bad_line_is_named_and_nothing_is_scored(tmp_path, capsys):
     assert "line 3: 'response' is of type int" in printed.err
 
 
-def test_comparison_is_printed_and_kept(tmp_path, capsys, monkeypatch):
+def test_comparison_is_printed_and_kept(tmp_path, capsys, monkeypatch, refused):
     monkeypatch.setattr(sys, "argv", ["evaluate.py", "--predictions=a.jsonl", "--compare=b.jsonl"])
     first = write(tmp_path / "a.jsonl", [GOOD | {"context": [str(i)]} for i in range(8)])
     other = write(tmp_path / "b.jsonl", [GOOD | {"context": [str(i)], "response": "Oh."} for i in reversed(range(8))])
@@ -81,15 +94,14 @@ def test_comparison_is_printed_and_kept(tmp_path, capsys, monkeypatch):
     assert other_is == "b: Degenerate: 8 of 8 replies are one and the same."
     assert better == "a (degenerate) against b (degenerate): better on rouge_l (p Holm < 0.05)."
     assert first_is.startswith("a: Degenerate: 8 of 8 replies are one and the same; ")
-    stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    stored = read_json(tmp_path / "out" / "report.json")
     assert stored["notes"]["comparison"]["rouge_l"]["difference"] > 0.5
     assert set(stored["notes"]["comparison"]) == {"rouge_l"}
     assert (stored["run"]["predictions"], stored["run"]["compared_with"]) == ("a.jsonl", "b.jsonl")
     assert stored["rows"]["resampled"] == "rows"
     assert stored["run"]["command"] == "python -m empax.evaluate --predictions=a.jsonl --compare=b.jsonl"
     unpaired = write(tmp_path / "c.jsonl", [GOOD])
-    assert run(predictions=first, compare=[unpaired]) == 2
-    assert "do not pair up by context and reference" in capsys.readouterr().err
+    assert "do not pair up by context and reference" in refused(predictions=first, compare=[unpaired])
 
 
 @pytest.fixture
@@ -130,7 +142,7 @@ def test_the_last_lines_name_who_is_better_and_every_files_verdict(tmp_path, cap
     assert last[3].startswith("sound: No degeneracy found in ")
     assert last[4] == "copied: Degenerate: 30 of 30 replies are copies of references."
     assert last[5].startswith("canned: Degenerate: 30 of 30 replies are one and the same; ")
-    stored = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    stored = read_json(out / "report.json")
     assert {name: one["degenerate"] for name, one in stored["notes"]["comparisons"]["verdicts"].items()} == {
         "sound": False, "copied": True, "canned": True,
     }  # fmt: skip
@@ -159,7 +171,7 @@ def test_several_files_are_one_table_and_every_pair_is_tested(tmp_path, three, c
         assert f"{pair}, 8 rows" in printed
     assert "8 rows of 4 dialogues" in printed
     assert "corrected over 6 tests (3 pairs, 2 metrics)" in printed
-    stored = json.loads((out / "report.json").read_text(encoding="utf-8"))["notes"]["comparisons"]
+    stored = read_json(out / "report.json")["notes"]["comparisons"]
     assert list(stored["systems"]) == ["first", "second", "third"]
     assert [sorted(pair["metrics"]) for pair in stored["pairs"]] == [["bleu_1", "distinct_1"]] * 3
     for page in ("report.md", "report.html"):
@@ -173,7 +185,7 @@ def test_several_files_are_one_table_and_every_pair_is_tested(tmp_path, three, c
     assert "second - third" not in printed
 
 
-def test_a_metric_of_ones_own_is_scored_and_compared(tmp_path, three, capsys, monkeypatch):
+def test_a_metric_of_ones_own_is_scored_and_compared(tmp_path, three, capsys, monkeypatch, refused):
     (tmp_path / "my_metrics.py").write_text(
         "def polite(contexts, responses, references):\n    return [r.startswith('That') for r in responses]\n"
     )
@@ -181,18 +193,16 @@ def test_a_metric_of_ones_own_is_scored_and_compared(tmp_path, three, capsys, mo
     assert run(*three, metrics=["bleu_1"], metric=["my_metrics:polite"], output=str(tmp_path / "out")) == 0
     printed = capsys.readouterr().out
     assert "corrected over 6 tests (3 pairs, 2 metrics)" in printed
-    stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    stored = read_json(tmp_path / "out" / "report.json")
     assert stored["metrics"]["my_metrics:polite"]["value"] == 1.0
     assert stored["notes"]["comparisons"]["pairs"][0]["metrics"]["my_metrics:polite"]["difference"] == 1.0
     assert run(three[0], metric=["my_metrics:polite"]) == 0
     assert "my_metrics:polite " in capsys.readouterr().out
-    assert run(three[0], metric=["my_metrics:rude"]) == 2
-    assert "my_metrics has no function 'rude'" in capsys.readouterr().err
-    assert run(three[0], metric=["my_metrics:polite"], peers=str(tmp_path)) == 2
-    assert "leave out --peers" in capsys.readouterr().err
+    assert "my_metrics has no function 'rude'" in refused(three[0], metric=["my_metrics:rude"])
+    assert "leave out --peers" in refused(three[0], metric=["my_metrics:polite"], peers=str(tmp_path))
 
 
-def test_peers_stand_beside_cleaned_text(tmp_path, three, capsys):
+def test_peers_stand_beside_cleaned_text(tmp_path, three, capsys, refused):
     (tmp_path / "peers").mkdir()
     peers = [
         GOOD | {"context": [str(i)], "response": "that is good .", "reference": "that is great ."} for i in range(8)
@@ -203,59 +213,53 @@ def test_peers_stand_beside_cleaned_text(tmp_path, three, capsys):
     printed = capsys.readouterr().out
     assert "first - moel, 8 rows" in printed
     assert "stranger is absent: shares 0 of 8 rows" in printed
-    stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["notes"]["comparisons"]
+    stored = read_json(tmp_path / "out" / "report.json")["notes"]["comparisons"]
     assert {name.partition(":")[2] for name in stored["systems"]["moel"]["metrics"]} == {"moel"}
     assert stored["peers"] == ["moel", "stranger"]
-    assert run(three[0], peers=str(tmp_path / "peers"), metrics=["bleu_2"]) == 2
-    assert "take bleu_2:moel" in capsys.readouterr().err
+    assert "take bleu_2:moel" in refused(three[0], peers=str(tmp_path / "peers"), metrics=["bleu_2"])
     assert run(three[0], peers=str(tmp_path / "peers"), metrics=["bleu_2:moel"]) == 0
-    assert run(three[0], peers=str(tmp_path / "nobody")) == 2
-    assert "there is no folder with *.jsonl" in capsys.readouterr().err
+    assert "there is no folder with *.jsonl" in refused(three[0], peers=str(tmp_path / "nobody"))
 
 
-def test_flags_that_do_not_go_together_are_refused(three, capsys):
+def test_flags_that_do_not_go_together_are_refused(three, refused):
     for words, given, says in (
         (three[:2], {"compare": three[2:]}, "2 files and --compare"),
         (three[:1], {"metrics": ["bleu_1"]}, "--metrics says what to compare"),
         (three[:2], {"metrics": ["bleu_9"]}, "'bleu_9' is not one of"),
         ([three[0], three[0]], {}, "one file is given twice"),
+        ([], {}, "name a file to score"),
+        ([], {"seeds": True, "predictions": "a.jsonl"}, "leave out --predictions"),
+        ([], {"seeds": True}, "0 reports given"),
         (three[:1], {"seeds": True, "compare": three[1:2]}, "leave out --compare"),
+        (three[:1], {"seeds": True, "empathy": "linear", "metric": ["a:b"]}, "leave out --metric, --empathy"),
     ):
-        assert run(*words, **given) == 2
-        assert says in capsys.readouterr().err
+        assert says in refused(*words, **given)
 
 
-def test_ids_alone_are_looked_up_in_the_corpus(tmp_path, capsys, small_archive):
+def test_ids_alone_are_looked_up_in_the_corpus(tmp_path, capsys, small_archive, refused):
     path = write(tmp_path / "outputs.jsonl", [{"id": "hit:1_conv:2#2", "response": "That is great."}])
-    assert run(predictions=path) == 2
-    assert "line 1: lacks 'context', 'reference'" in capsys.readouterr().err
+    assert "line 1: lacks 'context', 'reference'" in refused(predictions=path)
     assert run(predictions=path, data=str(small_archive)) == 0
     assert "bleu_2                                100.00" in capsys.readouterr().out
 
 
-def test_paths_may_begin_with_the_sign_of_home(tmp_path, capsys, monkeypatch):
+def test_paths_may_begin_with_the_sign_of_home(tmp_path, capsys, monkeypatch, refused):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("mine", "other"):
         write(tmp_path / f"{name}.jsonl", [GOOD, GOOD | {"context": ["2"]}])
     assert run(predictions="~/mine.jsonl", compare=["~/other.jsonl"], output="~/out") == 0
     assert f"to {tmp_path / 'out'}" in capsys.readouterr().out
     assert (tmp_path / "out" / "report.html").exists()
-    assert run(predictions="~/mine.jsonl", data="~/nothing") == 2
-    assert "'~/nothing' holds no EmpatheticDialogues" in capsys.readouterr().err
-    assert run(predictions="~/mine.jsonl", empathy="~/no-run") == 2
-    assert str(tmp_path / "no-run") in capsys.readouterr().err
-    assert run("~/out", "~/out", seeds=True) == 2
-    assert str(tmp_path / "out" / "report.json") in capsys.readouterr().err
+    assert "'~/nothing' holds no EmpatheticDialogues" in refused(predictions="~/mine.jsonl", data="~/nothing")
+    assert str(tmp_path / "no-run") in refused(predictions="~/mine.jsonl", empathy="~/no-run")
+    assert str(tmp_path / "out" / "report.json") in refused("~/out", "~/out", seeds=True)
 
 
-def test_an_output_that_takes_no_files_is_told_before_the_predictions_are_read(tmp_path, capsys):
+def test_an_output_that_takes_no_files_is_told_before_the_predictions_are_read(tmp_path, refused):
     (tmp_path / "taken").touch()
     for words, flags in (((), {"predictions": "none.jsonl"}), (("a", "b"), {"seeds": True})):
-        assert run(*words, output=str(tmp_path / "taken"), **flags) == 2
-        assert (
-            capsys.readouterr().err
-            == f"error: --output={tmp_path / 'taken'} is not a folder; name one, or what does not exist yet.\n"
-        )
+        said = refused(*words, output=str(tmp_path / "taken"), **flags)
+        assert said == f"error: --output={tmp_path / 'taken'} is not a folder; name one, or what does not exist yet.\n"
 
 
 def test_the_report_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -266,29 +270,24 @@ def test_the_report_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("out/*"))
 
 
-def test_a_perplexity_beyond_all_numbers_is_said(tmp_path, capsys):
+def test_a_perplexity_beyond_all_numbers_is_said(tmp_path, refused):
     path = write(tmp_path / "one.jsonl", [GOOD, GOOD | {"nll": 1e6, "num_tokens": 3}])
-    assert run(predictions=path) == 2
-    assert (
-        "line 2: 'nll' is 1e+06 for 3 tokens: the perplexity of more than 700 nats a token" in capsys.readouterr().err
-    )
+    said = "line 2: 'nll' is 1e+06 for 3 tokens: the perplexity of more than 700 nats a token"
+    assert said in refused(predictions=path)
     assert run(predictions=path, skip_bad_lines=True) == 0
     path = write(tmp_path / "words.jsonl", [GOOD | {"id": "long", "nll": 69_000.0, "num_tokens": 100}])
-    assert run(predictions=path) == 2
-    said = capsys.readouterr().err
+    said = refused(predictions=path)
     assert "perplexity_per_word" in said
     assert "690 nats, is that of prediction 1 (long)" in said
 
 
 @pytest.mark.parametrize("lines", [[], ["", ""]])
-def test_nothing_to_score_is_an_error(tmp_path, capsys, lines):
-    assert run(predictions=write(tmp_path / "empty.jsonl", lines)) == 2
-    assert "no predictions to score" in capsys.readouterr().err
-    assert run(predictions=str(tmp_path / "missing.jsonl")) == 2
-    assert "there is no file" in capsys.readouterr().err
+def test_nothing_to_score_is_an_error(tmp_path, lines, refused):
+    assert "no predictions to score" in refused(predictions=write(tmp_path / "empty.jsonl", lines))
+    assert "there is no file" in refused(predictions=str(tmp_path / "missing.jsonl"))
 
 
-def test_seeds_are_summed_up(tmp_path, capsys):
+def test_seeds_are_summed_up(tmp_path, capsys, refused):
     reports = []
     for folder, said in (("run0", "Congratulations, that is great!"), ("run1", "That is great.")):
         (tmp_path / folder).mkdir()
@@ -296,17 +295,16 @@ def test_seeds_are_summed_up(tmp_path, capsys):
         assert run(predictions=path, output=str(tmp_path / folder)) == 0
         reports.append(str(tmp_path / folder / "report.json"))
     capsys.readouterr()
-    assert run(reports[0], reports[0], seeds=True) == 2
-    assert "are of the same run" in capsys.readouterr().err
+    assert "are of the same run" in refused(reports[0], reports[0], seeds=True)
     command = [sys.executable, "-m", "empax.evaluate", "--seeds", *reports, f"--output={tmp_path / 'all'}"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert found.stdout.startswith("mine, 2 runs\nCorpus: not told; 2 rows (sha256 ")
-    over = json.loads((tmp_path / "all" / "seeds.json").read_text(encoding="utf-8"))["metrics"]["rouge_l"]
+    over = read_json(tmp_path / "all" / "seeds.json")["metrics"]["rouge_l"]
     assert over["low"] < over["values"][0] < over["mean"] < over["values"][1] < over["high"]
     assert over["mean"] == pytest.approx(sum(over["values"]) / 2)
 
 
-def test_runs_scored_again_are_seeds_of_their_system_only(tmp_path, capsys):
+def test_runs_scored_again_are_seeds_of_their_system_only(tmp_path, capsys, refused):
     for folder, system, seed in (("a", "emprl", 0), ("b", "emprl", 1), ("c", "reg", 1)):
         (tmp_path / folder).mkdir()
         path = write(tmp_path / folder / "predictions.jsonl", [GOOD | {"response": f"Great, {folder}."}, GOOD])
@@ -315,17 +313,7 @@ def test_runs_scored_again_are_seeds_of_their_system_only(tmp_path, capsys):
     reports = [str(tmp_path / folder / "scored" / "report.json") for folder in "abc"]
     assert run(*reports[:2], seeds=True) == 0
     assert capsys.readouterr().out.count("emprl, 2 runs") == 1
-    assert run(*reports[1:], seeds=True) == 2
-    assert "different systems ('emprl' there, 'reg' here)" in capsys.readouterr().err
-
-
-def test_either_predictions_or_seeds(capsys):
-    for given in ({}, {"seeds": True, "predictions": "a.jsonl"}):
-        assert run(**given) == 2
-        err = capsys.readouterr().err
-        assert "name a file to score" in err or "leave out --predictions" in err
-    assert run(seeds=True) == 2
-    assert "0 reports given" in capsys.readouterr().err
+    assert "different systems ('emprl' there, 'reg' here)" in refused(*reports[1:], seeds=True)
 
 
 def test_help_imports_nothing_heavy():
@@ -356,7 +344,7 @@ def test_the_linear_judge_judges_a_file_and_the_verdict_comes_last(tmp_path, cap
     assert printed.splitlines()[-1] == "mine: Degenerate: 32 of 32 replies are empty."
     for part in ("empathy_f1:linear", "Empathy by the linear judge", "majority level", "Linear judge, held out"):
         assert part in printed
-    stored = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    stored = read_json(tmp_path / "out" / "report.json")
     assert stored["verdict"]["degenerate"]
     assert set(stored["empathy"]) == {"linear", "linear_judge"}
     assert asked == [""]

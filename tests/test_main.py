@@ -41,10 +41,6 @@ def test_help_is_there_before_any_array_library(command):
         "-c", "import sys, empax.main; assert not {'jax', 'numpy', 'scann', 'tensorflow_datasets'} & set(sys.modules)"
     )
     assert result.returncode == 0, result.stderr
-    result = command("-m", "empax.main", "--help")
-    assert "--config" in result.stdout
-    assert "--workdir" in result.stdout
-    assert "plan" in result.stdout
 
 
 def test_a_run_brings_tfds_only_where_it_prepares_a_corpus(command):
@@ -117,6 +113,19 @@ def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command, finished, tm
         assert message in errors[0], (words, said)
         assert "Traceback" not in said
     assert (damaged / "predictions.jsonl").read_text() == (finished / "predictions.jsonl").read_text()
+
+
+def test_on_a_gpu_the_recorded_command_names_another_recipe_and_the_same_folder(command, tmp_path):
+    words = ["main", "--config=classic:moel", f"--workdir={tmp_path}/classic:moel"]
+    patches = (
+        "recipe.has_gpu = lambda: True; main.check_gpu = print; run.run = lambda *_, command, **__: print(command)"
+    )
+    program = (
+        f"import sys; from empax import main; from empax.core import recipe; from empax.pipeline import run; {patches}"
+    )
+    said = command("-c", f"{program}; sys.argv = {words}; main.command_line()")
+    expected = f"python -m empax.main --config=classic:moel,machine=gpu --workdir={tmp_path}/classic:moel"
+    assert said.stdout.splitlines()[-1] == expected, said.stderr
 
 
 @pytest.mark.parametrize("flag", ["--workdri=x", "--mode=pln"])

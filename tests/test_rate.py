@@ -11,13 +11,29 @@ from empax.core.types import Prediction
 
 
 @pytest.fixture
-def study(tmp_path):
+def files(tmp_path):
+    """NAME=FILE of two systems."""
     for name in ("ours", "theirs"):
         rows = [Prediction((f"c {i}",), f"{name} {i}", f"gold {i}", id=f"d{i}#2") for i in range(30)]
         write_jsonl(tmp_path / f"{name}.jsonl", rows)
-    files = [f"{name}={tmp_path / name}.jsonl" for name in ("ours", "theirs")]
+    return [f"{name}={tmp_path / name}.jsonl" for name in ("ours", "theirs")]
+
+
+@pytest.fixture
+def study(files, tmp_path):
     assert rate.main(["make", *files, "--reference", f"--output={tmp_path / 'study'}", "--rows=20"]) == 0
     return tmp_path / "study"
+
+
+@pytest.fixture
+def refused(capsys):
+    """What the command says, which does nothing."""
+
+    def refuse(*words):
+        assert rate.main([str(word) for word in words]) == 2
+        return capsys.readouterr().err
+
+    return refuse
 
 
 def test_answers_of_page_and_sheet_are_counted_together(study, tmp_path, capsys):
@@ -47,45 +63,40 @@ def test_answers_of_page_and_sheet_are_counted_together(study, tmp_path, capsys)
     assert "win rate" in capsys.readouterr().out
 
 
-def test_a_study_is_not_overwritten_by_another(study, tmp_path, capsys):
-    files = [f"{name}={tmp_path / name}.jsonl" for name in ("ours", "theirs")]
+def test_a_study_is_not_overwritten_by_another(study, files, refused):
     make = ["make", *files, "--reference", f"--output={study}", "--rows=20"]
     before = (study / "key.json").read_text()
-    assert rate.main([*make, "--seed=1"]) == 2
-    assert f"{study} holds another study" in capsys.readouterr().err
+    assert f"{study} holds another study" in refused(*make, "--seed=1")
     assert (study / "key.json").read_text() == before
     assert rate.main(make) == 0  # the very same
     assert (study / "key.json").read_text() == before
 
 
-def test_a_sheet_of_another_study_is_refused(study, tmp_path, capsys):
-    files = [f"{name}={tmp_path / name}.jsonl" for name in ("ours", "theirs")]
+def test_a_sheet_of_another_study_is_refused(study, files, tmp_path, refused):
     assert rate.main(["make", *files, "--reference", f"--output={tmp_path / 'other'}", "--rows=20", "--seed=1"]) == 0
     ids = [read_json(tmp_path / name / "key.json")["study"] for name in ("other", "study")]
-    score = ["score", str(study / "key.json")]
-    assert rate.main([*score, str(tmp_path / "other" / "sheet.csv")]) == 2
-    assert f"sheet.csv is of the study '{ids[0]}', the key of '{ids[1]}'; give the key" in capsys.readouterr().err
+    score = ["score", study / "key.json"]
+    said = f"sheet.csv is of the study '{ids[0]}', the key of '{ids[1]}'; give the key"
+    assert said in refused(*score, tmp_path / "other" / "sheet.csv")
     (tmp_path / "ann.csv").write_text("number;empathy\n1;1\n")
-    assert rate.main([*score, str(tmp_path / "ann.csv")]) == 2
-    assert f"ann.csv has no column 'study {ids[1]}'" in capsys.readouterr().err
+    assert f"ann.csv has no column 'study {ids[1]}'" in refused(*score, tmp_path / "ann.csv")
 
 
-def test_outputs_that_say_ids_alone_are_completed_from_the_corpus(tmp_path, capsys, small_archive):
+def test_outputs_that_say_ids_alone_are_completed_from_the_corpus(tmp_path, refused, small_archive):
     files = []
     for name in ("ours", "theirs"):
         rows = [{"id": f"hit:{i}_conv:{2 * i}#2", "response": f"{name} {i}"} for i in range(3)]
         write_jsonl(tmp_path / f"{name}.jsonl", rows)
         files.append(f"{name}={tmp_path / name}.jsonl")
     make = ["make", *files, "--reference", f"--output={tmp_path / 'study'}", "--rows=3"]
-    assert rate.main(make) == 2
-    assert "line 1: lacks 'context', 'reference'" in capsys.readouterr().err
+    assert "line 1: lacks 'context', 'reference'" in refused(*make)
     assert rate.main([*make, f"--data={small_archive}"]) == 0
     sheet = (tmp_path / "study" / "sheet.csv").read_text()
     assert "I passed exam 1!" in sheet
     assert "That is great." in sheet
 
 
-def test_what_most_raters_prefer_becomes_pairs_to_learn_from(study, tmp_path, capsys):
+def test_what_most_raters_prefer_becomes_pairs_to_learn_from(study, files, tmp_path, refused):
     """Ann always prefers people's own replies, and else ours; Bob and Eve contradict each other."""
     key = read_json(study / "key.json")
     rank, rated = {"ours": 1, "theirs": 0, "reference": 2}, [row for row in key["items"] if row["kind"] == "rated"]
@@ -100,10 +111,10 @@ def test_what_most_raters_prefer_becomes_pairs_to_learn_from(study, tmp_path, ca
         answers = {number: {"empathy": v, "relevance": "tie", "fluency": "tie"} for number, v in values.items()}
         page = {"study": key["study"], "rater": name, "answers": answers}
         (tmp_path / f"answers-{name}.json").write_text(json.dumps(page))
-    files = [str(study / "key.json"), *(str(tmp_path / f"answers-{name}.json") for name in said)]
-    systems = ["--systems", *(f"{name}={tmp_path / name}.jsonl" for name in ("ours", "theirs"))]
+    given = [str(study / "key.json"), *(str(tmp_path / f"answers-{name}.json") for name in said)]
+    systems = ["--systems", *files]
     out = tmp_path / "pairs.jsonl"
-    assert rate.main(["pairs", *files, *systems, f"--output={out}"]) == 0
+    assert rate.main(["pairs", *given, *systems, f"--output={out}"]) == 0
     pairs = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(pairs) == len(rated) - 1
     text = {"ours": "ours {}", "theirs": "theirs {}", "reference": "gold {}"}
@@ -112,30 +123,24 @@ def test_what_most_raters_prefer_becomes_pairs_to_learn_from(study, tmp_path, ca
         best, worst = sorted(row["systems"], key=lambda name: -rank[name])
         expected = {"chosen": text[best].format(number), "rejected": text[worst].format(number)}
         assert pair == {"context": [f"c {number}"], **expected}
-    assert rate.main(["pairs", *files, *systems, f"--output={out}", "--aspect=fluency"]) == 0
+    assert rate.main(["pairs", *given, *systems, f"--output={out}", "--aspect=fluency"]) == 0
     assert out.read_text() == ""
-    capsys.readouterr()
-    assert rate.main(["pairs", *files, *systems[:2], f"--output={out}"]) == 2
-    assert "shows what 'theirs' replies to" in capsys.readouterr().err
+    assert "shows what 'theirs' replies to" in refused("pairs", *given, *systems[:2], f"--output={out}")
 
 
-def test_what_is_wrong_is_named(study, tmp_path, capsys):
-    def refused(*words):
-        assert rate.main(list(words)) == 2
-        return capsys.readouterr().err
-
-    key, page = str(study / "key.json"), tmp_path / "a.json"
+def test_what_is_wrong_is_named(study, tmp_path, refused, capsys):
+    key, page = study / "key.json", tmp_path / "a.json"
     page.write_text(json.dumps({"study": "other", "answers": {}}))
-    assert "is of the study 'other'" in refused("score", key, str(page))
-    own = read_json(study / "key.json")["study"]
-    page.write_text(json.dumps({"study": own, "rater": "ann", "answers": {"1": {"empathy": "3"}}}))
-    assert "item 1: '3' must be one of 1, 2, tie" in refused("score", key, str(page))
-    page.write_text(json.dumps({"study": own, "rater": "ann", "answers": {"999": {}}}))
-    assert "answers item 999, which the study does not have" in refused("score", key, str(page))
-    page.write_text(json.dumps({"study": own, "rater": "ann", "answers": {"1": {"empathy": "1"}}}))
-    assert "no item of the study has an answer to every aspect" in refused("score", key, str(page))
-    assert "are both of the rater 'ann'" in refused("score", key, str(page), str(page))
-    assert "is no key of a study" in refused("score", str(page), str(page))
+    assert "is of the study 'other'" in refused("score", key, page)
+    for answers, said in (
+        ({"1": {"empathy": "3"}}, "item 1: '3' must be one of 1, 2, tie"),
+        ({"999": {}}, "answers item 999, which the study does not have"),
+        ({"1": {"empathy": "1"}}, "no item of the study has an answer to every aspect"),
+    ):
+        page.write_text(json.dumps({"study": read_json(key)["study"], "rater": "ann", "answers": answers}))
+        assert said in refused("score", key, page)
+    assert "are both of the rater 'ann'" in refused("score", key, page, page)
+    assert "is no key of a study" in refused("score", page, page)
     assert "must be NAME=FILE" in refused("make", "a.jsonl", f"--output={tmp_path}")
     assert rate.main(["power", "--win-rate=0.6"]) == 0
     assert "194 ratings" in capsys.readouterr().out

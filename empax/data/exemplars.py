@@ -168,6 +168,11 @@ def num_turns(instances: Sequence[Instance]) -> np.ndarray:
     return np.array([len(i.context) for i in instances], np.int32)
 
 
+def traits(instances: Sequence[Instance]) -> dict[str, np.ndarray]:
+    """What `retrieval.filters.find_exemplars` asks of contexts."""
+    return {"groups": dialogue_groups(instances), "emotions": emotion_ids(instances), "turns": num_turns(instances)}
+
+
 class LabelledExamples:
     """Instances with their responses as targets: what the examples of all generators share.
 

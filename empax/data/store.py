@@ -78,14 +78,19 @@ def load_instances(run: RunContext, split: str) -> list[Instance]:
     Raises:
       DataError: a file is not what `prepare` or an annotating stage wrote, or two of these write the same note.
     """
-    path = run.files.instances(split)
-    verify(path)
-    instances = [instance_from_row(row) for row in read_jsonl(path)]
+    instances = prepared_instances(run, split)
     owners: dict[str, str] = {}
     for stage in run.before():
         if run.plan.stages[stage].kind in ("annotate", "knowledge"):
             instances = _with_notes(instances, run.files.notes(stage, split), owners)
     return instances
+
+
+def prepared_instances(run: RunContext, split: str) -> list[Instance]:
+    """The instances of a split as `prepare` made them; DataError if the file is not what it wrote."""
+    path = run.files.instances(split)
+    verify(path)
+    return [instance_from_row(row) for row in read_jsonl(path)]
 
 
 def _with_notes(instances: list[Instance], path: Path, owners: dict[str, str]) -> list[Instance]:

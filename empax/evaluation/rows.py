@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,14 @@ def read_predictions(
         except DataError as error:
             bad.append(BadLine(number, str(error)))
     return rows, bad
+
+
+def with_notes(rows: Sequence[Prediction], notes: Mapping[str, Sequence[Any]]) -> list[Prediction]:
+    """The rows, each with its own of every note beside those that it has."""
+    return [
+        dataclasses.replace(row, notes={**row.notes, **{name: values[i] for name, values in notes.items()}})
+        for i, row in enumerate(rows)
+    ]
 
 
 def released(row: Prediction) -> dict[str, Any]:

@@ -21,10 +21,6 @@ def leave_out_absent(plan: RunPlan, files: WorkDir) -> RunPlan:
     This decides the stages with `data = "if_there"` that an annotate stage names. Where EPITOME is there, they are
     trained on it. Where it is not, they go, and `left_out` of the annotate stage names their mechanisms. A work
     directory that is there has decided already, so that a run goes on in the way it began.
-
-    Args:
-      plan: of the run.
-      files: its work directory, which need not exist.
     """
     annotating = {name: stage.settings for name, stage in plan.stages.items() if stage.kind == "annotate"}
     wanted = dict.fromkeys(stage for settings in annotating.values() for stage in settings.classifiers)

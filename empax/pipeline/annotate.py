@@ -14,23 +14,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 from empax.core.cache import kept_rows
 from empax.core.config import ConfigError, check_numbers
-from empax.core.files import hash_json, read_jsonl, write_json, write_jsonl
-from empax.core.manifest import verify
+from empax.core.files import hash_json, write_json, write_jsonl
 from empax.core.settings import cache_dir
 from empax.core.system import RunContext
 from empax.core.types import ATTRIBUTES, LEVELS, MECHANISMS, Instance
-from empax.data.dialogues import instance_from_row
-from empax.data.store import check_prepared
-from empax.evaluation.empathy import accuracy, confusion_matrix, f1, merge_levels
+from empax.data.own import SPLITS
+from empax.data.store import check_prepared, prepared_instances
+from empax.evaluation.empathy import accuracy, confusion_matrix, f1, merge_levels, sentiment
 from empax.parts import attributes
 
 log = logging.getLogger("empax")
-
-SPLITS = ("train", "validation", "test")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +65,7 @@ class Settings:
 
 def sentiment_levels(texts: Sequence[str], threshold: float) -> list[str]:
     """Low, mid or high by VADER's compound score. Source: Hutto and Gilbert 2014; thresholds: VADER's own."""
-    analyzer = SentimentIntensityAnalyzer()
-    compounds = (analyzer.polarity_scores(text)["compound"] for text in texts)
+    compounds = map(sentiment, texts)
     return ["high" if c >= threshold else "low" if c <= -threshold else "mid" for c in compounds]
 
 
@@ -148,8 +143,7 @@ def run(settings: Settings, run: RunContext) -> None:
     judges, mark = load_judges(settings, run), load_marker(settings, run)
     made_by = [judge.hash for judge in judges]
     for split in SPLITS:
-        verify(run.files.instances(split))
-        instances = [instance_from_row(row) for row in read_jsonl(run.files.instances(split))]
+        instances = prepared_instances(run, split)
         rows = _annotated(instances, judges, settings, split, hash_json([made_by, settings.sentiment_threshold]))
         if mark is not None:
             marked = mark([i.context for i in instances])
@@ -164,34 +158,26 @@ def _annotated(
     """One row per instance; kept across runs under a hash of the texts and of what made it."""
     texts = [(i.id, i.context, i.response if split == "train" else "") for i in instances]
     path = cache_dir() / "annotations" / f"{hash_json([made_by, settings.contexts, split, texts])}.jsonl"
-    return kept_rows(path, lambda: _rows(instances, judges, settings, split))
 
+    def rows() -> list[dict[str, Any]]:
+        responses = {"context_attributes": [""] * len(instances)} if settings.contexts else {}
+        if split == "train":
+            responses["response_attributes"] = [i.response for i in instances]
+        contexts = [i.context for i in instances]
+        threshold = settings.sentiment_threshold
+        columns = {note: judge_levels(judges, contexts, said, threshold) for note, said in responses.items()}
+        return [
+            {"id": i.id, **{note: levels[row] for note, levels in columns.items()}} for row, i in enumerate(instances)
+        ]
 
-def _rows(
-    instances: Sequence[Instance], judges: Sequence[attributes.Judge], settings: Settings, split: str
-) -> list[dict[str, Any]]:
-    contexts = [i.context for i in instances]
-    rows: list[dict[str, Any]] = [{"id": i.id} for i in instances]
-    texts: dict[str, list[str]] = {"context_attributes": [""] * len(rows)} if settings.contexts else {}
-    if split == "train":
-        texts["response_attributes"] = [i.response for i in instances]
-    for note, responses in texts.items():
-        found = judge_levels(judges, contexts, responses, settings.sentiment_threshold)
-        for row, levels in zip(rows, found, strict=True):
-            row[note] = levels
-    return rows
-
-
-def _two_classes(gold: Sequence[str], guess: Sequence[str]) -> dict[str, float]:
-    """Accuracy and weighted F1 with the levels mid and high as one, as LEMPEx' released code has them."""
-    golds, guesses = (merge_levels(levels) for levels in (gold, guess))
-    return {"binary_accuracy": accuracy(golds, guesses), "binary_weighted_f1": f1(golds, guesses, "weighted")}
+    return kept_rows(path, rows)
 
 
 def held_out_quality(stages: Sequence[str], run: RunContext, judges: Sequence[attributes.Judge]) -> dict[str, Any]:
     """Accuracy, weighted F1 (of two classes too) and confusion of every judge, by mechanism, on posts it never saw.
 
-    A second judge of a mechanism stands under "STAGE/MECHANISM".
+    Of two classes, mid and high are one, as in LEMPEx' released code. A second judge of a mechanism stands under
+    "STAGE/MECHANISM".
     """
     quality: dict[str, Any] = {}
     for judge, stage in zip(judges, stages, strict=True):
@@ -200,12 +186,14 @@ def held_out_quality(stages: Sequence[str], run: RunContext, judges: Sequence[at
         for c, mechanism in enumerate(judge.task.mechanisms):
             gold = [LEVELS[p.levels[c]] for p in holdout]
             guess = [LEVELS[level] for level in predicted[:, c]]
+            two = merge_levels(gold), merge_levels(guess)
             key = f"{stage}/{mechanism}" if mechanism in quality else mechanism
             quality[key] = {
                 "accuracy": 100.0 * float(np.mean([g == p for g, p in zip(gold, guess, strict=True)])),
                 "weighted_f1": f1(gold, guess, "weighted"),
-                **_two_classes(gold, guess),
-                "confusion": np.asarray(confusion_matrix(gold, guess, LEVELS)).tolist(),
+                "binary_accuracy": accuracy(*two),
+                "binary_weighted_f1": f1(*two, "weighted"),
+                "confusion": confusion_matrix(gold, guess, LEVELS).tolist(),
                 "pairs": len(gold),
             }
             log.info("%s: accuracy %.1f, weighted F1 %.1f", key, quality[key]["accuracy"], quality[key]["weighted_f1"])

@@ -20,6 +20,7 @@ from empax.core.types import Params, Prediction
 from empax.data import features
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
+from empax.evaluation.rows import with_notes
 from empax.evaluation.scoring import BART_DIRECTIONS
 from empax.interop.huggingface import load_config, resolve
 from empax.interop.pretrained import GeneratorSettings, check_weights, load_generator
@@ -134,15 +135,6 @@ def bart_scored(predictions: Sequence[Prediction], scorer: BartScorer) -> list[P
         "precision": (references, responses),
         "recall": (responses, references),
     }
-    scores = {name: scorer(*pairs[name]) for name in BART_DIRECTIONS}
-    return [
-        dataclasses.replace(
-            row,
-            notes={
-                **row.notes,
-                "bart_score": {name: round(float(found[i]), 5) for name, found in scores.items()},
-                "bart_score_model": scorer.hash,
-            },
-        )
-        for i, row in enumerate(predictions)
-    ]
+    columns = zip(*(scorer(*pairs[name]).tolist() for name in BART_DIRECTIONS), strict=True)
+    scores = [{n: round(one, 5) for n, one in zip(BART_DIRECTIONS, row, strict=True)} for row in columns]
+    return with_notes(predictions, {"bart_score": scores, "bart_score_model": [scorer.hash] * len(scores)})

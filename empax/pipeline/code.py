@@ -22,8 +22,7 @@ _WORD = re.compile(r"\w+")
 def code_of(roots: Iterable[str]) -> dict[str, str]:
     """The modules that `roots` import, directly or not, inside functions too → a hash of each one's source.
 
-    Args:
-      roots: names of modules, "empax.a.b"; of a package all modules count. Of somebody else's package one module does.
+    Roots are names, "empax.a.b"; of a package all modules count, of somebody else's package one module.
     """
     found: dict[str, str] = {}
     waiting = [module for root in roots for module in _modules_in(root)]

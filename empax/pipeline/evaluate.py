@@ -198,11 +198,9 @@ def find_instances(settings: Settings, run: RunContext) -> tuple[list[Instance],
 
 
 def head_accuracies(instances: Sequence[Instance], found: Sequence[Mapping[str, str]]) -> dict[str, float]:
-    """Accuracy of each emotion head in percent, over instances whose emotion is known; 0 where none is.
+    """Accuracy of each emotion head in percent, by what it has `found`, over instances whose emotion is known.
 
-    Args:
-      instances: N of them, at least one.
-      found: what each head has found in each; nothing where there is no head that has learnt emotions.
+    0 where none is; nothing where there is no head that has learnt emotions.
     """
     known = [(i.emotion, by_head) for i, by_head in zip(instances, found, strict=True) if i.emotion]
     return {

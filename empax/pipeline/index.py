@@ -20,7 +20,7 @@ from empax.core.system import RunContext, load_encoder_of
 from empax.core.types import Instance
 from empax.data import own
 from empax.data.batches import draw_dialogues, draw_rows
-from empax.data.exemplars import dialogue_groups, emotion_ids, num_turns, replies_alone
+from empax.data.exemplars import dialogue_groups, emotion_ids, num_turns, replies_alone, traits
 from empax.data.store import check_prepared, load_instances
 from empax.evaluation.retrieval import POOL, SHOWN, exemplar_statistics, gold_ranks, recall_statistics, with_intervals
 from empax.retrieval.filters import ExemplarFilter, Filter, find_exemplars, fit_emotions
@@ -136,9 +136,8 @@ def run(settings: Settings, run: RunContext) -> None:
     }
     log.info("%s: recall@10 %.4f over %d rows", run.stage, about["recall_at_10"], len(corpus))
     if settings.quality:
-        corpus_of = _Corpus(corpus, keys, groups)
         about["quality"] = {
-            split: _quality(run, split, limit, corpus_of, search) for split, limit in settings.quality.items()
+            split: _quality(run, split, limit, corpus, keys, search) for split, limit in settings.quality.items()
         }
     write_json(run.directory / "index.json", about)
 
@@ -175,15 +174,11 @@ class _Search:
     def __call__(self, split: str, instances: Sequence[Instance], k: int) -> tuple[np.ndarray, np.ndarray]:
         """Vectors of the contexts, [Q, D], and rows of the index, [Q, k], -1 = none."""
         queries = self.encoder.embed_queries(instances, progress=f"{self.stage}: {split}", mesh=self.mesh)
-        traits = {
-            "groups": dialogue_groups(instances),
-            "emotions": emotion_ids(instances),
-            "turns": num_turns(instances),
-        }
-        found = find_exemplars(self.index, queries, k, **traits, filter=self.filter)
+        asked = traits(instances)
+        found = find_exemplars(self.index, queries, k, **asked, filter=self.filter)
         ids = np.asarray(found.ids)
         if self.filter is not None:
-            self._tell(split, queries, traits["emotions"], ids, k)
+            self._tell(split, queries, asked["emotions"], ids, k)
         return queries, ids
 
     def _tell(self, split: str, queries: np.ndarray, emotions: np.ndarray, ids: np.ndarray, k: int) -> None:
@@ -213,41 +208,32 @@ class _Search:
         return {**leak, "filter": {**about, **self.notes}}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Corpus:
-    """The indexed responses with their vectors and dialogues."""
-
-    instances: Sequence[Instance]
-    keys: np.ndarray
-    groups: np.ndarray
-
-
-def _quality(run: RunContext, split: str, limit: int, corpus: _Corpus, search: _Search) -> dict[str, Any]:
-    """How well contexts of a split find their gold responses, and what exemplars they find."""
+def _quality(
+    run: RunContext, split: str, limit: int, corpus: Sequence[Instance], keys: np.ndarray, search: _Search
+) -> dict[str, Any]:
+    """How well contexts of a split find their gold responses in the corpus of `keys`, and what exemplars they find."""
     chosen = draw_dialogues(load_instances(run, split), limit, seed=run.seed)
     queries, found = search(split, chosen, SHOWN)
-    keys, shown = corpus.keys, chosen
+    shown = chosen
     if getattr(run.plan.system_settings, "key", "response") == "exchange":  # its context would find a gold exchange
-        keys, shown = (
-            search.encoder.embed_keys(replies_alone(corpus.instances), mesh=search.mesh),
-            replies_alone(chosen),
-        )
+        keys = search.encoder.embed_keys(replies_alone(corpus), mesh=search.mesh)
+        shown = replies_alone(chosen)
     gold = search.encoder.embed_keys(shown, progress=f"{run.stage}: gold", mesh=search.mesh)
-    groups, texts = dialogue_groups(chosen), [i.response for i in corpus.instances]
+    groups, key_groups, texts = dialogue_groups(chosen), dialogue_groups(corpus), [i.response for i in corpus]
     numbers = np.unique([*texts, *(i.response for i in chosen)], return_inverse=True)[1]
     pool = np.sort(np.random.default_rng(run.seed).permutation(len(texts))[:POOL])
 
     def ranks(rows: np.ndarray | slice) -> np.ndarray:
         return gold_ranks(
             queries, gold, keys[rows], gold_texts=numbers[len(texts) :], key_texts=numbers[: len(texts)][rows],
-            groups=groups, key_groups=corpus.groups[rows],
+            groups=groups, key_groups=key_groups[rows],
         )  # fmt: skip
 
     statistics = {
         **recall_statistics(ranks(pool), f"{len(pool) + 1}"),
         **recall_statistics(ranks(slice(None)), "all"),
         **exemplar_statistics(
-            found, texts=texts, emotions=emotion_ids(corpus.instances), wanted=emotion_ids(chosen),
+            found, texts=texts, emotions=emotion_ids(corpus), wanted=emotion_ids(chosen),
             dialogues=groups, turns=np.array([len(i.context) for i in chosen]),
         ),
     }  # fmt: skip

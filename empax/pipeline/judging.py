@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from empax.core.config import ConfigError
-from empax.core.files import WorkDir, read_json
+from empax.core.files import WorkDir
 from empax.core.paths import expand
 from empax.core.system import RunContext
 from empax.core.types import MECHANISMS, Prediction
+from empax.evaluation.rows import with_notes
 from empax.parts import attributes
 from empax.parts.attributes import Judge
 from empax.parts.attributes.linear import LinearJudge, load_linear
@@ -29,9 +30,7 @@ _THRESHOLD = annotate.Settings.sentiment_threshold
 def load_judges(names: str | Sequence[str], run: RunContext) -> tuple[list[Judge], float]:
     """The judges of the named stages of this run, and the threshold of VADER beside them.
 
-    Args:
-      names: annotate stages, whose classifiers are meant, or training stages of judges.
-      run: whose stages they are.
+    Of an annotate stage its classifiers are meant; the others train judges.
 
     Raises:
       ConfigError: a stage that is neither, or a mechanism without a judge, unless an annotate stage leaves it out.
@@ -81,12 +80,7 @@ def find_judges(workdir: Path) -> list[Judge]:
     Raises:
       ConfigError: no run is there, it trains no judge of some mechanism, or the stage is not finished.
     """
-    workdir = expand(workdir)
-    root, chosen = (workdir, "") if (workdir / "config.json").is_file() else (workdir.parent, workdir.name)
-    files = WorkDir(root)
-    if not files.config.is_file():
-        raise ConfigError(f"{workdir} holds no run; give the work directory of one that has trained identifiers.")
-    run = RunContext(files, read_plan(files), "evaluate")
+    run, chosen = _opened(workdir)
     names = [name for name in run.plan.stages if chosen in ("", name)]
     found: dict[str, list[str]] = {}
     for kind in ("identifier", "classifier"):
@@ -101,6 +95,16 @@ def find_judges(workdir: Path) -> list[Judge]:
             return [_load_finished(run, name) for name in found[kind]]
     trained = "; ".join(f"{kind}s {', '.join(stages)}" for kind, stages in found.items()) or "none"
     raise ConfigError(f"{workdir} has no judges of {', '.join(MECHANISMS)} together; it trains: {trained}.")
+
+
+def _opened(workdir: Path) -> tuple[RunContext, str]:
+    """The run of a work directory; and the stage that WORKDIR/STAGE names, empty if none."""
+    workdir = expand(workdir)
+    root, chosen = (workdir, "") if (workdir / "config.json").is_file() else (workdir.parent, workdir.name)
+    files = WorkDir(root)
+    if not files.config.is_file():
+        raise ConfigError(f"{workdir} holds no run; give the work directory of one that has trained identifiers.")
+    return RunContext(files, read_plan(files), "evaluate"), chosen
 
 
 def _load_finished(run: RunContext, stage: str) -> Judge:
@@ -133,18 +137,9 @@ class Jury:
         rows = judged(predictions, self.neural) if self.neural else list(predictions)
         if self.linear is None:
             return rows
-        replies, references = (self.linear.levels(t) for t in ([p.response for p in rows], [p.reference for p in rows]))
-        return [
-            dataclasses.replace(
-                row,
-                notes={
-                    **row.notes,
-                    f"{LINEAR}_response_attributes": replies[i],
-                    f"{LINEAR}_reference_attributes": references[i],
-                },
-            )
-            for i, row in enumerate(rows)
-        ]
+        texts = {"response": [p.response for p in rows], "reference": [p.reference for p in rows]}
+        levels = {whose: self.linear.levels(said) for whose, said in texts.items()}
+        return with_notes(rows, {f"{LINEAR}_{whose}_attributes": found for whose, found in levels.items()})
 
     def about(self) -> dict[str, Any]:
         """The linear judge's quality on held-out posts by mechanism; or, under "absent", why there is none."""
@@ -179,10 +174,7 @@ def find_jury(where: str, data_dir: str = "") -> Jury:
     if where == LINEAR and not (folder / "config.json").is_file():
         return Jury(linear=load_linear(data_dir))
     neural = find_judges(folder)
-    if not data_dir:
-        config = next(p for p in (folder, folder.parent) if (p / "config.json").is_file()) / "config.json"
-        data_dir = read_json(config)["data"]["dir"]
-    return dataclasses.replace(linear_jury(data_dir), neural=neural)
+    return dataclasses.replace(linear_jury(data_dir or _opened(folder)[0].plan.data.dir), neural=neural)
 
 
 def judged(
@@ -190,14 +182,6 @@ def judged(
 ) -> list[Prediction]:
     """The predictions, with the levels of response and reference in notes named `prefix` + "..._attributes"."""
     contexts = [p.context for p in predictions]
-    levels = {
-        f"{prefix}{whose}_attributes": annotate.judge_levels(judges, contexts, texts, threshold)
-        for whose, texts in (
-            ("response", [p.response for p in predictions]),
-            ("reference", [p.reference for p in predictions]),
-        )
-    }
-    return [
-        dataclasses.replace(p, notes={**p.notes, **{note: rows[i] for note, rows in levels.items()}})
-        for i, p in enumerate(predictions)
-    ]
+    texts = {"response": [p.response for p in predictions], "reference": [p.reference for p in predictions]}
+    levels = {whose: annotate.judge_levels(judges, contexts, said, threshold) for whose, said in texts.items()}
+    return with_notes(predictions, {f"{prefix}{whose}_attributes": found for whose, found in levels.items()})

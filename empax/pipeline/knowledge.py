@@ -10,13 +10,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from empax.core.files import read_jsonl, write_json, write_jsonl
-from empax.core.manifest import verify
+from empax.core.files import write_json, write_jsonl
 from empax.core.system import RunContext
 from empax.data import own
-from empax.data.dialogues import instance_from_row
 from empax.data.knowledge import describe
-from empax.data.store import check_prepared
+from empax.data.store import check_prepared, prepared_instances
 from empax.parts.knowledge.finder import Finder, check_finder
 from empax.parts.knowledge.settings import KnowledgeSettings
 
@@ -35,8 +33,7 @@ def run(settings: Settings, run: RunContext) -> None:
     finder = Finder.of(settings, run)
     about: dict[str, Any] = {"source": finder.name}
     for split in own.SPLITS:
-        verify(run.files.instances(split))
-        instances = [instance_from_row(row) for row in read_jsonl(run.files.instances(split))]
+        instances = prepared_instances(run, split)
         rows, dropped = finder(instances, split)
         lines = (
             {"id": instance.id, "facts": [fact.row() for fact in facts], "source": finder.name}

@@ -99,12 +99,9 @@ def read_plan(files: WorkDir) -> RunPlan:
 
 
 def changed_plan(plan: RunPlan, changes: Mapping[str, Mapping[str, Any]], gone: Collection[str]) -> RunPlan:
-    """The plan of the same config with other settings of some stages, and without others.
+    """The plan of the same config with other settings of some stages, and without those that are `gone`.
 
-    Args:
-      plan: it stays.
-      changes: stage → settings to set; None = as if the section did not name it.
-      gone: stages to leave out.
+    A setting of None is as if the section did not name it.
     """
     config = {name: section for name, section in plan.config.items() if name not in gone}
     for name, values in changes.items():

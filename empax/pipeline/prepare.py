@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from empax.core.files import DataError, hash_file, write_json, write_jsonl
@@ -19,7 +19,6 @@ from empax.data.store import PrepareSettings, TokenizerSettings, may_load, pretr
 from empax.data.words import train_words
 
 log = logging.getLogger("empax")
-
 
 Settings = PrepareSettings
 
@@ -89,15 +88,12 @@ def run(settings: Settings, run: RunContext) -> None:
         log.info("%s: %d dialogues, %d instances", split, len(dialogues), len(instances[split]))
         _check_some(instances[split], split, data)
         write_jsonl(run.files.instances(split), map(instance_to_row, instances[split]))
-    words = settings.tokenizer.kind == "words"
-    texts = _said(splits, settings.tokenizer.splits_in_vocabulary) if words else _texts(instances["train"])
+    if settings.tokenizer.kind == "words":
+        texts = _said(splits, settings.tokenizer.splits_in_vocabulary)
+    else:  # every turn once
+        texts = list(dict.fromkeys(turn for i in instances["train"] for turn in (*i.context, i.response)))
     _tokenizer(settings.tokenizer, texts).save(run.files.tokenizer)
     write_json(run.files.stage("prepare") / "counts.json", counts)
-
-
-def _texts(instances: Iterable[Instance]) -> list[str]:
-    """Every turn of the training split once."""
-    return list(dict.fromkeys(turn for i in instances for turn in (*i.context, i.response)))
 
 
 def _said(splits: Mapping[str, Sequence[Dialogue]], names: Sequence[str]) -> list[str]:

@@ -74,16 +74,16 @@ def has_begun(files: WorkDir, name: str) -> bool:
     return any(path.is_file() and path != files.begun(name) and not is_temporary(path) for path in folder.rglob("*"))
 
 
-def recorded_settings(files: WorkDir, name: str) -> str:
-    """The hash of the settings that a stage was made with, or is being made with.
+def recorded(files: WorkDir, name: str) -> dict[str, Any]:
+    """What `DONE` says of a stage, or else `BEGUN`.
 
     Raises:
-      DataError: neither `DONE` nor `BEGUN` says so.
+      DataError: neither is there and whole.
     """
     if files.done(name).is_file():
-        return read_done(files.stage(name))["settings"]
+        return read_done(files.stage(name))
     try:
-        return read_sealed(files.begun(name))["settings"]
+        return read_sealed(files.begun(name))
     except FileNotFoundError as error:
         raise DataError(f"{files.begun(name)} is gone.") from error
 
@@ -94,16 +94,13 @@ def recorded_inputs(files: WorkDir, name: str) -> dict[str, Input] | None:
     Raises:
       DataError: `DONE` is damaged.
     """
-    if files.done(name).is_file():
-        record = read_done(files.stage(name))
-    else:
-        try:
-            record = read_sealed(files.begun(name))
-        except (FileNotFoundError, DataError):
-            return None
-    if "inputs" not in record:
+    try:
+        inputs = recorded(files, name).get("inputs")
+    except DataError:
+        if files.done(name).is_file():
+            raise
         return None
-    return {what: Input.of(one) for what, one in record["inputs"].items()}
+    return None if inputs is None else {what: Input.of(one) for what, one in inputs.items()}
 
 
 def check_origins(files: WorkDir, stages: Iterable[Stage]) -> None:
@@ -133,11 +130,9 @@ def check_origins(files: WorkDir, stages: Iterable[Stage]) -> None:
 
 
 def record_anew(files: WorkDir, stages: Sequence[Stage]) -> None:
-    """Has finished stages say that they were made with what `stages` read, by the names that code has now.
+    """Has finished stages, taken over from another work directory, say that they were made with what `stages` read.
 
-    Args:
-      files: a work directory that has taken over the stages of another one.
-      stages: what both runs have in common, in their order.
+    `stages` are what both runs have in common, in their order, by the names that code has now.
     """
     identities: dict[str, str] = {}
     for stage in stages:
@@ -154,20 +149,9 @@ def _identity(done: Mapping[str, Any]) -> str:
 
 
 class Records:
-    """The records of one run, for the process that writes them.
+    """The records of one run, for the process that writes them; `inputs` as of `pipeline.run.find_inputs`."""
 
-    Args:
-      files: the work directory.
-      plan: of the run.
-      inputs: stage → what it reads from outside of the work directory.
-    """
-
-    def __init__(
-        self,
-        files: WorkDir,
-        plan: RunPlan,
-        inputs: Mapping[str, Inputs] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, files: WorkDir, plan: RunPlan, inputs: Mapping[str, Inputs] = MappingProxyType({})) -> None:
         self._files, self._stages, self._package, self._inputs = files, plan.stages, plan.package, inputs
         self._code = {name: code_of(stage.modules) for name, stage in plan.stages.items()}
         self._before: dict[Path, Any] = {}
@@ -196,18 +180,20 @@ class Records:
         inputs = self._inputs.get(name, {})
         now = {"settings": settings_hash(self._stages[name]), "code": self._code[name], "inputs": inputs}
         begun = self._files.begun(name)
-        if not (has_begun(self._files, name) and self._is_readable(begun)):
+        try:
+            before = read_sealed(begun)["code"] if has_begun(self._files, name) else None
+        except (FileNotFoundError, DataError):
+            before = None
+        if before is None:
             write_sealed(begun, now)
-        elif modules := changed(read_sealed(begun)["code"], self._code[name]):
+        elif modules := changed(before, self._code[name]):
             log.warning("%s: the code has changed since it began (%s); it goes on.", name, _few(modules))
         self._before = self._root_files()
 
     def finish(self, name: str, note: Mapping[str, Any]) -> None:
-        """Writes `DONE`: all files of the stage are there.
+        """Writes `DONE`: all files of the stage are there, and `note` has its numbers.
 
-        Args:
-          name: of the stage.
-          note: its numbers; `result`, if it is given, stands for the hash of its files.
+        `result` among them, if it is given, stands for the hash of the files.
         """
         files = self._files
         if lines := self._lines(name):
@@ -268,13 +254,6 @@ class Records:
         """Files beside the stages' folders, with what changes when one is written."""
         found = [path for path in self._files.root.iterdir() if path.is_file() and path.name not in _SHARED_FILES]
         return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
-
-    @staticmethod
-    def _is_readable(path: Path) -> bool:
-        try:
-            return bool(read_sealed(path))
-        except (FileNotFoundError, DataError):
-            return False
 
 
 def _few(modules: Sequence[str]) -> str:

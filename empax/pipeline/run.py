@@ -36,10 +36,7 @@ log = logging.getLogger("empax")
 def find_problems(plan: RunPlan, files: WorkDir, *, planned: bool = False) -> Iterator[ConfigError | DataError]:
     """What is known to be wrong before any work, of the stages that are not done; in their order.
 
-    Args:
-      plan: of the run.
-      files: the work directory, which need not exist; nothing is written.
-      planned: fetch nothing; what would have to be fetched is not looked at.
+    Nothing is written, and `planned` fetches nothing: what would have to be fetched is not looked at.
     """
     shared = [plan.system.check] if plan.system.check else []  # judges alone share no models
     for stage in plan.stages.values():

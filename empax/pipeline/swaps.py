@@ -132,11 +132,7 @@ def choose(
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """What each instance is shown, by GIVEN: rows of `source.pairs`, [N, K]; and the reasons why something is absent.
 
-    Args:
-      instances: N of them.
-      source: of the system.
-      encoder: by whose vectors of replies the oracle picks.
-      run: whose seed is that of the draws.
+    The oracle picks by the vectors that `encoder` gives replies. The draws are of the run's seed.
     """
     own, pairs = np.asarray(source.find(instances)[0]), source.pairs
     k, absent = own.shape[1], {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -26,13 +27,12 @@ from empax.pipeline.records import (
     differences,
     has_begun,
     record_anew,
+    recorded,
     recorded_inputs,
-    recorded_settings,
     settings_hash,
 )
 
 log = logging.getLogger("empax")
-
 
 AllInputs = Mapping[str, Inputs]
 """Stage → what it reads from outside of the work directory."""
@@ -75,7 +75,7 @@ def claim(
     else:
         kept = _check_recorded(files, plan, order[:first])
     _check_inputs(files, plan, inputs, kept)
-    unwanted = [name for name in _folders(files, order) if name not in kept]
+    unwanted = [name for name in order if files.stage(name).is_dir() and name not in kept]
     if unwanted:  # nothing is removed for a run that is refused next
         check_origins(files, [plan.stages[name] for name in kept])
     _forget(files, unwanted)
@@ -103,16 +103,13 @@ def _known_plan(files: WorkDir) -> RunPlan | None:
 
 def _description(files: WorkDir) -> dict[str, Any]:
     """What run.json says; empty if it is damaged, as far as anybody knows."""
-    try:
+    with contextlib.suppress(FileNotFoundError, DataError):
         if "run.json" in read_sealed(files.checksums) and not is_known(files, files.provenance):
             return {}
-    except (FileNotFoundError, DataError):
-        pass
-    try:
-        found = read_json(files.provenance)
-    except (FileNotFoundError, DataError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    with contextlib.suppress(FileNotFoundError, DataError):
+        if isinstance(found := read_json(files.provenance), dict):
+            return found
+    return {}
 
 
 def check_same(files: WorkDir, plan: RunPlan) -> None:
@@ -190,7 +187,7 @@ def _check_recorded(files: WorkDir, plan: RunPlan, wanted: Sequence[str]) -> lis
     begun = [name for name in wanted if has_begun(files, name)]
     for name in begun:
         try:
-            agrees = recorded_settings(files, name) == settings_hash(plan.stages[name])
+            agrees = recorded(files, name)["settings"] == settings_hash(plan.stages[name])
             reason = "was made with other settings than this command's"
         except DataError as error:
             agrees, reason = False, f"does not say with what settings it was made ({error})"
@@ -209,10 +206,6 @@ def _check_recorded(files: WorkDir, plan: RunPlan, wanted: Sequence[str]) -> lis
             files.config, ", ".join(begun),
         )  # fmt: skip
     return list(wanted)
-
-
-def _folders(files: WorkDir, names: Sequence[str]) -> list[str]:
-    return [name for name in names if files.stage(name).is_dir()]
 
 
 def _forget(files: WorkDir, names: Sequence[str]) -> None:
@@ -311,11 +304,10 @@ def _first_difference(old: RunPlan, new: RunPlan, name: str) -> str:
     """The first setting that stage `name` reads and that differs; empty if none does."""
     if name not in old.stages:
         return f"config.{name} is here alone"
-    found = differences(old.stages[name].reads, new.stages[name].reads)
-    by_system = (
-        (path.replace("config.system", f"config.{new.system.name}", 1), one, other) for path, one, other in found
-    )
-    return next((f"{path}: {one!r} there, {other!r} here" for path, one, other in by_system), "")
+    shared = f"config.{new.system.name}"
+    for path, one, other in differences(old.stages[name].reads, new.stages[name].reads):
+        return f"{path.replace('config.system', shared, 1)}: {one!r} there, {other!r} here"
+    return ""
 
 
 def _link(source: Path, target: Path) -> None:

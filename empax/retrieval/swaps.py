@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from empax.core.types import Instance
-from empax.data.exemplars import dialogue_groups, emotion_ids, num_turns
+from empax.data.exemplars import dialogue_groups, emotion_ids, num_turns, traits
 from empax.retrieval.filters import ExemplarFilter, find_exemplars
 from empax.retrieval.index import IndexSettings, build_index
 
@@ -85,13 +85,5 @@ def nearest_exemplars(
     # So many hold k dialogues.
     searched = k * int(np.unique(groups, return_counts=True)[1].max())
     one_per_dialogue = ExemplarFilter("none", searched, emotion_ids(pairs), one_per_dialogue=True)
-    found = find_exemplars(
-        index,
-        gold,
-        k,
-        groups=dialogue_groups(instances),
-        emotions=emotion_ids(instances),
-        turns=num_turns(instances),
-        filter=one_per_dialogue,
-    )
+    found = find_exemplars(index, gold, k, **traits(instances), filter=one_per_dialogue)
     return np.asarray(found.ids)

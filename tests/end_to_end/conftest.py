@@ -1,6 +1,7 @@
 """Tiny random models in folders, for the recipes of pretrained ones."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,34 +14,31 @@ TEMPLATE = (
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with a tokenizer and a chat template, as Hugging Face models come."""
-    import torch
-    import transformers
-
-    folder = tmp_path_factory.mktemp("llama")
-    write_tokenizer(folder, TEMPLATE)
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+    return write_model(
+        tmp_path_factory.mktemp("llama"), "LlamaForCausalLM", TEMPLATE, hidden_size=32, intermediate_size=48,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+        tie_word_embeddings=True,
     )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
 def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random T5 with a tokenizer, likewise."""
+    return write_model(
+        tmp_path_factory.mktemp("t5"), "T5ForConditionalGeneration", d_model=32, d_kv=16, d_ff=48, num_layers=2,
+        num_heads=2, decoder_start_token_id=0, pad_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+
+
+def write_model(folder: Path, name: str, template: str = "", **sizes: Any) -> Path:
+    """Writes a random model of this class of transformers, with a tokenizer; gives the folder."""
     import torch
     import transformers
 
-    folder = tmp_path_factory.mktemp("t5")
-    write_tokenizer(folder)
+    write_tokenizer(folder, template)
     torch.manual_seed(0)
-    config = transformers.T5Config(
-        vocab_size=384, d_model=32, d_kv=16, d_ff=48, num_layers=2, num_heads=2, decoder_start_token_id=0,
-        pad_token_id=0, eos_token_id=2,
-    )  # fmt: skip
-    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+    made = getattr(transformers, name)
+    made(made.config_class(vocab_size=384, **sizes)).save_pretrained(folder)
     return folder
 
 

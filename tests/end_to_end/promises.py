@@ -6,20 +6,18 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from empax.core.files import WorkDir, read_json
-from empax.core.system import RunContext
 from empax.core.types import EMOTIONS
 from empax.data.store import load_instances
-from empax.pipeline.plan import make_plan
 from empax.serving.session import Session
 from empax.training.checkpoint import load_params
+from tests.plans import context_of
 
 CONTEXTS = 8
 
 
 def assert_gold_is_not_read(workdir: Path) -> None:
     """Other gold responses and emotions change no reply, no exemplar and no emotion of test contexts."""
-    run = RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), "evaluate")
+    run = context_of(workdir, "evaluate")
     asked = load_instances(run, "test")[:CONTEXTS]
     other = [
         dataclasses.replace(one, response="blue bread", emotion=EMOTIONS[(EMOTIONS.index(one.emotion) + 7) % 32])

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from empax.core.config import ConfigError
-from empax.core.files import WorkDir, read_json, read_jsonl
-from empax.core.system import RunContext
+from empax.core.files import read_json, read_jsonl
 from empax.core.types import LEVELS, MECHANISMS
 from empax.parts import attributes
 from empax.pipeline import judging
-from empax.pipeline.plan import make_plan
 from empax.training.checkpoint import load_params
+from tests.plans import context_of
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +47,7 @@ def test_every_judge_is_assessed_on_posts_that_it_never_saw(workdir):
     for found in quality.values():
         assert found["pairs"] == np.sum(found["confusion"])
         assert found["accuracy"] == pytest.approx(100 * np.trace(found["confusion"]) / found["pairs"])
-    run = RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), "assess")
+    run = context_of(workdir, "assess")
     one, other = (attributes.load_holdout(run, stage) for stage in ("identifiers", "second_seed"))
     assert {pair.context for pair in one} != {pair.context for pair in other}
 
@@ -110,7 +109,7 @@ def test_which_judges_of_a_work_directory_are_meant(workdir, tmp_path):
         judging.find_judges(workdir / "second_seed")
     with pytest.raises(ConfigError, match="holds no run"):
         judging.find_judges(tmp_path)
-    run = RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), "evaluate")
+    run = context_of(workdir, "evaluate")
     with pytest.raises(ConfigError, match=r"config\.assess trains no judge"):
         judging.load_judges("assess", run)
     with pytest.raises(ConfigError, match=r"config\.evaluate\.judge lacks a classifier of emotional_reaction"):

@@ -5,15 +5,14 @@ import numpy as np
 import pytest
 
 from empax.core.config import ConfigError
-from empax.core.files import WorkDir, read_json, read_jsonl
-from empax.core.system import RunContext
+from empax.core.files import read_json, read_jsonl
 from empax.core.tree import named_leaves
 from empax.interop.huggingface import load_pretrained
 from empax.parts.generator.parts import GeneratorParts
-from empax.pipeline.plan import make_plan
 from empax.serving.export import ExportSettings, export_run
 from empax.systems.emprl.stages import first_params, policy_model
 from empax.training.checkpoint import load_params
+from tests.plans import context_of
 
 STAGES = ("prepare", "identifiers", "assess", "generator", "ppo", "evaluate", "report")
 RECIPE = "configs/emprl_llm.py"
@@ -28,7 +27,7 @@ def completed(workdir, least=0.0):
     assert {"empathy_f1", "distinct_2", "perplexity"} <= set(report["metrics"])
     rows = [row for row in read_jsonl(workdir / "metrics.jsonl") if row["stage"] == "ppo"]
     assert all(least < row["reward"] <= 1.0 for row in rows if row["split"] == "train")
-    return RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), "ppo")
+    return context_of(workdir, "ppo")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def test_a_policy_is_adapters_on_the_fine_tuned_model(adapted):
 
 
 def test_adapted_policies_are_exported_whole(adapted, tmp_path):
-    run = RunContext(WorkDir(adapted), make_plan(read_json(adapted / "config.json")), "ppo")
+    run = context_of(adapted, "ppo")
     parts = GeneratorParts.of(run, with_params=False)
     expected = policy_model(parts, load_params(adapted / "ppo"), first_params(parts, run, "generator"), 1.0)
     assert "of stage ppo" in export_run(adapted, tmp_path / "out", ExportSettings())

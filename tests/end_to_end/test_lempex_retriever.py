@@ -4,12 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from empax.core.files import WorkDir, read_json
-from empax.core.system import RunContext
+from empax.core.files import read_json
 from empax.data.store import load_candidates, load_instances
-from empax.pipeline.plan import make_plan
 from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import load_params
+from tests.plans import context_of
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +43,7 @@ def test_both_towers_are_trained_apart(workdir):
 
 
 def test_candidates_are_responses_of_other_dialogues_of_the_training_split(workdir):
-    run = RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), "index")
+    run = context_of(workdir, "index")
     train = load_instances(run, "train")
     for split in ("train", "validation", "test"):
         instances = load_instances(run, split)

@@ -13,17 +13,16 @@ import torch
 import transformers
 
 from configs import reg_llm
-from empax.core.files import WorkDir, read_json, read_jsonl
-from empax.core.system import RunContext
+from empax.core.files import read_json, read_jsonl
 from empax.core.tree import count_params
 from empax.models.decoder_only import DecoderOnly
 from empax.parts.generator.parts import GeneratorParts
-from empax.pipeline.plan import make_plan
 from empax.serving.export import ExportSettings, export_run
 from empax.serving.session import Session
 from empax.systems.reg.settings import RetrieverTaskSettings
 from empax.systems.reg.stages import build_retriever
 from empax.training.checkpoint import load_params
+from tests.plans import context_of
 
 RECIPE = """
 from configs import common, reg_llm
@@ -57,7 +56,7 @@ def test_all_stages_train_adapters_alone_and_the_answers_come_from_them(run_form
     workdir, predictions = run_form("")
     assert len(predictions) == 8
     assert all(len(row["exemplars"]) == 2 and row["attributes"] for row in predictions)
-    run = RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), "joint")
+    run = context_of(workdir, "joint")
     parts = GeneratorParts.of(run)
     for stage, inner in (("generator", lambda p: p), ("joint", lambda p: p["generator"])):
         saved = load_params(workdir / stage)
@@ -149,9 +148,7 @@ def test_prompting_leaves_the_model_as_it_is(run_form):
     assert set(report["history"]["generator"]).isdisjoint({"emotion_accuracy", "emotion_loss"})
     assert {"bleu_1", "distinct_1", "perplexity"} <= set(report["metrics"])
     assert Session.load(workdir).reply(["I lost my job."]).emotion_prediction == ""
-    parts = GeneratorParts.of(
-        run := RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), "generator")
-    )
+    parts = GeneratorParts.of(run := context_of(workdir, "generator"))
     merged = parts.stage_params(run, "generator")["model"]
     same = [
         np.array_equal(a, b)

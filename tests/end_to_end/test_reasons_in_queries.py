@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import empax
-from empax.core.files import WorkDir, read_json
-from empax.core.system import RunContext, load_encoder_of
+from empax.core.files import WorkDir
+from empax.core.system import load_encoder_of
 from empax.data.store import load_instances
-from empax.pipeline.plan import make_plan
+from tests.plans import context_of
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def test_reg_asks_for_exemplars_by_reasons(recipe, tmp_path):
     recipe(tmp_path, config="configs/reg_transformer.py:reasons,tiny")
     files = WorkDir(tmp_path)
-    run = RunContext(files, make_plan(read_json(files.config)), "index")
+    run = context_of(files.root, "index")
     instances = load_instances(run, "test")
     marked = [i for i in instances if i.notes["reasons"]]
     assert marked

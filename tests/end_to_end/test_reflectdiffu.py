@@ -14,16 +14,15 @@ import empax
 from configs.reflectdiffu import ABLATIONS
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl
-from empax.core.system import RunContext
 from empax.data.store import load_instances
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.parts.attributes import load_identifiers, load_judge
-from empax.pipeline.plan import make_plan
 from empax.systems.emprl.rewards import empathy_reward
 from empax.systems.reflectdiffu.labels import INTENTS
 from empax.systems.reflectdiffu.reinforced import ReplyEmpathy
 from empax.training.checkpoint import load_params
 from tests.end_to_end.promises import assert_a_killed_run_ends_the_same
+from tests.plans import context_of
 
 RECIPE = "configs/reflectdiffu.py"
 TIMING = {"seconds", "examples_per_second"}
@@ -114,7 +113,7 @@ def test_emprls_reward_teaches_its_policy(rewarded):
     assert all(0 < row["reward"] <= 1 and row["reward_spread"] > 0 for row in logged)
     assert "empathy_f1" in read_json(files.root / "report.json")["metrics"]
 
-    run = RunContext(files, make_plan(read_json(files.config)), "generator")
+    run = context_of(files.root, "generator")
     instances, tokenizer = load_instances(run, "train")[:3], load_tokenizer(files.tokenizer)
     reward = ReplyEmpathy(load_identifiers(run, ("identifiers",)), tokenizer, instances, [["zorblax"]] * 3)
     said = ["i am so sorry", "how did it go", "zorblax"]

@@ -10,8 +10,8 @@ import pytest
 
 import empax
 from empax.core.config import ConfigError
-from empax.core.files import DataError, WorkDir, read_json, read_jsonl
-from empax.core.system import AnswerOptions, RunContext, load_encoder_of
+from empax.core.files import DataError, read_json, read_jsonl
+from empax.core.system import AnswerOptions, load_encoder_of
 from empax.core.tree import named_leaves
 from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS
 from empax.data.store import load_candidates, load_instances
@@ -20,10 +20,10 @@ from empax.models.heads import EMOTION_HEAD
 from empax.parts.generator.stages import answerer_of, context_examples
 from empax.parts.generator.task import Generator
 from empax.pipeline import evaluate, run, swaps
-from empax.pipeline.plan import make_plan
 from empax.retrieval.index import StaleIndexError, load_index
 from empax.systems.reg.parts import RegParts
 from empax.training.checkpoint import load_params
+from tests.plans import context_of
 
 STAGES = ("prepare", "generator", "index", "attributes", "annotate", "exemplars", "emotions", "retriever", "reindex",
           "joint", "evaluate", "swaps", "report")  # fmt: skip
@@ -38,10 +38,6 @@ def config(finished):
 @pytest.fixture(scope="module")
 def predictions(finished):
     return list(read_jsonl(finished / "predictions.jsonl"))
-
-
-def context(workdir, stage="evaluate"):
-    return RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), stage)
 
 
 def test_every_stage_is_done_and_lies_where_it_should(finished, config):
@@ -77,7 +73,7 @@ def test_metrics_cover_every_stage_and_split(finished):
 
 
 def test_predictions_are_the_test_split_in_id_order(finished, predictions):
-    instances = load_instances(context(finished), "test")
+    instances = load_instances(context_of(finished), "test")
     assert [(row["id"], row["reference"], tuple(row["context"]), row["emotion"]) for row in predictions] == [
         (i.id, i.response, i.context, i.emotion) for i in instances
     ]
@@ -93,7 +89,7 @@ def test_predictions_are_the_test_split_in_id_order(finished, predictions):
 
 
 def test_exemplars_are_training_pairs_with_attributes_and_a_score(finished, predictions):
-    train = {i.id: i for i in load_instances(context(finished), "train")}
+    train = {i.id: i for i in load_instances(context_of(finished), "train")}
     for row in predictions:
         assert len(row["exemplars"]) == 2
         assert row["exemplars"][0]["score"] >= row["exemplars"][1]["score"]
@@ -105,17 +101,17 @@ def test_exemplars_are_training_pairs_with_attributes_and_a_score(finished, pred
 
 def test_no_held_out_instance_carries_attributes_of_its_response(finished):
     for split in ("train", "validation", "test"):
-        notes = {name for i in load_instances(context(finished), split) for name in i.notes}
+        notes = {name for i in load_instances(context_of(finished), split) for name in i.notes}
         expected = {"context_attributes", "situation", *(["response_attributes"] if split == "train" else [])}
         assert notes == expected
 
 
 @pytest.mark.parametrize("stage", ["index", "reindex"])
 def test_no_candidate_is_of_the_own_dialogue(finished, stage):
-    train = load_instances(context(finished), "train")
+    train = load_instances(context_of(finished), "train")
     for split in ("train", "validation"):
-        positions, ids = load_candidates(context(finished), stage, split)
-        instances = load_instances(context(finished), split)
+        positions, ids = load_candidates(context_of(finished), stage, split)
+        instances = load_instances(context_of(finished), split)
         assert sorted(positions) == list(range(len(instances)))
         assert ids.shape == (len(instances), 4)
         assert ids.min() >= 0
@@ -128,8 +124,8 @@ def test_no_candidate_is_of_the_own_dialogue(finished, stage):
 
 
 def test_the_refresh_of_joint_training_keeps_out_the_own_dialogue(finished):
-    train = load_instances(context(finished), "train")
-    positions, before = load_candidates(context(finished), "reindex", "train")
+    train = load_instances(context_of(finished), "train")
+    positions, before = load_candidates(context_of(finished), "reindex", "train")
     found = np.load(finished / "joint" / "refresh" / "00000002.npy")
     assert found.shape == before.shape
     for position, row in zip(positions, found, strict=True):
@@ -164,7 +160,7 @@ def test_training_changes_every_leaf_but_the_frozen_ones(finished, tmp_path, sta
 
 def test_stages_begin_with_what_the_stages_before_them_made(finished):
     """So what they freeze is what those made, and what they train is not."""
-    began = RegParts.of(context(finished)).retriever_params(context(finished), "")
+    began = RegParts.of(context_of(finished)).retriever_params(context_of(finished), "")
     emotions, retriever, joint = (load_params(finished / s, "last") for s in ("emotions", "retriever", "joint"))
     assert set(emotions) == {"emotion", "emotion_encoder"}
     chosen = load_params(finished / "emotions")
@@ -179,7 +175,7 @@ def test_stages_begin_with_what_the_stages_before_them_made(finished):
 
 
 def test_a_swap_of_all_exemplars_for_none_leaves_the_plain_generator(finished):
-    at = context(finished)
+    at = context_of(finished)
     settings = at.plan.stages["evaluate"].settings
     answerer = evaluate.load_answerer(settings, at, settings.buckets)
     instances = load_instances(at, "test")[:20]
@@ -210,7 +206,7 @@ def test_swaps_are_of_the_rows_and_the_decoder_of_the_evaluation(finished, predi
     for name in ("random", "same_turn", "same_emotion", "nearest"):
         assert [row["exemplars"] for row in given[name]] != [row["exemplars"] for row in given["own"]]
         assert all(len(set(row["exemplars"])) == 2 for row in given[name])
-    emotions = {i.id: i.emotion for i in load_instances(context(finished), "train")}
+    emotions = {i.id: i.emotion for i in load_instances(context_of(finished), "train")}
     assert all(emotions[e] == known[row["id"]]["emotion"] for row in given["same_emotion"] for e in row["exemplars"])
     assert {sum("response" in row for row in found) for found in given.values()} == {8}
     shown = read_json(finished / "report.json")["swaps"]["swaps"]
@@ -279,11 +275,11 @@ def test_an_index_of_another_encoder_is_refused(finished, config, tmp_path):
     with pytest.raises(
         StaleIndexError, match=r"reindex/store was made with encoder '\w+', but '\w+' is asked for.*--redo=reindex"
     ):
-        evaluate.load_answerer(evaluate.Settings("joint"), context(workdir), (64,))
+        evaluate.load_answerer(evaluate.Settings("joint"), context_of(workdir), (64,))
 
 
 def test_each_index_is_of_the_retriever_that_its_stage_names(finished):
-    hashes = {encoder: load_encoder_of(context(finished), encoder).hash for encoder in ("", "retriever")}
+    hashes = {encoder: load_encoder_of(context_of(finished), encoder).hash for encoder in ("", "retriever")}
     assert load_index(finished / "index" / "store").encoder_hash == hashes[""]
     assert load_index(finished / "reindex" / "store").encoder_hash == hashes["retriever"]
     assert hashes[""] != hashes["retriever"]

@@ -4,11 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from empax.core.files import WorkDir, read_json, read_jsonl
-from empax.core.system import RunContext
-from empax.pipeline.plan import make_plan
+from empax.core.files import read_json, read_jsonl
 from empax.systems.reg.parts import RegParts
 from empax.training.checkpoint import load_params
+from tests.plans import context_of
 
 RECIPE = """
 from configs import common, reg_transformer
@@ -34,7 +33,7 @@ def test_apart_shows_exemplars_by_the_untrained_retriever_and_no_attribute(run_v
     workdir, predictions = run_variant("apart")
     assert all(len(row["exemplars"]) == 2 and not row["attributes"] for row in predictions)
     assert not any(exemplar["attributes"] for row in predictions for exemplar in row["exemplars"])
-    run = RunContext(WorkDir(workdir), make_plan(read_json(workdir / "config.json")), "exemplars")
+    run = context_of(workdir, "exemplars")
     trained = load_params(workdir / "exemplars", "last")
     began = {"retriever": RegParts.of(run).retriever_params(run, ""), "generator": load_params(workdir / "generator")}
     same = {

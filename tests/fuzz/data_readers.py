@@ -1,8 +1,6 @@
 """What the fuzz tests of data files call in a process of its own: each reader to its end, on damaged bytes."""
 
 import functools
-import io
-import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,50 +18,30 @@ from empax.evaluation.scoring import ScoringSettings
 from empax.parts.exemplars import dense_retrieval
 from empax.reporting import score_file
 from empax.systems.reflectdiffu import labels as intents
+from tests.own_corpus import archive_of
 from tests.plans import plan_of
 
 FAST = ScoringSettings(bootstrap_samples=1)
 
 
-def archive_of(raw: bytes, *, mode: str = "w:gz") -> bytes:
-    """An archive of EmpatheticDialogues with `raw` as its three files."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode=mode) as tar:  # pyright: ignore[reportCallIssue, reportArgumentType]
-        for name in ("train", "valid", "test"):
-            entry = tarfile.TarInfo(f"empatheticdialogues/{name}.csv")
-            entry.size = len(raw)
-            tar.addfile(entry, io.BytesIO(raw))
-    return file.getvalue()
-
-
-def predictions(name: str, raw: bytes) -> Any:
-    """Reads, scores and reports."""
+def in_file(read: Callable[[Path], Any], raw: bytes, name: str = "file") -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, name)
         path.write_bytes(raw)
-        rows, _ = read_predictions(path)
-        found = score_file.score_file(path, FAST, skip_bad_lines=True)
-        score_file.text(found, variants=False)
-        score_file.write(found, Path(folder, "report"))
-        return rows
-
-
-def own_corpus(raw: bytes) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "train.jsonl")
-        path.write_bytes(raw)
-        return to_instances(own.read_file(path))
+        return read(path)
 
 
 def archive(raw: bytes) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "archive")
-        path.write_bytes(raw)
-        return to_instances(empathetic_dialogues.read_dialogues(path, "test"))
+    return in_file(lambda path: to_instances(empathetic_dialogues.read_dialogues(path, "test")), raw)
 
 
-def table(raw: bytes) -> Any:
-    return archive(archive_of(raw, mode="w"))
+def predictions(path: Path) -> Any:
+    """Reads, scores and reports."""
+    rows, _ = read_predictions(path)
+    found = score_file.score_file(path, FAST, skip_bad_lines=True)
+    score_file.text(found, variants=False)
+    score_file.write(found, path.with_name("report"))
+    return rows
 
 
 def epitome_file(raw: bytes, good: bytes) -> Any:
@@ -73,31 +51,11 @@ def epitome_file(raw: bytes, good: bytes) -> Any:
         return epitome.load_epitome(folder)
 
 
-def small_talk(raw: bytes) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "dialogues_test.txt")
-        path.write_bytes(raw)
-        return dailydialog.load_instances(path)
-
-
-def given_pairs(raw: bytes) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, dense_retrieval.FILES["train"]).write_bytes(raw)
-        return dense_retrieval.load_given_pairs(Path(folder), "train")
-
-
-def in_file(read: Callable[[Path], Any], raw: bytes) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "file")
-        path.write_bytes(raw)
-        return read(path)
+def given_pairs(path: Path) -> Any:
+    return dense_retrieval.load_given_pairs(path.parent, "train")
 
 
 SPANNED = Instance("a#2", ("My dog died.",), "Oh no.", "sad")
-
-
-def template(raw: bytes) -> Any:
-    return chat_template(raw.decode("utf-8", "replace"), bos_token="<s>", eos_token="</s>")
 
 
 def work_directory(files: Mapping[str, bytes]) -> Any:
@@ -115,19 +73,19 @@ def work_directory(files: Mapping[str, bytes]) -> Any:
 
 
 READERS = {
-    "predictions": functools.partial(predictions, "rows.jsonl"),
-    "predictions.gz": functools.partial(predictions, "rows.jsonl.gz"),
-    "own": own_corpus,
-    "empathetic_dialogues": table,
+    "predictions": functools.partial(in_file, predictions, name="rows.jsonl"),
+    "predictions.gz": functools.partial(in_file, predictions, name="rows.jsonl.gz"),
+    "own": functools.partial(in_file, lambda path: to_instances(own.read_file(path)), name="train.jsonl"),
+    "empathetic_dialogues": lambda raw: archive(archive_of(raw, mode="w")),
     "archive": archive,
     "epitome": epitome_file,
-    "dailydialog": small_talk,
-    "given_pairs": given_pairs,
+    "dailydialog": functools.partial(in_file, dailydialog.load_instances, name="dialogues_test.txt"),
+    "given_pairs": functools.partial(in_file, given_pairs, name=dense_retrieval.FILES["train"]),
     "intents": functools.partial(in_file, intents.read_listener_intents),
     "spans": functools.partial(in_file, lambda path: spans.read_spans(path, [SPANNED])),
     "causes": functools.partial(in_file, spans.read_cause_turns),
     "reccon": functools.partial(in_file, spans.read_reccon),
-    "template": template,
+    "template": lambda raw: chat_template(raw.decode("utf-8", "replace"), bos_token="<s>", eos_token="</s>"),
     "work_directory": work_directory,
 }
 

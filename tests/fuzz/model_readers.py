@@ -1,10 +1,11 @@
 """What the fuzz tests of model files run in a process of their own: write an input, read it as a user would."""
 
+import contextlib
 import json
-import shutil
 import struct
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -16,14 +17,13 @@ from empax.data.tokenizer_folders import load_tokenizer
 from empax.interop.huggingface import load_config, load_pretrained, model_config
 from empax.interop.readers import open_tensors
 
-FOLDER = Path(tempfile.gettempdir())
 
-
-def _folder(files: dict[str, bytes]) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="fuzz"))
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    return folder
+@contextlib.contextmanager
+def _folder(files: dict[str, bytes]) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="fuzz") as folder:
+        for name, content in files.items():
+            Path(folder, name).write_bytes(content)
+        yield Path(folder)
 
 
 def _values(path: Path) -> dict[str, tuple[tuple[int, ...], str, bytes]]:
@@ -34,21 +34,17 @@ def _values(path: Path) -> dict[str, tuple[tuple[int, ...], str, bytes]]:
 
 def read_weights(name: str, content: bytes, original: bytes | None) -> str:
     """Opens and reads a file of weights; `original`: the undamaged one, of a format with checksums."""
-    folder = _folder({name: content})
-    try:
+    with _folder({name: content}) as folder:
         found = _values(folder / name)
         if original is None:
             return "read"
         (folder / "original.bin").write_bytes(original)
         return "read" if found == _values(folder / "original.bin") else "damaged"
-    finally:
-        shutil.rmtree(folder)
 
 
 def read_gguf_model(content: bytes) -> str:
     """Settings, tensors and tokenizer of a GGUF file, one after the other: each may refuse it."""
-    folder = _folder({"a.gguf": content})
-    try:
+    with _folder({"a.gguf": content}) as folder:
         refused = 0
         for read in (
             lambda: model_config(load_config(folder / "a.gguf")),
@@ -65,8 +61,6 @@ def read_gguf_model(content: bytes) -> str:
         if refused:
             raise DataError("refused by some of them")
         return "read"
-    finally:
-        shutil.rmtree(folder)
 
 
 def _encode(folder: Path) -> None:
@@ -78,12 +72,9 @@ def _encode(folder: Path) -> None:
 
 def read_tokenizer(files: dict[str, bytes]) -> str:
     """A folder with a tokenizer: loaded, used."""
-    folder = _folder(files)
-    try:
+    with _folder(files) as folder:
         _encode(folder)
-        return "read"
-    finally:
-        shutil.rmtree(folder)
+    return "read"
 
 
 def read_model(config: bytes, weights: bytes) -> str:
@@ -97,12 +88,9 @@ def read_adapter(config: bytes, weights: bytes) -> str:
 
 
 def _load(files: dict[str, bytes]) -> str:
-    folder = _folder(files)
-    try:
+    with _folder(files) as folder:
         load_pretrained(folder)
-        return "read"
-    finally:
-        shutil.rmtree(folder)
+    return "read"
 
 
 def repacked(content: bytes, changed: dict[str, bytes]) -> bytes:

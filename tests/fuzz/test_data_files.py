@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz import data_readers
 from tests.fuzz.mutations import EXAMPLES, FUZZ, Worker, count, json_mutations, mutations
+from tests.own_corpus import HEADER, archive_of
 
 pytestmark = pytest.mark.slow
 
@@ -36,8 +37,7 @@ OWN = [
     {"id": "b", "utterances": ["Hi.", "Hello."]},
 ]
 TABLE = (
-    "conv_id,utterance_idx,context,prompt,speaker_idx,utterance,selfeval,tags\n"
-    "c,1,sad,My dog,1,I lost my dog_comma_ café.,5|5|5_2|2|5,\nc,2,sad,My dog,2,Oh no.,5|5|5_2|2|5,,one|two\n"
+    f"{HEADER}c,1,sad,My dog,1,I lost my dog_comma_ café.,5|5|5_2|2|5,\nc,2,sad,My dog,2,Oh no.,5|5|5_2|2|5,,one|two\n"
 ).encode()
 EPITOME = (
     'sp_id,rp_id,seeker_post,response_post,level,rationales\r\na,b,"I feel,\r\nlow — café",hang on,1,x\r\n'
@@ -113,35 +113,51 @@ def in_bytes_or_values(value: Any, write: Callable[[Any], bytes]) -> st.SearchSt
     return st.one_of(mutations(write(value)), json_mutations(value).map(write))
 
 
-def test_predictions():
-    check("predictions", one(in_bytes_or_values(ROWS, lines)), (lines(ROWS),))
-
-
 def test_gzipped_predictions():
     good = gzip.compress(lines(ROWS), mtime=0)
     check("predictions.gz", one(mutations(good)), (good,), checksum=True)
 
 
-def test_own_corpora():
-    check("own", one(in_bytes_or_values(OWN, lines)), (lines(OWN),))
+def whole(value: Any) -> bytes:
+    return json.dumps(value).encode()
 
 
-def test_empathetic_dialogues():
-    check("empathetic_dialogues", one(mutations(TABLE, donors=(b",", b"\n", b"_comma_", TABLE))), (TABLE,))
+@pytest.mark.parametrize(
+    ("reader", "value", "write"),
+    [
+        ("predictions", ROWS, lines),
+        ("own", OWN, lines),
+        ("given_pairs", PAIRS, whole),
+        ("spans", SPANS, lines),
+        ("causes", CAUSES, lines),
+        ("reccon", RECCON, whole),
+    ],
+)
+def test_json(reader: str, value: Any, write: Callable[[Any], bytes]):
+    check(reader, one(in_bytes_or_values(value, write)), (write(value),))
 
 
-def test_pairs_in_the_format_of_dpr():
-    write = lambda value: json.dumps(value).encode()  # noqa: E731
-    check("given_pairs", one(in_bytes_or_values(PAIRS, write)), (write(PAIRS),))
+@pytest.mark.parametrize(
+    ("reader", "good", "donors"),
+    [
+        ("empathetic_dialogues", TABLE, (b",", b"\n", b"_comma_", TABLE)),
+        ("dailydialog", SMALL_TALK, (b"__eou__", b"\n", b" ")),
+        ("intents", INTENTS, (b",", b"\n", b"sad", INTENTS)),
+        ("template", TEMPLATE, (b"{{ ", b" }}", b"{% for x in range(9) %}", b"{% endfor %}", b"| tojson", b"| int",
+                                b"[0]", b"/ 0", b"**")),
+    ],
+)  # fmt: skip
+def test_texts(reader: str, good: bytes, donors: tuple[bytes, ...]):
+    check(reader, one(mutations(good, donors=donors)), (good,))
 
 
 def test_archives():
-    good = data_readers.archive_of(TABLE)
-    check("archive", one(mutations(good, donors=(good, data_readers.archive_of(TABLE * 2)))), (good,), checksum=True)
+    good = archive_of(TABLE)
+    check("archive", one(mutations(good, donors=(good, archive_of(TABLE * 2)))), (good,), checksum=True)
 
 
 def test_archives_without_a_checksum():
-    good = data_readers.archive_of(TABLE, mode="w")
+    good = archive_of(TABLE, mode="w")
     headers = mutations(good[:512]).map(lambda head: head + good[512:])
     last = mutations(good[2048:2560]).map(lambda head: good[:2048] + head + good[2560:])
     check("archive", one(st.one_of(headers, last, mutations(good))), (good,))
@@ -150,26 +166,6 @@ def test_archives_without_a_checksum():
 def test_epitome():
     both = mutations(EPITOME, donors=(b'"', b",", b"\r\n", EPITOME)).map(lambda raw: (raw, EPITOME))
     check("epitome", both, (EPITOME, EPITOME))
-
-
-def test_dailydialog():
-    check("dailydialog", one(mutations(SMALL_TALK, donors=(b"__eou__", b"\n", b" "))), (SMALL_TALK,))
-
-
-def test_intents():
-    check("intents", one(mutations(INTENTS, donors=(b",", b"\n", b"sad", INTENTS))), (INTENTS,))
-
-
-def test_spans_and_causes():
-    check("spans", one(in_bytes_or_values(SPANS, lines)), (lines(SPANS),))
-    check("causes", one(in_bytes_or_values(CAUSES, lines)), (lines(CAUSES),))
-    whole = lambda value: json.dumps(value).encode()  # noqa: E731
-    check("reccon", one(in_bytes_or_values(RECCON, whole)), (whole(RECCON),))
-
-
-def test_templates():
-    donors = (b"{{ ", b" }}", b"{% for x in range(9) %}", b"{% endfor %}", b"| tojson", b"| int", b"[0]", b"/ 0", b"**")
-    check("template", one(mutations(TEMPLATE, donors=donors)), (TEMPLATE,))
 
 
 def test_files_of_a_run(finished: Path):

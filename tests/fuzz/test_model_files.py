@@ -30,9 +30,9 @@ pytestmark = pytest.mark.slow
 RNG = np.random.default_rng(0)
 
 
-def outcomes_of(worker, inputs):
-    """What a worker says of each input that hypothesis makes; what was no refusal is printed with it."""
-    outcomes = []
+def check(name, read, inputs, **options):
+    """Counts what a reader says of each input that hypothesis makes; what was no refusal is printed with it."""
+    worker, outcomes = Worker(read, **options), []
 
     @FUZZ
     @given(inputs)
@@ -46,7 +46,9 @@ def outcomes_of(worker, inputs):
         run()
     finally:
         worker.close()
-    return outcomes
+    row = count(name, outcomes)
+    assert row["inputs"] >= 300
+    assert row["faults"] == 0
 
 
 def safetensors_file():
@@ -68,17 +70,13 @@ def test_safetensors():
     header = json.loads(content[8 : 8 + size])
     edited = json_mutations(header).map(lambda new: with_header(new, content))
     inputs = st.one_of(mutations(content), edited).map(lambda new: ("a.safetensors", new, None))
-    row = count("safetensors", outcomes_of(Worker(read_weights), inputs))
-    assert row["inputs"] >= 300
-    assert row["faults"] == 0
+    check("safetensors", read_weights, inputs)
 
 
 def test_pytorch_bin():
     content = torch_file()
     inputs = mutations(content).map(lambda new: ("pytorch_model.bin", new, content))
-    row = count("pytorch_model.bin, damaged", outcomes_of(Worker(read_weights), inputs))
-    assert row["inputs"] >= 300
-    assert row["faults"] == 0
+    check("pytorch_model.bin, damaged", read_weights, inputs)
 
 
 def test_pytorch_bin_with_checksums_made_right():
@@ -87,9 +85,7 @@ def test_pytorch_bin_with_checksums_made_right():
         name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
         pickled = archive.read(name)
     inputs = mutations(pickled).map(lambda new: ("pytorch_model.bin", repacked(content, {name: new}), None))
-    row = count("pytorch_model.bin, other pickle", outcomes_of(Worker(read_weights), inputs))
-    assert row["inputs"] >= 300
-    assert row["faults"] == 0
+    check("pytorch_model.bin, other pickle", read_weights, inputs)
 
 
 def gguf_file(path, model, tokens):
@@ -138,9 +134,7 @@ def test_gguf(tmp_path):
     head = content[: content.index(b"blk.0.attn_q.weight") + 64]  # where all that is not a number of a tensor lies
     edits = mutations(head).map(lambda new: new + content[len(head) :])
     inputs = st.one_of(edits, edits, mutations(content)).map(lambda new: (new,))
-    row = count("GGUF", outcomes_of(Worker(read_gguf_model), inputs))
-    assert row["inputs"] >= 300
-    assert row["faults"] == 0
+    check("GGUF", read_gguf_model, inputs)
 
 
 def test_tokenizer_folder(tmp_path):
@@ -154,9 +148,7 @@ def test_tokenizer_folder(tmp_path):
         json_mutations(parsed[name]).map(lambda new, name=name: ({**files, name: json.dumps(new).encode()},))
         for name in files
     ]
-    row = count("tokenizer folder", outcomes_of(Worker(read_tokenizer), st.one_of(*damaged, *edited)))
-    assert row["inputs"] >= 300
-    assert row["faults"] == 0
+    check("tokenizer folder", read_tokenizer, st.one_of(*damaged, *edited))
 
 
 def configs():
@@ -177,9 +169,7 @@ def test_config_json():
         content = json.dumps(fields).encode()
         inputs.append(json_mutations(fields).map(lambda new, w=weights: (json.dumps(new).encode(), w)))
         inputs.append(mutations(content).map(lambda new, w=weights: (new, w)))
-    row = count("config.json", outcomes_of(Worker(read_model, seconds=120), st.one_of(*inputs)))
-    assert row["inputs"] >= 300
-    assert row["faults"] == 0
+    check("config.json", read_model, st.one_of(*inputs), seconds=120)
 
 
 def test_adapter_folder(tmp_path, monkeypatch):
@@ -202,6 +192,4 @@ def test_adapter_folder(tmp_path, monkeypatch):
         json_mutations(header).map(lambda new: (config, with_header(new, weights))),
         mutations(weights).map(lambda new: (config, new)),
     )
-    row = count("adapter", outcomes_of(Worker(read_adapter, seconds=120), inputs))
-    assert row["inputs"] >= 300
-    assert row["faults"] == 0
+    check("adapter", read_adapter, inputs, seconds=120)

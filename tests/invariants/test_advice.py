@@ -54,14 +54,7 @@ from empax.data import (
 from empax.data.dialogues import to_instances
 from empax.data.wheels import GLOVE_50, SPACY_MD
 from empax.evaluation import human_ratings
-from empax.interop import (
-    onnx_files,
-    pretrained,
-    readers,
-    t5x,
-    tensors,
-    torch_files,
-)
+from empax.interop import onnx_files, pretrained, readers, t5x, tensors, torch_files
 from empax.interop.pretrained import GeneratorSettings
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models import bert, lora
@@ -78,6 +71,7 @@ from empax.systems.classic.examples import emotional_words
 from empax.systems.lempex import retriever
 from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
 from tests.data import small_wordnet
+from tests.own_corpus import write_rows
 from tests.plans import changed, plan_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -220,11 +214,6 @@ def in_stage(stage, *, config=None, of="reg"):
 
 def tokenizer():
     return bpe.train_bpe(["hello"], vocab_size=300, special_tokens=features.SPECIAL_TOKENS)
-
-
-BERT = {
-    "vocab_size": 9, "hidden_size": 4, "num_attention_heads": 1, "intermediate_size": 4, "num_hidden_layers": 1,
-}  # fmt: skip
 
 
 def prompted(max_tokens):
@@ -411,16 +400,11 @@ def long_corpus(tools, replies):
     """More dialogues than are looked at one by one; the last one has these replies."""
     alone = [{"id": f"{n}", "emotion": "proud", "utterances": ["I won!"]} for n in range(1001)]
     rows = [*alone, {"id": "last", "emotion": "proud", "utterances": ["I won!", *replies]}]
-    for split in own.SPLITS:
-        tools.write(f"own/{split}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
-    return tools.tmp / "own"
+    return write_rows(tools.tmp / "own", *rows)
 
 
 def own_corpus(tools, emotion):
-    for split in own.SPLITS:
-        row = {"id": split, "emotion": emotion, "utterances": ["I won!", "Well done!"]}
-        tools.write(f"own/{split}.jsonl", json.dumps(row) + "\n")
-    return tools.tmp / "own"
+    return write_rows(tools.tmp / "own", {"id": "a", "emotion": emotion, "utterances": ["I won!", "Well done!"]})
 
 
 FILES = [
@@ -795,18 +779,6 @@ MODEL_FILES = [
 ]  # fmt: skip
 
 
-def adapter(tools, **fields):
-    """The settings of an adapter in a folder."""
-    plain = {"peft_type": "LORA", "target_modules": ["q_proj"], **fields}
-    return tools.write("adapter/adapter_config.json", json.dumps(plain)).parent
-
-
-MISTRAL = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "num_hidden_layers": 1}
-MISTRAL |= {"max_position_embeddings": 9, "rms_norm_eps": 1e-5}
-ADAPTERS = [
-]  # fmt: skip
-
-
 def with_source(slot, make):
     """Checks NEC's tiny recipe with another source, which `make(tools)` gives."""
     return lambda tools: checked({f"knowledge.{slot}": make(tools)}, "nec")(tools)
@@ -917,7 +889,7 @@ REFLECTDIFFU = [
     ),
 ]  # fmt: skip
 
-CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *ADAPTERS, *CLASSIC, *KNOWLEDGE, *REFLECTDIFFU]
+CASES = [*SETTINGS, *RECIPES, *FILES, *MODELS, *MODEL_FILES, *CLASSIC, *KNOWLEDGE, *REFLECTDIFFU]
 
 _FETCH = "a file is fetched from the network; in its place, tests read a whole one"
 _RUN = "a stage is run again, which takes a trained run: too long for this table"
@@ -978,10 +950,7 @@ WITHOUT_A_CASE = {
     ("rating/answers.py", "give the key that belongs to it"): _RATERS,
     ("rating/answers.py", "give those of which the study was made"): _RATERS,
     ("rating/study.py", "pairs; lower it"): _RATERS,
-    (
-        "retrieval/beam.py",
-        "delete it and run again",
-    ): _BEAM,
+    ("retrieval/beam.py", "delete it and run again"): _BEAM,
     ("serving/export.py", "give the work directory of one"): _RUN,
     ("serving/session.py", "give the work directory of one that has finished"): _RUN,
     ("systems/emprl/policy.py", "or raise guard_tolerance if that is all"): _RUN,

@@ -14,10 +14,10 @@ from empax.pipeline import run
 from empax.serving.export import ExportSettings, export_run
 from empax.serving.session import Session
 from empax.training.checkpoint import CheckpointError
+from tests.damage import HOW, damage
 
 pytestmark = pytest.mark.slow
 
-HOW = ("cut", "flipped", "deleted", "emptied")
 ERRORS = (ConfigError, DataError, CheckpointError)
 KEPT = ("config.json", "run.json", "CHECKSUMS", "metrics.jsonl")
 
@@ -32,13 +32,6 @@ def workdir(finished, tmp_path):
     return tmp_path / "run"
 
 
-def damaged(data, how):
-    if how == "flipped":
-        place = len(data) // 2
-        return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-    return data[: len(data) // 2] if how == "cut" else b""
-
-
 def cases(workdir, names, hows):
     """Damages one file after the other, gives (path, name, how), and mends everything afterwards."""
     shared = {workdir / name: (workdir / name).read_bytes() for name in KEPT}
@@ -47,10 +40,7 @@ def cases(workdir, names, hows):
         data = path.read_bytes()
         if not data and how != "deleted":
             continue
-        if how == "deleted":
-            path.unlink()
-        else:
-            path.write_bytes(damaged(data, how))
+        damage(path, how)
         yield path, name, how
         path.write_bytes(data)
         for other, content in shared.items():

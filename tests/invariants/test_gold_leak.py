@@ -2,8 +2,8 @@
 
 import shutil
 
-from empax.core.files import WorkDir, read_json, read_jsonl, write_jsonl
-from empax.core.manifest import describe, files_of, write_sealed
+from empax.core.files import WorkDir, read_jsonl, write_jsonl
+from empax.core.manifest import describe, files_of, read_sealed, write_sealed
 
 
 def without_scores(row):
@@ -13,9 +13,9 @@ def without_scores(row):
 
 def reseal(files, stage):
     """Has `DONE` take the stage's files for what it made, and its result for the same as before."""
-    done = read_json(files.done(stage))
-    done.pop("checksum")
-    write_sealed(files.done(stage), {**done, "files": describe(files.root, files_of(files, stage))})
+    write_sealed(
+        files.done(stage), {**read_sealed(files.done(stage)), "files": describe(files.root, files_of(files, stage))}
+    )
 
 
 def test_other_references_change_no_response_no_attribute_and_no_exemplar(finished, recipe, tmp_path):

@@ -1,10 +1,8 @@
 """What is known to be wrong before any work is told before any work, and the corrected command is accepted."""
 
-import io
 import json
 import re
 import sys
-import tarfile
 import time
 import types
 
@@ -19,6 +17,7 @@ from empax.data import empathetic_dialogues, sample
 from empax.data.store import planned_instances
 from empax.pipeline import prepare, run
 from empax.pipeline.plan import make_plan, plain
+from tests.own_corpus import HEADER, archive_of, write_rows
 from tests.plans import changed
 
 
@@ -119,6 +118,26 @@ REG = {
     "bart": ({"evaluate.bart_score": "./nowhere"}, "'./nowhere' is neither a folder nor"),
     "judge": ({"evaluate.judge": "index"}, r"config\.evaluate\.judge = 'index'"),
     "other corpus": ({"evaluate.corpus": "dailydialog"}, "DailyDialog is not downloaded by itself"),
+    "contrast of a model that reads prompts": (
+        {
+            "reg.generator": {"architecture": "pretrained", "pretrained": "smollm2"},
+            "prepare.tokenizer": {"pretrained": "smollm2", "tags": False},
+            "generator.contrast": {},
+        },
+        r"config\.generator\.contrast is learnt by a whole encoder-decoder",
+    ),
+    "exemplars that nobody finds": (
+        {"evaluate.stage": "generator", "reg.decoding": COUNTING},
+        r"config\.evaluate answers with config\.generator, which reads none; set it to 0",
+    ),
+    "exemplars that nobody finds, by an evaluation's decoder": (
+        {"evaluate.stage": "generator", "evaluate.decoding": COUNTING},
+        r"^config\.evaluate\.decoding\.rerank_exemplars = 1\.0 looks at exemplars",
+    ),
+    "copies from nowhere": (
+        {"evaluate.stage": "generator", "reg.neighbours": {"copy_weight": 0.2}},
+        r"reg\.neighbours\.copy_weight = 0\.2 looks at exemplars",
+    ),
     "peers": ({"report.peers": "nowhere"}, r"config\.report\.peers = 'nowhere' is no folder with \*\.jsonl"),
     "nothing to report": ({"run": ["prepare", "report"]}, "has no stage of kind 'evaluate' before 'report'"),
     "nothing prepared": ({"run": ["attributes", "annotate"]}, "no stage 'prepare' before 'a"),
@@ -127,14 +146,7 @@ REG = {
 }
 
 
-@pytest.mark.parametrize("name", REG)
-def test_reg_is_told_before_any_work(reg, tmp_path, name, refused):
-    changes, message = REG[name]
-    found = refused(changed(reg, changes), tmp_path / "run")
-    assert re.search(message, found), found
-
-
-EMPRL = {
+REWARDS = {
     "no module": ([REWARD | {"function": "no_such:f"}], "no module 'no_such'; put its folder on PYTHONPATH"),
     "a path": ([REWARD | {"function": "./my.py:f"}], "is not 'module:name'"),
     "no function": ([REWARD | {"function": "math:nothing"}], "math has no function 'nothing'"),
@@ -142,16 +154,8 @@ EMPRL = {
     "another kind": ([REWARD | {"kind": "compiled", "function": "json:dumps"}], "the reward json:dumps raised TypeErr"),
     "no identifiers": ([{"stages": ["generator"]}], r"rewards\.stages = 'generator'.*trains 'attributes\.identifier'"),
 }
-
-
-@pytest.mark.parametrize("name", EMPRL)
-def test_rewards_are_told_before_any_work(emprl, tmp_path, name, refused):
-    rewards, message = EMPRL[name]
-    found = refused(changed(emprl, {"ppo.rewards": rewards}), tmp_path / "run")
-    assert re.search(message, found), found
-
-
-DECODING = {
+EMPRL = {
+    **{name: ({"ppo.rewards": rewards}, message) for name, (rewards, message) in REWARDS.items()},
     "a source among passages": (
         {"ppo.index": "reindex", "emprl.decoding.encoder_no_repeat_ngram": 3},
         r"reads several passages; set them to 0 and 1 in config\.emprl\.decoding",
@@ -171,10 +175,11 @@ DECODING = {
 }
 
 
-@pytest.mark.parametrize("name", DECODING)
-def test_what_a_policy_cannot_decode_by_is_told_before_any_work(emprl, tmp_path, name, refused):
-    changes, message = DECODING[name]
-    assert re.search(message, refused(changed(emprl, changes), tmp_path / "run"))
+@pytest.mark.parametrize(("system", "name"), [*(("reg", name) for name in REG), *(("emprl", name) for name in EMPRL)])
+def test_a_mistake_is_told_before_any_work(reg, emprl, tmp_path, system, name, refused):
+    config, (changes, message) = (reg, REG[name]) if system == "reg" else (emprl, EMPRL[name])
+    found = refused(changed(config, changes), tmp_path / "run")
+    assert re.search(message, found), found
 
 
 def test_reasons_are_marked_before_contexts_are_embedded_by_them(emprl, tmp_path, refused):
@@ -189,14 +194,7 @@ def test_reasons_are_marked_before_contexts_are_embedded_by_them(emprl, tmp_path
     assert "no stage before 'ppo' marks reasons" in refused(config, tmp_path / "run")
 
 
-def test_a_generator_that_is_asked_without_exemplars_counts_none(reg, tmp_path, refused):
-    found = refused(changed(reg, {"evaluate.stage": "generator", "reg.decoding": COUNTING}), tmp_path / "run")
-    assert "config.evaluate answers with config.generator, which reads none; set it to 0" in found
-    own = {"evaluate.stage": "generator", "evaluate.decoding": COUNTING}
-    found = refused(changed(reg, own), tmp_path / "run")
-    assert found.startswith("config.evaluate.decoding.rerank_exemplars = 1.0 looks at exemplars")
-    copies = {"evaluate.stage": "generator", "reg.neighbours": {"copy_weight": 0.2}}
-    assert "reg.neighbours.copy_weight = 0.2 looks at exemplars" in refused(changed(reg, copies), tmp_path / "run")
+def test_a_system_without_exemplars_counts_none_and_copies_none():
     for recipe, section in ((lempex, "lempex"), (nec, "nec"), (reflectdiffu, "reflectdiffu"), (classic, "classic")):
         with pytest.raises(ConfigError, match="rerank_exemplars"):
             make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.decoding": COUNTING}))
@@ -212,13 +210,6 @@ def test_nec_has_one_place_for_attributes_and_facts_and_cuts_no_batch_with_a_con
     make_plan(changed(tiny, {"nec.attributes": True, "nec.entity": False, "nec.ranker": ""}))
     cut = {"contrastive.accumulate": 2, "contrastive.contrast.in_batch": False, "contrastive.batch_size": 16}
     assert "contrastive.accumulate = 2 cuts a batch" in refused(changed(tiny, cut), tmp_path / "run")
-
-
-def test_a_model_in_a_folder_that_reads_prompts_learns_no_contrast(reg, tmp_path, refused):
-    model = {"architecture": "pretrained", "pretrained": "smollm2"}
-    prompted = {"reg.generator": model, "prepare.tokenizer": {"pretrained": "smollm2", "tags": False}}
-    found = refused(changed(reg, {**prompted, "generator.contrast": {}}), tmp_path / "run")
-    assert "config.generator.contrast is learnt by a whole encoder-decoder" in found
 
 
 @pytest.mark.parametrize("form", ["eq10", ""])
@@ -295,10 +286,7 @@ def test_identifiers_fit_their_buckets(tmp_path, refused):
 
 
 def own_corpus(folder, emotion):
-    folder.mkdir()
-    for split in ("train", "validation", "test"):
-        row = {"id": split, "emotion": emotion, "utterances": ["I won!", "Well done!"]}
-        (folder / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
+    write_rows(folder, {"id": "a", "emotion": emotion, "utterances": ["I won!", "Well done!"]})
     return {"data.name": "jsonl", "data.dir": str(folder)}
 
 
@@ -319,21 +307,14 @@ def test_a_pretrained_folder_without_weights_is_told(reg, tmp_path, refused):
     assert str(folder) in refused(config, tmp_path / "run")
 
 
-HEADER = "conv_id,utterance_idx,context,prompt,speaker_idx,utterance,selfeval,tags"
 TURNS = ["hit:9_conv:9,1,sad,Rain,0,It rains.,,", "hit:9_conv:9,2,sad,Rain,1,Oh no.,,"]
 
 
 def archive(folder, *, turns=2, keep=1.0, names=("train", "valid", "test")):
     """An archive of EmpatheticDialogues, with one dialogue in each split."""
     folder.mkdir(parents=True)
-    path = folder / empathetic_dialogues.ARCHIVE_NAME
-    with tarfile.open(path, "w:gz") as tar:
-        for name in names:
-            raw = "\n".join([HEADER, *TURNS[:turns], ""]).encode()
-            entry = tarfile.TarInfo(f"empatheticdialogues/{name}.csv")
-            entry.size = len(raw)
-            tar.addfile(entry, io.BytesIO(raw))
-    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+    content = archive_of((HEADER + "".join(f"{turn}\n" for turn in TURNS[:turns])).encode(), names)
+    (folder / empathetic_dialogues.ARCHIVE_NAME).write_bytes(content[: int(keep * len(content))])
     return folder
 
 

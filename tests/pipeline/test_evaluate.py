@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.files import WorkDir, hash_file, read_json, read_jsonl, write_jsonl
+from empax.core.files import WorkDir, hash_file, read_json, read_jsonl, write_json, write_jsonl
 from empax.core.manifest import write_sealed
 from empax.core.system import AnswerOptions, RunContext, Stage, TaskSpec
 from empax.core.types import MECHANISMS, Instance, Prediction
@@ -15,7 +15,7 @@ from empax.data.sample import load_annotated_pairs
 from empax.data.store import load_instances
 from empax.evaluation.rows import read_predictions
 from empax.interop.pretrained import GeneratorSettings
-from empax.parts.attributes.linear import train_linear
+from empax.parts.attributes.linear import LinearJudge, train_linear
 from empax.parts.generator.settings import DialogueSettings
 from empax.pipeline import annotate, answers, evaluate, judging
 from tests.plans import plan_of
@@ -272,3 +272,14 @@ def test_the_linear_judge_judges_beside_the_others_where_epitome_is(run, monkeyp
     assert about["linear_judge"]["exploration"]["weighted_f1"] > 0
     evaluated(run, limit=2)
     assert "linear_judge" not in read_json(run.directory / "evaluate.json")
+
+
+def test_a_run_that_names_no_folder_of_data_has_a_jury_too(tmp_path, monkeypatch):
+    stages = {"system": "attributes", "attributes": {}, "run": ["prepare"], "prepare": {"kind": "prepare"}}
+    write_json(tmp_path / "config.json", {"seed": 0, "data": {"name": "sample"}, **stages})
+    asked = []
+    monkeypatch.setattr(judging, "find_judges", lambda workdir: ["neural"])
+    monkeypatch.setattr(judging, "load_linear", lambda data_dir: asked.append(data_dir) or LinearJudge(None, {}))
+    for place in (tmp_path, tmp_path / "identifiers"):
+        assert judging.find_jury(str(place)).neural == ["neural"]
+    assert asked == ["", ""]

@@ -12,6 +12,7 @@ from empax.data.empathetic_dialogues import ARCHIVE_NAME, ARCHIVE_SHA256, ARCHIV
 from empax.parts.exemplars import dense_retrieval
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
+from tests.plans import changed
 
 
 @pytest.fixture(autouse=True)
@@ -155,11 +156,7 @@ def test_files_that_settings_name_are_known_by_their_contents(name, tmp_path):
         path.write_text(f"one {file}")
     recipe_name, _, form = recipe_name.partition(":")
     config = recipe(recipe_name, form)
-    for path, value in changes.items():
-        node, (*sections, key) = config, path.split(".")
-        for section in sections:
-            node = node[section]
-        node[key] = placed(value, given)
+    config = changed(config, {path: placed(value, given) for path, value in changes.items()})
     what = placed(what, given)
     found = inputs_of(config, tmp_path)[stage]
     assert what in found, sorted(found)

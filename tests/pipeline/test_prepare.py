@@ -1,7 +1,6 @@
 """From a corpus to instances and a tokenizer."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -13,6 +12,7 @@ from empax.data.batches import draw_dialogues
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.store import load_instances, run_tokenizer
 from empax.pipeline import prepare
+from tests.own_corpus import write_rows
 from tests.plans import plan_of
 
 
@@ -106,18 +106,11 @@ def test_moel_compat_reaches_the_extraction(tmp_path):
 
 
 def test_a_corpus_of_ones_own(tmp_path):
-    for split in ("train", "validation", "test"):
-        row = {"id": split, "utterances": ["I won!", "You must be proud.", "I am.", "Tell me more."]}
-        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
+    write_rows(tmp_path, {"id": "a", "utterances": ["I won!", "You must be proud.", "I am.", "Tell me more."]})
     run = context(tmp_path / "run", name="jsonl", dir=str(tmp_path))
     prepare.run(settings(tokenizer={"vocab_size": 300}), run)
-    assert [i.id for i in load_instances(run, "test")] == ["test#2", "test#4"]
+    assert [i.id for i in load_instances(run, "test")] == ["a#2", "a#4"]
     assert read_json(tmp_path / "run" / "prepare" / "counts.json")["test"] == {"dialogues": 1, "instances": 2}
-
-
-def test_beam_is_for_a_corpus_of_ones_own():
-    with pytest.raises(ConfigError, match=r"data\.beam is for data\.name = \"jsonl\"; 'sample' is prepared without it"):
-        prepare.DataSettings(name="sample", beam=("--runner=DirectRunner",))
 
 
 def test_bad_places_and_sizes_are_named(tmp_path):

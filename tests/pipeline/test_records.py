@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from empax.core.files import DataError, WorkDir, read_json, read_jsonl, write_json, write_jsonl, write_text
-from empax.core.manifest import read_done, verify, write_sealed
+from empax.core.manifest import read_done, read_sealed, verify, write_sealed
 from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data.dialogues import instance_to_row
@@ -13,6 +13,7 @@ from empax.data.store import load_candidates, load_instances, run_tokenizer
 from empax.pipeline import code
 from empax.pipeline.records import Records, check_origins
 from empax.pipeline.workdirs import claim
+from tests.damage import HOW, damage
 from tests.plans import plan_of, run_by_files
 
 CONFIG = {
@@ -85,16 +86,6 @@ def test_done_describes_every_file_that_the_stage_made(files):
     assert set(read_done(files.stage("evaluate"))["built_on"]) == {"prepare", "generator", "index"}
 
 
-def damage(path, how):
-    data = path.read_bytes()
-    if how == "deleted":
-        path.unlink()
-    elif how == "flipped":
-        path.write_bytes(data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :])
-    else:
-        path.write_bytes(data[: len(data) // 2] if how == "cut" else b"")
-
-
 def refused(root):
     try:
         run(root)
@@ -107,7 +98,7 @@ HARMLESS = ("CHECKSUMS", "config.json", "run.json", "metrics.jsonl")
 """Written anew from what else is there."""
 
 
-@pytest.mark.parametrize("how", ["cut", "flipped", "deleted", "emptied"])
+@pytest.mark.parametrize("how", HOW)
 def test_no_damage_of_any_file_is_silent(whole, tmp_path, how, caplog):
     """Each file in turn: named in an error or a warning, or written anew with the same bytes."""
     names = [path.relative_to(whole) for path in sorted(whole.rglob("*")) if path.is_file()]
@@ -132,7 +123,7 @@ def test_no_damage_of_any_file_is_silent(whole, tmp_path, how, caplog):
             assert set(name.parts) & {"BEGUN", "checkpoints", "tensorboard"}, name
 
 
-@pytest.mark.parametrize("how", ["cut", "flipped", "deleted", "emptied"])
+@pytest.mark.parametrize("how", HOW)
 def test_whoever_reads_finds_the_damage(files, how):
     context = RunContext(files, plan_of(CONFIG), "evaluate")
     write_text(files.stage("index") / "candidates_train.npz", "another origin")
@@ -188,11 +179,14 @@ def test_stages_of_other_settings_do_not_pass(files):
         check_origins(files, run_by_files(CONFIG | {"seed": 1}).stages.values())
 
 
+def with_other_code(path):
+    record = read_sealed(path)
+    record["code"]["empax.core.files"] = "of yesterday"
+    write_sealed(path, record)
+
+
 def test_changed_code_is_told_with_the_stages(files, caplog):
-    done = read_json(files.done("generator"))
-    done.pop("checksum")
-    done["code"]["empax.core.files"] = "of yesterday"
-    write_sealed(files.done("generator"), done)
+    with_other_code(files.done("generator"))
     records_of(files).check(first=True)
     assert "THE CODE HAS CHANGED since these stages were made: generator (empax.core.files)" in caplog.text
     assert "--redo=generator" in caplog.text
@@ -200,8 +194,7 @@ def test_changed_code_is_told_with_the_stages(files, caplog):
 
 @pytest.mark.parametrize(("source", "told"), [("of yesterday", True), (None, False)])
 def test_what_another_system_alone_imports_has_not_changed(files, caplog, source, told):
-    done = read_json(files.done("generator"))
-    done.pop("checksum")
+    done = read_sealed(files.done("generator"))
     shared = {name: found for name, found in done["code"].items() if not name.startswith("empax.systems.reg")}
     done["code"] = shared | {"empax.systems.emprl": "its own"} | ({"empax.core.files": source} if source else {})
     write_sealed(files.done("generator"), done)
@@ -212,10 +205,7 @@ def test_what_another_system_alone_imports_has_not_changed(files, caplog, source
 
 def test_code_that_changes_while_a_stage_runs_is_never_the_code_of_its_result(files, caplog):
     files.done("index").unlink()
-    begun = read_json(files.begun("index"))
-    begun.pop("checksum")
-    begun["code"]["empax.core.files"] = "of yesterday"
-    write_sealed(files.begun("index"), begun)
+    with_other_code(files.begun("index"))
     run(files.root)
     assert "index: the code has changed since it began (empax.core.files)" in caplog.text
     caplog.clear()

@@ -1,7 +1,6 @@
 """What a new work directory takes over from another run's."""
 
 import contextlib
-import copy
 import shutil
 from types import MappingProxyType
 
@@ -15,7 +14,8 @@ from empax.core.manifest import read_config, read_done, read_sealed, write_confi
 from empax.pipeline import workdirs
 from empax.pipeline.plan import plain
 from empax.pipeline.records import Records
-from tests.plans import run_by_files
+from tests.damage import HOW, damage
+from tests.plans import changed, run_by_files
 
 
 @pytest.fixture
@@ -57,8 +57,7 @@ def taken(config, finished, tmp_path):
 
 
 def test_stages_up_to_the_first_difference_are_taken(config, finished, tmp_path):
-    other = copy.deepcopy(config)
-    other["ppo"]["kl"] = {"coefficient": 0.0, "controller": "fixed"}
+    other = changed(config, {"ppo.kl": {"coefficient": 0.0, "controller": "fixed"}})
     files, names = taken(other, finished, tmp_path)
     assert names == config["run"][: config["run"].index("ppo")]
     assert {"prepare", "generator", "identifiers"} <= set(names)
@@ -100,8 +99,7 @@ def test_judges_with_a_seed_of_their_own_serve_runs_of_every_seed(config, finish
 )
 def test_judges_on_a_pretrained_encoder_build_on_nothing_else(config, finished, tmp_path, section, name, value, others):
     """What reads the models' settings ends with them; what was judged by a judge that differs, with the judge."""
-    other = copy.deepcopy(config)
-    other[section][name] = value
+    other = changed(config, {f"{section}.{name}": value})
     for one in (config, other):
         one["identifiers"]["encoder"] = {"pretrained": "minilm"}
     write_config(finished, config, read_json(finished.provenance))
@@ -117,8 +115,7 @@ def test_judges_on_a_pretrained_encoder_build_on_nothing_else(config, finished, 
     [("data", "limit", 5), ("prepare", "tokenizer", {"vocab_size": 99})],
 )
 def test_without_a_common_beginning_there_is_nothing_to_use(config, finished, tmp_path, section, name, value):
-    other = copy.deepcopy(config)
-    other[section][name] = value
+    other = changed(config, {f"{section}.{name}": value})
     with pytest.raises(
         ConfigError, match=rf"no stage of that run can be used \(config.{section}.{name}.* there, .* here\)"
     ):
@@ -133,41 +130,22 @@ def test_a_run_that_no_longer_says_what_made_it_serves_all_the_same(config, fini
 
 
 def test_where_data_lies_is_no_difference_and_a_folder_without_a_run_is_named(config, finished, tmp_path):
-    other = copy.deepcopy(config)
-    other["data"]["dir"] = "elsewhere"
+    other = changed(config, {"data.dir": "elsewhere"})
     assert taken(other, finished, tmp_path)[1]
     with pytest.raises(ConfigError, match="there is no run in it"):
         claim(WorkDir(tmp_path / "another"), config, tmp_path / "nowhere")
 
 
 def test_a_damaged_stage_is_not_taken(config, finished, tmp_path):
-    flip(finished.stage("generator") / "deep" / "name.json")
+    damage(finished.stage("generator") / "deep" / "name.json", "flipped")
     with pytest.raises(DataError, match=r"generator/deep/name\.json is not what was written.*--redo=generator"):
         taken(config, finished, tmp_path)
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def break_file(path, how):
-    if how == "deleted":
-        path.unlink()
-    elif how == "flipped":
-        flip(path)
-    else:
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 if how == "cut" else 0])
-
-
-HOW = ("cut", "flipped", "deleted", "emptied")
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_lost_config_is_written_anew_by_the_command_that_made_the_stages_alone(config, finished, how, caplog):
     before = finished.config.read_bytes()
-    break_file(finished.config, how)
+    damage(finished.config, how)
     other = config | {"seed": 7}
     advice = r"config\.json is gone or damaged, and .*generator was made with other settings .*--redo=prepare"
     with pytest.raises(ConfigError, match=advice):
@@ -175,7 +153,7 @@ def test_a_lost_config_is_written_anew_by_the_command_that_made_the_stages_alone
     claim(finished, config)
     assert "written anew" in caplog.text
     assert finished.config.read_bytes() == before
-    break_file(finished.config, how)
+    damage(finished.config, how)
     claim(finished, other, redo=config["run"][:1])  # the advice works
     assert read_json(finished.config) == other
     assert not any(finished.stage(name).exists() for name in config["run"])
@@ -211,8 +189,7 @@ def test_a_run_of_a_version_with_other_names_is_refused_in_its_place_and_kept_by
 
 
 def test_another_config_is_refused_with_advice_that_works(config, finished, tmp_path):
-    other = copy.deepcopy(config)
-    other["ppo"]["steps"] = 3
+    other = changed(config, {"ppo.steps": 3})
     with pytest.raises(ConfigError) as refused:
         claim(finished, other)
     message = str(refused.value)
@@ -229,8 +206,7 @@ def test_another_config_is_refused_with_advice_that_works(config, finished, tmp_
 
 
 def test_settings_of_what_has_not_begun_may_change(config, finished):
-    other = copy.deepcopy(config)
-    other["ppo"]["steps"] = 3
+    other = changed(config, {"ppo.steps": 3})
     claim(finished, config, redo=["ppo"])
     claim(finished, other)
     assert read_json(finished.config) == other
@@ -293,8 +269,8 @@ def made_of_a(config, tmp_path):
 @pytest.mark.parametrize("place", ["A", "B"])
 def test_another_corpus_is_refused_by_name_in_the_same_work_directory(config, made_of_a, place, tmp_path):
     before = made_of_a.config.read_bytes()
-    changed = {"A": "A has changed", "B": "B is not what A was"}[place]
-    message = rf"prepare was made from other files: the corpus: {changed} \(train\.jsonl\)\. .*--redo=prepare"
+    said = {"A": "A has changed", "B": "B is not what A was"}[place]
+    message = rf"prepare was made from other files: the corpus: {said} \(train\.jsonl\)\. .*--redo=prepare"
     with pytest.raises(ConfigError, match=message):
         claim(made_of_a, config, inputs=corpus(place, "b"))
     assert made_of_a.config.read_bytes() == before

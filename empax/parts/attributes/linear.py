@@ -58,10 +58,7 @@ class LinearJudge:
 def train_linear(pairs: Sequence[EpitomePair], *, holdout: float = 0.2, seed: int = 0) -> LinearJudge:
     """A judge of all `pairs`; the same pairs give the same judge.
 
-    Args:
-      pairs: annotated replies.
-      holdout: share of the seekers' posts that `held_out` is measured on.
-      seed: of that split.
+    `held_out` is measured on this share of the seekers' posts, drawn by `seed`.
     """
     train, rest = split_by_seeker(pairs, holdout=holdout, seed=seed)
     trial = LinearJudge(*_fitted(train))
@@ -97,10 +94,7 @@ def _fitted(pairs: Sequence[EpitomePair]) -> tuple[Any, dict[str, Any]]:
 
 
 def load_linear(data_dir: str = "") -> LinearJudge:
-    """The judge of EPITOME, trained here in seconds.
-
-    Args:
-      data_dir: as `config.data.dir`; empty = EMPAX_DATA_DIR.
+    """The judge of EPITOME in `data_dir` (empty = EMPAX_DATA_DIR), trained here in seconds.
 
     Raises:
       ConfigError: EPITOME is not there.

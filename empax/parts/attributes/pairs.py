@@ -24,7 +24,6 @@ from empax.parts.encoder.stages import check_encoder
 ClassWeights = tuple[tuple[float, ...], ...]
 """[mechanism][level]."""
 
-
 IF_THERE = "if_there"
 """Of `JudgeTaskSettings.data`."""
 
@@ -99,12 +98,7 @@ def unweighted(stage: JudgeTaskSettings) -> ClassWeights:
 
 
 def check_judge(stage: JudgeTaskSettings, run: RunContext, **texts: int) -> None:
-    """Whether the annotated pairs are there, and texts fit the encoder.
-
-    Args:
-      stage: of the judge.
-      run: at its stage.
-      texts: settings that say how many tokens a text may have.
+    """Whether the annotated pairs are there, and texts, which have as many tokens as settings say, fit the encoder.
 
     Raises:
       ConfigError: no EPITOME, no such encoder, or one that reads fewer tokens.

@@ -153,10 +153,7 @@ class GivenPair:
 
 
 def find_given_pairs(data_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder with the pairs of Reddit that LEMPEx' authors trained on.
-
-    Args:
-      data_dir: the folder with the corpora; empty = EMPAX_DATA_DIR.
+    """The folder with the pairs of Reddit that LEMPEx' authors trained on, in `data_dir` (empty = EMPAX_DATA_DIR).
 
     Raises:
       ConfigError: no folder is named, or it does not hold the files.

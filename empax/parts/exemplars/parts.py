@@ -18,15 +18,7 @@ from empax.core.system import RunContext, load_encoder_of
 from empax.core.tree import hash_tree
 from empax.core.types import Instance, Params
 from empax.data.batches import draw_rows
-from empax.data.exemplars import (
-    Corpus,
-    ExemplarExamples,
-    dialogue_groups,
-    emotion_ids,
-    encode_keys,
-    encode_queries,
-    num_turns,
-)
+from empax.data.exemplars import Corpus, ExemplarExamples, encode_keys, encode_queries, traits
 from empax.data.sources import SourceForm
 from empax.data.store import load_candidates, load_instances, run_tokenizer
 from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
@@ -78,14 +70,7 @@ class RetrievalParts:
         return self.examples([instances[p] for p in positions[rows]], corpus, ids[rows], form, **options)
 
     def corpus_encoder(self, model: Embedder, params: Params, made_by: Params, *more: Any) -> CorpusEncoder:
-        """Instances to vectors.
-
-        Args:
-          model: embeds ids.
-          params: of the model.
-          made_by: those among them that reach a vector.
-          more: what else changes a vector.
-        """
+        """Instances to vectors; of `params` those of `made_by` reach them, and `more` is what else changes them."""
         tokenizer, layout = self.encoder.tokenizer, self.settings.layout
         key, query = self.settings.key, self.settings.query
         # Not of how it is planned and trained, which changes no vector.
@@ -151,16 +136,10 @@ class ExemplarSearch:
         made_by: str = "",
         corpus: Corpus | None = None,
     ) -> Self:
-        """That of a finished index stage, with its filter.
+        """That of the finished stage `index`, with its filter; without `buckets` people ask, by one program.
 
-        Args:
-          run: which has the stage.
-          parts: of the generator.
-          index: name of the stage.
-          buckets: lengths of sources; empty = people ask, and queries take one program.
-          encoder: of the queries; None = what has made the index.
-          made_by: hash of what must have made the index; empty = of `encoder`.
-          corpus: the indexed pairs; None = as the generator is shown them.
+        `encoder` is that of the queries (None = what has made the index), `made_by` the hash of what must have made the
+        index (empty = of `encoder`), `corpus` the indexed pairs (None = as the generator is shown them).
 
         Raises:
           StaleIndexError: something else has made the index.
@@ -204,15 +183,7 @@ class ExemplarSearch:
     def search(self, instances: Sequence[Instance], k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of the corpus and scores, [N, k]; never of an instance's own dialogue."""
         queries = self.encoder.embed_queries(instances, mesh=local_mesh())
-        found = find_exemplars(
-            self.index,
-            queries,
-            k,
-            groups=dialogue_groups(instances),
-            emotions=emotion_ids(instances),
-            turns=num_turns(instances),
-            filter=self.filter,
-        )
+        found = find_exemplars(self.index, queries, k, **traits(instances), filter=self.filter)
         return np.asarray(found.ids), np.asarray(found.scores)
 
     def told(self, rows: np.ndarray, scores: np.ndarray) -> tuple[Mapping[str, Any], ...]:

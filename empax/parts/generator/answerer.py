@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -218,21 +219,18 @@ class Answerer:
             rng = folded(keys, number) if isinstance(seed, int) else folded(Draws(keys[indices]), 0)
             return self._answer(self._params, self._placed(batch), rng)
 
-        def answers(indices: np.ndarray, found: Any) -> dict[int, Prediction]:
-            (tokens, read), made = found, {}
-            for b, i in ((int(b), int(indices[b])) for b in np.flatnonzero(indices >= 0)):
-                found = {name: values[b] for name, values in read.items()}
-                notes = {**unknown[i], **made_of.notes[i]}
-                if told := instances[i].notes.get(TOLD):
-                    notes[TOLD] = told
-                if "num_unknown" in found:
-                    notes["num_unknown"] = int(found["num_unknown"])
-                words = made_of.words[i] if made_of.words else ()
-                answer = self.tokenizer.decode([int(t) for t in tokens[b]], words).strip()
-                made[i] = self._prediction(instances[i], answer, found, notes)
-            return made
+        def answered(i: int, found: Any) -> Prediction:
+            tokens, read = found
+            notes = {**unknown[i], **made_of.notes[i]}
+            if told := instances[i].notes.get(TOLD):
+                notes[TOLD] = told
+            if "num_unknown" in read:
+                notes["num_unknown"] = int(read["num_unknown"])
+            words = made_of.words[i] if made_of.words else ()
+            answer = self.tokenizer.decode([int(t) for t in tokens], words).strip()
+            return self._prediction(instances[i], answer, read, notes)
 
-        return self._each(made_of.examples, ask, answers, batch_size, progress, kept)
+        return self._each(made_of.examples, ask, answered, batch_size, progress, kept)
 
     def weigh(
         self,
@@ -253,24 +251,15 @@ class Answerer:
             del number, indices
             return self._weigh(self._params, self._placed(batch))
 
-        def weighed(indices: np.ndarray, read: Any) -> dict[int, Prediction]:
-            made = {}
-            for b, i in ((int(b), int(indices[b])) for b in np.flatnonzero(indices >= 0)):
-                found = {name: float(values[b]) for name, values in read.items()}
-                first, rest = (count * self._cost_of_unknown for count in unknown[i])
-                more = {"nll": first + rest, "nll_first": first, "nll_rest": rest}
-                notes = {name: round(value + more.get(name, 0.0), 5) for name, value in found.items()}
-                about = instances[i]
-                made[i] = Prediction(
-                    about.context,
-                    "",
-                    about.response,
-                    id=about.id,
-                    emotion=about.emotion,
-                    exemplars=made_of.notes[i].get("exemplars", ()),
-                    notes={**notes, "num_tokens": int(found["num_tokens"])},
-                )
-            return made
+        def weighed(i: int, read: Any) -> Prediction:
+            first, rest = (count * self._cost_of_unknown for count in unknown[i])
+            more = {"nll": first + rest, "nll_first": first, "nll_rest": rest}
+            notes = {name: round(float(value) + more.get(name, 0.0), 5) for name, value in read.items()}
+            about, exemplars = instances[i], made_of.notes[i].get("exemplars", ())
+            notes["num_tokens"] = int(read["num_tokens"])
+            return Prediction(
+                about.context, "", about.response, id=about.id, emotion=about.emotion, exemplars=exemplars, notes=notes
+            )
 
         return self._each(made_of.examples, ask, weighed, batch_size, progress, kept)
 
@@ -283,12 +272,12 @@ class Answerer:
         self,
         examples: Examples,
         ask: Callable[[int, np.ndarray, Any], Any],
-        make: Callable[[np.ndarray, Any], dict[int, Prediction]],
+        make: Callable[[int, Any], Prediction],
         batch_size: int,
         progress: str | None,
         kept: AnswerStore | None,
     ) -> list[Prediction]:
-        """What `make` makes of what the devices answer to each batch, or what `kept` has of it; in examples' order."""
+        """What `make` makes of what the devices answer to each example, or what `kept` has of it; in order."""
         found: dict[int, Prediction] = {}
 
         def asked() -> Iterator[tuple[tuple[int, np.ndarray], Any]]:
@@ -302,7 +291,8 @@ class Answerer:
         before = 0 if kept is None else len(kept)
         with Progress(progress, total=len(examples), unit="answers", initial=before) as shown:
             for (number, indices), answer in fetched(asked()):
-                rows = make(indices, answer)
+                real = {int(indices[b]): operator.itemgetter(b) for b in np.flatnonzero(indices >= 0)}
+                rows = {i: make(i, jax.tree.map(of_row, answer)) for i, of_row in real.items()}
                 shown.advance(len(rows))
                 if kept is not None:
                     kept.add(number, rows)

@@ -11,13 +11,7 @@ from empax.core.system import RunContext, Stage
 from empax.core.text_functions import TWO_ROWS
 from empax.data.exemplars import LabelledBatch
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.store import (
-    PlannedTokenizer,
-    PrepareSettings,
-    check_prepared,
-    may_load,
-    run_tokenizer,
-)
+from empax.data.store import PlannedTokenizer, PrepareSettings, check_prepared, may_load, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import check_fits, check_kept, check_weights, load_generator

@@ -16,14 +16,7 @@ from empax.parts.generator.settings import LossSettings
 
 
 def own_loss(settings: LossSettings, logits: Float[Array, "B T V"], batch: Any, weights: Float[Array, " B"]) -> Mean:
-    """What a user's function makes of the logits of a batch.
-
-    Args:
-      settings: of the loss.
-      logits: teacher-forced.
-      batch: the examples.
-      weights: of the rows in the loss: their target tokens.
-    """
+    """What a user's function makes of teacher-forced logits; `weights` are those of the rows, their target tokens."""
     values = load_function(settings.function)(logits.astype(jnp.float32), batch)
     if values.ndim == 1:
         return Mean.of(values, batch.valid, weights)

@@ -30,7 +30,9 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     parts = GeneratorParts.of(run, with_params=False)
     if parts.settings.lora is not None:
         parts = GeneratorParts.of(run)
-    train, validation = _examples(parts, stage, run)
+    form = parts.form(exemplars=False)
+    splits = load_instances(run, "train"), draw(load_instances(run, "validation"), stage.max_validation_examples)
+    train, validation = (ContextExamples(instances, form) for instances in splits)
     initial: Callable[[Params], Params] | None = None
     if stage.start_from:
         initial = lambda params: begun_with(params, load_params(run.files.stage(stage.start_from)))  # noqa: E731
@@ -67,15 +69,6 @@ def begun_with(params: Params, known: Params) -> Params:
     if "contrast" in params:
         return {"contrast": params["contrast"], **known}
     return {name: leaf for name, leaf in known.items() if name != "contrast"}
-
-
-def _examples(
-    parts: GeneratorParts, stage: GeneratorTaskSettings, run: RunContext
-) -> tuple[ContextExamples, ContextExamples]:
-    """Of training and of validation, contexts alone."""
-    form = parts.form(exemplars=False)
-    validation = draw(load_instances(run, "validation"), stage.max_validation_examples)
-    return ContextExamples(load_instances(run, "train"), form), ContextExamples(validation, form)
 
 
 def pretrained(run: RunContext) -> Params:
@@ -168,15 +161,6 @@ GENERATOR = TaskSpec(
     answer=answer_generator,
     reads_sources=True,
     models={"generator": trained_generator},
-    unread=(
-        "decoding",
-        "retriever",
-        "key",
-        "query",
-        "emotion_share",
-        "passages",
-        "exemplars",
-        "ask_first",
-        "neighbours",
-    ),
-)
+    unread=("decoding", "retriever", "key", "query", "emotion_share", "passages", "exemplars", "ask_first",
+            "neighbours"),
+)  # fmt: skip

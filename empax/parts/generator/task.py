@@ -118,12 +118,8 @@ class ResponseTask:
     def losses(self, params: Params, frozen: Params, batch: Any, read: Any, rngs: Keys) -> Losses:
         """What is learnt, and what to log: the likelihood of the response, and the contrast.
 
-        Args:
-          params: of the task.
-          frozen: see `core.protocols.Task`.
-          batch: the examples; a loss must weigh them by `target_weights`.
-          read: what `encode` made of them.
-          rngs: for the decoder's dropout, and for what else draws; None = nothing is drawn.
+        A loss must weigh the rows by `target_weights`. `rngs` are for the decoder's dropout, and for what else draws;
+        None = nothing is drawn.
         """
         logits = self.logits(params, batch, read, rngs[0])
         nll, smoothed = self.likelihood(functools.partial(cross_entropy, logits), batch)

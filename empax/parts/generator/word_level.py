@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from empax.core.config import check_numbers
 from empax.interop.pretrained_encoders import Dtype
@@ -37,17 +38,7 @@ class WordLevelSettings:
 
     def config(self, vocab_size: int, start_id: int, *, tie_embeddings: bool = True) -> TransformerConfig:
         """Of the encoder and the decoder; `tie_embeddings`: the output is the embedding table."""
-        return word_level(
-            vocab_size,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            head_dim=self.head_dim,
-            d_ff=self.d_ff,
-            num_encoder_layers=self.num_encoder_layers,
-            num_decoder_layers=self.num_decoder_layers,
-            dropout=self.dropout,
-            feed_forward_kernel=self.kernel,
-            tie_embeddings=tie_embeddings,
-            start_id=start_id,
-            dtype=self.dtype,
-        )
+        names = (field.name for field in dataclasses.fields(WordLevelSettings))
+        sizes: dict[str, Any] = {name: getattr(self, name) for name in names if name not in ("vectors", "kernel")}
+        more = {"feed_forward_kernel": self.kernel, "tie_embeddings": tie_embeddings, "start_id": start_id}
+        return word_level(vocab_size, **sizes, **more)

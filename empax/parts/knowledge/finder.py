@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 from empax.core.config import ConfigError
-from empax.core.system import RunContext
+from empax.core.system import RunContext, Stage
 from empax.core.types import Instance
 from empax.data.knowledge import Fact, exchanged
 from empax.parts.knowledge.settings import KnowledgeSettings, SourceSettings
@@ -76,7 +76,7 @@ def with_facts(finder: Finder | None, instances: Sequence[Instance]) -> list[Ins
 
 def find_finder(run: RunContext) -> Finder | None:
     """What finds facts about new contexts as the run's stages of kind "knowledge" did; None where there is none."""
-    stages = [run.plan.stages[name] for name in run.before() if run.plan.stages[name].kind == "knowledge"]
+    stages = _stages(run)
     if not stages:
         return None
     settings = run.settings(stages[0].name, KnowledgeSettings)
@@ -85,16 +85,14 @@ def find_finder(run: RunContext) -> Finder | None:
 
 
 def check_knowledge(run: RunContext, **needed: str) -> None:
-    """Whether facts are found before this stage.
+    """Whether facts are found before this stage, which reads them.
 
-    Args:
-      run: of the stage that reads them.
-      **needed: "social" and "entity", where facts about people and about things are read, and what else can be set.
+    `needed` are "social" and "entity", where facts about people and about things are read, and what else can be set.
 
     Raises:
       ConfigError: no stage finds facts, or none of a kind that is needed.
     """
-    stages = [run.plan.stages[name] for name in run.before() if run.plan.stages[name].kind == "knowledge"]
+    stages = _stages(run)
     if needed and not stages:
         raise ConfigError(
             f"config.{run.stage} reads facts, but no stage of kind 'knowledge' comes before it; add one to config.run, "
@@ -102,10 +100,13 @@ def check_knowledge(run: RunContext, **needed: str) -> None:
         )
     for source, without in needed.items():
         if all(getattr(stage.settings, source) is None for stage in stages):
+            about = {"social": "people", "entity": "things"}[source]
             raise ConfigError(
-                f"config.{run.stage} reads facts about {_ABOUT[source]}, but config.{stages[0].name}.{source} = None; "
+                f"config.{run.stage} reads facts about {about}, but config.{stages[0].name}.{source} = None; "
                 f"set it to a source, or set {without}."
             )
 
 
-_ABOUT = {"social": "people", "entity": "things"}
+def _stages(run: RunContext) -> list[Stage]:
+    """Those of kind "knowledge" before this one."""
+    return [stage for stage in map(run.named, run.before()) if stage.kind == "knowledge"]

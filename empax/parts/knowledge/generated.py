@@ -18,7 +18,7 @@ from empax.core.progress import Progress
 from empax.core.tree import hash_tree
 from empax.core.types import Instance, Params
 from empax.data.batches import SequenceExamples, eval_batches
-from empax.data.knowledge import ENTITY_RELATIONS, SOCIAL_RELATIONS, Fact, ranked
+from empax.data.knowledge import SOCIAL_RELATIONS, Fact, ranked
 from empax.data.sources import LayoutSettings, PlainForm
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
@@ -238,7 +238,3 @@ def parse(head: str, written: str) -> tuple[list[Fact], int]:
         if found.strip() == name and colon and 1 <= len(tail.split()) <= 12 and ":" not in tail:
             facts.append(Fact(head, relation, tail))
     return ranked(facts), len(_LINES) - len(facts)
-
-
-ASKED: dict[bool, tuple[str, ...]] = {True: SOCIAL_RELATIONS, False: ENTITY_RELATIONS}
-"""What is asked of people (True) and of things."""

@@ -66,7 +66,7 @@ def ask_comet(model: str, asked: Sequence[Question]) -> list[str]:
 
 
 def ask_nearest(known: Mapping[str, Sequence[Fact]], encoder: TextEncoder, asked: Sequence[Question]) -> list[str]:
-    """The first tail of the nearest event that has one of the relation asked for; empty if that has none."""
+    """Of the nearest event the first tail of the relation that is asked for; empty if it has none."""
     source = NearestEvent(known, encoder, tails=1)
     names = list(known)
     places = source.nearest([atomic.spoken(question.event) for question in asked])

@@ -20,12 +20,12 @@ from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data import sample
 from empax.data.corpora import data_folder
-from empax.data.knowledge import SOCIAL_RELATIONS, Fact, clauses, facts_from, ranked, read_knowledge
+from empax.data.knowledge import ENTITY_RELATIONS, SOCIAL_RELATIONS, Fact, clauses, facts_from, ranked, read_knowledge
 from empax.data.store import may_load
 from empax.data.wordnet import WordNet
 from empax.interop.pretrained import check_weights
 from empax.parts.knowledge import atomic
-from empax.parts.knowledge.generated import ASKED, Comet, Prompted
+from empax.parts.knowledge.generated import Comet, Prompted
 from empax.parts.knowledge.settings import SourceSettings
 from empax.parts.knowledge.vectors import TextEncoder
 
@@ -183,24 +183,24 @@ def load_source(settings: SourceSettings, run: RunContext, *, social: bool) -> F
     Raises:
       ConfigError, DataError: as of `check_source`.
     """
-    found = _loaded(settings, run, social=social)
-    return OfClauses(found) if settings.clauses else found
-
-
-def _loaded(settings: SourceSettings, run: RunContext, *, social: bool) -> FactSource:
     check_source(settings, run, social=social)
-    name = settings.source
-    if name == "file":
-        return Files(settings)
-    if name == "sample":
-        return Sample()
-    if name == "atomic":
-        encoder = TextEncoder.of(settings.encoder, None, run.seed)
-        events = atomic.read_events(atomic.find_files(_atomic_folder(settings, run)))
-        return NearestEvent(events, encoder, settings.tails)
-    if name == "wordnet":
-        return Things(WordNet(Path(settings.path)), settings.tails)
-    return Comet.of(settings, ASKED[social]) if name == "comet" else Prompted.of(settings)
+    found: FactSource
+    match settings.source:
+        case "file":
+            found = Files(settings)
+        case "sample":
+            found = Sample()
+        case "atomic":
+            encoder = TextEncoder.of(settings.encoder, None, run.seed)
+            events = atomic.read_events(atomic.find_files(_atomic_folder(settings, run)))
+            found = NearestEvent(events, encoder, settings.tails)
+        case "wordnet":
+            found = Things(WordNet(Path(settings.path)), settings.tails)
+        case "comet":
+            found = Comet.of(settings, SOCIAL_RELATIONS if social else ENTITY_RELATIONS)
+        case "llm":
+            found = Prompted.of(settings)
+    return OfClauses(found) if settings.clauses else found
 
 
 def check_source(settings: SourceSettings, run: RunContext, *, social: bool) -> None:

@@ -15,8 +15,8 @@ from empax.data.sample import load_annotated_pairs
 from empax.evaluation.empathy import sentiment
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
+from empax.parts.attributes import judge_kind, judge_stage
 from empax.parts.attributes import sentiment as module
-from empax.parts.attributes.judges import judge_kind, judge_stage
 from empax.parts.attributes.sentiment import (
     SentimentExamples,
     SentimentRegressor,

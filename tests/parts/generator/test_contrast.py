@@ -9,45 +9,28 @@ import pytest
 
 from empax.data.exemplars import LabelledBatch
 from empax.decoding.settings import DecodeSettings
-from empax.models.heads import EMOTION_HEAD
 from empax.models.layers import apply
-from empax.models.transformer import EncoderDecoder, TransformerConfig
 from empax.parts.generator.contrast import Contrast, Read
-from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.settings import ContrastSettings
 from empax.parts.generator.stages import begun_with
-from empax.parts.generator.task import Generator
+from tests.parts.generator.tiny import MODEL, drawn, generator, loss, random_ids
 
-MODEL = EncoderDecoder(
-    TransformerConfig(
-        vocab_size=20, d_model=16, num_heads=2, head_dim=8, d_ff=32, num_encoder_layers=1, num_decoder_layers=1,
-        dropout=0.0, start_id=2,
-    )
-)  # fmt: skip
-BEAM = DecodeSettings("beam", 5, num_beams=3, rerank="similarity", rerank_similarity=1.0)
-PLAIN = Generator(MODEL, Decoder(BEAM, 2, 1, 0), EMOTION_HEAD, emotion_weight=0.1)
+PLAIN = generator(DecodeSettings("beam", 5, num_beams=3, rerank="similarity", rerank_similarity=1.0))
 TASK = dataclasses.replace(PLAIN, contrast=ContrastSettings(weight=0.5))
 
 
 @pytest.fixture(scope="module")
 def given():
     rng = np.random.default_rng(0)
-    ids = lambda width: jnp.asarray(rng.integers(3, 20, (3, width)), jnp.int32)  # noqa: E731
     everything = lambda width: jnp.ones((3, width), bool)  # noqa: E731
-    target = jnp.concatenate([ids(4), jnp.ones((3, 1), jnp.int32)], axis=1)
+    target = jnp.concatenate([random_ids(rng, 4), jnp.ones((3, 1), jnp.int32)], axis=1)
     emotion = jnp.zeros(3, jnp.int32)
-    return LabelledBatch(ids(6), everything(6), target, everything(5), jnp.ones(3, bool), emotion)
+    return LabelledBatch(random_ids(rng, 6), everything(6), target, everything(5), jnp.ones(3, bool), emotion)
 
 
 @pytest.fixture(scope="module")
 def params(given):
-    rng = np.random.default_rng(1)
-    shapes = jax.eval_shape(TASK.init, jax.random.key(0), given)
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, leaf.dtype), shapes)
-
-
-def loss(task, params, given):
-    return jax.jit(lambda p, b: task.loss(p, {}, b, jax.random.key(0), train=False))(params, given)
+    return drawn(TASK, given)
 
 
 def test_without_it_there_is_nothing_of_it(given, params):

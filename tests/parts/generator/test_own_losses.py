@@ -13,21 +13,12 @@ from empax.core.config import ConfigError
 from empax.core.shapes import shapes_of
 from empax.data.exemplars import LabelledBatch
 from empax.decoding.settings import DecodeSettings
-from empax.models.heads import EMOTION_HEAD
-from empax.models.transformer import EncoderDecoder, TransformerConfig
-from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.own_losses import try_losses
 from empax.parts.generator.settings import LossSettings
-from empax.parts.generator.task import Generator
+from tests.parts.generator.tiny import MODEL, V, drawn, generator, loss, random_ids
 
-V, ROWS, T = 20, 3, 5
-MODEL = EncoderDecoder(
-    TransformerConfig(
-        vocab_size=V, d_model=16, num_heads=2, head_dim=8, d_ff=32, num_encoder_layers=1, num_decoder_layers=1,
-        dropout=0.0, start_id=2,
-    )
-)  # fmt: skip
-PLAIN = Generator(MODEL, Decoder(DecodeSettings("greedy", 4), 2, 1, 0), EMOTION_HEAD, emotion_weight=0.1)
+ROWS, T = 3, 5
+PLAIN = generator(DecodeSettings("greedy", 4))
 
 
 def unsure(logits, batch):
@@ -56,22 +47,19 @@ def module(monkeypatch):
 def given():
     """Three rows of 5, 3 and 4 target tokens; the last one is filler."""
     rng = np.random.default_rng(0)
-    ids = lambda width: jnp.asarray(rng.integers(3, V, (ROWS, width)), jnp.int32)  # noqa: E731
     mask = jnp.arange(T)[None] < jnp.array([[5], [3], [4]])
     valid = jnp.array([True, True, False])
-    return LabelledBatch(ids(6), jnp.ones((ROWS, 6), bool), ids(T), mask, valid, jnp.zeros(ROWS, jnp.int32))
+    source, target = random_ids(rng, 6), random_ids(rng, T)
+    return LabelledBatch(source, jnp.ones((ROWS, 6), bool), target, mask, valid, jnp.zeros(ROWS, jnp.int32))
 
 
 @pytest.fixture(scope="module")
 def params(given):
-    rng = np.random.default_rng(1)
-    shapes = jax.eval_shape(PLAIN.init, jax.random.key(0), given)
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, leaf.dtype), shapes)
+    return drawn(PLAIN, given)
 
 
-def loss(params, given, *losses):
-    task = dataclasses.replace(PLAIN, own_losses=losses)
-    return jax.jit(lambda p, b: task.loss(p, {}, b, jax.random.key(0), train=False))(params, given)
+def with_losses(*losses):
+    return dataclasses.replace(PLAIN, own_losses=losses)
 
 
 def named(name, weight=0.5):
@@ -80,8 +68,8 @@ def named(name, weight=0.5):
 
 @pytest.mark.parametrize("name", ["unsure", "first_token"])
 def test_it_is_added_with_its_weight_and_logged_under_its_name(given, params, name):
-    plain, before = loss(params, given)
-    found, metrics = loss(params, given, named(name))
+    plain, before = loss(PLAIN, params, given)
+    found, metrics = loss(with_losses(named(name)), params, given)
     assert set(metrics) - set(before) == {f"losses_of_somebody:{name}"}
     logits = MODEL.apply({"params": params["model"]}, given.source, given.source_mask, given.target, deterministic=True)
     values = np.asarray({"unsure": unsure, "first_token": first_token}[name](logits, given))
@@ -93,7 +81,7 @@ def test_it_is_added_with_its_weight_and_logged_under_its_name(given, params, na
 
 def test_gradients_add_up(given, params):
     def gradient(*losses):
-        task = dataclasses.replace(PLAIN, own_losses=losses)
+        task = with_losses(*losses)
         value = lambda params: task.loss(params, {}, given, jax.random.key(0), train=False)[0].value()  # noqa: E731
         return np.asarray(jax.jit(jax.grad(value))(params)["model"]["token_embedding"])
 
