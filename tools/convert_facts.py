@@ -21,7 +21,7 @@ from typing import Any
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, system_errors, write_jsonl
-from empax.core.text_files import check_length
+from empax.core.text_files import check_length, located
 from empax.core.types import Instance
 from empax.data import empathetic_dialogues
 from empax.data.dialogues import to_instances
@@ -126,10 +126,7 @@ def _tails(value: Any, where: str) -> list[str]:
         if not isinstance(one, str) and not words:
             raise DataError(f"{where}: a tail must be a text or a list of words, but is {_kind(one)}.")
         text = one if isinstance(one, str) else " ".join(one)
-        try:
-            check_length(text)
-        except DataError as error:
-            raise DataError(f"{where}: {error}.") from error
+        located(check_length, text, place=where)
         tails.append(text)
     return tails
 

@@ -26,7 +26,7 @@ from empax.core.files import hash_file, write_atomically
 from empax.core.inputs import note, note_known
 from empax.core.paths import expand
 from empax.core.settings import cache_dir
-from empax.core.text_files import DataError, check_length, check_regular, split_lines
+from empax.core.text_files import DataError, check_length, check_regular, located, split_lines
 from empax.core.types import EMOTIONS, Dialogue, Instance
 from empax.data.corpora import data_folder
 from empax.data.dialogues import alternate, example_of, to_instances
@@ -230,11 +230,7 @@ def _checked_index(row: list[str], where: str) -> int:
             f"{where}: 9 columns, of which the 7th to 9th are not selfeval, tags, candidates; found {row[6][:60]!r}, "
             f"{row[7][:60]!r}, {row[8][:60]!r}. A comma inside a text must be written _comma_."
         )
-    try:
-        for field in row:
-            check_length(field)
-    except DataError as error:
-        raise DataError(f"{where}: {error}.") from error
+    located(check_length, *row, place=where)
     if row[2] not in EMOTIONS:
         raise DataError(f"{where}: unknown emotion {row[2]!r}; it must be one of {', '.join(EMOTIONS)}.")
     if not _text(row[5]):

@@ -14,7 +14,7 @@ import numpy as np
 from empax.core.config import ConfigError
 from empax.core.inputs import note
 from empax.core.paths import expand
-from empax.core.text_files import DataError, check_length, read_lines
+from empax.core.text_files import DataError, check_length, located, read_lines
 from empax.core.types import LEVELS, MECHANISMS
 from empax.data.corpora import data_folder, find_corpus
 
@@ -130,11 +130,7 @@ def _checked_row(cells: list[str], where: str) -> dict[str, str]:
     row: dict[str, str] = dict(zip(_COLUMNS, cells, strict=True))
     if row["level"] not in ("0", "1", "2"):
         raise DataError(f"{where}: level is {row['level'][:60]!r}, must be 0, 1 or 2.")
-    try:
-        check_length(row["seeker_post"])
-        check_length(row["response_post"])
-    except DataError as error:
-        raise DataError(f"{where}: {error}.") from error
+    located(check_length, row["seeker_post"], row["response_post"], place=where)
     return row
 
 

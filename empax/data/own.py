@@ -23,7 +23,7 @@ from empax.core.files import hash_file, hash_json
 from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.settings import cache_dir
-from empax.core.text_files import DataError, parse_object, read_lines
+from empax.core.text_files import DataError, located, parse_object, read_lines
 from empax.core.types import EMOTIONS, Dialogue, Instance
 from empax.data.dialogues import STAGE_NOTES, alternate, example_of, to_instances
 
@@ -76,15 +76,12 @@ def read_file(path: str | os.PathLike[str]) -> Iterator[Dialogue]:
         if not line.strip():
             continue
         found += 1
-        try:
-            row = parse_object(line)
-        except DataError as error:
-            raise DataError(f"{path}, line {number}: {error}.") from error
-        known = _FIELDS
+        where = f"{path}, line {number}"
+        row, known = located(parse_object, line, place=where), _FIELDS
         if "source" in row or "target" in row:
-            row, known = _of_pair(row, f"{path}, line {number}", f"{Path(path).stem}:{number}"), (*_FIELDS, *_PAIR)
+            row, known = _of_pair(row, where, f"{Path(path).stem}:{number}"), (*_FIELDS, *_PAIR)
         if problem := _problem(row, known):
-            raise DataError(f"{path}, line {number}: {problem}.")
+            raise DataError(f"{where}: {problem}.")
         texts = [text.strip() for text in row["utterances"]]
         notes = {name: value for name, value in row.items() if name not in _FIELDS}
         yield Dialogue(row["id"], row.get("emotion", ""), row.get("situation", ""), alternate(texts), notes)
