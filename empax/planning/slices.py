@@ -1,7 +1,7 @@
 """`--mode=plan --config.plan.topology=v5e:16x16`: a recipe's training steps compiled for TPUs that are not there.
 
 What the compiler says (memory) is the compiler's; operations, traffic and collectives are counted in the partitioned
-program with its loops multiplied out (`core.hlo`); times are estimates from the chip's published peaks:
+program with its loops multiplied out (`planning.hlo`); times are estimates from the chip's published peaks:
 
   compute = FLOPs / peak, memory = bytes / HBM bandwidth, communication = bytes sent in rings / link bandwidth;
   a step takes max(compute, memory) + communication without overlap, and the largest of the three with it.

@@ -111,7 +111,7 @@ def test_a_source_is_attributes_then_context_and_no_response(tokenizer, instance
         assert found[:4] == attribute_tokens(tokenizer, LOW)
         speaker = tokenizer.token_id(SPEAKER_TOKEN)
         assert found[4] in (speaker, tokenizer.token_id("<listener>"))
-        expected = features.render_context(tokenizer, instances[b].context, max_tokens=12)
+        expected = features.render_contexts(tokenizer, [instances[b].context], max_tokens=12)[0]
         assert found[4:] == expected
         target = [*tokenizer.encode(instances[b].response)[:5], tokenizer.eos_id]
         assert real(batch.target[b], batch.target_mask[b]) == target
@@ -163,7 +163,10 @@ def test_the_other_layouts_row_by_row(tokenizer, instances, layout):
     form = TaggedForm(tokenizer, LAYOUT, True, layout)
     examples = exemplars(tokenizer, instances, Corpus.of(instances, form, tokenizer), layout=layout)
     batch = examples.collate(np.array([4]), LENGTH, np.random.default_rng(0))
-    own = [*attribute_tokens(tokenizer, LOW), *features.render_context(tokenizer, instances[4].context, max_tokens=12)]
+    own = [
+        *attribute_tokens(tokenizer, LOW),
+        *features.render_contexts(tokenizer, [instances[4].context], max_tokens=12)[0],
+    ]
     speaker, listener = (tokenizer.token_id(token) for token in features.EXEMPLAR_TURN_TOKENS)
     rows = []
     for i in (6, 7):
