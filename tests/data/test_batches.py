@@ -4,6 +4,7 @@ import collections
 import itertools
 import threading
 
+import jax
 import numpy as np
 import pytest
 
@@ -37,13 +38,8 @@ def make_batches(examples, start, stop, **kwargs):
     return list(train_batches(examples, start_step=start, stop_step=stop, **settings))
 
 
-def leaves(batch):
-    return [np.asarray(getattr(batch, name)) for name in ("source", "source_mask", "target", "target_mask", "valid")]
-
-
 def assert_same(one, other):
-    for left, right in zip(leaves(one), leaves(other), strict=True):
-        np.testing.assert_array_equal(left, right)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 def which(batch):
@@ -203,7 +199,7 @@ def test_collate():
     batch = examples.collate(np.array([0]), 2, rng)
     np.testing.assert_array_equal(batch.source, [[6, 7]])
     assert batch.target.shape == (1, 8)
-    assert {leaf.dtype for leaf in leaves(batch)} == {np.dtype(np.int32), np.dtype(bool)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(batch)} == {np.dtype(np.int32), np.dtype(bool)}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
@@ -18,6 +16,7 @@ from empax.data.bpe import BASE_TOKENS, train_bpe
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer, tokenizers_agree
 from empax.data.words import train_words
+from tests.data.small_tokenizers import trained
 
 TEXTS = [
     "I don't know what to do, my dog is sick.",
@@ -128,23 +127,7 @@ def replies(number):
 
 
 def small(kind):
-    """A tokenizer of this model, trained on TEXTS."""
-    special = {"special_tokens": ["<pad>", "</s>", "[UNK]"], "show_progress": False}
-    bert, alphabet = pre_tokenizers.BertPreTokenizer(), pre_tokenizers.ByteLevel.alphabet()
-    model, splitter, decoder, trainer = {
-        "BPE": (models.BPE(), pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel(),
-                trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, **special)),
-        "Unigram": (models.Unigram(), pre_tokenizers.Metaspace(), decoders.Metaspace(),
-                    trainers.UnigramTrainer(vocab_size=400, unk_token="[UNK]", **special)),
-        "WordLevel": (models.WordLevel(unk_token="[UNK]"), bert, None, trainers.WordLevelTrainer(**special)),
-        "WordPiece": (models.WordPiece(unk_token="[UNK]"), bert, decoders.WordPiece(),
-                      trainers.WordPieceTrainer(vocab_size=400, **special)),
-    }[kind]  # fmt: skip
-    backend = Backend(model)
-    backend.pre_tokenizer = splitter
-    if decoder is not None:
-        backend.decoder = decoder
-    backend.train_from_iterator(TEXTS, trainer)
+    backend = trained(kind, TEXTS, ["<pad>", "</s>", "[UNK]"])
     return SubwordTokenizer(backend, pad="<pad>", eos="</s>", start="<pad>")
 
 
