@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
 
 from empax.core.config import ConfigError
 from empax.core.plugins import blamed
-from empax.core.types import Instance
+from empax.core.types import Instance, Prediction
 
 LARGEST_SCORE = 1e15
 """Of a row: the square of a larger one leaves float32 when scores are standardised."""
@@ -25,17 +25,8 @@ TWO_ROWS = (
 """On which functions are tried."""
 
 
-class Noted(Protocol):
-    """What has fields: an instance, or a prediction."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def emotion(self) -> str: ...
-
-    @property
-    def notes(self) -> Mapping[str, Any]: ...
+Noted: TypeAlias = Instance | Prediction
+"""What has fields."""
 
 
 def call_on_texts(

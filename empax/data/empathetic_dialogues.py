@@ -153,9 +153,9 @@ def read_dialogues(archive: Path, split: str) -> Iterator[Dialogue]:
     for number, line in split_lines(_member(archive, member), f"{archive}: {member}"):
         row = line.split(",")
         where = f"{archive}: {member}, line {number}"
-        if number == 1:
-            _check_header(row, where)
-        elif line.strip():
+        if number == 1 and tuple(row[: len(_COLUMNS)]) != _COLUMNS:
+            raise DataError(f"{where}: the columns are {', '.join(row)}; they must begin with {', '.join(_COLUMNS)}.")
+        if number > 1 and line.strip():
             index = _checked_index(row, where)
             turns = rows.setdefault(row[0], {})
             if index in turns:
@@ -193,9 +193,7 @@ def _member(archive: Path, name: str) -> bytes:
     except DataError:
         raise
     except (tarfile.TarError, ValueError, IndexError, OverflowError, RecursionError, OSError, EOFError) as error:
-        raise DataError(
-            f"{archive} cannot be read ({error}): it is cut short or no .tar.gz; copy or download it again."
-        ) from error
+        raise _unreadable(archive, error) from error
     raise DataError(f"{archive} holds no {name}; it must be the official {ARCHIVE_NAME} or laid out alike.")
 
 
@@ -209,17 +207,14 @@ def _decompressed(archive: Path) -> bytes:
         with how(archive, "rb") as file:
             raw = file.read(_MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(
-            f"{archive} cannot be read ({error}): it is cut short or no .tar.gz; copy or download it again."
-        ) from error
+        raise _unreadable(archive, error) from error
     if len(raw) > _MAX_BYTES:
         raise DataError(f"{archive} holds more than {_MAX_BYTES >> 20} MiB; it is not the official {ARCHIVE_NAME}.")
     return raw
 
 
-def _check_header(row: list[str], where: str) -> None:
-    if tuple(row[: len(_COLUMNS)]) != _COLUMNS:
-        raise DataError(f"{where}: the columns are {', '.join(row)}; they must begin with {', '.join(_COLUMNS)}.")
+def _unreadable(archive: Path, error: Exception) -> DataError:
+    return DataError(f"{archive} cannot be read ({error}): it is cut short or no .tar.gz; copy or download it again.")
 
 
 def _checked_index(row: list[str], where: str) -> int:

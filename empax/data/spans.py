@@ -249,15 +249,10 @@ def place_contexts(
     roles: tuple[int, int] | None = None,
     behind: int | None = None,
 ) -> list[PlacedRow]:
-    """Each context's turns as ids, with their places; the oldest ids are cut.
+    """Each context's turns as ids, with their places: at most `max_tokens`, of which the oldest are cut.
 
-    Args:
-      tokenizer: of the turns.
-      contexts: turns, oldest first.
-      max_tokens: of a row, at least 2.
-      first: the id in front of everything; it is never cut.
-      roles: ids of the speaker and of the listener, in front of their turns; None = none.
-      behind: the id behind every turn; None = none.
+    The id `first` stands in front of everything and is never cut, those of speaker and listener (`roles`) in front of
+    their turns, `behind` behind every turn.
     """
     if max_tokens < 2:
         raise ConfigError(f"max_tokens = {max_tokens} must be at least 2.")
