@@ -14,7 +14,6 @@ from empax.data.knowledge import (
     Fact,
     describe,
     exchanged,
-    facts_from,
     facts_of,
     ranked,
     read_knowledge,
@@ -100,7 +99,7 @@ def test_a_description_counts_facts_and_the_share_of_instances_that_have_some():
 
 
 def test_notes_become_facts_and_no_notes_none():
-    assert facts_of(INSTANCES[0]) == []
+    assert facts_of(INSTANCES[0]) == facts_of(Instance("a#2", ("x",), "", "", {"facts": []})) == []
     assert facts_of(Instance("a#2", ("x",), "", "", {"facts": [FACT]})) == [Fact("turn 0", "xReact", "sad")]
     with pytest.raises(DataError, match="instance 'a#2': facts"):
         facts_of(Instance("a#2", ("x",), "", "", {"facts": "sad"}))
@@ -120,7 +119,3 @@ def test_forty_instances_of_the_sample_have_facts_about_what_they_say():
         assert all(fact.head[:-1].lower() in context.lower() for fact in facts if not fact.social)
         assert {fact.relation for fact in facts} <= {*SOCIAL_RELATIONS, *ENTITY_RELATIONS}
         assert any(fact.social for fact in facts)
-
-
-def test_a_fact_is_an_object():
-    assert facts_from([], "here") == []
