@@ -165,7 +165,8 @@ class SubwordTokenizer:
     def lower_cased(self) -> SubwordTokenizer:
         """The same, reading texts in lower case."""
         other = copy.copy(self)
-        other.__dict__.pop("_plain", None)
+        for kept in ("_plain", "hash"):  # which are of the other backend
+            other.__dict__.pop(kept, None)
         other.backend = rust.Tokenizer.from_str(self.backend.to_str())
         given = other.backend.normalizer
         both = normalizers.Sequence([normalizers.Lowercase(), *([given] if given else [])])

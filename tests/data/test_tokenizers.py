@@ -69,6 +69,15 @@ def test_case_is_kept_on_demand():
     assert cased.decode(cased.encode("  I'm  SURE ")) == "I'm SURE"
 
 
+def test_a_lower_cased_copy_reads_other_ids_and_has_another_hash():
+    cased = train_bpe(TEXTS, vocab_size=300, lowercase=False)
+    before = cased.hash, cased.encode("I'm SURE")
+    lower = cased.lower_cased()
+    assert lower.encode("I'm SURE") == cased.encode("i'm sure")
+    assert lower.hash != cased.hash
+    assert (cased.hash, cased.encode("I'm SURE")) == before
+
+
 def test_pieces_are_sane(bpe):
     # The first word is the same token as inside a sentence; each digit and each run of signs stands alone.
     assert bpe.encode("dog dog") == 2 * bpe.encode("dog")
