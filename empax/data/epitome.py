@@ -172,11 +172,14 @@ def split_by_seeker(
     return train, [pair for pair, out in zip(pairs, held, strict=True) if out]
 
 
-def _closest_subset(sums: np.ndarray, wanted: np.ndarray, order: np.ndarray, max_passes: int = 20) -> list[int]:
-    """Rows of `sums[G, C]` whose total comes near `wanted[C]`: starts with none, toggles rows while that helps."""
+def _closest_subset(sums: np.ndarray, wanted: np.ndarray, order: np.ndarray) -> list[int]:
+    """Rows of `sums[G, C]` whose total comes near `wanted[C]`: starts with none, toggles rows while that helps.
+
+    At most 20 times through all of them.
+    """
     weights = 1.0 / np.maximum(wanted, 1.0)
     inside, excess = np.zeros(len(sums), bool), -wanted
-    for _ in range(max_passes):
+    for _ in range(20):
         changed = False
         for row in order:
             step = -sums[row] if inside[row] else sums[row]

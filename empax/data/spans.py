@@ -260,20 +260,15 @@ def place_contexts(
     encoded = dict(zip(turns, tokenizer.encode_with_places(turns), strict=True))
     rows = []
     for context in contexts:
-        ids: list[int] = []
-        places: list[Span] = []
+        placed: list[tuple[int, Span]] = []
         for turn, text in enumerate(context):
             if roles is not None:
-                ids.append(roles[0 if is_speakers(turn, len(context)) else 1])
-                places.append(_NO_TEXT)
-            own, offsets = encoded[text]
-            ids += own
-            places += [Span(turn, *offset) for offset in offsets]
+                placed.append((roles[0 if is_speakers(turn, len(context)) else 1], _NO_TEXT))
+            placed += [(i, Span(turn, *offset)) for i, offset in zip(*encoded[text], strict=True)]
             if behind is not None:
-                ids.append(behind)
-                places.append(_NO_TEXT)
-        cut = max(len(ids) - (max_tokens - 1), 0)
-        rows.append(PlacedRow([first, *ids[cut:]], [_NO_TEXT, *places[cut:]]))
+                placed.append((behind, _NO_TEXT))
+        kept = [(first, _NO_TEXT), *placed[max(len(placed) - (max_tokens - 1), 0) :]]
+        rows.append(PlacedRow([i for i, _ in kept], [place for _, place in kept]))
     return rows
 
 
