@@ -38,19 +38,13 @@ def call_on_texts(
     rows: Sequence[Noted],
     known: Iterable[str] = (),
 ) -> Float[np.ndarray, " N"]:
-    """The numbers that a function gives N responses.
+    """The numbers that `function(contexts, responses, references, **fields)` gives N responses.
 
     As TRL does it, the function is given the fields of the rows that it names as keyword arguments, or all of them if
     it takes any: `id`, `emotion` and the notes, lists of N; None where a row has no such note.
 
-    Args:
-      function: `(contexts, responses, references, **fields)` to N numbers.
-      what: it is, for messages: "the reward my_rewards:short".
-      contexts: a list of turns for each row.
-      responses: one for each row.
-      references: likewise.
-      rows: for the fields.
-      known: notes that other rows have, and so are fields of these too.
+    Messages say `what` it is: "the reward my_rewards:short". Notes that are `known` of other rows are fields of these
+    too.
 
     Raises:
       ConfigError: the function raised something, wants a field that no row has, or did not return one finite number for

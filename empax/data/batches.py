@@ -145,12 +145,7 @@ def train_batches(
 def eval_batches(
     examples: Examples, *, batch_size: int, buckets: Sequence[int]
 ) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
-    """Yields every example once, shortest first, with the example of each row (-1 = filler).
-
-    Args:
-      examples: what batches are cut from.
-      batch_size: rows; filler rows complete the last batch.
-      buckets: see `BatchPlan`.
+    """Yields every example once, shortest first, with the example of each row (-1 = filler, in the last batch).
 
     Raises:
       ConfigError: no examples, or values out of range.

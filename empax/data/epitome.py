@@ -66,9 +66,6 @@ def load_epitome(folder: Path | str) -> list[EpitomePair]:
     A pair may have been annotated more than once; the n-th row of a pair in one file goes with its n-th row in the
     others. The posts are those of the first file: the others differ from it in blanks only.
 
-    Args:
-      folder: the folder that holds the three CSVs.
-
     Raises:
       DataError: a file is missing, has other columns, a level that is not 0, 1 or 2, or other pairs than the first.
     """

@@ -131,11 +131,8 @@ class SubwordTokenizer:
         """Text up to the first end-of-sequence id, with its blanks; special and added tokens leave no trace.
 
         The text is that of transformers' `decode` with skip_special_tokens. Departure: where tokenizer_config.json does
-        not say whether to clean up, WordPiece does.
-
-        Args:
-          ids: of the text.
-          words: of a vocabulary of words: what the ids from `vocab_size` on stand for.
+        not say whether to clean up, WordPiece does. `words`, of a vocabulary of words, is what the ids from
+        `vocab_size` on stand for.
         """
         plain = [int(i) for i in ids]
         if self.eos_id in plain:
