@@ -92,7 +92,7 @@ def given_archive(data_dir: str | os.PathLike[str] | None = None) -> Path | None
 
 
 def load_corpus(data: str) -> tuple[dict[str, Instance], str]:
-    """EmpatheticDialogues by the ids of its instances, all splits, and its name with hash; `data` is `config.data.dir`."""
+    """EmpatheticDialogues by the ids of its instances, all splits, and its name with hash; `data`: of the settings."""
     archive = find_archive(data)
     instances = {i.id: i for split in SPLITS for i in to_instances(read_dialogues(archive, split))}
     return instances, f"EmpatheticDialogues (sha256 {hash_file(archive)[:16]})"
