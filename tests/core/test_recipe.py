@@ -12,9 +12,10 @@ def test_settings_are_taken_out_of_the_command_line():
     assert values == {"a.b": "1", "c": "x y", "d": "2"}
 
 
-def test_a_setting_needs_a_value():
+@pytest.mark.parametrize("behind", [(), ("--workdir=w",)])
+def test_a_setting_needs_a_value(behind):
     with pytest.raises(ConfigError, match=r"--config\.a has no value"):
-        split_overrides(["main", "--config.a"])
+        split_overrides(["main", "--config.a", *behind])
 
 
 def config():
@@ -30,6 +31,9 @@ def config():
         ("train.buckets", "(4, 5)", (4, 5)),
         ("train.buckets", "a,b", ("a", "b")),
         ("train.buckets", "a", ("a",)),
+        ("train.buckets", "4", (4,)),
+        ("train.buckets", "a, b,", ("a", "b")),
+        ("train.buckets", "", ()),
         ("train.flag", "True", True),
         ("train.patience", "none", None),
         ("name", "None", None),
@@ -55,6 +59,7 @@ def test_values_take_the_type_that_the_recipe_has(path, text, value):
         ("tran.steps", "1", "Did you mean 'train'"),
         ("sed", "1", "Did you mean 'seed'"),
         ("name.deep", "1", "is a value, not a section"),
+        ("train", "1", "^config.train is a section; set one of its keys: buckets, steps.$"),
     ],
 )
 def test_what_does_not_fit_is_named(path, text, says):
