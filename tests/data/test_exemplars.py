@@ -80,9 +80,6 @@ def assert_equal_batches(one, two, *, equal=True):
     assert all(same) is equal
 
 
-# ------------------------------------------------------------------------------------------------------- context alone
-
-
 def test_a_source_is_attributes_then_context_and_no_response():
     examples = ContextExamples(INSTANCES, form())
     assert isinstance(examples, Examples)
@@ -104,9 +101,6 @@ def test_without_attributes_not_one_of_their_tokens_is_anywhere():
     # four of the context and four of the exemplar in every real source
     counts = np.isin(collated(exemplars(), *range(10)).source, list(every)).sum(axis=2)
     np.testing.assert_array_equal(counts[:, :2], 8)
-
-
-# ------------------------------------------------------------------------------------------------------ with exemplars
 
 
 def test_joined_every_passage_is_the_context_beside_one_exemplar_with_its_response():
@@ -282,9 +276,6 @@ def test_responses_are_there_on_request_and_cut():
         expected = TOKENIZER.encode(INSTANCES[row].response)[:3]
         assert real(batch.response[0, column], batch.response_mask[0, column]) == expected
     assert not batch.response_mask[1].any()
-
-
-# --------------------------------------------------------------------------------------------------- queries and groups
 
 
 def test_queries_read_the_newest_of_the_context_and_keys_the_response():

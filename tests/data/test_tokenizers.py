@@ -95,11 +95,6 @@ def test_special_tokens_are_atomic_and_leave_no_trace(bpe):
     assert bpe.decode([]) == bpe.decode([bpe.eos_id]) == ""
 
 
-def test_batch_is_the_texts_one_by_one(bpe, minilm):
-    for tokenizer in (bpe, minilm):
-        assert tokenizer.encode_batch(TEXTS + HARD) == [tokenizer.encode(text) for text in TEXTS + HARD]
-
-
 def test_training_is_deterministic(bpe):
     again = train_bpe(reversed(TEXTS), vocab_size=330, special_tokens=("<sentiment:low>", "<sep>"))
     assert again.backend.to_str() == bpe.backend.to_str()
