@@ -86,6 +86,7 @@ _SIZES = (3, 1, 5)
 
 
 _TEMPLATE = "the tokenizer's chat template"
+_REFUSED = "{} {}. Give the model another template, or none (tokenizer_config.json)."
 
 
 @functools.lru_cache(maxsize=32)
@@ -119,7 +120,7 @@ def chat_template(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_T
         if wanted == [text.get("text") for text in texts]:
             return found
         problem = "frames a turn otherwise in a chat of one, three or five turns"
-    raise _refusal(where, problem)
+    raise ConfigError(_REFUSED.format(where, problem))
 
 
 @functools.lru_cache(maxsize=32)
@@ -142,7 +143,7 @@ def without_system(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_
             if wanted == [text.get("text") for text in rendered]:
                 return frames
             problem = "frames a turn otherwise in a chat of one, three or five turns"
-    raise _refusal(where, problem)
+    raise ConfigError(_REFUSED.format(where, problem))
 
 
 @functools.lru_cache(maxsize=32)
@@ -159,11 +160,7 @@ def single_turn(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_TOK
     else:
         before, _, behind = rendered["text"].partition(_TURNS[0])
         return before, behind
-    raise _refusal(where, problem)
-
-
-def _refusal(where: str, problem: str) -> ConfigError:
-    return ConfigError(f"{where} {problem}. Give the model another template, or none (tokenizer_config.json).")
+    raise ConfigError(_REFUSED.format(where, problem))
 
 
 def _chat(turns: Sequence[str]) -> list[tuple[str, str]]:

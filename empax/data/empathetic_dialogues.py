@@ -48,6 +48,8 @@ _GZIP, _XZ, _BZIP2 = b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh"
 _MAX_BYTES = 512 << 20
 """Of a decompressed archive; the official one holds about a quarter."""
 
+_BROKEN = "{} cannot be read ({}): it is cut short or no .tar.gz; copy or download it again."
+
 _POINT_TO_FOLDER = (
     f"put {ARCHIVE_NAME} into a folder and name that folder with --config.data.dir=FOLDER or EMPAX_DATA_DIR=FOLDER"
 )
@@ -189,7 +191,7 @@ def _member(archive: Path, name: str) -> bytes:
     except DataError:
         raise
     except (tarfile.TarError, ValueError, IndexError, OverflowError, RecursionError, OSError, EOFError) as error:
-        raise _unreadable(archive, error) from error
+        raise DataError(_BROKEN.format(archive, error)) from error
     raise DataError(f"{archive} holds no {name}; it must be the official {ARCHIVE_NAME} or laid out alike.")
 
 
@@ -203,14 +205,10 @@ def _decompressed(archive: Path) -> bytes:
         with how(archive, "rb") as file:
             raw = file.read(_MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise _unreadable(archive, error) from error
+        raise DataError(_BROKEN.format(archive, error)) from error
     if len(raw) > _MAX_BYTES:
         raise DataError(f"{archive} holds more than {_MAX_BYTES >> 20} MiB; it is not the official {ARCHIVE_NAME}.")
     return raw
-
-
-def _unreadable(archive: Path, error: Exception) -> DataError:
-    return DataError(f"{archive} cannot be read ({error}): it is cut short or no .tar.gz; copy or download it again.")
 
 
 def _checked_index(row: list[str], where: str) -> int:
