@@ -157,7 +157,7 @@ def override(config: Any, values: Mapping[str, str]) -> None:
         if node is config and name not in node:
             raise ConfigError(f"config.{name} is no setting of this recipe. {_nearest(name, node.keys())}")
         old = node[name] if name in node else None  # noqa: SIM401  # a ConfigDict's get has another meaning
-        if hasattr(old, "unlocked"):
+        if old is not None and hasattr(old, "unlocked"):
             raise ConfigError(f"{where}.{name} is a section; set one of its keys: {', '.join(sorted(old.keys()))}.")
         with node.unlocked():
             try:
