@@ -62,10 +62,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         theirs()  # traced here
     finally:
         arithmetic._picked = sorted_first
-    both = timed(ours, theirs, options.rounds, warm=True)
-    took = [[one / options.updates for one in side] for side in both]
+    took = timed(ours, theirs, options.rounds, warm=True, pieces=options.updates)
     facts = {"same_ours": same(ended), "same_theirs": same(their_end)}
-    rows = {"an update": Row(took[0], took[1], "seconds", facts=facts)}
+    rows = {"an update": Row(*took, "seconds", facts=facts)}
     sizes = f"{options.shape}, {options.batch} x {options.passages} passages of {options.tokens} tokens"
     flag = f"XLA's flag for one order: {options.deterministic}"
     return report("bits", rows, (*HELD_EQUAL, sizes, flag), smoke=options.smoke, device=options.device)

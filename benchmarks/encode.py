@@ -14,7 +14,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from benchmarks import texts
-from benchmarks.paired import DisagreementError, Row, arguments, cores, in_turns, report, seconds
+from benchmarks.paired import DisagreementError, Row, arguments, cores, report, timed
 from benchmarks.sides import use
 from empax.core.memory import keep_freed_memory
 from empax.data.features import encode_for_bert
@@ -74,12 +74,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
     check(our_vectors(corpus[:64]), their_vectors(corpus[:64]), _COSINE[options.dtype])
     compile_all(loaded, corpus, options.tokens_per_batch)
-    pairs = in_turns(
-        lambda _: len(corpus) / seconds(lambda: our_vectors(corpus)),
-        lambda _: len(corpus) / seconds(lambda: their_vectors(corpus)),
-        options.rounds,
-    )
-    row = Row([pair[0] for pair in pairs], [pair[1] for pair in pairs], "texts/s", more_is_better=True)
+    took = timed(lambda: our_vectors(corpus), lambda: their_vectors(corpus), options.rounds, warm=True)
+    row = Row.of_rates(took, len(corpus), "texts/s")
     sizes = f"{len(corpus)} texts of {texts.name_of(options.data)}"
     return report("encode", {"minilm": row}, (*HELD_EQUAL, sizes), smoke=options.smoke, device=options.device)
 

@@ -71,15 +71,14 @@ def measure(rows: np.ndarray, queries: np.ndarray, calls: int, rounds: int) -> R
             scores = torch.tensor(queries).to(placed.dtype) @ placed.T
             found["theirs"] = torch.topk(scores, K, dim=1).indices.cpu().numpy()
 
-    took = timed(ours, theirs, rounds)
+    took = timed(ours, theirs, rounds, pieces=calls)
     few = ExactIndex(rows[:64], groups=np.arange(64))  # the device has nothing to do: what a call costs in any case
     call = lambda: [few.search(queries, K, query_groups=own) for _ in range(calls)]  # noqa: E731
-    host = statistics.median(timed(call, call, rounds)[0]) / calls
+    host = statistics.median(timed(call, call, rounds, pieces=calls)[0])
     facts: dict[str, Any] = {f"recall_{side}": recall(ids, rows, queries) for side, ids in found.items()}
     if facts["recall_ours"] < 1.0:
         raise DisagreementError(f"exact search found {facts['recall_ours']:.1%} of the best rows.")
-    first, second = ([one / calls for one in side] for side in took)
-    return Row(first, second, "seconds", facts={**facts, "least": host, "bytes": rows.nbytes})
+    return Row(*took, "seconds", facts={**facts, "least": host, "bytes": rows.nbytes})
 
 
 def recall(ids: np.ndarray, rows: np.ndarray, queries: np.ndarray) -> float:

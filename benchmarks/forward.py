@@ -80,9 +80,8 @@ def measure(name: str, options: argparse.Namespace) -> Row:
     error = check_agreement(name, found[real], expected[real], tolerance=TOLERANCE[options.dtype])
     del found, expected
     facts = {"relative_error": float(f"{error:.2g}"), "compile_seconds": round(compiling, 2)}
-    pair = timed(in_a_row(ours, options.calls), in_a_row(theirs, options.calls), options.rounds)
-    means = [[value / options.calls for value in side] for side in pair]
-    return Row(means[0], means[1], "seconds", facts=facts)
+    both = in_a_row(ours, options.calls), in_a_row(theirs, options.calls)
+    return Row(*timed(*both, options.rounds, pieces=options.calls), "seconds", facts=facts)
 
 
 def in_a_row(call: Callable[[], Any], calls: int) -> Callable[[], None]:

@@ -22,8 +22,7 @@ from benchmarks.paired import DisagreementError, Row, arguments, report, timed
 from benchmarks.shapes import fields_of
 from benchmarks.sides import Sides, on_device, random_model, use
 from empax.core.memory import keep_freed_memory
-from empax.data.bpe import train_bpe
-from empax.data.sources import LayoutSettings, TaggedForm
+from empax.data.sources import TaggedForm
 from empax.decoding.passages import PassageReader
 from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings, num_hypotheses
@@ -112,10 +111,7 @@ def passages_of(options: argparse.Namespace, vocab_size: int) -> tuple[TaggedFor
     train = texts.instances(options.data, "train")
     rng = np.random.default_rng(0)
     corpus = [train[i] for i in rng.permutation(len(train))[:4096]]
-    spoken = [turn for i in train for turn in (*i.context, i.response)]
-    tokenizer = train_bpe(spoken, vocab_size=vocab_size - 20)
-    layout = LayoutSettings(max_context_tokens=options.max_passage, max_passage_tokens=options.max_passage)
-    form = TaggedForm(tokenizer, layout, attributes=False, exemplars="joined")
+    form = texts.joined_form(texts.tokenizer_of(train, vocab_size), options.max_passage)
     chosen = texts.instances(options.data, "test")[: options.items]
     return form, texts.with_exemplars(form, chosen, corpus, options.passages, rng)
 
@@ -135,8 +131,8 @@ def measure(
     """Examples a second of both sides, whose last answers must agree, a share `least` of them."""
     answers: dict[str, Sequence[np.ndarray]] = {}
     took = timed(lambda: answers.update(ours=ours()), lambda: answers.update(theirs=theirs()), rounds, warm=True)
-    facts = {**facts, "same_answers": agreement(answers["ours"], answers["theirs"], least)}
-    return Row(*([count / one for one in side] for side in took), "examples/s", more_is_better=True, facts=facts)
+    same = agreement(answers["ours"], answers["theirs"], least)
+    return Row.of_rates(took, count, "examples/s", **facts, same_answers=same)
 
 
 class Search:
@@ -145,11 +141,9 @@ class Search:
     def __init__(self, sides: Sides, settings: DecodeSettings):
         self.model, self.params, self.their_model = FusionInDecoder(sides.model), sides.params, sides.theirs
         self.settings, config = settings, sides.theirs.config
-        self.eos_id, self.pad_id, self.start_id = (
-            config.eos_token_id,
-            config.pad_token_id,
-            config.decoder_start_token_id,
-        )
+        self.ids = {
+            "eos_id": config.eos_token_id, "pad_id": config.pad_token_id, "start_id": config.decoder_start_token_id,
+        }  # fmt: skip
         self._read = PassageReader(self.model)
         self._search = jax.jit(self._tokens)
         self._search_padded = jax.jit(self._tokens_of_padded)
@@ -164,11 +158,9 @@ class Search:
             lambda tokens, cache: self.model.apply({"params": params}, tokens, cache, method="step"),
             self._cache(params, states, mask),
             batch_size=states.shape[0],
-            start_id=self.start_id,
-            eos_id=self.eos_id,
-            pad_id=self.pad_id,
             settings=self.settings,
             rng=jax.random.key(0),
+            **self.ids,
         ).tokens[:, 0]
 
     def _tokens_of_padded(self, params: Any, source: Any, mask: Any) -> Any:

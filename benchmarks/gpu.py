@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.paired import card
+from empax.core.paths import expand
 
 _HALF = ("--dtype", "bfloat16")
 _SEARCH = ("--padded", "--batch=32", "--items=32", *_HALF)
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     options = parser.parse_args(argv)
     about = card() if options.device == "gpu" else {}
-    folder = options.output / re.sub(r"\W+", "_", " ".join(about.get("gpu", "cpu").split()[:2]).lower())
+    folder = expand(options.output) / re.sub(r"\W+", "_", " ".join(about.get("gpu", "cpu").split()[:2]).lower())
     begin = time.monotonic()
     more = [f"--device={options.device}", *(["--smoke"] if options.smoke else [])]
     with tempfile.TemporaryDirectory() as kept:

@@ -51,6 +51,11 @@ class Row:
     more_is_better: bool = False
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    @classmethod
+    def of_rates(cls, took: tuple[Sequence[float], Sequence[float]], count: int, unit: str, **facts: Any) -> Row:
+        """How many a second of both, from the seconds (`timed`) of `count` of them."""
+        return cls(*([count / one for one in side] for side in took), unit, more_is_better=True, facts=facts)
+
     def ratio(self, ours: float, theirs: float) -> float:
         """Above 1 = we are ahead."""
         return ours / theirs if self.more_is_better else theirs / ours
@@ -97,13 +102,16 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def timed(
-    ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, *, warm: bool = False
+    ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, *, warm: bool = False, pieces: int = 1
 ) -> tuple[list[float], list[float]]:
-    """Seconds of both in each round, after one call of each that does not count, unless both are `warm`."""
+    """Seconds of both in each round, after one call of each that does not count, unless both are `warm`.
+
+    Of a call that does so many `pieces` of work, the seconds of one.
+    """
     if not warm:
         ours()
         theirs()
-    pairs = in_turns(lambda _: seconds(ours), lambda _: seconds(theirs), rounds)
+    pairs = in_turns(lambda _: seconds(ours) / pieces, lambda _: seconds(theirs) / pieces, rounds)
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 

@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,6 @@ from empax.core.memory import keep_freed_memory
 from empax.core.types import Batch, Params, TrainState
 from empax.data import features
 from empax.data.batches import WINDOW_BATCHES, BatchPlan
-from empax.data.bpe import train_bpe
 from empax.decoding.settings import DecodeSettings
 from empax.models.heads import ClassificationHead
 from empax.parts.generator.decoder import Decoder
@@ -82,19 +81,19 @@ _EMBEDDING_SCALE = 0.3
 """Hugging Face draws T5's embeddings so large that a random model can only repeat what it has just read."""
 
 
+class Policy(NamedTuple):
+    """The policy twice, the parameters of its value head, and how it is trained."""
+
+    sides: Sides
+    value: Params
+    settings: PpoTaskSettings
+
+
 class OurPpo:
     """The task, compiled by what every recipe trains with, and its state."""
 
-    def __init__(
-        self,
-        sides: Sides,
-        value: Params,
-        settings: PpoTaskSettings,
-        inputs: Sequence[Inputs],
-        *,
-        epochs: int,
-        minibatches: int,
-    ):
+    def __init__(self, policy: Policy, inputs: Sequence[Inputs], *, epochs: int, minibatches: int):
+        sides, value, settings = policy
         config = sides.model.config
         eos_id, pad_id = sides.theirs.config.eos_token_id, sides.theirs.config.pad_token_id
         decoder = Decoder(settings.rollout, start_id=config.start_id, eos_id=eos_id, pad_id=pad_id)
@@ -126,16 +125,8 @@ class OurPpo:
 class TheirPpo:
     """`EagerPpo` on the same sources."""
 
-    def __init__(
-        self,
-        sides: Sides,
-        value: Params,
-        settings: PpoTaskSettings,
-        inputs: Sequence[Inputs],
-        *,
-        epochs: int,
-        minibatches: int,
-    ):
+    def __init__(self, policy: Policy, inputs: Sequence[Inputs], *, epochs: int, minibatches: int):
+        sides, value, settings = policy
         head = torch.nn.Linear(sides.model.config.d_model, 1)
         with torch.no_grad():
             head.weight.copy_(torch.tensor(np.asarray(value["out"]).T))
@@ -204,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 def context_batches(options: argparse.Namespace, vocab_size: int) -> tuple[list[Inputs], list[Inputs]]:
     """A few of many batches, evenly spread over their lengths, as ours and theirs put the same contexts together."""
     found = texts.instances(options.data, "train")
-    tokenizer = train_bpe([turn for i in found for turn in (*i.context, i.response)], vocab_size=vocab_size - 20)
+    tokenizer = texts.tokenizer_of(found, vocab_size)
     longest = options.buckets[-1]
     ids = [one[-longest:] for one in tokenizer.encode_batch([" ".join(i.context) for i in found])]
     plan = BatchPlan(np.array([len(one) for one in ids]), options.batch, options.buckets, seed=0)
@@ -233,23 +224,19 @@ def measure(
     """Whole iterations; how long their parts took, and how long the responses were, are facts about them."""
     print(f"{shape}, {dtype}: compiling, and comparing both sides", file=sys.stderr, flush=True)
     on_device("cpu")
-    sides, value, inputs = prepare(shape, dtype, options)
-    settings = stage(options.new_tokens)
+    policy, inputs = prepare(shape, dtype, options)
     # In one mini-batch no order of rows can differ.
     whole = {"epochs": options.epochs, "minibatches": 1}
-    sound = OurPpo(sides, value, settings, [inputs], **whole), TheirPpo(sides, value, settings, [inputs], **whole)
-    error = check(*sound, inputs)
+    error = check(OurPpo(policy, [inputs], **whole), TheirPpo(policy, [inputs], **whole), inputs)
     print(f"{shape}, {dtype}: both sides agree to {error:.2g}", file=sys.stderr, flush=True)
-    on_device(options.device, sides.theirs)
+    on_device(options.device, policy.sides.theirs)
     updates = {"epochs": options.epochs, "minibatches": options.minibatches}
     rows = {}
     for name, batches in work.items():
-        ours, theirs = (
-            side(sides, value, settings, own, **updates) for side, own in zip((OurPpo, TheirPpo), batches, strict=True)
-        )
+        ours, theirs = OurPpo(policy, batches[0], **updates), TheirPpo(policy, batches[1], **updates)
         compiling = seconds(ours.run)
         print(f"{shape}, {dtype}, {name}: compiled in {compiling:.0f} s", file=sys.stderr, flush=True)
-        took = [[one / len(batches[0]) for one in side] for side in timed(ours.run, theirs.run, options.rounds)]
+        took = timed(ours.run, theirs.run, options.rounds, pieces=len(batches[0]))
         facts: dict[str, Any] = {"largest_error": float(f"{error:.2g}"), "compile_seconds": round(compiling, 2)}
         for whose, side, own in zip(("ours", "theirs"), (ours, theirs), batches, strict=True):
             counted = options.rounds * len(own)
@@ -268,18 +255,18 @@ def fields(shape: str, options: argparse.Namespace) -> dict[str, Any]:
     return fields_of("t5-small", small=options.smoke, **(small if options.smoke else SHAPES[shape]))
 
 
-def prepare(shape: str, dtype: str, options: argparse.Namespace) -> tuple[Sides, Params, Inputs]:
-    """The policy twice, the parameters of its value head, and the sources with a fixed answer to each."""
+def prepare(shape: str, dtype: str, options: argparse.Namespace) -> tuple[Policy, Inputs]:
+    """The policy, and the sources with a fixed answer to each."""
     described = fields(shape, options)
     sides = random_model(described, unroll=options.unroll, dtype=dtype)
     params = copied(sides.params)  # theirs is about to change, and may share its memory
     params["token_embedding"] = params["token_embedding"] * _EMBEDDING_SCALE
     with torch.no_grad():
         sides.theirs.get_input_embeddings().weight.mul_(_EMBEDDING_SCALE)
-    width = sides.model.config.d_model
-    value = value_head(stage(options.new_tokens)).init(jax.random.key(1), jnp.zeros((1, width)))["params"]
+    width, settings = sides.model.config.d_model, stage(options.new_tokens)
+    value = value_head(settings).init(jax.random.key(1), jnp.zeros((1, width)))["params"]
     inputs = random_inputs(described["vocab_size"], options.batch, options.source, options.new_tokens)
-    return sides._replace(params=params), value, inputs
+    return Policy(sides._replace(params=params), value, settings), inputs
 
 
 def stage(new_tokens: int) -> PpoTaskSettings:

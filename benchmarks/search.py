@@ -141,7 +141,7 @@ def rates(ours: Search, theirs: Search, parts: Sequence[np.ndarray], rounds: int
     parts = [*parts] * max(1, round(_LEAST_SECONDS / once))
     count = sum(len(part) for part in parts)
     took = timed(runs(ours, parts), runs(theirs, parts), rounds)
-    return Row(*([count / one for one in side] for side in took), "queries/s", more_is_better=True, facts=facts)
+    return Row.of_rates(took, count, "queries/s", **facts)
 
 
 def runs(search: Search, parts: Sequence[np.ndarray]) -> Callable[[], None]:

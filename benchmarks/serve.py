@@ -231,10 +231,7 @@ def tiny_model(folder: Path) -> Path:
     """A random T5 with a vocabulary of its own, for --smoke."""
     import transformers
 
-    from empax.data.bpe import train_bpe
-
-    spoken = [turn for one in texts.instances("", "test") for turn in one.context]
-    tokenizer = train_bpe(spoken, vocab_size=300)
+    tokenizer = texts.tokenizer_of(texts.instances("", "test"), 320)
     fields = {**fields_of("t5-small", small=True), "vocab_size": tokenizer.vocab_size, "decoder_start_token_id": 0}
     fields.pop("model_type")
     transformers.T5ForConditionalGeneration(transformers.T5Config(**fields)).save_pretrained(folder / "tiny")

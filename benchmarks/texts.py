@@ -9,8 +9,10 @@ import numpy as np
 
 from empax.core.types import Instance
 from empax.data import sample
+from empax.data.bpe import train_bpe
 from empax.data.dialogues import to_instances
-from empax.data.sources import TaggedForm, Text
+from empax.data.sources import LayoutSettings, TaggedForm, Text
+from empax.data.tokenizers import SubwordTokenizer
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +33,17 @@ def instances(data: str, split: str) -> list[Instance]:
 def name_of(data: str) -> str:
     """What a report calls the texts."""
     return "EmpatheticDialogues" if data else "the built-in sample"
+
+
+def tokenizer_of(found: Sequence[Instance], vocab_size: int) -> SubwordTokenizer:
+    """One that is trained on the texts, small enough for a model of so many tokens."""
+    return train_bpe([turn for i in found for turn in (*i.context, i.response)], vocab_size=vocab_size - 20)
+
+
+def joined_form(tokenizer: SubwordTokenizer, length: int) -> TaggedForm:
+    """Context and exemplar in one passage, at most so many tokens of each."""
+    layout = LayoutSettings(max_context_tokens=length, max_passage_tokens=length)
+    return TaggedForm(tokenizer, layout, attributes=False, exemplars="joined")
 
 
 def with_exemplars(

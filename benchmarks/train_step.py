@@ -23,11 +23,9 @@ from benchmarks.paired import Row, arguments, report, timed
 from benchmarks.shapes import fields_of
 from benchmarks.sides import Sides, autocast, check_agreement, on_device, random_model, use, wait
 from empax.core.memory import keep_freed_memory
-from empax.core.types import Batch, Instance, Mean, Metrics, Params, TrainState
+from empax.core.types import Batch, Mean, Metrics, Params, TrainState
 from empax.data import features
 from empax.data.batches import BatchPlan
-from empax.data.bpe import train_bpe
-from empax.data.sources import LayoutSettings, TaggedForm
 from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy
 from empax.models.attention_kernels import AttentionKernel
 from empax.models.fusion_in_decoder import FusionInDecoder
@@ -114,10 +112,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         del both["max padding"]
     for name, theirs in both.items():
         steps = their_steps(sides.theirs, theirs, options.dtype, compiled=options.compile)
-        took = timed(ours, steps, options.rounds)
-        rates = ([count / one for one in side] for side in took)
         facts = {"tokens_ours": source_tokens(bucketed), "tokens_theirs": source_tokens(theirs), "flops": flops}
-        rows[name] = Row(*rates, "examples/s", more_is_better=True, facts=facts)
+        rows[name] = Row.of_rates(timed(ours, steps, options.rounds), count, "examples/s", **facts)
     where = f"{texts.name_of(options.data)}; {options.shape}"
     sizes = f"{where}, K = {options.passages}, {options.batch} examples a step, {options.dtype}"
     sizes += f", dropout {options.dropout}, our attention {options.attention}"
@@ -136,13 +132,13 @@ def flops_of(task: FusionTask, params: Params, batches: Sequence[Batch]) -> int:
 def make_batches(options: argparse.Namespace, vocab_size: int) -> list[tuple[Batch, Batch]]:
     """The first batches of an epoch, each padded to its bucket and to the maximum."""
     found = texts.instances(options.data, "train")
-    tokenizer = train_bpe([turn for i in found for turn in (*i.context, i.response)], vocab_size=vocab_size - 20)
+    tokenizer = texts.tokenizer_of(found, vocab_size)
     rng = np.random.default_rng(0)
     chosen = [found[i] for i in rng.permutation(len(found))[:4096]]
-    layout = LayoutSettings(max_context_tokens=options.max_passage, max_passage_tokens=options.max_passage)
-    form = TaggedForm(tokenizer, layout, attributes=False, exemplars="joined")
+    form = texts.joined_form(tokenizer, options.max_passage)
     rows = texts.with_exemplars(form, chosen, chosen, options.passages, rng)
-    targets = render_targets(chosen, tokenizer, options.max_target)
+    ids = tokenizer.encode_batch([instance.response for instance in chosen])
+    targets = [features.render_target(row, tokenizer.eos_id, options.max_target) for row in ids]
     longest = [texts.passage_tokens(row, options.max_passage) for row in rows]
     lengths = np.stack([longest, [len(ids) for ids in targets]], axis=1)
     plan = BatchPlan(lengths, options.batch, options.buckets, seed=0)
@@ -157,14 +153,8 @@ def make_batches(options: argparse.Namespace, vocab_size: int) -> list[tuple[Bat
         indices, length = plan.plan(step)
         indices = indices[indices >= 0]
         multiple = min(-(-max(len(targets[i]) for i in indices) // 8) * 8, options.max_target)
-        both = collate(indices, length, multiple), collate(indices, options.max_passage, options.max_target)
-        pairs.append(both)
+        pairs.append((collate(indices, length, multiple), collate(indices, options.max_passage, options.max_target)))
     return pairs
-
-
-def render_targets(chosen: Sequence[Instance], tokenizer: Any, limit: int) -> list[list[int]]:
-    ids = tokenizer.encode_batch([instance.response for instance in chosen])
-    return [features.render_target(row, tokenizer.eos_id, limit) for row in ids]
 
 
 def source_tokens(batches: Sequence[Batch]) -> int:

@@ -21,7 +21,8 @@ from typing import Any
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, system_errors, write_jsonl
-from empax.core.text_files import check_length
+from empax.core.paths import expand
+from empax.core.text_files import check_length, located
 from empax.core.types import Instance
 from empax.data import empathetic_dialogues
 from empax.data.dialogues import to_instances
@@ -126,10 +127,7 @@ def _tails(value: Any, where: str) -> list[str]:
         if not isinstance(one, str) and not words:
             raise DataError(f"{where}: a tail must be a text or a list of words, but is {_kind(one)}.")
         text = one if isinstance(one, str) else " ".join(one)
-        try:
-            check_length(text)
-        except DataError as error:
-            raise DataError(f"{where}: {error}.") from error
+        located(check_length, text, place=where)
         tails.append(text)
     return tails
 
@@ -156,11 +154,11 @@ def convert(layout: str, path: str, output: Path, data: str) -> None:
     dialogues = empathetic_dialogues.load_dialogues(data or None)
     source = f"pickle of {layout.upper()}'s layout {Path(path).name}"
     for split in _SPLITS:
-        instances, file = to_instances(dialogues[split], moel_compat=True), Path(path.replace("{split}", split))
+        instances, file = to_instances(dialogues[split], moel_compat=True), expand(path.replace("{split}", split))
         rows = read_nec(file, instances) if layout == "nec" else read_cem(file, split, instances)
         pairs = zip(instances, rows, strict=True)
         lines = ({"id": i.id, "facts": [fact.row() for fact in facts], "source": source} for i, facts in pairs)
-        write_jsonl(output / f"{split}.jsonl", lines)
+        write_jsonl(expand(output) / f"{split}.jsonl", lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from empax.core.files import DataError, message_of, read_json, write_text
+from empax.core.command import in_one_line
+from empax.core.files import DataError, read_json, write_text
 from empax.core.paths import expand
 from empax.core.text_files import read_text
 from empax.core.types import LEVELS, MECHANISMS
@@ -196,15 +197,8 @@ def _agreement(table: Table, results: Path) -> list[str]:
     rows = []
     for row in table["rows"]:
         found = _read(_path(row, results))["empathy"][table["judge"]]
-        parts = (found, found["shuffled"], found["majority"])
-        rows.append(
-            [
-                row["name"],
-                *(f"{part['weighted_f1']:.2f}" for part in parts),
-                f"{found['macro_f1']:.2f}",
-                f"{found['kappa']:.3f}",
-            ]
-        )
+        weighted = [f"{part['weighted_f1']:.2f}" for part in (found, found["shuffled"], found["majority"])]
+        rows.append([row["name"], *weighted, f"{found['macro_f1']:.2f}", f"{found['kappa']:.3f}"])
     head = ["", "Weighted F1 ↑", "replies shuffled", "majority level", "Macro F1 ↑", "Kappa ↑"]
     return [*markdown_table(head, rows), *_about(table, results, ())]
 
@@ -248,23 +242,20 @@ def _ratings(table: Table, results: Path) -> list[str]:
             for p in parts
         ]
         rows.append([name, *(cell.replace("-", "−") for cell in cells)])
-    return [*markdown_table(["Spearman", *parts.values()], rows)]
+    return markdown_table(["Spearman", *parts.values()], rows)
 
 
 def _benchmark(table: Table, results: Path) -> list[str]:
     """Ours beside theirs on one `machine`; a row is `[file, row of the file, title]`."""
+    found = {name: _read(results / "benchmarks" / table["machine"] / f"{name}.json") for name, *_ in table["rows"]}
     rows = []
     for name, key, title in table["rows"]:
-        one = _read(results / "benchmarks" / table["machine"] / f"{name}.json")["rows"][key]
+        one = found[name]["rows"][key]
         unit = f" {one['unit']}".replace(" seconds", " s")
         spread = f"{one['ratio']:.2f} ({one['lowest_ratio']:.2f}–{one['highest_ratio']:.2f})"
         ours, theirs = (f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in (one["ours"], one["theirs"]))
         rows.append([title, ours + unit, theirs + unit, spread])
-    commands = [
-        _read(results / "benchmarks" / table["machine"] / f"{name}.json")["command"]
-        for name in dict.fromkeys(row[0] for row in table["rows"])
-    ]
-    command = ", ".join(f"`{command}`" for command in commands)
+    command = ", ".join(f"`{one['command']}`" for one in found.values())
     return [*markdown_table(["", "empax", table["other"], "ratio"], rows), "", f"Command: {command}"]
 
 
@@ -272,12 +263,11 @@ def figures(text: str, results: Path) -> dict[str, str]:
     """Names and contents of the SVG files that belong beside the document."""
     tables = read_json(results / "tables.json")
     names = [name for _, name, _ in _MARKED.findall(text) if tables[name]["kind"] == "figure"]
-    return {tables[name]["file"]: as_file(_chart(tables[name], results)) for name in names}
-
-
-def _chart(table: Table, results: Path) -> str:
-    found = _read(results / "runs" / table["run"] / "report.json")["swaps"]
-    return swaps.chart(next(iter(found.values())))
+    found = {}
+    for table in (tables[name] for name in names):
+        swapped = _read(results / "runs" / table["run"] / "report.json")["swaps"]
+        found[table["file"]] = as_file(swaps.chart(next(iter(swapped.values()))))
+    return found
 
 
 def _figure(table: Table, results: Path) -> list[str]:
@@ -339,27 +329,22 @@ _ALONE = (
 
 def as_file(svg: str) -> str:
     """A chart as the text of an SVG file."""
-    return (
-        svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f"><style>{_ALONE}</style>", 1)
-        + "\n"
-    )
+    named = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    return named.replace(">", f"><style>{_ALONE}</style>", 1) + "\n"
 
 
+@in_one_line
 def main(argv: Sequence[str]) -> int:
     """Returns 0, or 2 where a table cannot be made."""
     parser = argparse.ArgumentParser(prog="python -m tools.document", description="Fills tables.")
     parser.add_argument("documents", type=Path, nargs="+", help="Markdown files")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder with runs/, tables.json, ...")
     given = parser.parse_args(argv)
-    try:
-        for path in map(expand, given.documents):
-            text = fill(read_text(path), expand(given.results))
-            write_text(path, text)
-            for name, content in figures(text, expand(given.results)).items():
-                write_text(path.with_name(name), content)
-    except (DataError, OSError) as error:
-        print(f"error: {message_of(error)}", file=sys.stderr)
-        return 2
+    for path in map(expand, given.documents):
+        text = fill(read_text(path), expand(given.results))
+        write_text(path, text)
+        for name, content in figures(text, expand(given.results)).items():
+            write_text(path.with_name(name), content)
     return 0
 
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from empax.core.files import WorkDir, write_json
+from empax.core.paths import expand
 from empax.core.system import RunContext
 from empax.data.batches import draw, eval_batches
 from empax.data.store import load_instances
@@ -92,7 +93,7 @@ def main(workdir: Path, kind: str, rows: int, file: Path | None) -> None:
         f"best: weight {best[2]:g} at temperature {best[1]:g}, {best[0]:.4f}; alone {table[TEMPERATURES[0]][0.0]:.4f}"
     )
     if file is not None:
-        write_json(file, {"kind": kind, "rows": len(asked), "tokens": len(model), "nats_a_token": table})
+        write_json(expand(file), {"kind": kind, "rows": len(asked), "tokens": len(model), "nats_a_token": table})
 
 
 if __name__ == "__main__":

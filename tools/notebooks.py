@@ -86,10 +86,12 @@ def main(argv: Sequence[str]) -> int:
     if given.repository:
         fill_in(given.repository)
         return 0
-    for path in sorted(FOLDER.glob("*.py")):
-        if not given.names or path.stem in given.names:
-            write(path)
-            print(f"wrote {path.with_suffix('.ipynb').relative_to(ROOT)}")
+    there = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
+    if unknown := [name for name in given.names if name not in there]:
+        parser.error(f"there is no notebook {unknown[0]}; there are {', '.join(there)}")
+    for name in given.names or there:
+        write(there[name])
+        print(f"wrote {there[name].with_suffix('.ipynb').relative_to(ROOT)}")
     return 0
 
 

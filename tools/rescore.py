@@ -86,11 +86,7 @@ def _read(path: Path, corpus: Mapping[str, Instance] | None = None) -> list[Pred
 
 
 def load_source(data: str, *, samples: int) -> Source:
-    """Reads the corpus and trains the linear judge.
-
-    Args:
-      data: as `config.data.dir`.
-      samples: resamples behind each interval.
+    """Reads the corpus (`config.data.dir`) and trains the linear judge; `samples` is of resamples behind intervals.
 
     Raises:
       ConfigError: `data` lacks EmpatheticDialogues or EPITOME.
@@ -141,12 +137,7 @@ def rescore(folder: Path, source: Source, peers: Path | None = None) -> None:
 
 
 def score_run(run: Path, skip: int, source: Source) -> dict[str, Any]:
-    """Everything that documents quote of one run.
-
-    Args:
-      run: the folder of its outputs.
-      skip: how many rows to leave out from the start, where there are more.
-      source: what the scores depend on.
+    """Everything that documents quote of one run, without the first `skip` rows where there are more.
 
     Returns:
       `corpus`, `rows` (as of `pairing.describe_rows`), `first_row` (from 1 on), `metrics` and `variants` (with

@@ -25,13 +25,9 @@ def enable_compilation_cache() -> None:
 
 
 def kept(path: Path, make: Callable[[], T], *, write: Callable[[Path, T], object], read: Callable[[Path], T]) -> T:
-    """What `path` holds; made and written if it is not there or damaged.
+    """What `path` holds, which is named after all that it depends on; made and written if it is not there or damaged.
 
-    Args:
-      path: named after everything that its contents depend on. PATH.sha256 holds its checksum.
-      make: makes the contents.
-      write: writes them to a file.
-      read: reads them from one.
+    PATH.sha256 holds its checksum.
     """
     if is_sound(path):
         log.info("%s: taken from the cache", path)

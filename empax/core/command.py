@@ -65,10 +65,6 @@ def _parse_flags(argv: list[str], *, module: str) -> list[str]:
     """What is left of the command line when absl has taken its flags; exit code 2 at a flag that it does not know.
 
     At --help, says what the command does and lists its flags, and ends with exit code 0.
-
-    Args:
-      argv: the command line.
-      module: `__name__` of the command's module, which defines its flags.
     """
     if {"--help", "-help", "-h"} & set(argv[1 : argv.index("--") if "--" in argv else None]):
         own = flags.FLAGS.main_module_help() if module == "__main__" else flags.FLAGS.module_help(module)

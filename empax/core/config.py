@@ -124,9 +124,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
             raise ConfigError(f"{where} = {value!r} is not allowed; it takes one of {', '.join(map(repr, args))}.")
         return value
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if isinstance(value, hint):
-            return value
-        return to_settings(hint, value, where=where)
+        return value if isinstance(value, hint) else to_settings(hint, value, where=where)
     if origin is tuple:
         return _convert_tuple(value, args, where)
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
@@ -142,9 +140,7 @@ def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
     if value is None and type(None) in options:
         return None
     errors = []
-    for option in options:
-        if option is type(None):
-            continue
+    for option in (option for option in options if option is not type(None)):
         try:
             return _convert(value, option, where)
         except ConfigError as error:
@@ -163,12 +159,10 @@ def _convert_tuple(value: Any, args: tuple[Any, ...], where: str) -> tuple[Any, 
 
 
 def _convert_plain(value: Any, hint: Any, where: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and type(value) is int:
         return float(value)
-    if hint in (int, float, str, bool):
-        if type(value) is not hint:
-            raise ConfigError(f"{where} = {value!r} is of type {type(value).__name__}; it must be {hint.__name__}.")
-        return value
+    if hint in (int, float, str, bool) and type(value) is not hint:
+        raise ConfigError(f"{where} = {value!r} is of type {type(value).__name__}; it must be {hint.__name__}.")
     return value
 
 

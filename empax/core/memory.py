@@ -44,10 +44,8 @@ def give_back_freed_memory(*, collect: bool = True) -> None:
     Small blocks that live longer come to lie in freed buffers, which are then too small for their like. The kernel is
     asked for huge pages, by which it fetches the heap again in less time.
 
-    Does nothing where there is no glibc.
-
-    Args:
-      collect: first look for cycles of garbage, which takes longer than the rest.
+    With `collect` it first looks for cycles of garbage, which takes longer than the rest. Does nothing where there is
+    no glibc.
     """
     if collect:
         gc.collect()

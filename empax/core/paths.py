@@ -23,11 +23,7 @@ def expand(path: str | os.PathLike[str]) -> Path:
 
 
 def given_folder(path: object, name: str) -> Path:
-    """The folder that a caller gives for what is written; it need not be there yet.
-
-    Args:
-      path: the argument.
-      name: of the argument, for messages.
+    """The folder that a caller gives as the argument `name` for what is written; it need not be there yet.
 
     Raises:
       ConfigError: it is no path, an empty one, or files cannot be written there.
@@ -42,9 +38,7 @@ def given_folder(path: object, name: str) -> Path:
 def check_folder(folder: Path, flag: str) -> None:
     """Raises ConfigError if files cannot be written into `folder`, which need not be there yet.
 
-    Args:
-      folder: where a command is going to write.
-      flag: the user's word for it, `--output`.
+    `flag` is the user's word for it, `--output`.
     """
     if os.path.lexists(folder) and not folder.is_dir():
         raise ConfigError(f"{flag}={folder} is not a folder; name one, or what does not exist yet.")

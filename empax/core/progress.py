@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
 import time
-from types import TracebackType
-from typing import Self
 
 from tqdm import tqdm
 
@@ -19,7 +18,7 @@ LINE_SECONDS = 30.0
 """Between two lines."""
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager["Progress"]):
     """Counts what is done of `total`, on standard error or, where that is no terminal, in the log.
 
     A line comes whether or not anything was counted since the last one: compiling, too, shall not look like a hang.
@@ -62,12 +61,7 @@ class Progress:
         if self._speaker is not None:
             self._speaker.join()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def line(self) -> str:

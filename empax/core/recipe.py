@@ -37,7 +37,7 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             continue
         if not equals:
             following = next(words, None)
-            if following is None:
+            if following is None or following.startswith("--"):
                 raise ConfigError(f"{name} has no value; write {name}=VALUE.")
             value = following
         overrides[name.lstrip("-").removeprefix("config.")] = value
@@ -157,6 +157,8 @@ def override(config: Any, values: Mapping[str, str]) -> None:
         if node is config and name not in node:
             raise ConfigError(f"config.{name} is no setting of this recipe. {_nearest(name, node.keys())}")
         old = node[name] if name in node else None  # noqa: SIM401  # a ConfigDict's get has another meaning
+        if old is not None and hasattr(old, "unlocked"):
+            raise ConfigError(f"{where}.{name} is a section; set one of its keys: {', '.join(sorted(old.keys()))}.")
         with node.unlocked():
             try:
                 node[name] = _parse(text, old)
@@ -175,7 +177,9 @@ def _parse(text: str, old: Any) -> Any:
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return text.split(",") if isinstance(old, (tuple, list)) else text
+        return [word.strip() for word in text.split(",") if word.strip()] if isinstance(old, (tuple, list)) else text
+    if isinstance(old, (tuple, list)) and not isinstance(value, (tuple, list)):
+        return [value]
     return float(value) if isinstance(old, float) and type(value) is int else value
 
 

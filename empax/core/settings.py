@@ -65,7 +65,7 @@ class DataSettings:
 
     Attributes:
       name: the corpus; "jsonl" = files of your own (`data.own`).
-      dir: folder with the corpora, as README.md lays it out; empty = EMPAX_DATA_DIR, then the official download.
+      dir: folder with the corpora, as docs/data.md lays it out; empty = EMPAX_DATA_DIR, then the official download.
         With "jsonl", the folder of its files.
       beam: of "jsonl": options of Apache Beam, which then prepares the corpus; none = this process does.
       moel_compat: pairs as the MoEL lineage cuts them.

@@ -322,7 +322,7 @@ def load_system(name: str, where: str = "config.system") -> System:
     _check_text(name, where)
     module = module_of(name)
     try:
-        found = load_named(name, where) if ":" in name else _system_of(module)
+        found = load_named(name, where) if ":" in name else getattr(importlib.import_module(module), "SYSTEM", None)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise
@@ -337,10 +337,6 @@ def load_system(name: str, where: str = "config.system") -> System:
 def _check_text(name: object, where: str) -> None:
     if not isinstance(name, str):
         raise ConfigError(f"{where} = {name!r} must be a text.")
-
-
-def _system_of(module: str) -> Any:
-    return getattr(importlib.import_module(module), "SYSTEM", None)
 
 
 def find_task(name: str, system: str, where: str) -> tuple[System, str]:

@@ -16,9 +16,11 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from empax.core.config import UserError
+
+T = TypeVar("T")
 
 MAX_TEXT_CHARACTERS = 100_000
 """Of a line's text, such as an utterance: longer ones are damage, and some metrics take the square of it."""
@@ -110,7 +112,7 @@ def split_lines(raw: bytes, name: str) -> Iterator[tuple[int, str]]:
     """
     _check_encoding(raw, name)
     for number, line in enumerate(raw.removeprefix(_BOM).split(b"\n"), start=1):
-        yield number, _located(lambda line=line: decode_line(line), f"{name}, line {number}")
+        yield number, located(decode_line, line, place=f"{name}, line {number}")
 
 
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -147,24 +149,24 @@ def decode_line(raw: bytes) -> str:
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file as text, with their numbers; a bad one is a DataError with file and line."""
     for number, raw in raw_lines(path):
-        yield number, _located(lambda raw=raw: decode_line(raw), f"{path}, line {number}")
+        yield number, located(decode_line, raw, place=f"{path}, line {number}")
 
 
 def read_json(path: Path) -> Any:
     """The one JSON value of a file."""
-    return _located(lambda: parse_json(read_text(path)), str(path), without=str(path))
+    return located(parse_json, read_text(path), place=str(path))
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the objects of a JSON-lines file; a bad line is a DataError with its number."""
-    return parse_jsonl((line for _, line in read_lines(path)), name=str(path))
+    return (row for _, row in parse_jsonl(read_lines(path), name=str(path)))
 
 
-def parse_jsonl(lines: Iterable[str], *, name: str) -> Iterator[dict[str, Any]]:
-    """The same of lines that have been read; `name` says where, in errors."""
-    for number, line in enumerate(lines, start=1):
+def parse_jsonl(lines: Iterable[tuple[int, str]], *, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of lines that have been read, all with their numbers; `name` says where, in errors."""
+    for number, line in lines:
         if line.strip():
-            yield _located(lambda line=line: parse_object(line), f"{name}, line {number}")
+            yield number, located(parse_object, line, place=f"{name}, line {number}")
 
 
 def parse_object(line: str) -> dict[str, Any]:
@@ -173,15 +175,15 @@ def parse_object(line: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"a {type(value).__name__}, must be a JSON object")
     if len(line) > MAX_TEXT_CHARACTERS:
-        for text in _texts(value):
-            check_length(text)
+        check_length(*_texts(value))
     return value
 
 
-def check_length(text: str) -> None:
+def check_length(*texts: str) -> None:
     """Raises DataError, without a place, for a text that is too long to be one of a corpus."""
-    if len(text) > MAX_TEXT_CHARACTERS:
-        raise DataError(f"a text of {len(text)} characters; at most {MAX_TEXT_CHARACTERS} are allowed")
+    for text in texts:
+        if len(text) > MAX_TEXT_CHARACTERS:
+            raise DataError(f"a text of {len(text)} characters; at most {MAX_TEXT_CHARACTERS} are allowed")
 
 
 def parse_json(text: str) -> Any:
@@ -240,13 +242,11 @@ def _texts(value: Any) -> Iterator[str]:
             left += one
 
 
-def _located(read: Callable[[], Any], place: str, *, without: str = "") -> Any:
-    """What `read` gives; a DataError of it with the place in front, unless it names `without` already."""
+def located(read: Callable[..., T], *values: Any, place: str) -> T:
+    """What `read` makes of some values; puts the place in front of its DataError."""
     try:
-        return read()
+        return read(*values)
     except DataError as error:
-        if without and without in str(error):
-            raise
         raise DataError(f"{place}: {error}.") from error
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
 
 from empax.core.config import ConfigError
 from empax.core.plugins import blamed
-from empax.core.types import Instance
+from empax.core.types import Instance, Prediction
 
 LARGEST_SCORE = 1e15
 """Of a row: the square of a larger one leaves float32 when scores are standardised."""
@@ -25,17 +25,8 @@ TWO_ROWS = (
 """On which functions are tried."""
 
 
-class Noted(Protocol):
-    """What has fields: an instance, or a prediction."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def emotion(self) -> str: ...
-
-    @property
-    def notes(self) -> Mapping[str, Any]: ...
+Noted: TypeAlias = Instance | Prediction
+"""What has fields."""
 
 
 def call_on_texts(
@@ -47,19 +38,13 @@ def call_on_texts(
     rows: Sequence[Noted],
     known: Iterable[str] = (),
 ) -> Float[np.ndarray, " N"]:
-    """The numbers that a function gives N responses.
+    """The numbers that `function(contexts, responses, references, **fields)` gives N responses.
 
     As TRL does it, the function is given the fields of the rows that it names as keyword arguments, or all of them if
     it takes any: `id`, `emotion` and the notes, lists of N; None where a row has no such note.
 
-    Args:
-      function: `(contexts, responses, references, **fields)` to N numbers.
-      what: it is, for messages: "the reward my_rewards:short".
-      contexts: a list of turns for each row.
-      responses: one for each row.
-      references: likewise.
-      rows: for the fields.
-      known: notes that other rows have, and so are fields of these too.
+    Messages say `what` it is: "the reward my_rewards:short". Notes that are `known` of other rows are fields of these
+    too.
 
     Raises:
       ConfigError: the function raised something, wants a field that no row has, or did not return one finite number for

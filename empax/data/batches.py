@@ -145,31 +145,22 @@ def train_batches(
 def eval_batches(
     examples: Examples, *, batch_size: int, buckets: Sequence[int]
 ) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
-    """Yields every example once, shortest first, with the example of each row (-1 = filler).
-
-    Args:
-      examples: what batches are cut from.
-      batch_size: rows; filler rows complete the last batch.
-      buckets: see `BatchPlan`.
+    """Yields every example once, shortest first, with the example of each row (-1 = filler, in the last batch).
 
     Raises:
       ConfigError: no examples, or values out of range.
     """
     _check(len(examples), batch_size, buckets)
-    return _eval_batches(examples, batch_size, buckets)
-
-
-def _eval_batches(
-    examples: Examples, batch_size: int, buckets: Sequence[int]
-) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
     lengths = _source_lengths(examples.lengths)
     order = np.argsort(_length_ranks(examples.lengths, buckets), kind="stable")
-    for number, start in enumerate(range(0, len(order), batch_size)):
-        indices = np.full(batch_size, -1, np.int64)
-        rows = order[start : start + batch_size]
-        indices[: len(rows)] = rows
+
+    def make(number: int) -> tuple[Int[np.ndarray, " B"], Batch]:
+        rows = order[number * batch_size : (number + 1) * batch_size]
+        indices = np.pad(rows, (0, batch_size - len(rows)), constant_values=-1)
         length = bucket_of(int(lengths[rows].max()), buckets)
-        yield indices, examples.collate(indices, length, np.random.default_rng([0, number]))
+        return indices, examples.collate(indices, length, np.random.default_rng([0, number]))
+
+    return map(make, range(-(-len(order) // batch_size)))
 
 
 def _check(num_examples: int, batch_size: int, buckets: Sequence[int]) -> None:

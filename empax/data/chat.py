@@ -85,9 +85,12 @@ _SYSTEM, *_TURNS = (f"\x01Mark{number}\x01" for number in range(6))
 _SIZES = (3, 1, 5)
 
 
-def chat_template(
-    source: str, *, where: str = "the tokenizer's chat template", pad_token: str = PAD_TOKEN, **tokens: str
-) -> ChatTemplate:
+_TEMPLATE = "the tokenizer's chat template"
+_REFUSED = "{} {}. Give the model another template, or none (tokenizer_config.json)."
+
+
+@functools.lru_cache(maxsize=32)
+def chat_template(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_TOKEN, **tokens: str) -> ChatTemplate:
     """Takes a Hugging Face chat template apart by rendering chats of marked turns.
 
     Args:
@@ -100,67 +103,10 @@ def chat_template(
       ConfigError: it is no template, takes too much time or memory, or does not keep the turns of a chat apart and in
         order.
     """
-    return _taken_apart(source, where, tuple(sorted({"pad_token": pad_token, **tokens}.items())))
-
-
-def single_turn(
-    source: str, *, where: str = "the tokenizer's chat template", pad_token: str = PAD_TOKEN, **tokens: str
-) -> tuple[str, str]:
-    """What a template puts before and behind the one turn of a chat that a user has just begun.
-
-    Arguments and errors as in `chat_template`.
-    """
-    return _around_turn(source, where, tuple(sorted({"pad_token": pad_token, **tokens}.items())))
-
-
-def without_system(
-    source: str, *, where: str = "the tokenizer's chat template", pad_token: str = PAD_TOKEN, **tokens: str
-) -> ChatTemplate:
-    """A template's frames for chats that say nothing as the system; what it says there by itself is in `opening`.
-
-    Arguments and errors as in `chat_template`.
-    """
-    return _alternating(source, where, tuple(sorted({"pad_token": pad_token, **tokens}.items())))
-
-
-@functools.lru_cache(maxsize=32)
-def _alternating(source: str, where: str, tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
-    rendered = _render(source, [_chat(_TURNS[:size]) for size in _SIZES], dict(tokens), where)
-    if "error" in rendered[0]:
-        problem = f"cannot be rendered: {rendered[0]['error']}"
-    else:
-        text = rendered[0]["text"]
-        found = re.fullmatch("(.*?)" + "(.*?)".join(map(re.escape, _TURNS[:3])) + "(.*)", text, re.DOTALL)
-        problem = "leaves a turn out, repeats or changes one, or changes the order of turns"
-        if found is not None and not any(mark in part for part in found.groups() for mark in _TURNS):
-            opening, to_assistant, to_user, ending = found.groups()
-            frames = ChatTemplate(opening, "", to_assistant, to_user, ending)
-            wanted = [opening + frames.continued(_TURNS[:size], "") for size in _SIZES]
-            if wanted == [text.get("text") for text in rendered]:
-                return frames
-            problem = "frames a turn otherwise in a chat of one, three or five turns"
-    raise ConfigError(f"{where} {problem}. Give the model another template, or none (tokenizer_config.json).")
-
-
-@functools.lru_cache(maxsize=32)
-def _around_turn(source: str, where: str, tokens: tuple[tuple[str, str], ...]) -> tuple[str, str]:
-    (rendered,) = _render(source, [[("user", _TURNS[0])]], dict(tokens), where)
-    if "error" in rendered:
-        problem = f"cannot be rendered: {rendered['error']}"
-    elif rendered["text"].count(_TURNS[0]) != 1:
-        problem = "leaves a turn out, repeats or changes it"
-    else:
-        before, _, behind = rendered["text"].partition(_TURNS[0])
-        return before, behind
-    raise ConfigError(f"{where} {problem}. Give the model another template, or none (tokenizer_config.json).")
-
-
-@functools.lru_cache(maxsize=32)
-def _taken_apart(source: str, where: str, tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
     with_system = [[("system", _SYSTEM), *_chat(_TURNS[:size])] for size in _SIZES]
     # Some templates know no system's turn, or leave it out: its text then opens the user's first.
     without = [_chat([f"{_SYSTEM}\n\n{_TURNS[0]}", *_TURNS[1:size]]) for size in _SIZES]
-    rendered = _render(source, [*with_system, *without], dict(tokens), where)
+    rendered = _render(source, [*with_system, *without], {"pad_token": pad_token, **tokens}, where)
     problem = ""
     for texts in (rendered[:3], rendered[3:]):
         if "error" in texts[0]:
@@ -174,7 +120,47 @@ def _taken_apart(source: str, where: str, tokens: tuple[tuple[str, str], ...]) -
         if wanted == [text.get("text") for text in texts]:
             return found
         problem = "frames a turn otherwise in a chat of one, three or five turns"
-    raise ConfigError(f"{where} {problem}. Give the model another template, or none (tokenizer_config.json).")
+    raise ConfigError(_REFUSED.format(where, problem))
+
+
+@functools.lru_cache(maxsize=32)
+def without_system(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_TOKEN, **tokens: str) -> ChatTemplate:
+    """A template's frames for chats that say nothing as the system; what it says there by itself is in `opening`.
+
+    Arguments and errors as in `chat_template`.
+    """
+    rendered = _render(source, [_chat(_TURNS[:size]) for size in _SIZES], {"pad_token": pad_token, **tokens}, where)
+    if "error" in rendered[0]:
+        problem = f"cannot be rendered: {rendered[0]['error']}"
+    else:
+        text = rendered[0]["text"]
+        found = re.fullmatch("(.*?)" + "(.*?)".join(map(re.escape, _TURNS[:3])) + "(.*)", text, re.DOTALL)
+        problem = "leaves a turn out, repeats or changes one, or changes the order of turns"
+        if found is not None and not any(mark in part for part in found.groups() for mark in _TURNS):
+            opening, to_assistant, to_user, ending = found.groups()
+            frames = ChatTemplate(opening, "", to_assistant, to_user, ending)
+            wanted = [opening + frames.continued(_TURNS[:size], "") for size in _SIZES]
+            if wanted == [text.get("text") for text in rendered]:
+                return frames
+            problem = "frames a turn otherwise in a chat of one, three or five turns"
+    raise ConfigError(_REFUSED.format(where, problem))
+
+
+@functools.lru_cache(maxsize=32)
+def single_turn(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_TOKEN, **tokens: str) -> tuple[str, str]:
+    """What a template puts before and behind the one turn of a chat that a user has just begun.
+
+    Arguments and errors as in `chat_template`.
+    """
+    (rendered,) = _render(source, [[("user", _TURNS[0])]], {"pad_token": pad_token, **tokens}, where)
+    if "error" in rendered:
+        problem = f"cannot be rendered: {rendered['error']}"
+    elif rendered["text"].count(_TURNS[0]) != 1:
+        problem = "leaves a turn out, repeats or changes it"
+    else:
+        before, _, behind = rendered["text"].partition(_TURNS[0])
+        return before, behind
+    raise ConfigError(_REFUSED.format(where, problem))
 
 
 def _chat(turns: Sequence[str]) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from empax.core.config import ConfigError
 from empax.core.inputs import note
-from empax.core.text_files import DataError, check_length, read_lines
+from empax.core.text_files import DataError, check_length, located, read_lines
 from empax.core.types import Dialogue, Instance, Utterance
 from empax.data.corpora import find_corpus
 from empax.data.dialogues import to_instances
@@ -77,11 +77,7 @@ def _turns(line: str, where: str) -> tuple[Utterance, ...]:
         raise DataError(f"{where}: a dialogue of one turn; it takes two to have one answered.")
     if blank := [turn for turn, text in enumerate(texts, start=1) if not text.strip()]:
         raise DataError(f"{where}: turn {blank[0]} is blank; remove it or the dialogue.")
-    try:
-        for text in texts:
-            check_length(text)
-    except DataError as error:
-        raise DataError(f"{where}: {error}.") from error
+    located(check_length, *texts, place=where)
     return tuple(Utterance("listener" if number % 2 else "speaker", written(text)) for number, text in enumerate(texts))
 
 

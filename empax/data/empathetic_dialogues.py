@@ -26,7 +26,7 @@ from empax.core.files import hash_file, write_atomically
 from empax.core.inputs import note, note_known
 from empax.core.paths import expand
 from empax.core.settings import cache_dir
-from empax.core.text_files import DataError, check_length, check_regular, split_lines
+from empax.core.text_files import DataError, check_length, check_regular, located, split_lines
 from empax.core.types import EMOTIONS, Dialogue, Instance
 from empax.data.corpora import data_folder
 from empax.data.dialogues import alternate, example_of, to_instances
@@ -47,6 +47,8 @@ _SELFEVAL = re.compile(r"(\d(\|\d)*(_\d(\|\d)*)+)?")
 _GZIP, _XZ, _BZIP2 = b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh"
 _MAX_BYTES = 512 << 20
 """Of a decompressed archive; the official one holds about a quarter."""
+
+_BROKEN = "{} cannot be read ({}): it is cut short or no .tar.gz; copy or download it again."
 
 _POINT_TO_FOLDER = (
     f"put {ARCHIVE_NAME} into a folder and name that folder with --config.data.dir=FOLDER or EMPAX_DATA_DIR=FOLDER"
@@ -92,11 +94,7 @@ def given_archive(data_dir: str | os.PathLike[str] | None = None) -> Path | None
 
 
 def load_corpus(data: str) -> tuple[dict[str, Instance], str]:
-    """EmpatheticDialogues by the ids of its instances, all splits, and its name with hash.
-
-    Args:
-      data: as `config.data.dir`.
-    """
+    """EmpatheticDialogues by the ids of its instances, all splits, and its name with hash; `data`: of the settings."""
     archive = find_archive(data)
     instances = {i.id: i for split in SPLITS for i in to_instances(read_dialogues(archive, split))}
     return instances, f"EmpatheticDialogues (sha256 {hash_file(archive)[:16]})"
@@ -153,9 +151,9 @@ def read_dialogues(archive: Path, split: str) -> Iterator[Dialogue]:
     for number, line in split_lines(_member(archive, member), f"{archive}: {member}"):
         row = line.split(",")
         where = f"{archive}: {member}, line {number}"
-        if number == 1:
-            _check_header(row, where)
-        elif line.strip():
+        if number == 1 and tuple(row[: len(_COLUMNS)]) != _COLUMNS:
+            raise DataError(f"{where}: the columns are {', '.join(row)}; they must begin with {', '.join(_COLUMNS)}.")
+        if number > 1 and line.strip():
             index = _checked_index(row, where)
             turns = rows.setdefault(row[0], {})
             if index in turns:
@@ -193,9 +191,7 @@ def _member(archive: Path, name: str) -> bytes:
     except DataError:
         raise
     except (tarfile.TarError, ValueError, IndexError, OverflowError, RecursionError, OSError, EOFError) as error:
-        raise DataError(
-            f"{archive} cannot be read ({error}): it is cut short or no .tar.gz; copy or download it again."
-        ) from error
+        raise DataError(_BROKEN.format(archive, error)) from error
     raise DataError(f"{archive} holds no {name}; it must be the official {ARCHIVE_NAME} or laid out alike.")
 
 
@@ -209,17 +205,10 @@ def _decompressed(archive: Path) -> bytes:
         with how(archive, "rb") as file:
             raw = file.read(_MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(
-            f"{archive} cannot be read ({error}): it is cut short or no .tar.gz; copy or download it again."
-        ) from error
+        raise DataError(_BROKEN.format(archive, error)) from error
     if len(raw) > _MAX_BYTES:
         raise DataError(f"{archive} holds more than {_MAX_BYTES >> 20} MiB; it is not the official {ARCHIVE_NAME}.")
     return raw
-
-
-def _check_header(row: list[str], where: str) -> None:
-    if tuple(row[: len(_COLUMNS)]) != _COLUMNS:
-        raise DataError(f"{where}: the columns are {', '.join(row)}; they must begin with {', '.join(_COLUMNS)}.")
 
 
 def _checked_index(row: list[str], where: str) -> int:
@@ -230,11 +219,7 @@ def _checked_index(row: list[str], where: str) -> int:
             f"{where}: 9 columns, of which the 7th to 9th are not selfeval, tags, candidates; found {row[6][:60]!r}, "
             f"{row[7][:60]!r}, {row[8][:60]!r}. A comma inside a text must be written _comma_."
         )
-    try:
-        for field in row:
-            check_length(field)
-    except DataError as error:
-        raise DataError(f"{where}: {error}.") from error
+    located(check_length, *row, place=where)
     if row[2] not in EMOTIONS:
         raise DataError(f"{where}: unknown emotion {row[2]!r}; it must be one of {', '.join(EMOTIONS)}.")
     if not _text(row[5]):

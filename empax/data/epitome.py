@@ -14,7 +14,7 @@ import numpy as np
 from empax.core.config import ConfigError
 from empax.core.inputs import note
 from empax.core.paths import expand
-from empax.core.text_files import DataError, check_length, read_lines
+from empax.core.text_files import DataError, check_length, located, read_lines
 from empax.core.types import LEVELS, MECHANISMS
 from empax.data.corpora import data_folder, find_corpus
 
@@ -65,9 +65,6 @@ def load_epitome(folder: Path | str) -> list[EpitomePair]:
 
     A pair may have been annotated more than once; the n-th row of a pair in one file goes with its n-th row in the
     others. The posts are those of the first file: the others differ from it in blanks only.
-
-    Args:
-      folder: the folder that holds the three CSVs.
 
     Raises:
       DataError: a file is missing, has other columns, a level that is not 0, 1 or 2, or other pairs than the first.
@@ -130,11 +127,7 @@ def _checked_row(cells: list[str], where: str) -> dict[str, str]:
     row: dict[str, str] = dict(zip(_COLUMNS, cells, strict=True))
     if row["level"] not in ("0", "1", "2"):
         raise DataError(f"{where}: level is {row['level'][:60]!r}, must be 0, 1 or 2.")
-    try:
-        check_length(row["seeker_post"])
-        check_length(row["response_post"])
-    except DataError as error:
-        raise DataError(f"{where}: {error}.") from error
+    located(check_length, row["seeker_post"], row["response_post"], place=where)
     return row
 
 
@@ -176,11 +169,14 @@ def split_by_seeker(
     return train, [pair for pair, out in zip(pairs, held, strict=True) if out]
 
 
-def _closest_subset(sums: np.ndarray, wanted: np.ndarray, order: np.ndarray, max_passes: int = 20) -> list[int]:
-    """Rows of `sums[G, C]` whose total comes near `wanted[C]`: starts with none, toggles rows while that helps."""
+def _closest_subset(sums: np.ndarray, wanted: np.ndarray, order: np.ndarray) -> list[int]:
+    """Rows of `sums[G, C]` whose total comes near `wanted[C]`: starts with none, toggles rows while that helps.
+
+    At most 20 times through all of them.
+    """
     weights = 1.0 / np.maximum(wanted, 1.0)
     inside, excess = np.zeros(len(sums), bool), -wanted
-    for _ in range(max_passes):
+    for _ in range(20):
         changed = False
         for row in order:
             step = -sums[row] if inside[row] else sums[row]

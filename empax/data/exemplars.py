@@ -174,14 +174,7 @@ def traits(instances: Sequence[Instance]) -> dict[str, np.ndarray]:
 
 
 class LabelledExamples:
-    """Instances with their responses as targets: what the examples of all generators share.
-
-    Args:
-      instances: N of them.
-      responses: their ids, without an end.
-      tokenizer: has made them.
-      max_target_tokens: of a response, its end included.
-    """
+    """Instances with their responses, ids without an end, as targets: what the examples of all generators share."""
 
     def __init__(
         self, instances: Sequence[Instance], responses: list[list[int]], tokenizer: Tokenizer, max_target_tokens: int

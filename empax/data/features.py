@@ -52,13 +52,6 @@ SPECIAL_TOKENS: tuple[str, ...] = (SEPARATOR, *TURN_TOKENS, *ATTRIBUTE_TOKENS, *
 """What a tokenizer must have beside its own tokens for `render_source`."""
 
 
-def render_context(
-    tokenizer: Tokenizer, context: Sequence[str], *, max_tokens: int, last: Literal["speaker", "listener"] = "speaker"
-) -> list[int]:
-    """Ids of one context; see `render_contexts`."""
-    return render_contexts(tokenizer, [context], max_tokens=max_tokens, last=last)[0]
-
-
 def render_contexts(
     tokenizer: Tokenizer,
     contexts: Sequence[Sequence[str]],
@@ -104,12 +97,7 @@ def render_exemplars(
 ) -> list[list[int]]:
     """Ids of each instance's context and response as one passage, cut on the left so that the response stays.
 
-    Args:
-      tokenizer: has `turn_tokens`.
-      instances: with their responses.
-      max_tokens: the most ids of a row, at least 2.
-      turn_tokens: of speaker and listener.
-      response_alone: whether the context is left out.
+    With `response_alone` the context is left out; the other arguments are as in `render_contexts`.
     """
     texts = [(*(() if response_alone else instance.context), instance.response) for instance in instances]
     return render_contexts(tokenizer, texts, max_tokens=max_tokens, last="listener", turn_tokens=turn_tokens)
@@ -148,7 +136,7 @@ def render_source(
 
     Args:
       attributes: ids of the attribute tokens that belong to the context; may be empty.
-      context: what `render_context` gives.
+      context: what `render_contexts` gives.
       passage_attributes: ids of the attribute tokens that belong to the passage; may be empty.
       passage: what `render_exemplars` gives, an exemplar's turns; may be empty.
       sep_id: id of the separator.

@@ -9,15 +9,16 @@ import dataclasses
 import math
 import mmap
 import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tokenizers as rust
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from empax.core.files import DataError
 from empax.data.chat import default_template
-from empax.data.model_files import check_whole, rust_errors
+from empax.data.model_files import check_whole, rust_errors, short
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -55,36 +56,28 @@ class GgufFile:
 
     def text(self, key: str, default: str | None = None) -> str:
         """The text under `key`, or `default` if there is one; DataError where it is missing or no text."""
-        value = self.require(key) if default is None else self.metadata.get(key, default)
-        if not isinstance(value, str):
-            raise self._wrong(key, "a text")
-        return value
+        return self._checked(key, default, lambda value: isinstance(value, str), "a text")
 
     def size(self, key: str, default: int | None = None) -> int:
         """The number under `key`, at least 1; else as `text`."""
-        value = self.require(key) if default is None else self.metadata.get(key, default)
-        if type(value) is not int or not 1 <= value < 1 << 31:
-            raise self._wrong(key, "a whole number of at least 1")
-        return value
+        fits = lambda value: type(value) is int and 1 <= value < 1 << 31  # noqa: E731
+        return self._checked(key, default, fits, "a whole number of at least 1")
 
     def real(self, key: str, default: float | None = None) -> float:
         """The number under `key`, above 0; else as `text`."""
-        value = self.require(key) if default is None else self.metadata.get(key, default)
-        if type(value) not in (int, float) or not 0 < value < 1e30:
-            raise self._wrong(key, "a number above 0")
-        return float(value)
+        fits = lambda value: type(value) in (int, float) and 0 < value < 1e30  # noqa: E731
+        return float(self._checked(key, default, fits, "a number above 0"))
 
     def texts(self, key: str) -> list[str]:
         """The texts under `key`; else as `text`."""
-        value = self.require(key)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._wrong(key, "a list of texts")
-        return value
+        fits = lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value)  # noqa: E731
+        return self._checked(key, None, fits, "a list of texts")
 
-    def _wrong(self, key: str, wanted: str) -> DataError:
-        found = repr(self.metadata.get(key))
-        found = found if len(found) <= 40 else f"{found[:40]}..."
-        return DataError(f"{self.path}: {key} = {found} must be {wanted}; fetch or convert the model again.")
+    def _checked(self, key: str, default: Any, fits: Callable[[Any], bool], wanted: str) -> Any:
+        value = self.require(key) if default is None else self.metadata.get(key, default)
+        if not fits(value):
+            raise DataError(f"{self.path}: {key} = {short(value)} must be {wanted}; fetch or convert the model again.")
+        return value
 
 
 def is_gguf(path: Path) -> bool:
@@ -214,24 +207,14 @@ def _parse(path: Path, cursor: _Cursor) -> GgufFile:
     return dataclasses.replace(file, tensors=tensors)
 
 
-class GgufTokenizer(NamedTuple):
-    """The tokenizer of a GGUF file.
-
-    Attributes:
-      backend: as a tokenizer.json would give it.
-      names: texts of the special tokens, by "pad_token", "eos_token", "bos_token" and "unk_token".
-      chat_template: Jinja source; None if the model has none.
-    """
-
-    backend: rust.Tokenizer
-    names: dict[str, str]
-    chat_template: str | None
-
-
-def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
+def gguf_tokenizer(file: GgufFile) -> tuple[rust.Tokenizer, dict[str, str], str | None]:
     """Makes the tokenizer from the vocabulary and the merges in the metadata.
 
     A model without a padding token gets its end of sequence for one.
+
+    Returns:
+      The tokenizer as a tokenizer.json would give it; texts of the special tokens, by "pad_token", "eos_token",
+      "bos_token" and "unk_token"; the Jinja source of the chat template, None if the model has none.
 
     Raises:
       DataError: the tokenizer is no byte-level BPE, or cuts text in a way that is not known here.
@@ -272,7 +255,7 @@ def gguf_tokenizer(file: GgufFile) -> GgufTokenizer:
         special = [(text, vocabulary[text]) for text in {*first, *last}]
         frame = processors.TemplateProcessing(single=[*first, "$A", *last], special_tokens=special)
         backend.post_processor = frame  # pyright: ignore[reportAttributeAccessIssue]
-    return GgufTokenizer(backend, names, _chat_template(file))
+    return backend, names, _chat_template(file)
 
 
 def _chat_template(file: GgufFile) -> str | None:

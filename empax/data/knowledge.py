@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from empax.core.files import DataError, read_jsonl
+from empax.core.text_files import DataError, parse_jsonl, read_lines
 from empax.core.types import Instance
 
 SOCIAL_RELATIONS: tuple[str, ...] = ("xReact", "xNeed", "xIntent", "xEffect", "xWant")
@@ -175,7 +175,7 @@ def read_knowledge(path: Path, instances: Sequence[Instance]) -> Knowledge:
     """
     found: dict[str, list[Fact]] = {}
     source = ""
-    for number, row in enumerate(read_jsonl(path), start=1):
+    for number, row in parse_jsonl(read_lines(path), name=str(path)):
         where = f"{path}, line {number}"
         if unknown := sorted(set(row) - {"id", "facts", "source"}):
             raise DataError(f"{where}: unknown field {unknown[0]!r}; a line has id, facts and source.")

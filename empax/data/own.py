@@ -23,7 +23,7 @@ from empax.core.files import hash_file, hash_json
 from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.settings import cache_dir
-from empax.core.text_files import DataError, parse_object, read_lines
+from empax.core.text_files import DataError, located, parse_object, read_lines
 from empax.core.types import EMOTIONS, Dialogue, Instance
 from empax.data.dialogues import STAGE_NOTES, alternate, example_of, to_instances
 
@@ -76,15 +76,12 @@ def read_file(path: str | os.PathLike[str]) -> Iterator[Dialogue]:
         if not line.strip():
             continue
         found += 1
-        try:
-            row = parse_object(line)
-        except DataError as error:
-            raise DataError(f"{path}, line {number}: {error}.") from error
-        known = _FIELDS
+        where = f"{path}, line {number}"
+        row, known = located(parse_object, line, place=where), _FIELDS
         if "source" in row or "target" in row:
-            row, known = _of_pair(row, f"{path}, line {number}", f"{Path(path).stem}:{number}"), (*_FIELDS, *_PAIR)
+            row, known = _of_pair(row, where, f"{Path(path).stem}:{number}"), (*_FIELDS, *_PAIR)
         if problem := _problem(row, known):
-            raise DataError(f"{path}, line {number}: {problem}.")
+            raise DataError(f"{where}: {problem}.")
         texts = [text.strip() for text in row["utterances"]]
         notes = {name: value for name, value in row.items() if name not in _FIELDS}
         yield Dialogue(row["id"], row.get("emotion", ""), row.get("situation", ""), alternate(texts), notes)
@@ -113,15 +110,15 @@ def read_split(path: str | os.PathLike[str], split: str, *, alone: bool) -> Iter
 _LINE_SPLITS = (*["train"] * 8, "validation", "test")
 
 
-def check_files(folder: str | os.PathLike[str], *, dialogues: int = 1000) -> None:
-    """Reads the first dialogues of every file.
+def check_files(folder: str | os.PathLike[str]) -> None:
+    """Reads the first thousand dialogues of every file.
 
     Raises:
       DataError: see `find_files` and `read_file`; or a single file is too short to be split.
     """
     alone = expand(folder).is_file()
     for path in dict.fromkeys(path for paths in find_files(folder).values() for path in paths):
-        read = sum(1 for _ in itertools.islice(read_file(path), dialogues))
+        read = sum(1 for _ in itertools.islice(read_file(path), 1000))
         if alone and read < len(_LINE_SPLITS):
             raise DataError(
                 f"{folder}: {read} pairs or dialogues are too few; of every ten, the ninth is for validation and the "
@@ -140,23 +137,22 @@ def read_dialogues(folder: str | os.PathLike[str], split: str) -> Iterator[Dialo
     return (dialogue for path in find_files(folder)[split] for dialogue in read_split(path, split, alone=alone))
 
 
-def example_rows(folder: str | os.PathLike[str], wanted: Iterable[str], count: int = 2) -> list[Instance]:
-    """Instances of training to try a function on: the first that have every field of `wanted`, else the first at all.
+def example_rows(folder: str | os.PathLike[str], wanted: Iterable[str]) -> list[Instance]:
+    """Two instances of training to try a function on: the first that have every field of `wanted`, else the first.
 
     Fields that stand in some lines alone are looked for to the end of the files.
     """
-    alone, wanted = expand(folder).is_file(), set(wanted)
+    wanted = set(wanted)
     first: list[Instance] = []
     fitting: list[Instance] = []
-    for path in find_files(folder)["train"]:
-        for dialogue in read_split(path, "train", alone=alone):
-            made = to_instances([dialogue])
-            first += made[: count - len(first)]
-            if wanted <= {*dialogue.notes, "id", "emotion"}:
-                fitting += made[: count - len(fitting)]
-            if len(fitting) == count:
-                return fitting
-    return (fitting + first)[:count]
+    for dialogue in read_dialogues(folder, "train"):
+        made = to_instances([dialogue])
+        first += made[: 2 - len(first)]
+        if wanted <= {*dialogue.notes, "id", "emotion"}:
+            fitting += made[: 2 - len(fitting)]
+        if len(fitting) == 2:
+            return fitting
+    return (fitting + first)[:2]
 
 
 def _problem(row: dict[str, Any], known: Sequence[str]) -> str:

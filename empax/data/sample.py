@@ -5,9 +5,7 @@ Every listener turn carries a response intent (Welivita and Pu's taxonomy) and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from empax.core.files import read_jsonl
 from empax.core.types import MECHANISMS, Dialogue, Utterance
@@ -22,14 +20,10 @@ SPLITS = {"train": range(1, 9), "validation": range(9, 10), "test": range(10, 11
 """Which of each emotion's ten dialogues, by the number at the end of its id."""
 
 
-def _rows() -> Iterator[dict[str, Any]]:
-    return read_jsonl(PATH)
-
-
 def load_dialogues() -> dict[str, list[Dialogue]]:
     """The dialogues by split ("train", "validation", "test"): 256, 32 and 32."""
     splits: dict[str, list[Dialogue]] = {name: [] for name in SPLITS}
-    for row in _rows():
+    for row in read_jsonl(PATH):
         number = int(row["id"].rsplit("-", 1)[1])
         turns = tuple(Utterance(turn["speaker"], turn["text"]) for turn in row["utterances"])
         dialogue = Dialogue(row["id"], row["emotion"], row["situation"], turns)
@@ -44,7 +38,12 @@ def load_facts() -> dict[str, list[Fact]]:
 
 def load_intents() -> dict[str, str]:
     """Response intent by instance id ("sample-sad-03#2")."""
-    return {key: turn["intent"] for key, turn in _listener_turns()}
+    return {
+        f"{row['id']}#{number}": turn["intent"]
+        for row in read_jsonl(PATH)
+        for number, turn in enumerate(row["utterances"], start=1)
+        if turn["speaker"] == "listener"
+    }
 
 
 def load_cause_texts() -> list[tuple[str, int, tuple[str, ...]]]:
@@ -55,16 +54,9 @@ def load_cause_texts() -> list[tuple[str, int, tuple[str, ...]]]:
 def load_annotated_pairs() -> list[EpitomePair]:
     """Every listener turn with the speaker's turn before it, and its level of each of EPITOME's mechanisms."""
     pairs = []
-    for row in _rows():
+    for row in read_jsonl(PATH):
         turns = row["utterances"]
         for i in range(1, len(turns), 2):
             levels = {mechanism: turns[i][mechanism] for mechanism in MECHANISMS}
             pairs.append(EpitomePair(row["id"], f"{row['id']}#{i + 1}", turns[i - 1]["text"], turns[i]["text"], levels))
     return pairs
-
-
-def _listener_turns() -> Iterator[tuple[str, dict[str, Any]]]:
-    for row in _rows():
-        for number, turn in enumerate(row["utterances"], start=1):
-            if turn["speaker"] == "listener":
-                yield f"{row['id']}#{number}", turn

@@ -249,15 +249,10 @@ def place_contexts(
     roles: tuple[int, int] | None = None,
     behind: int | None = None,
 ) -> list[PlacedRow]:
-    """Each context's turns as ids, with their places; the oldest ids are cut.
+    """Each context's turns as ids, with their places: at most `max_tokens`, of which the oldest are cut.
 
-    Args:
-      tokenizer: of the turns.
-      contexts: turns, oldest first.
-      max_tokens: of a row, at least 2.
-      first: the id in front of everything; it is never cut.
-      roles: ids of the speaker and of the listener, in front of their turns; None = none.
-      behind: the id behind every turn; None = none.
+    The id `first` stands in front of everything and is never cut, those of speaker and listener (`roles`) in front of
+    their turns, `behind` behind every turn.
     """
     if max_tokens < 2:
         raise ConfigError(f"max_tokens = {max_tokens} must be at least 2.")
@@ -265,20 +260,15 @@ def place_contexts(
     encoded = dict(zip(turns, tokenizer.encode_with_places(turns), strict=True))
     rows = []
     for context in contexts:
-        ids: list[int] = []
-        places: list[Span] = []
+        placed: list[tuple[int, Span]] = []
         for turn, text in enumerate(context):
             if roles is not None:
-                ids.append(roles[0 if is_speakers(turn, len(context)) else 1])
-                places.append(_NO_TEXT)
-            own, offsets = encoded[text]
-            ids += own
-            places += [Span(turn, *offset) for offset in offsets]
+                placed.append((roles[0 if is_speakers(turn, len(context)) else 1], _NO_TEXT))
+            placed += [(i, Span(turn, *offset)) for i, offset in zip(*encoded[text], strict=True)]
             if behind is not None:
-                ids.append(behind)
-                places.append(_NO_TEXT)
-        cut = max(len(ids) - (max_tokens - 1), 0)
-        rows.append(PlacedRow([first, *ids[cut:]], [_NO_TEXT, *places[cut:]]))
+                placed.append((behind, _NO_TEXT))
+        kept = [(first, _NO_TEXT), *placed[max(len(placed) - (max_tokens - 1), 0) :]]
+        rows.append(PlacedRow([i for i, _ in kept], [place for _, place in kept]))
     return rows
 
 

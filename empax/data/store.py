@@ -155,13 +155,9 @@ def check_prepared(run: RunContext) -> None:
 
 
 def check_candidates(run: RunContext, index: str, splits: Sequence[str], passages: int) -> None:
-    """Raises ConfigError unless the index stage, to which `config.STAGE.index` refers, will leave candidates.
+    """Raises ConfigError unless the stage `index`, to which `config.STAGE.index` refers, will leave candidates.
 
-    Args:
-      run: of the stage that wants them.
-      index: name of the index stage.
-      splits: those for which candidates are wanted.
-      passages: how many, at least.
+    They are wanted of these splits, at least as many as `passages` for each instance.
     """
     settings = run.earlier("index", index, kind="index").settings
     if missing := [split for split in splits if split not in settings.queries]:

@@ -6,6 +6,7 @@ What stands beside a `tokenizer.json` may name tokens that it lacks, and setting
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -155,10 +156,8 @@ def _read_tokenizer(name: str | Path, folder: Path) -> _Loaded:
 
 def _read_base(folder: Path) -> _Loaded:
     """The tokenizer of the model that the adapter in `folder` sits on."""
-    try:
+    with _config_errors():
         base = read_model_json(folder / _ADAPTER).get("base_model_name_or_path")
-    except DataError as error:
-        raise ConfigError(str(error)) from error
     path = NAMED[base]() if base in list(NAMED) else expand(base) if isinstance(base, str) else folder
     if not base or (path / _ADAPTER).is_file():
         raise ConfigError(
@@ -169,12 +168,19 @@ def _read_base(folder: Path) -> _Loaded:
     return found if own is None else found._replace(template=own)
 
 
-def _own_template(folder: Path) -> str | None:
-    """The chat template in a folder without tokenizer.json; ConfigError where it is broken."""
+@contextlib.contextmanager
+def _config_errors() -> Iterator[None]:
+    """Turns what is wrong with a file into what is wrong with the setting that names its folder."""
     try:
-        return read_chat_template(folder)
+        yield
     except DataError as error:
         raise ConfigError(str(error)) from error
+
+
+def _own_template(folder: Path) -> str | None:
+    """The chat template in a folder without tokenizer.json."""
+    with _config_errors():
+        return read_chat_template(folder)
 
 
 def _read_folder(folder: Path) -> _Loaded:
@@ -184,11 +190,9 @@ def _read_folder(folder: Path) -> _Loaded:
       ConfigError: one of them is broken.
     """
     file = folder / "tokenizer.json"
-    try:
+    with _config_errors():
         declared, template = read_declared(folder, read_model_json(file)), read_chat_template(folder)
         config = read_model_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    except DataError as error:
-        raise ConfigError(str(error)) from error
     with rust_errors(file, ConfigError, "fetch the model's tokenizer again, or update the package tokenizers"):
         backend = rust.Tokenizer.from_file(str(file))
         backend.no_padding()

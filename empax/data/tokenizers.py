@@ -131,11 +131,8 @@ class SubwordTokenizer:
         """Text up to the first end-of-sequence id, with its blanks; special and added tokens leave no trace.
 
         The text is that of transformers' `decode` with skip_special_tokens. Departure: where tokenizer_config.json does
-        not say whether to clean up, WordPiece does.
-
-        Args:
-          ids: of the text.
-          words: of a vocabulary of words: what the ids from `vocab_size` on stand for.
+        not say whether to clean up, WordPiece does. `words`, of a vocabulary of words, is what the ids from
+        `vocab_size` on stand for.
         """
         plain = [int(i) for i in ids]
         if self.eos_id in plain:
@@ -165,7 +162,8 @@ class SubwordTokenizer:
     def lower_cased(self) -> SubwordTokenizer:
         """The same, reading texts in lower case."""
         other = copy.copy(self)
-        other.__dict__.pop("_plain", None)
+        for kept in ("_plain", "hash"):  # which are of the other backend
+            other.__dict__.pop(kept, None)
         other.backend = rust.Tokenizer.from_str(self.backend.to_str())
         given = other.backend.normalizer
         both = normalizers.Sequence([normalizers.Lowercase(), *([given] if given else [])])

@@ -6,7 +6,6 @@ The compiler's own cost analysis counts the body of a loop once. Here every comp
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Iterator
@@ -80,10 +79,6 @@ class Program:
 
     def work(self) -> Work:
         """See `Work`."""
-        return self._total
-
-    @functools.cached_property
-    def _total(self) -> Work:
         flops = traffic = 0.0
         found: dict[tuple[str, int], Collective] = {}
         seen: set[tuple[str, float]] = set()

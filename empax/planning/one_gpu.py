@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 
 from empax.core.system import RunPlan, Stage
 from empax.core.tree import count_bytes, count_params
-from empax.pipeline.plan import make_plan
-from empax.planning.ahead_of_time import compile_elsewhere, compile_into
-from empax.planning.slices import lay_out, stages_to_compile
+from empax.planning.ahead_of_time import compile_elsewhere
+from empax.planning.slices import devices_of, lay_out, stages_to_compile, write_program
 
 CARDS = {"80 GB (A100, H100)": 80e9, "141 GB (H200)": 141e9}
 
@@ -33,13 +30,12 @@ def describe_gpu(plan: RunPlan) -> str:
 
 
 def _lines(plan: RunPlan, stage: Stage) -> list[str]:
-    laid = lay_out(plan, stage, jax.devices()[:1])
+    laid = lay_out(plan, stage, devices_of("gpu"))
     held = sum(map(count_bytes, (laid.template, laid.frozen, laid.batch)))  # results are written over the state
     if jax.default_backend() == "gpu":
-        compiled = laid.step.lower(laid.template, laid.frozen, laid.batch).compile()
-        temporary = compiled.memory_analysis().temp_size_in_bytes
+        temporary = laid.lower().compile().memory_analysis().temp_size_in_bytes
     else:
-        work = functools.partial(_write_program, plan.config, stage.name)
+        work = functools.partial(write_program, plan.config, stage.name, "gpu")
         temporary = compile_elsewhere(work, by_cpu=True).temporary_bytes
     peak = held + temporary
     room = " and ".join(card for card, most in CARDS.items() if peak <= most) or f"no card of {' or '.join(CARDS)}"
@@ -48,10 +44,3 @@ def _lines(plan: RunPlan, stage: Stage) -> list[str]:
         f"  memory at the peak, GB: {held / 1e9:.2f} state, frozen and batch, {temporary / 1e9:.2f} temporary with "
         f"activations: {peak / 1e9:.2f}; fits in {room}",
     ]
-
-
-def _write_program(config: Mapping[str, Any], stage: str, folder: str) -> None:
-    """Has the compiler write the step of a stage into `folder`."""
-    plan = make_plan(config)
-    laid = lay_out(plan, plan.stages[stage], jax.devices()[:1])
-    compile_into(laid.step.lower(laid.template, laid.frozen, laid.batch), folder)

@@ -49,10 +49,8 @@ def describe(plan: RunPlan) -> str:
         return describe_topology(plan, topology)
     lines = [f"system {plan.system.name}, data {plan.data.name}, {jax.device_count()} device(s)"]
     for stage in plan.stages.values():
-        if stage.kind != "train":
-            lines.append(f"{stage.name:<12} {stage.kind}")
-            continue
-        lines.append(f"{stage.name:<12} {stage.kind}  {_describe_training(plan, stage)}")
+        more = f"  {_describe_training(plan, stage)}" if stage.kind == "train" else ""
+        lines.append(f"{stage.name:<12} {stage.kind}{more}")
     return "\n".join(lines)
 
 

@@ -25,15 +25,9 @@ from empax.training.settings import LoopSettings
 
 
 def count_flops(function: Callable[..., Any], *args: Any, while_turns: int = 1) -> int:
-    """Multiply-adds of all matrix products that the result needs, times two; loops count as often as they run.
+    """Multiply-adds of all matrix products that the result needs, times two, which is what a model's FLOPs mean.
 
-    Args:
-      function: jax-traceable.
-      args: arrays or `jax.ShapeDtypeStruct`s.
-      while_turns: how often a `while` runs, whose length no program says.
-
-    Returns:
-      Operations of matrix products alone, which is what a model's FLOPs mean.
+    Loops count as often as they run; a `while`, whose length no program says, `while_turns` times.
     """
     jaxpr = jax.make_jaxpr(function)(*args).jaxpr
     # A gradient's rules also write down what nobody asked for, such as products with a cotangent that is dropped.

@@ -1,7 +1,7 @@
 """`--mode=plan --config.plan.topology=v5e:16x16`: a recipe's training steps compiled for TPUs that are not there.
 
 What the compiler says (memory) is the compiler's; operations, traffic and collectives are counted in the partitioned
-program with its loops multiplied out (`core.hlo`); times are estimates from the chip's published peaks:
+program with its loops multiplied out (`planning.hlo`); times are estimates from the chip's published peaks:
 
   compute = FLOPs / peak, memory = bytes / HBM bandwidth, communication = bytes sent in rings / link bandwidth;
   a step takes max(compute, memory) + communication without overlap, and the largest of the three with it.
@@ -11,6 +11,7 @@ Utilisation (MFU) counts the FLOPs of the model alone: what is computed again to
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -141,13 +142,16 @@ def stages_to_compile(plan: RunPlan) -> list[Stage]:
 
 @dataclasses.dataclass(frozen=True)
 class _Laid:
-    """A stage's step as training compiles it, and where each of its arguments lies on a slice."""
+    """A stage's step as training compiles it, and where each of its arguments lies on the devices."""
 
     step: Any
     template: TrainState
     places: TrainState
     frozen: Any
     batch: Any
+
+    def lower(self) -> Any:
+        return self.step.lower(self.template, self.frozen, self.batch)
 
 
 def estimate(plan: RunPlan, stage: Stage, topology: str) -> Estimate:
@@ -157,9 +161,9 @@ def estimate(plan: RunPlan, stage: Stage, topology: str) -> Estimate:
       ConfigError: an unknown topology, a mesh that it does not have, more memory than a chip has, or libtpu is not
         installed.
     """
-    chip, devices = chip_of(topology), _devices(topology)
+    chip, devices = chip_of(topology), devices_of(topology)
     laid = lay_out(plan, stage, devices)
-    program = compile_elsewhere(functools.partial(_write_program, plan.config, stage.name, topology))
+    program = compile_elsewhere(functools.partial(write_program, plan.config, stage.name, topology))
     work = program.work()
     return Estimate(
         chip=chip,
@@ -194,25 +198,22 @@ def lay_out(plan: RunPlan, stage: Stage, devices: Sequence[Any]) -> _Laid:
     places = shard_params(template, mesh, axes=logical_axes, logical=logical)
     frozen_places = shard_params(sketch.frozen, mesh, axes=logical_axes, logical=logical)
     step = make_train_step(
-        sketch.task,
-        optimizer,
-        state=places,
-        batch=batch_sharding(mesh),
-        replicated=replicated(mesh),
-        accumulate=loop.accumulate,
-        epochs=loop.epochs,
-        minibatches=loop.minibatches,
-        trained=found.trained,
-    )
-    return _Laid(step, template, places, jax.tree.map(_placed, sketch.frozen, frozen_places), sketch.batch)
+        sketch.task, optimizer, state=places, batch=batch_sharding(mesh), replicated=replicated(mesh),
+        accumulate=loop.accumulate, epochs=loop.epochs, minibatches=loop.minibatches, trained=found.trained,
+    )  # fmt: skip
+
+    def placed(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    return _Laid(step, template, places, jax.tree.map(placed, sketch.frozen, frozen_places), sketch.batch)
 
 
-def _write_program(config: Mapping[str, Any], stage: str, topology: str, folder: str) -> None:
+def write_program(config: Mapping[str, Any], stage: str, topology: str, folder: str) -> None:
     """Has the compiler write the step of a stage into `folder`."""
     plan = make_plan(config)
-    laid = lay_out(plan, plan.stages[stage], _devices(topology))
-    with planned_for("tpu"):
-        lowered = laid.step.lower(laid.template, laid.frozen, laid.batch)
+    laid = lay_out(plan, plan.stages[stage], devices_of(topology))
+    with contextlib.nullcontext() if topology == "gpu" else planned_for("tpu"):
+        lowered = laid.lower()
     compile_into(lowered, folder)
 
 
@@ -240,7 +241,10 @@ def chip_of(topology: str) -> Chip:
     return CHIPS[name]
 
 
-def _devices(topology: str) -> list[Any]:
+def devices_of(topology: str) -> list[Any]:
+    """Those of a slice, which need not be here; for "gpu" the first that is here."""
+    if topology == "gpu":
+        return jax.devices()[:1]
     from jax.experimental import topologies
 
     try:
@@ -258,10 +262,6 @@ def _bandwidth(chip: Chip, group: int, topology: str) -> float:
     """Of a ring: along one axis of the torus the links of that axis, over more of them those of all."""
     longest = max(int(size) for size in topology.partition(":")[2].split("x"))
     return chip.ici_bandwidth / chip.axes if group <= longest else chip.ici_bandwidth
-
-
-def _placed(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
 
 def _lines(found: Estimate) -> list[str]:

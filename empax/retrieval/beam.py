@@ -66,8 +66,8 @@ class EmbedPart(beam.DoFn):
         with self._path.open("rb") as file:
             file.seek(part.offset)
             lines = [file.readline().decode() for _ in range(part.rows)]
-        rows = parse_jsonl(lines, name=str(self._path))
-        vectors = self._encoder.embed_keys([instance_from_row(row) for row in rows])
+        rows = parse_jsonl(enumerate(lines, start=1), name=str(self._path))
+        vectors = self._encoder.embed_keys([instance_from_row(row) for _, row in rows])
         target = part.file(self._folder)
         write_atomically(target, lambda temporary: np.save(temporary, vectors))
         yield str(target)

@@ -58,7 +58,8 @@ def test_what_fails_or_has_no_time_is_left_out_by_name(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.slow
-def test_results_are_files_of_the_card(tmp_path):
-    said = gpu.main(["--smoke", "--device=cpu", f"--output={tmp_path}", "--only", "exact"])
+def test_results_are_files_of_the_card(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    said = gpu.main(["--smoke", "--device=cpu", "--output=~", "--only", "exact"])
     assert said["measured"] == ["exact"]
     assert json.loads((tmp_path / "cpu" / "exact.json").read_text())["benchmark"] == "exact"

@@ -25,23 +25,19 @@ def prepared():
 )
 def test_another_algorithm_is_noticed(prepared, changes, found):
     from benchmarks.paired import DisagreementError
-    from benchmarks.ppo import OurPpo, TheirPpo, check, stage
+    from benchmarks.ppo import OurPpo, TheirPpo, check
 
-    sides, value, inputs = prepared
-    ours = OurPpo(sides, value, stage(OPTIONS.new_tokens), [inputs], **ONCE)
-    other = dataclasses.replace(stage(OPTIONS.new_tokens), **changes)
+    policy, inputs = prepared
+    other = policy._replace(settings=dataclasses.replace(policy.settings, **changes))
     with pytest.raises(DisagreementError, match=found):
-        check(ours, TheirPpo(sides, value, other, [inputs], **ONCE), inputs)
+        check(OurPpo(policy, [inputs], **ONCE), TheirPpo(other, [inputs], **ONCE), inputs)
 
 
 def test_another_value_head_is_noticed(prepared):
     from benchmarks.paired import DisagreementError
-    from benchmarks.ppo import OurPpo, TheirPpo, check, stage
+    from benchmarks.ppo import OurPpo, TheirPpo, check
 
-    sides, value, inputs = prepared
-    settings = stage(OPTIONS.new_tokens)
-    other = {**value, "out": np.asarray(value["out"]) * 1.01}
+    policy, inputs = prepared
+    other = policy._replace(value={**policy.value, "out": np.asarray(policy.value["out"]) * 1.01})
     with pytest.raises(DisagreementError, match="values: relative error"):
-        check(
-            OurPpo(sides, value, settings, [inputs], **ONCE), TheirPpo(sides, other, settings, [inputs], **ONCE), inputs
-        )
+        check(OurPpo(policy, [inputs], **ONCE), TheirPpo(other, [inputs], **ONCE), inputs)

@@ -86,21 +86,11 @@ def test_file_and_name_are_on_disk_before_it_returns(tmp_path, monkeypatch):
     assert calls == ["5 bytes", "renamed", "folder"]
 
 
-@pytest.mark.parametrize("content", [b'{"a": "\xff\xfe"}', b"[" * 100_000, b""])
-def test_what_is_no_json_is_named(tmp_path, content):
-    (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.json(, line 1)?: (not valid JSON|not UTF-8|JSON nested more than)"):
-        read_json(tmp_path / "a.json")
-
-
 def test_json_round_trip_of_what_settings_hold(tmp_path):
     path = tmp_path / "new" / "a.json"
     write_json(path, {"n": np.float32(0.5), "path": Path("x/y"), "text": "ü"})
     assert path.read_text(encoding="utf-8") == '{\n  "n": 0.5,\n  "path": "x/y",\n  "text": "ü"\n}\n'
     assert read_json(path) == {"n": 0.5, "path": "x/y", "text": "ü"}
-    path.write_text('{"n": ')
-    with pytest.raises(DataError, match=r"a\.json: not valid JSON"):
-        read_json(path)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,6 @@ import empax
 from empax.core.config import ConfigError, check_numbers, to_settings
 from empax.core.system import AnswerOptions, Stage
 
-NOT_SETTINGS = ("Config", "Spec")
 OPTIONAL = {"empax.retrieval.beam"}
 OPTIONAL |= {
     f"empax.{command}" for command in ("main", "chat", "demo", "evaluate", "export", "judges", "serve", "sweep")

@@ -80,9 +80,8 @@ def test_what_is_no_path_of_a_folder_is_named(path):
         given_folder("a\0b", "workdir")
 
 
-def test_a_folder_that_is_given_may_be_a_path_or_a_text(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert given_folder("~/run", "workdir") == given_folder(tmp_path / "run", "workdir") == tmp_path / "run"
+def test_a_folder_that_is_given_may_be_a_path_or_a_text(home):
+    assert given_folder("~/run", "workdir") == given_folder(home / "run", "workdir") == home / "run"
 
 
 @pytest.mark.parametrize("path", [None, 3, ["runs"]])

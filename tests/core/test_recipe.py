@@ -12,9 +12,10 @@ def test_settings_are_taken_out_of_the_command_line():
     assert values == {"a.b": "1", "c": "x y", "d": "2"}
 
 
-def test_a_setting_needs_a_value():
+@pytest.mark.parametrize("behind", [(), ("--workdir=w",)])
+def test_a_setting_needs_a_value(behind):
     with pytest.raises(ConfigError, match=r"--config\.a has no value"):
-        split_overrides(["main", "--config.a"])
+        split_overrides(["main", "--config.a", *behind])
 
 
 def config():
@@ -30,6 +31,9 @@ def config():
         ("train.buckets", "(4, 5)", (4, 5)),
         ("train.buckets", "a,b", ("a", "b")),
         ("train.buckets", "a", ("a",)),
+        ("train.buckets", "4", (4,)),
+        ("train.buckets", "a, b,", ("a", "b")),
+        ("train.buckets", "", ()),
         ("train.flag", "True", True),
         ("train.patience", "none", None),
         ("name", "None", None),
@@ -55,6 +59,7 @@ def test_values_take_the_type_that_the_recipe_has(path, text, value):
         ("tran.steps", "1", "Did you mean 'train'"),
         ("sed", "1", "Did you mean 'seed'"),
         ("name.deep", "1", "is a value, not a section"),
+        ("train", "1", "^config.train is a section; set one of its keys: buckets, steps.$"),
     ],
 )
 def test_what_does_not_fit_is_named(path, text, says):
@@ -69,19 +74,18 @@ def test_recipes_come_from_files_with_an_argument(tmp_path):
     )
     assert load_recipe(str(path)) == "plain"
     assert load_recipe(f"{path}:tiny") == "tiny"
-    with pytest.raises(ConfigError, match="no bad"):
-        load_recipe(f"{path}:bad")
-    with pytest.raises(ConfigError, match=r"there is no file .*recipes.py. Did you mean .*recipe.py"):
-        load_recipe(str(tmp_path / "recipes.py"))
     (tmp_path / "notes.md").write_text("# Notes")
-    with pytest.raises(ConfigError, match=r"notes\.md is no recipe, whose name ends in \.py"):
-        load_recipe(str(tmp_path / "notes.md"))
     (tmp_path / "plain.py").write_text("def get_config():\n    return 1")
-    with pytest.raises(ConfigError, match="takes no argument; leave out ':tiny'"):
-        load_recipe(f"{tmp_path / 'plain.py'}:tiny")
     (tmp_path / "empty.py").write_text("")
-    with pytest.raises(ConfigError, match="defines no get_config"):
-        load_recipe(str(tmp_path / "empty.py"))
+    for spec, says in (
+        ("recipe.py:bad", "no bad"),
+        ("recipes.py", r"there is no file .*recipes.py. Did you mean .*recipe.py"),
+        ("notes.md", r"notes\.md is no recipe, whose name ends in \.py"),
+        ("plain.py:tiny", "takes no argument; leave out ':tiny'"),
+        ("empty.py", "defines no get_config"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load_recipe(f"{tmp_path}/{spec}")
 
 
 @pytest.mark.parametrize(

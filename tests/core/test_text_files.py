@@ -1,4 +1,7 @@
-"""Every reader of text files against every kind of malformed file: read alike, or refused with file and line."""
+"""Every reader of text files against every kind of malformed file: read alike, or refused with file and line.
+
+And no text of others commands a terminal or a page.
+"""
 
 import dataclasses
 import gzip
@@ -14,8 +17,8 @@ from typing import Any
 import pytest
 
 from empax.core import text_files
-from empax.core.files import DataError, read_json, read_jsonl
-from empax.core.text_files import parse_json
+from empax.core.files import DataError, message_of, read_json, read_jsonl
+from empax.core.text_files import parse_json, visible
 from empax.data import dailydialog, empathetic_dialogues, epitome, own
 from empax.data.dialogues import instance_from_row
 from empax.evaluation.rows import read_predictions
@@ -273,11 +276,15 @@ def test_json_files_of_a_run_are_read_alike_or_refused(tmp_path, change):
         read_json(path)
 
 
-@pytest.mark.parametrize("change", REFUSED_JSON)
-def test_json_files_of_a_run_hold_json(tmp_path, change):
-    value, says = REFUSED_JSON[change]
+CUT_SHORT = [(b"", "not valid JSON"), (b'{"n": ', "not valid JSON"), (b"[" * 100_000, "nested more than 64 deep")]
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"), [*((b'{"a": ' + value + b"}", says) for value, says in REFUSED_JSON.values()), *CUT_SHORT]
+)
+def test_json_files_of_a_run_hold_json(tmp_path, raw, says):
     path = tmp_path / "config.json"
-    path.write_bytes(b'{"a": ' + value + b"}")
+    path.write_bytes(raw)
     with pytest.raises(DataError, match=rf"config\.json: .*{re.escape(says)}"):
         read_json(path)
 
@@ -293,7 +300,6 @@ def test_the_bounds_are_the_last_that_are_taken(tmp_path, monkeypatch):
     assert text_files.parse_object(json.dumps({"a": "x" * 100_000})) == {"a": "x" * 100_000}
     with pytest.raises(DataError, match="a text of 100001 characters; at most 100000"):
         text_files.parse_object(json.dumps({"a": "x" * 100_001}))
-    assert parse_json("[" * 64 + "]" * 64)
     path = tmp_path / "a.txt"
     path.write_bytes(b"abc\nabcd\n")
     monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 5)
@@ -321,3 +327,22 @@ def test_the_bounds_are_told_in_mebibytes(tmp_path, monkeypatch):
 
 def test_the_bounds_are_as_documented():
     assert (text_files.MAX_LINE_BYTES, text_files.MAX_FILE_BYTES, text_files.MAX_DEPTH) == (2**26, 2**30, 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "\u241b[31mred\u241b[0m"),
+        ("a\0b\x7f\x9b2J", "a\u2400b\u2421\ufffd2J"),
+        ("over\rwritten\x08\x07", "over\u240dwritten\u2408\u2407"),
+        ("two\nlines\tand é, 你好, \U0001f642", "two\nlines\tand é, 你好, \U0001f642"),
+    ],
+)
+def test_control_characters_are_signs(text, shown):
+    assert visible(text) == shown
+
+
+@pytest.mark.parametrize("error", [DataError("file \x1b[2J is bad"), FileNotFoundError(2, "gone", "\x1b[2J")])
+def test_messages_of_commands_have_none(error):
+    assert "\x1b" not in message_of(error)
+    assert "\u241b[2J" in message_of(error)

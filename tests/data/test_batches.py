@@ -1,9 +1,9 @@
 """Batches: a pure function of seed and step, every example once an epoch, no loss over processes."""
 
 import collections
-import itertools
 import threading
 
+import jax
 import numpy as np
 import pytest
 
@@ -37,13 +37,8 @@ def make_batches(examples, start, stop, **kwargs):
     return list(train_batches(examples, start_step=start, stop_step=stop, **settings))
 
 
-def leaves(batch):
-    return [np.asarray(getattr(batch, name)) for name in ("source", "source_mask", "target", "target_mask", "valid")]
-
-
 def assert_same(one, other):
-    for left, right in zip(leaves(one), leaves(other), strict=True):
-        np.testing.assert_array_equal(left, right)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 def which(batch):
@@ -153,11 +148,6 @@ def test_the_next_batch_is_made_while_the_last_one_is_learnt_from():
     assert len(list(batches)) == 3
 
 
-def test_one_epoch_of_batches_covers_everything():
-    found = list(itertools.chain.from_iterable(map(which, make_batches(make_examples(), 0, 13))))
-    assert sorted(found) == list(range(101))
-
-
 class Noisy(SequenceExamples):
     """Draws from the generator it is given, and records."""
 
@@ -203,7 +193,7 @@ def test_collate():
     batch = examples.collate(np.array([0]), 2, rng)
     np.testing.assert_array_equal(batch.source, [[6, 7]])
     assert batch.target.shape == (1, 8)
-    assert {leaf.dtype for leaf in leaves(batch)} == {np.dtype(np.int32), np.dtype(bool)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(batch)} == {np.dtype(np.int32), np.dtype(bool)}
 
 
 @pytest.mark.parametrize(

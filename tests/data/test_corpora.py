@@ -6,6 +6,9 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.data.corpora import data_folder, find_corpus
+from empax.data.dailydialog import find_dailydialog
+from empax.data.epitome import FILES, find_epitome
+from empax.data.spans import find_causes
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +27,29 @@ def test_a_corpus_lies_in_the_named_folder_or_in_one_of_its_own(tmp_path, monkey
     assert find_corpus("Songs", ["a.txt"], "songs") == own
     assert data_folder(own) == (own, "config.data.dir")
     assert data_folder("") == (str(tmp_path), "EMPAX_DATA_DIR")
+
+
+CORPORA = {
+    "DailyDialog": (lambda *given: find_dailydialog(*given).parent, "dailydialog", ["dialogues_test.txt"]),
+    "EPITOME": (find_epitome, "empathy_mental_health", FILES.values()),
+    "RECCON": (find_causes, "emotion_causes", ["reccon_dailydialog_train.json"]),
+}
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_each_corpus_is_found_where_the_user_points(name, tmp_path, monkeypatch):
+    find, folder, files = CORPORA[name]
+    with pytest.raises(ConfigError, match=f"{name} is not downloaded by itself"):
+        find("")
+    with pytest.raises(ConfigError, match=rf"config\.data\.dir = .* holds no {name}"):
+        find(tmp_path)
+    own = tmp_path / folder
+    own.mkdir()
+    for file in files:
+        (own / file).touch()
+    assert find(tmp_path) == find(str(own)) == own
+    monkeypatch.setenv("EMPAX_DATA_DIR", str(tmp_path))
+    assert find() == own
 
 
 def test_an_absent_corpus_is_named_with_its_files_and_with_where_the_folder_was_given(tmp_path, monkeypatch):

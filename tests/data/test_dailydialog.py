@@ -5,7 +5,7 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.types import Instance, Utterance
-from empax.data.dailydialog import FOLDER, find_dailydialog, load_dialogues, load_instances, written
+from empax.data.dailydialog import find_dailydialog, load_dialogues, load_instances, written
 
 LINES = [
     "Some weed ? __eou__ Oh , umm , no thanks . __eou__ I ' ll wait , don't worry . __eou__ Let ' s go . __eou__",
@@ -73,22 +73,12 @@ def test_a_bad_file_is_named(tmp_path):
         load_dialogues(tmp_path / "latin.txt")
 
 
-def test_the_file_is_found_where_the_user_points(tmp_path, path, monkeypatch):
-    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
-    with pytest.raises(ConfigError, match=r"set --config\.data\.dir or EMPAX_DATA_DIR to the folder"):
-        find_dailydialog("")
+def test_each_split_has_a_file(tmp_path, path):
     assert find_dailydialog(tmp_path) == path
     with pytest.raises(ConfigError, match=r"config\.data\.dir = .* holds no DailyDialog; .* dialogues_train\.txt"):
         find_dailydialog(tmp_path, split="train")
     with pytest.raises(ConfigError, match="no split 'valid'; it has train, validation, test"):
         find_dailydialog(tmp_path, split="valid")
-    inner = tmp_path / "data" / FOLDER
-    inner.mkdir(parents=True)
-    monkeypatch.setenv("EMPAX_DATA_DIR", str(inner.parent))
-    with pytest.raises(ConfigError, match=r"EMPAX_DATA_DIR = .* holds no DailyDialog"):
-        find_dailydialog()
-    moved = path.rename(inner / path.name)
-    assert find_dailydialog() == moved
 
 
 @pytest.mark.real_data

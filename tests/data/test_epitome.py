@@ -7,7 +7,7 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.types import LEVELS, MECHANISMS
-from empax.data.epitome import FILES, FOLDER, EpitomePair, find_epitome, load_epitome, split_by_seeker
+from empax.data.epitome import FILES, EpitomePair, load_epitome, split_by_seeker
 
 ROWS = [
     ("s1", "r1", 'I said "no", twice\nand left', "Why?"),
@@ -56,20 +56,6 @@ def test_bad_files_are_named(tmp_path):
     (tmp_path / FILES["exploration"]).write_text("".join(lines[:-1]), encoding="utf-8")
     with pytest.raises(DataError, match=r"do not hold the same pairs: sp_id s2, rp_id r3"):
         load_epitome(tmp_path)
-
-
-def test_folder_is_found_where_the_user_points(tmp_path, monkeypatch):
-    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
-    inner = tmp_path / FOLDER
-    inner.mkdir()
-    with pytest.raises(ConfigError, match=r"config\.data\.dir = .* holds no EPITOME"):
-        find_epitome(tmp_path)
-    with pytest.raises(ConfigError, match=r"set --config\.data\.dir or EMPAX_DATA_DIR"):
-        find_epitome("")
-    write(inner, ["0120", "2101", "1022"])
-    assert find_epitome(tmp_path) == find_epitome(str(inner)) == inner
-    monkeypatch.setenv("EMPAX_DATA_DIR", str(tmp_path))
-    assert find_epitome() == inner
 
 
 def corpus(num_pairs=600):

@@ -12,7 +12,6 @@ from empax.data.features import (
     keep_newest,
     pad,
     plain_context,
-    render_context,
     render_contexts,
     render_exemplars,
     render_source,
@@ -56,10 +55,11 @@ def test_attribute_tokens():
 
 def test_turns_alternate_back_from_the_speaker():
     context = ("10 11", "20", "30 31")
-    assert render_context(Words(), context, max_tokens=99) == [SPEAKER, 10, 11, LISTENER, 20, SPEAKER, 30, 31]
-    assert render_context(Words(), context[1:], max_tokens=99) == [LISTENER, 20, SPEAKER, 30, 31]
-    assert render_context(Words(), context[:2], max_tokens=99, last="listener") == [SPEAKER, 10, 11, LISTENER, 20]
-    assert render_context(Words(), (), max_tokens=9) == []
+    assert render_contexts(Words(), [context, context[1:], ()], max_tokens=99) == [
+        [SPEAKER, 10, 11, LISTENER, 20, SPEAKER, 30, 31], [LISTENER, 20, SPEAKER, 30, 31], [],
+    ]  # fmt: skip
+    answered = render_contexts(Words(), [context[:2]], max_tokens=99, last="listener")
+    assert answered == [[SPEAKER, 10, 11, LISTENER, 20]]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_turns_alternate_back_from_the_speaker():
     ],
 )
 def test_oldest_ids_go_first_and_a_cut_turn_keeps_its_token(max_tokens, expected):
-    assert render_context(Words(), ("10 11", "20", "30 31"), max_tokens=max_tokens) == expected
+    assert render_contexts(Words(), [("10 11", "20", "30 31")], max_tokens=max_tokens) == [expected]
 
 
 def test_shared_turns_are_tokenised_once():
@@ -83,7 +83,7 @@ def test_shared_turns_are_tokenised_once():
     contexts = [("10",), ("10", "20", "30"), ("10", "20", "30", "40", "50")]
     rows = render_contexts(tokenizer, contexts, max_tokens=99)
     assert sorted(tokenizer.asked) == ["10", "20", "30", "40", "50"]
-    assert rows == [render_context(Words(), context, max_tokens=99) for context in contexts]
+    assert rows == [render_contexts(Words(), [context], max_tokens=99)[0] for context in contexts]
 
 
 def test_exemplars_end_with_the_listener():

@@ -6,13 +6,14 @@ import pytest
 import tokenizers as rust
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.sample import load_dialogues
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
+from tests.data.small_tokenizers import trained
 
 TEXTS = [turn.text for dialogue in load_dialogues()["train"][:40] for turn in dialogue.utterances]
 HARMLESS = [*TEXTS[:20], "", "  two  blanks ", "a\n\nb\t c", "Grüße, 你好 🎉!", "1 < 2 > 0, [a] {b} | c_d", "x" * 50]
@@ -37,22 +38,15 @@ def smollm2():
 
 def words():
     """A vocabulary of words; the control tokens stand in it like any word."""
-    backend = rust.Tokenizer(models.WordLevel(unk_token="[UNK]"))
-    backend.normalizer = normalizers.Lowercase()
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.train_from_iterator(TEXTS, trainers.WordLevelTrainer(special_tokens=["<pad>", "</s>", "[UNK]", *TAGS]))
+    cut = {"normalizer": normalizers.Lowercase(), "splitter": pre_tokenizers.WhitespaceSplit()}
+    backend = trained("WordLevel", TEXTS, ["<pad>", "</s>", "[UNK]", *TAGS], **cut)
     return SubwordTokenizer(backend, pad="<pad>", eos="</s>", start="<pad>")
 
 
 def t5():
     """Unigram: the control tokens are pieces of the vocabulary, and the likeliest of all (score 0)."""
-    backend = rust.Tokenizer(models.Unigram())
-    backend.normalizer = normalizers.NFKC()
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
     special = ["<pad>", "</s>", "<unk>", "<extra_id_0>", "<extra_id_1>", *TAGS]
-    trainer = trainers.UnigramTrainer(vocab_size=350, special_tokens=special, unk_token="<unk>", show_progress=False)
-    backend.train_from_iterator(TEXTS, trainer)
+    backend = trained("Unigram", TEXTS, special, vocab_size=350, normalizer=normalizers.NFKC())
     return SubwordTokenizer(backend, pad="<pad>", eos="</s>", start="<pad>")
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers as rust
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from empax.core.config import ConfigError
 from empax.core.types import ATTRIBUTES, Instance
@@ -22,6 +22,7 @@ from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained import GeneratorSettings, load_generator
 from empax.losses.cross_entropy import token_log_probs
+from tests.data.small_tokenizers import trained
 
 TEMPLATE = ChatTemplate(
     opening="<|im_start|>system\n",
@@ -42,13 +43,7 @@ INSTANCES = [
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    backend = rust.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=sorted(alphabet))
-    backend.train_from_iterator([*LONG, INSTRUCTION] * 3, trainer=trainer)
+    backend = trained("BPE", [*LONG, INSTRUCTION] * 3, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     return SubwordTokenizer(backend, pad="<|endoftext|>", eos="<|im_end|>", start="<|im_start|>")
 
 
@@ -159,26 +154,20 @@ def smollm2():
     return load_tokenizer("smollm2")
 
 
+FRAMED = [*LONG, INSTRUCTION, "[INST] user assistant system [/INST]"] * 3
+
+
 def sentencepiece():
     """Unigram with a blank in front of words, as T5's and Mistral's files."""
-    backend = rust.Tokenizer(models.Unigram())
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
     special = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
-    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=special, unk_token="<unk>", show_progress=False)
-    backend.train_from_iterator([*LONG, INSTRUCTION, "[INST] user assistant system [/INST]"] * 3, trainer)
+    backend = trained("Unigram", FRAMED, special, vocab_size=200)
     return SubwordTokenizer(backend, pad="</s>", eos="</s>", start="<s>", bos="<s>", chat_template=CHATML)
 
 
 def wordpieces():
     """BERT's cut: lower case, words and signs apart."""
-    backend = rust.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer()
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
     special = ["[UNK]", "[CLS]", "[SEP]", "<|im_start|>", "<|im_end|>"]
-    trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False)
-    backend.train_from_iterator([*LONG, INSTRUCTION, "[INST] user assistant system [/INST]"] * 3, trainer)
+    backend = trained("WordPiece", FRAMED, special, vocab_size=200, normalizer=normalizers.BertNormalizer())
     return SubwordTokenizer(backend, pad="[SEP]", eos="[SEP]", start="[CLS]", bos="[CLS]", chat_template=CHATML)
 
 
@@ -248,12 +237,7 @@ def test_a_template_that_ends_with_the_users_turn_is_refused(tokenizer):
 
 def framed(before, behind):
     """A tokenizer of words that puts these around a text, as those of T5 ("", "</s>") and BART ("<s>", "</s>") do."""
-    backend = rust.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    special = ["<pad>", "</s>", "<s>", *features.SPECIAL_TOKENS]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend.train_from_iterator(LONG, trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet))
+    backend = trained("BPE", LONG, ["<pad>", "</s>", "<s>", *features.SPECIAL_TOKENS])
     ends = [(token, backend.token_to_id(token)) for token in ("<s>", "</s>")]
     backend.post_processor = processors.TemplateProcessing(
         single=" ".join(filter(None, (before, "$A", behind))), special_tokens=ends

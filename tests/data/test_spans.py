@@ -183,11 +183,3 @@ def test_files_beside_other_corpora_are_read_alone(tmp_path):
             assert spans.find_causes(folder) == folder
         own = {"reccon_dailydialog_train.json", "reccon_dailydialog_test.json"}
         assert set(found["RECCON"].files) == (own if folder == tmp_path else own | {"other.json"})
-
-
-def test_who_has_no_causes_is_told_where_they_go(tmp_path, monkeypatch):
-    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
-    with pytest.raises(ConfigError, match="RECCON is not downloaded"):
-        spans.find_causes("")
-    with pytest.raises(ConfigError, match="holds no RECCON"):
-        spans.find_causes(tmp_path)

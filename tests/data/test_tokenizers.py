@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
@@ -18,6 +16,7 @@ from empax.data.bpe import BASE_TOKENS, train_bpe
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer, tokenizers_agree
 from empax.data.words import train_words
+from tests.data.small_tokenizers import trained
 
 TEXTS = [
     "I don't know what to do, my dog is sick.",
@@ -70,6 +69,15 @@ def test_case_is_kept_on_demand():
     assert cased.decode(cased.encode("  I'm  SURE ")) == "I'm SURE"
 
 
+def test_a_lower_cased_copy_reads_other_ids_and_has_another_hash():
+    cased = train_bpe(TEXTS, vocab_size=300, lowercase=False)
+    before = cased.hash, cased.encode("I'm SURE")
+    lower = cased.lower_cased()
+    assert lower.encode("I'm SURE") == cased.encode("i'm sure")
+    assert lower.hash != cased.hash
+    assert (cased.hash, cased.encode("I'm SURE")) == before
+
+
 def test_pieces_are_sane(bpe):
     # The first word is the same token as inside a sentence; each digit and each run of signs stands alone.
     assert bpe.encode("dog dog") == 2 * bpe.encode("dog")
@@ -85,11 +93,6 @@ def test_special_tokens_are_atomic_and_leave_no_trace(bpe):
     assert bpe.decode([bpe.start_id, *ids, bpe.pad_id]) == "my dog"
     assert bpe.decode([*bpe.encode("my"), bpe.eos_id, *bpe.encode("dog")]) == "my"
     assert bpe.decode([]) == bpe.decode([bpe.eos_id]) == ""
-
-
-def test_batch_is_the_texts_one_by_one(bpe, minilm):
-    for tokenizer in (bpe, minilm):
-        assert tokenizer.encode_batch(TEXTS + HARD) == [tokenizer.encode(text) for text in TEXTS + HARD]
 
 
 def test_training_is_deterministic(bpe):
@@ -128,23 +131,7 @@ def replies(number):
 
 
 def small(kind):
-    """A tokenizer of this model, trained on TEXTS."""
-    special = {"special_tokens": ["<pad>", "</s>", "[UNK]"], "show_progress": False}
-    bert, alphabet = pre_tokenizers.BertPreTokenizer(), pre_tokenizers.ByteLevel.alphabet()
-    model, splitter, decoder, trainer = {
-        "BPE": (models.BPE(), pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel(),
-                trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, **special)),
-        "Unigram": (models.Unigram(), pre_tokenizers.Metaspace(), decoders.Metaspace(),
-                    trainers.UnigramTrainer(vocab_size=400, unk_token="[UNK]", **special)),
-        "WordLevel": (models.WordLevel(unk_token="[UNK]"), bert, None, trainers.WordLevelTrainer(**special)),
-        "WordPiece": (models.WordPiece(unk_token="[UNK]"), bert, decoders.WordPiece(),
-                      trainers.WordPieceTrainer(vocab_size=400, **special)),
-    }[kind]  # fmt: skip
-    backend = Backend(model)
-    backend.pre_tokenizer = splitter
-    if decoder is not None:
-        backend.decoder = decoder
-    backend.train_from_iterator(TEXTS, trainer)
+    backend = trained(kind, TEXTS, ["<pad>", "</s>", "[UNK]"])
     return SubwordTokenizer(backend, pad="<pad>", eos="</s>", start="<pad>")
 
 

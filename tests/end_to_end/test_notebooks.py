@@ -71,6 +71,14 @@ def test_the_first_cell_keeps_jax_and_prefers_a_wheel(tmp_path, monkeypatch):
     assert f"jax=={metadata.version('jax')}" in (tmp_path / "held.txt").read_text().splitlines()
 
 
+def test_a_name_of_none_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(notebooks, "write", lambda path: None)
+    assert notebooks.main(["talk"]) == 0
+    with pytest.raises(SystemExit):
+        notebooks.main(["talk", "tlak"])
+    assert "there is no notebook tlak; there are compare_outputs, " in capsys.readouterr().err
+
+
 def test_with_an_address_names_open_in_colab(tmp_path):
     folder = tmp_path / "notebooks"
     shutil.copytree(FOLDER, folder)

@@ -716,6 +716,9 @@ MODEL_FILES = [
         {"source": TEMPLATE},
     ),
     pair(
+        "data/gguf.py", "must be {}; fetch or convert the model again", gguf_tokens, {"tokens": [1]}, {},
+    ),
+    pair(
         "data/gguf.py", "is none of the {} tokens; fetch or convert it again", gguf_tokens, {"eos_token_id": 3},
         {"eos_token_id": 2},
     ),

@@ -85,7 +85,7 @@ def of_rewards(config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["bfloat16", "int8"])
+@pytest.mark.parametrize("int8", [False, True], ids=["bfloat16", "int8"])
 def test_a_policy_on_adapters_has_what_they_sit_on_for_its_reference(int8):
     config = emprl_llm.get_config("llama-3.1-8b")
     config.emprl.lora.int8 = int8

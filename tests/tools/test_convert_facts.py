@@ -132,7 +132,8 @@ def test_the_command_writes_what_a_run_reads(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(convert_facts.empathetic_dialogues, "load_dialogues", lambda data: splits)
     rows = {"xReact": {"0": ["sad"], "1": []}}  # of MoEL's three dialogues the last is lost
     write(tmp_path, rows)
-    convert_facts.main(["nec", str(tmp_path / "facts.pkl"), str(tmp_path / "facts"), "--data=x"])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    convert_facts.main(["nec", "~/facts.pkl", "~/facts", "--data=x"])
     instances = to_instances(splits["test"], moel_compat=True)
     known = read_knowledge(tmp_path / "facts" / "test.jsonl", instances)
     assert known.source == "pickle of NEC's layout facts.pkl"

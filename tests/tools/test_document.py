@@ -1,11 +1,10 @@
 """Tables of documents come from results/, and nothing else."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from empax.core.files import DataError, write_json
+from empax.core.files import DataError, read_json, write_json, write_text
 from tests.reporting.test_report import swapped
 from tools.document import figures, fill, main
 
@@ -29,28 +28,30 @@ def test_documents_hold_what_the_results_say(path):
 
 def test_every_table_is_in_a_document():
     text = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
-    for name in json.loads((RESULTS / "tables.json").read_text(encoding="utf-8")):
+    for name in read_json(RESULTS / "tables.json"):
         assert f"<!-- table: {name} -->" in text, name
 
 
 def make_results(folder, value):
     run = folder / "runs" / "reg" / "small" / "0"
-    run.mkdir(parents=True)
     interval = {"value": value, "low": 1.0, "high": 3.0}
     rows = {"rows": 4, "dialogues": 2, "resampled": "dialogues", "sha256": "0" * 16}
     scores = {
         "corpus": "a corpus", "rows": rows, "first_row": 3, "metrics": {"bleu_2": interval}, "variants": {},
         "controls": {"controls": {"canned": {"metrics": {"bleu_2": 0.5}}}}, "empathy": {"linear": {"kappa": value / 8}},
     }  # fmt: skip
-    (run / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
+    write_json(run / "scores.json", scores)
     command = "python -m empax.main --config=configs/reg.py:small --workdir=runs/small"
-    (run / "report.json").write_text(json.dumps({"run": {"command": command}}), encoding="utf-8")
+    write_json(run / "report.json", {"run": {"command": command}})
     rows = [{"name": "small", "run": "reg/small/0"}, {"name": "canned", "run": "reg/small/0", "control": "canned"}]
     table = {"kind": "scores", "metrics": ["bleu_2"], "rows": rows}
     judged = {**table, "metrics": ["bleu_2", "kappa:linear"], "titles": {"kappa:linear": "κ"}}
-    tables = {"small": table, "commands": {**table, "recipes": True}, "judged": judged}
-    (folder / "tables.json").write_text(json.dumps(tables), encoding="utf-8")
+    write_json(folder / "tables.json", {"small": table, "commands": {**table, "recipes": True}, "judged": judged})
     return folder
+
+
+def document(*names):
+    return "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in names)
 
 
 def test_a_table_is_filled_between_its_marks_and_nothing_else_changes(tmp_path):
@@ -67,40 +68,33 @@ def test_a_table_is_filled_between_its_marks_and_nothing_else_changes(tmp_path):
 
 
 def test_a_table_may_tell_the_recipe_of_each_run(tmp_path):
-    made = fill("<!-- table: commands -->\n<!-- end -->\n", make_results(tmp_path, 2.0))
+    made = fill(document("commands"), make_results(tmp_path, 2.0))
     assert "|  | BLEU-2 ↑ | recipe |" in made
     assert "| small | 2.00 (1.00–3.00) | `reg.py:small` |\n| canned | 0.50 |  |" in made
 
 
 def test_a_table_may_tell_the_kappa_of_a_judge(tmp_path):
-    made = fill("<!-- table: judged -->\n<!-- end -->\n", make_results(tmp_path, 2.0))
+    made = fill(document("judged"), make_results(tmp_path, 2.0))
     assert "|  | BLEU-2 ↑ | κ |" in made
     assert "| small | 2.00 (1.00–3.00) | 0.250 |\n| canned | 0.50 |  |" in made
 
 
 def test_a_table_that_there_is_not_is_named(tmp_path):
     with pytest.raises(DataError, match="no table 'large'; it has commands, judged, small"):
-        fill("<!-- table: large -->\n<!-- end -->\n", make_results(tmp_path, 2.0))
+        fill(document("large"), make_results(tmp_path, 2.0))
 
 
 def test_a_table_over_other_test_rows_is_refused_until_it_is_two(tmp_path):
     results = make_results(tmp_path, 2.0)
-    other = results / "runs" / "reg" / "other" / "0"
-    other.mkdir(parents=True)
-    scores = json.loads((results / "runs/reg/small/0/scores.json").read_text(encoding="utf-8"))
+    scores = read_json(results / "runs/reg/small/0/scores.json")
     scores["rows"].update(rows=3, sha256="1" * 16)
-    (other / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
-    tables = json.loads((results / "tables.json").read_text(encoding="utf-8"))
-    row = {"name": "other", "run": "reg/other/0"}
-    tables["small"]["rows"].append(row)
-    (results / "tables.json").write_text(json.dumps(tables), encoding="utf-8")
-    text = "<!-- table: small -->\n<!-- end -->\n"
+    write_json(results / "runs/reg/other/0/scores.json", scores)
+    small, row = read_json(results / "tables.json")["small"], {"name": "other", "run": "reg/other/0"}
+    write_json(results / "tables.json", {"both": {**small, "rows": [*small["rows"], row]}})
     with pytest.raises(DataError, match=r"'small' answered 4 test rows and 'other' 3 others"):
-        fill(text, results)
-    tables["small"]["rows"].pop()
-    tables["other"] = {**tables["small"], "rows": [row]}
-    (results / "tables.json").write_text(json.dumps(tables), encoding="utf-8")
-    assert "3 rows" in fill(text + text.replace("small", "other"), results)
+        fill(document("both"), results)
+    write_json(results / "tables.json", {"small": small, "other": {**small, "rows": [row]}})
+    assert "3 rows" in fill(document("small", "other"), results)
 
 
 def test_tables_of_swapped_exemplars_are_those_of_the_report(tmp_path):
@@ -108,43 +102,43 @@ def test_tables_of_swapped_exemplars_are_those_of_the_report(tmp_path):
     table = {"kind": "swaps", "run": "reg/small/0"}
     write_json(results / "tables.json", {part: {**table, "part": part} for part in ("likelihoods", "recall")})
     write_json(results / "runs" / "reg" / "small" / "0" / "report.json", {"swaps": swapped()})
-    filled = fill("<!-- table: likelihoods -->\n<!-- end -->\n<!-- table: recall -->\n<!-- end -->\n", results)
+    filled = fill(document("likelihoods", "recall"), results)
     assert "| none | 1.000 | +1.000 (+0.500 to +1.500) | – | 1.0000 |" in filled
     assert "| this system's retriever | 1.0 (0.5–1.5) |" in filled
     assert "Negative log-likelihoods of 20 references" in filled
     runs = {"seed 0": "reg/small/0", "seed 1": "reg/small/0"}
     write_json(results / "tables.json", {"seeds": {"kind": "swaps", "runs": runs}})
-    filled = fill("<!-- table: seeds -->\n<!-- end -->\n", results)
+    filled = fill(document("seeds"), results)
     assert "| given | − none, seed 0 | − none, seed 1 |" in filled
     assert "| its own | +1.000 (+0.500 to +1.500) | +1.000 (+0.500 to +1.500) |" in filled
     assert "| none |" not in filled
     write_json(results / "tables.json", {"one": {**table, "kind": "figure", "file": "one.svg", "alt": "A chart"}})
-    document = tmp_path / "a.md"
-    document.write_text("<!-- table: one -->\n<!-- end -->\n", encoding="utf-8")
-    assert main([str(document), f"--results={results}"]) == 0
-    assert "![A chart](one.svg)" in document.read_text(encoding="utf-8")
-    assert "its own: 1 (0.5 to 1.5)" in document.with_name("one.svg").read_text(encoding="utf-8")
+    file = tmp_path / "a.md"
+    write_text(file, document("one"))
+    assert main([str(file), f"--results={results}"]) == 0
+    assert "![A chart](one.svg)" in file.read_text(encoding="utf-8")
+    assert "its own: 1 (0.5 to 1.5)" in file.with_name("one.svg").read_text(encoding="utf-8")
     other = make_results(tmp_path / "b", 2.0)
     write_json(other / "tables.json", {"likelihoods": {**table, "part": "likelihoods"}})
     write_json(other / "runs" / "reg" / "small" / "0" / "report.json", {"swaps": {}})
     with pytest.raises(DataError, match="has no likelihoods of swapped exemplars; its recipe needs a stage 'swaps'"):
-        fill("<!-- table: likelihoods -->\n<!-- end -->\n", other)
+        fill(document("likelihoods"), other)
 
 
 def test_the_best_weight_of_a_corpus_is_bold(tmp_path):
     found = {"kind": "knn", "rows": 6, "tokens": 1234, "nats_a_token": {"0.1": {"0.0": 3.5, "0.1": 3.4}}}
     write_json(tmp_path / "neighbours" / "knn.json", found)
     write_json(tmp_path / "tables.json", {"one": {"kind": "weights", "of": "knn"}})
-    filled = fill("<!-- table: one -->\n<!-- end -->\n", tmp_path)
+    filled = fill(document("one"), tmp_path)
     assert "| 0.1 | 3.5000 | **3.4000** |" in filled
     assert "over 1,234 tokens of 6 validation replies" in filled
 
 
 def test_the_command_fills_files_and_names_what_is_missing(tmp_path, capsys):
-    results, document = make_results(tmp_path / "results", 2.0), tmp_path / "a.md"
-    document.write_text("<!-- table: small -->\n<!-- end -->\n", encoding="utf-8")
-    assert main([str(document), f"--results={results}"]) == 0
-    assert "2.00 (1.00–3.00)" in document.read_text(encoding="utf-8")
-    document.write_text("<!-- table: large -->\n<!-- end -->\n", encoding="utf-8")
-    assert main([str(document), f"--results={results}"]) == 2
+    results, file = make_results(tmp_path / "results", 2.0), tmp_path / "a.md"
+    write_text(file, document("small"))
+    assert main([str(file), f"--results={results}"]) == 0
+    assert "2.00 (1.00–3.00)" in file.read_text(encoding="utf-8")
+    write_text(file, document("large"))
+    assert main([str(file), f"--results={results}"]) == 2
     assert "large" in capsys.readouterr().err

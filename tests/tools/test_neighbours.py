@@ -1,6 +1,7 @@
 """How much a corpus counts is chosen by the very likelihoods that a run reports."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +17,10 @@ from tools import neighbours
 
 
 @pytest.mark.parametrize("kind", ["copy", "knn"])
-def test_the_table_has_what_a_run_with_that_weight_would_report(finished, tmp_path, capsys, kind):
-    neighbours.main(finished, kind, 6, tmp_path / "table.json")
+def test_the_table_has_what_a_run_with_that_weight_would_report(finished, tmp_path, monkeypatch, capsys, kind):
+    with monkeypatch.context() as moved:
+        moved.setenv("HOME", str(tmp_path))
+        neighbours.main(finished, kind, 6, Path("~/table.json"))
     found = read_json(tmp_path / "table.json")
     assert (found["kind"], found["rows"]) == (kind, 6)
     assert "best: weight " in capsys.readouterr().out

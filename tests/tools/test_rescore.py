@@ -1,12 +1,9 @@
 """Committed outputs are scored again: which rows, and when."""
 
-import gzip
-import json
-
 import pytest
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, write_json, write_jsonl
+from empax.core.files import DataError, read_json, write_json, write_jsonl
 from empax.core.types import Instance
 from empax.evaluation.scoring import ScoringSettings
 from empax.pipeline.judging import Jury
@@ -26,37 +23,25 @@ def make_source(code="1"):
     return Source(CORPUS, "a corpus", list(CORPUS.values()), Jury(), settings, code)
 
 
-def write_run(folder, reply):
-    run = folder / "runs" / "sys" / reply / "0"
-    run.mkdir(parents=True)
-    lines = [json.dumps({"id": name, "response": f"{reply} {i}"}) for i, name in enumerate(CORPUS)]
-    with gzip.open(run / "outputs.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.write("\n".join(lines))
-    return run
-
-
 @pytest.fixture
 def results(tmp_path):
     for reply in ("oh", "keys"):
-        write_run(tmp_path, reply)
+        outputs = [{"id": name, "response": f"{reply} {i}"} for i, name in enumerate(CORPUS)]
+        write_jsonl(tmp_path / "runs" / "sys" / reply / "0" / "outputs.jsonl.gz", outputs)
     systems = ["sys/oh/0", "sys/keys/0"]
     group = {"systems": systems, "pairs": [systems], "metrics": ["bleu_1", "distinct_1"]}
     plan = {"skip_rows": {"sys": 4}, "groups": {"two": group}}
-    (tmp_path / "rescore.json").write_text(json.dumps(plan), encoding="utf-8")
+    write_json(tmp_path / "rescore.json", plan)
     return tmp_path
-
-
-def read(path):
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def test_scores_are_of_the_rows_that_are_not_left_out(results):
     rescore(results, make_source())
-    found = read(results / "runs" / "sys" / "oh" / "0" / "scores.json")
+    found = read_json(results / "runs" / "sys" / "oh" / "0" / "scores.json")
     assert (found["first_row"], found["rows"]["rows"]) == (5, 8)
     assert {"canned", "random_training", "same_emotion"} <= set(found["controls"]["controls"])
     assert "bleu_2:moel" in found["variants"]
-    pair = read(results / "comparisons.json")["two"]["pairs"][0]
+    pair = read_json(results / "comparisons.json")["two"]["pairs"][0]
     assert pair["rows"] == 8
     assert set(pair["metrics"]) == {"bleu_1", "distinct_1"}
 
@@ -64,16 +49,15 @@ def test_scores_are_of_the_rows_that_are_not_left_out(results):
 def test_only_what_is_stale_is_scored_again(results):
     rescore(results, make_source())
     path = results / "runs" / "sys" / "oh" / "0" / "scores.json"
-    marked = {**read(path), "mark": True}
-    path.write_text(json.dumps(marked), encoding="utf-8")
+    write_json(path, {**read_json(path), "mark": True})
     rescore(results, make_source())
-    assert read(path).get("mark")
+    assert read_json(path).get("mark")
     rescore(results, make_source(code="2"))
-    assert "mark" not in read(path)
+    assert "mark" not in read_json(path)
 
 
 def test_released_outputs_are_compared_where_their_folder_is_given(results):
-    plan = read(results / "rescore.json")
+    plan = read_json(results / "rescore.json")
     plan["groups"]["two"] |= {"pairs": [["sys/oh/0", "p (released)"]], "peers": ["p"]}
     write_json(results / "rescore.json", plan)
     peers = [{"id": i.id, "context": i.context, "reference": i.response, "response": "yes"} for i in CORPUS.values()]

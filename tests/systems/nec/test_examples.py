@@ -65,7 +65,7 @@ def test_a_pretrained_models_frame_stands_around_query_and_facts(tokenizer):
 def test_facts_about_things_stand_behind_the_context_one_after_the_other(form, tokenizer):
     (row,) = read(form, instance(SAD, KNIFE, DOG))
     separator, encode = tokenizer.token_id(SEPARATOR), tokenizer.encode
-    context = features.render_context(tokenizer, ("I lost my dog.",), max_tokens=24)
+    context = features.render_contexts(tokenizer, [("I lost my dog.",)], max_tokens=24)[0]
     assert row == [*encode(QUERY), *context, separator, *encode(FACTS),
                    *encode("knife is used for cutting bread"), separator,
                    *encode("dog can be characterized by being loyal")]  # fmt: skip
@@ -76,7 +76,7 @@ def test_facts_about_things_stand_behind_the_context_one_after_the_other(form, t
 
 
 def test_without_facts_about_things_there_is_the_query_alone(form, tokenizer):
-    context = features.render_context(tokenizer, ("I lost my dog.",), max_tokens=24)
+    context = features.render_contexts(tokenizer, [("I lost my dog.",)], max_tokens=24)[0]
     assert read(form, instance(SAD)) == [[*tokenizer.encode(QUERY), *context]]
 
 
