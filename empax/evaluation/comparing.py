@@ -19,8 +19,8 @@ from empax.core.types import Prediction
 from empax.evaluation import text
 from empax.evaluation.comparable import OWN_ROWS, not_comparable
 from empax.evaluation.pairing import describe_rows, dialogues_of, pair_rows, shared_rows
-from empax.evaluation.scoring import METRICS, Interval, ScoringSettings, make_statistics
-from empax.evaluation.significance import confidence_intervals, holm, paired_tests
+from empax.evaluation.scoring import METRICS, ScoringSettings, make_statistics
+from empax.evaluation.significance import Interval, confidence_intervals, holm, paired_tests
 from empax.evaluation.statistics import DistinctStatistic, Statistic, estimate
 
 
@@ -38,15 +38,10 @@ class AtEqualLength:
     count: int
     unit: str
 
-    def values(self) -> tuple[float, float]:
-        """The metric of each system."""
-        num_rows = self.statistic.num_rows // 2
-        first, second = np.arange(num_rows), np.arange(num_rows, 2 * num_rows)
-        return estimate(self.statistic.take(first)), estimate(self.statistic.take(second))
-
     def about(self) -> dict[str, int | float | str]:
-        """`count`, `unit`, and the values `first` and `second`."""
-        first, second = self.values()
+        """`count`, `unit`, and the metric of each system, `first` and `second`."""
+        rows = np.arange(self.statistic.num_rows).reshape(2, -1)
+        first, second = (estimate(self.statistic.take(side)) for side in rows)
         return {"count": self.count, "unit": self.unit, "first": first, "second": second}
 
 
@@ -70,11 +65,10 @@ def at_equal_length(
       seed: of the draw.
     """
     unit = unit_of(name)
-    if isinstance(statistic, DistinctStatistic) and unit:
-        equal, count = statistic.at_equal_counts(seed=seed)
-        return AtEqualLength(equal, count, unit)
     if not unit:
         return None
+    if isinstance(statistic, DistinctStatistic):
+        return AtEqualLength(*statistic.at_equal_counts(seed=seed), unit)
     variant = name.partition(":")[2] or "nltk"
     split = text.bleu_tokens(variant)
     first, second = ([row.response for row in side] for side in rows)
@@ -111,28 +105,6 @@ _SAMPLES_PER_TEST = 40
 
 _SMALLEST_SHARE = 0.5
 """Of the rows, for released outputs to be compared."""
-
-
-def compare(
-    rows_a: Sequence[Prediction],
-    rows_b: Sequence[Prediction],
-    *,
-    settings: ScoringSettings | None = None,
-    names: Sequence[str] = METRICS,
-) -> dict[str, dict[str, Any]]:
-    """Paired tests of a against b for every metric whose inputs both have.
-
-    Returns:
-      By metric what `compare_systems` has of a pair, corrected over the metrics.
-
-    Raises:
-      DataError: the rows do not pair up, see `pairing.pair_rows`.
-    """
-    settings = settings or ScoringSettings()
-    found = compare_systems(
-        {"a": rows_a, "b": rows_b}, [("a", "b")], settings=settings, names=names, samples=settings.bootstrap_samples
-    )
-    return found["pairs"][0]["metrics"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,26 +274,22 @@ def _own(
     """A system's own values on some of the rows; computed once for all pairs."""
     known = cache.setdefault((label, positions.tobytes()), {})
     taken = {n: field.statistics[n].take(field.places[label][positions]) for n in names if n not in known}
-    taken = {name: statistic for name, statistic in taken.items() if math.isfinite(estimate(statistic))}
-    found = confidence_intervals(
+    known |= confidence_intervals(
         taken, dialogues=field.groups(positions), samples=settings.bootstrap_samples, seed=settings.seed
     )
-    for name, (low, high) in found.items():
-        known[name] = {"value": estimate(taken[name]), "low": low, "high": high}
-    return {name: known[name] for name in names if name in known}
+    return {name: known[name] for name in names if math.isfinite(known[name]["value"])}
 
 
 def _equal(field: _Field, seed: int) -> dict[str, dict[str, Any]]:
     """Distinct-n of every system with all rows, at the count of n-grams that the briefest has."""
-    whole = [at for at in field.places.values() if (at >= 0).all()]
-    labels = [label for label, at in field.places.items() if (at >= 0).all()]
+    whole = {label: at for label, at in field.places.items() if (at >= 0).all()}
     found = {}
     for name, statistic in field.statistics.items():
         if isinstance(statistic, DistinctStatistic):
-            sides = [statistic.take(at) for at in whole]
-            count = min(side.num_items for side in sides)
-            values = [estimate(side.sample(count, seed=seed)) for side in sides]
-            found[name] = {"count": count, "unit": unit_of(name), "values": dict(zip(labels, values, strict=True))}
+            sides = {label: statistic.take(at) for label, at in whole.items()}
+            count = min(side.num_items for side in sides.values())
+            values = {label: estimate(side.sample(count, seed=seed)) for label, side in sides.items()}
+            found[name] = {"count": count, "unit": unit_of(name), "values": values}
     return found
 
 

@@ -54,7 +54,7 @@ def tables(report: Report) -> list[Table]:
 
 
 def _text(found: Mapping[str, Any], system: str) -> Table:
-    names = [name for name in controls.names() if name in found["system"]]
+    names = [name for name in controls.NAMES if name in found["system"]]
     values = {str(system): found["system"]}
     values |= {
         title: found["controls"][name]["metrics"] for name, title in CONTROLS.items() if name in found["controls"]

@@ -5,7 +5,7 @@ import pytest
 from empax.core.files import DataError
 from empax.core.types import Prediction
 from empax.evaluation import significance
-from empax.evaluation.comparing import compare, compare_systems
+from empax.evaluation.comparing import compare_systems
 from empax.evaluation.normalisation import MOEL_METRICS, NORMALISATIONS, beside_peers, normalisation
 from empax.evaluation.scoring import METRICS, VARIANTS, ScoringSettings, score
 
@@ -29,8 +29,9 @@ OTHER = rows_of([f"oh that is number {i} ." for i in range(16)])
 DULL = [dataclasses.replace(row, emotion_prediction="") for row in rows_of(["Oh."] * 16)]
 
 
-def test_compare_tests_the_metrics_that_both_have():
-    compared = compare(GOOD, DULL[::-1], settings=FAST)
+def test_metrics_that_both_have_are_tested():
+    (pair,) = compare_systems({"good": GOOD, "dull": DULL[::-1]}, settings=FAST, samples=20)["pairs"]
+    compared = pair["metrics"]
     assert "emotion_accuracy" not in compared
     assert {"bleu_1", "distinct_2", "perplexity", "length_ratio"} <= set(compared)
     own = score(GOOD, settings=FAST).metrics["rouge_l"]

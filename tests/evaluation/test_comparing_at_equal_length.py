@@ -58,7 +58,8 @@ def test_the_same_words_in_longer_replies_are_as_distinct():
         both = make_statistics(rows, ["distinct_2"])["distinct_2"]
         found = at_equal_length("distinct_2", both, (rows[:60], rows[60:]))
         assert found is not None
-        equal.append(np.subtract(*found.values()))
+        about = found.about()
+        equal.append(about["first"] - about["second"])
         sides = (np.arange(60), np.arange(60, 120))
         plain.append(estimate(both.take(sides[0])) - estimate(both.take(sides[1])))
     assert np.mean(plain) > 5.0

@@ -14,7 +14,6 @@ from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Prediction
 from empax.evaluation.normalisation import MOEL_METRICS
 from empax.evaluation.scoring import BART_DIRECTIONS, METRICS, make_statistics
 from empax.evaluation.significance import confidence_intervals, paired_tests
-from empax.evaluation.statistics import estimate
 
 COUNTING = ("distinct_1", "distinct_2", "sentence_std", "top5_share")
 NAMES = (*METRICS, *MOEL_METRICS)
@@ -115,12 +114,10 @@ def simulate(systems, names, *, num_dialogues, trials, samples, singles=True):
                 found[name][kind].append(test[kind] <= 0.05)
         if singles:
             one = {name: statistic.take(here) for name, statistic in joint.items()}
-            for name, (low, high) in confidence_intervals(
-                one, dialogues=dialogues, samples=samples, seed=trial
-            ).items():
-                found[name]["value"].append(estimate(one[name]))
-                found[name]["low"].append(low)
-                found[name]["high"].append(high)
+            intervals = confidence_intervals(one, dialogues=dialogues, samples=samples, seed=trial)
+            for name, interval in intervals.items():
+                for kind, value in interval.items():
+                    found[name][kind].append(value)
     shares = {}
     for name, lists in found.items():
         shares[name] = {kind: float(np.mean(lists[kind])) for kind in ("p_value", "p_bootstrap", "zero") if lists[kind]}
