@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from empax.core.protocols import Answering
 from empax.core.system import RunContext
 from empax.core.types import Instance, Prediction
 from empax.data.spans import Span, marked
+from empax.evaluation.reply_checks import wilson_low
 from empax.parts.attributes import ClassifierJudge
 from empax.pipeline import annotate, evaluate
 from empax.pipeline.plan import read_plan
@@ -184,12 +185,8 @@ def beats_chance(rows: Iterable[Mapping[str, Any]]) -> bool:
     pairs = [(gold, found) for gold, found in pairs if gold and found]
     if not pairs:
         return False
-    count, z = len(pairs), 1.96
-    right = sum(gold == found for gold, found in pairs) / count
-    spread = z * math.sqrt(right * (1 - right) / count + (z / (2 * count)) ** 2)
-    low = (right + z**2 / (2 * count) - spread) / (1 + z**2 / count)
-    golds = [gold for gold, _ in pairs]
-    return low > max(map(golds.count, set(golds))) / count
+    golds = collections.Counter(gold for gold, _ in pairs)
+    return wilson_low(sum(gold == found for gold, found in pairs), len(pairs)) > max(golds.values()) / len(pairs)
 
 
 def why_of(found: Prediction) -> dict[str, Any]:
