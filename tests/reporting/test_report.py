@@ -16,7 +16,7 @@ from empax.core.system import RunContext
 from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Instance, Prediction
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.empathetic_dialogues import ARCHIVE_SHA256, find_archive, read_dialogues
-from empax.evaluation import published, scoring
+from empax.evaluation import published
 from empax.evaluation.published import REG_PAPER, TABLES, identify
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings, score
@@ -25,7 +25,6 @@ from tests.plans import plan_of
 from tools.document import as_file
 
 FAST = ScoringSettings(bootstrap_samples=10)
-BLEU_1 = "bleu_1:moel" if "bleu_1:moel" in scoring.VARIANTS else "bleu_1"
 
 
 def predictions(num=20):
@@ -69,15 +68,12 @@ def known(monkeypatch):
 
 def made(**changes):
     rows = predictions()
-    scores = score(rows, settings=FAST)
     arguments = {
         "system": "reg <T5>",
         "config": {"seed": 0, "paper": "a & b"},
         "data": {"test": {"instances": 20, "dialogues": 5}},
         "predictions": rows,
-        "metrics": scores.metrics,
-        "variants": scores.variants,
-        "counts": scores.counts,
+        "scores": score(rows, settings=FAST),
         "speed": findings.find_speed(history()),
         "paper": REG_PAPER,
         "paper_row": "T5 + REG",
@@ -262,9 +258,10 @@ def test_published_numbers_that_must_not_be_compared_have_a_mark_and_a_reason(tm
 
 def test_report_of_little_has_no_empty_sections(tmp_path):
     rows = [Prediction(context=("hi",), response="hello", reference="hey")]
+    scores = dataclasses.replace(score(rows, settings=FAST), variants={}, counts={})
     found = made(
-        predictions=rows, metrics=score(rows, settings=FAST).metrics, variants={}, counts={}, speed={}, paper={},
-        paper_row="", peers={}, history=[], run={}, notes={}, config={}, data={},
+        predictions=rows, scores=scores, speed={}, paper={}, paper_row="", peers={}, history=[], run={}, notes={},
+        config={}, data={},
     )  # fmt: skip
     assert found["paper"] == {}
     report.write_report(found, tmp_path)
@@ -331,7 +328,7 @@ def test_peers_are_cached_by_content_and_settings(tmp_path):
         == first["a"].keys()
     )
     write_jsonl(folder / "a.jsonl", [{"context": ["x"], "response": "c", "reference": "b"}])
-    assert peers.score_peers(folder, cache=cache, settings=FAST)["a"][BLEU_1]["value"] == 0.0
+    assert peers.score_peers(folder, cache=cache, settings=FAST)["a"]["bleu_1:moel"]["value"] == 0.0
     (folder / "b.jsonl").write_text("nope\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"b\.jsonl, line 1: not valid JSON"):
         peers.score_peers(folder, settings=FAST)
@@ -450,12 +447,10 @@ def test_rows_are_identified_by_their_texts_or_by_the_archive():
 
 def test_peers_are_compared_as_they_were_cleaned_and_never_with_rows_as_they_are(known):
     interval = {"low": 1.0, "high": 2.0}
+    scores = score(predictions(), settings=FAST)
     found = made(
-        variants={"bleu_2:moel": {"value": 77.25, **interval}},
-        peers={
-            "moel": {"bleu_2:moel": {"value": 8.16, **interval}},
-            "own": {"bleu_2:moel": {"value": 5.5, **interval}},
-        },
+        scores=dataclasses.replace(scores, variants={"bleu_2:moel": {"value": 77.25, **interval}}),
+        peers={name: {"bleu_2:moel": {"value": value, **interval}} for name, value in (("moel", 8.16), ("own", 5.5))},
         peer_sets={"moel": identify(predictions()), "own": identify(predictions(5))},
     )
     assert list(found["peers"]) == ["moel"]
