@@ -59,12 +59,7 @@ class Session:
     def load(
         cls, workdir: Path | str, *, before: Before | None = answer_to_danger, after: After | None = None
     ) -> Session:
-        """Loads what `python -m empax.main --workdir=DIR` left.
-
-        Args:
-          workdir: of the run.
-          before: see `Session`.
-          after: see `Session`.
+        """Loads what `python -m empax.main --workdir=DIR` left; for the hooks see `Session`.
 
         Raises:
           ConfigError: the run is not there or not finished.

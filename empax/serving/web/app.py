@@ -124,9 +124,8 @@ class _Server:
     async def _streamed(
         self, request: Request, asked: ChatRequest, replies: AsyncGenerator[tuple[int, Any]], *, why: bool
     ) -> Response:
-        first = await self._answered(
-            request, anext(replies), limit=asked.limit
-        )  # what is wrong before it, is told by a status
+        # What is wrong before the first, is told by a status.
+        first = await self._answered(request, anext(replies), limit=asked.limit)
 
         async def rest() -> AsyncGenerator[tuple[int, Any]]:
             yield first
@@ -229,11 +228,7 @@ async def _body(request: Request) -> Any:
 
 
 def make_app(systems: Sequence[System], settings: ServerSettings) -> FastAPI:
-    """The application, for an ASGI server.
-
-    Args:
-      systems: one, or two that the page shows side by side, with names of their own.
-      settings: see there.
+    """The application, for an ASGI server: of one system, or of two that the page shows side by side.
 
     Raises:
       ConfigError: two systems have one name, or there are votes on others.
@@ -247,24 +242,34 @@ def make_app(systems: Sequence[System], settings: ServerSettings) -> FastAPI:
         yield
         await server.batcher.close()
 
-    app = FastAPI(title="empax", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.state.server = server
-    for path, (name, kind) in _FILES.items():
-        app.add_api_route(path, functools.partial(_file, name, kind), methods=["GET"], response_model=None)
     routes: list[tuple[str, str, Any]] = [
+        *(("GET", path, functools.partial(_file, *file)) for path, file in _FILES.items()),
         ("POST", "/v1/chat/completions", server.chat), ("POST", "/v1/embeddings", server.embeddings),
         ("GET", "/v1/models", server.models), ("GET", "/v1/models/{name}", server.model),
         ("GET", "/about", server.about), ("POST", "/conversations", server.begin), ("POST", "/votes", server.vote),
         ("GET", "/healthz", _health), ("GET", "/metrics", functools.partial(_metrics, server.numbers)),
     ]  # fmt: skip
+    app = _app(routes, settings, server.numbers, open_paths=_OPEN, lifespan=lifespan)
+    app.state.server = server
+    return app
+
+
+def _app(
+    routes: Sequence[tuple[str, str, Any]],
+    settings: ServerSettings,
+    numbers: Numbers,
+    *,
+    open_paths: Sequence[str] = (),
+    lifespan: Any = None,
+) -> FastAPI:
+    app = FastAPI(title="empax", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     for method, path, route in routes:
         app.add_api_route(path, route, methods=[method], response_model=None)
     app.add_exception_handler(ApiError, _error)
     app.add_exception_handler(HTTPException, _no_route)
-    paths = [*_FILES, *(path for _, path, _ in routes)]
     app.add_middleware(
-        Gate, token=settings.token, per_minute=settings.per_minute, hosts=settings.hosts, numbers=server.numbers,
-        paths=paths, open_paths=_OPEN,
+        Gate, token=settings.token, per_minute=settings.per_minute, hosts=settings.hosts, numbers=numbers,
+        paths=[path for _, path, _ in routes], open_paths=open_paths,
     )  # fmt: skip
     return app
 
@@ -277,20 +282,12 @@ def make_watch_app(workdir: Path, settings: ServerSettings) -> FastAPI:
     """
     check_run(workdir)
     replies = Replies(workdir, settings.watched_replies)
-    app = FastAPI(title="empax", docs_url=None, redoc_url=None, openapi_url=None)
 
     def page() -> Response:  # in a thread, since it reads files
         return Response(watch_page(workdir, replies), media_type="text/html")
 
-    app.add_api_route("/", page, methods=["GET"], response_model=None)
     sheet = functools.partial(_file, *_FILES["/page.css"])
-    app.add_api_route("/page.css", sheet, methods=["GET"], response_model=None)
-    app.add_exception_handler(HTTPException, _no_route)
-    app.add_middleware(
-        Gate, token=settings.token, per_minute=settings.per_minute, hosts=settings.hosts, numbers=Numbers(),
-        paths=("/", "/page.css"), open_paths=(),
-    )  # fmt: skip
-    return app
+    return _app([("GET", "/", page), ("GET", "/page.css", sheet)], settings, Numbers())
 
 
 async def _file(name: str, kind: str) -> Response:
