@@ -56,13 +56,8 @@ def at_equal_length(
     """A metric at equal length; None for one that does not change with it.
 
     Distinct-n: of the system with more n-grams as many are drawn as the other has. BLEU-2 precision: of the two
-    responses to one context the longer is cut to the words of the shorter.
-
-    Args:
-      name: of the metric, maybe with a variant.
-      statistic: the metric of 2N rows, as they are.
-      rows: N of each system, in that order.
-      seed: of the draw.
+    responses to one context the longer is cut to the words of the shorter. `statistic` is the metric of the 2N rows as
+    they are, those of one system behind those of the other.
     """
     unit = unit_of(name)
     if not unit:
@@ -144,7 +139,6 @@ def compare_systems(
     peers: Mapping[str, Sequence[Prediction]] | None = None,
     settings: ScoringSettings | None = None,
     names: Sequence[str] = METRICS,
-    samples: int = 0,
 ) -> Comparison:
     """One table of all systems, and tests of pairs of them.
 
@@ -155,7 +149,6 @@ def compare_systems(
       settings: of the resamples; a test takes `bootstrap_samples` of them, or 40 for each test made if that is more, so
         that the correction leaves room for small p-values.
       names: metrics; those whose inputs a system lacks are left out of its row and its pairs.
-      samples: of a test; 0 = as said.
 
     Returns:
       `rows`, as of `pairing.describe_rows`; `systems`, by label `rows` (how many) and `metrics`, name → interval;
@@ -163,7 +156,7 @@ def compare_systems(
       what `significance.paired_tests` finds (`difference` is first - second), `p_holm`, the `p_value` corrected
       over all tests, and `first` and `second`, both intervals on the rows of the pair. Distinct-n and BLEU-2 precision
       are tested at equal length; `equal` then has `count`, `unit` and the values `first` and `second` that `difference`
-      is of, see `equal_length`. `equal` of the whole, by metric: `count`, `unit` and `values`, Distinct-n of as many
+      is of, see `at_equal_length`. `equal` of the whole, by metric: `count`, `unit` and `values`, Distinct-n of as many
       n-grams of each system that has all rows. `absent`, peers that share too few rows, and why; `correction`:
       `method`, the `test` behind the p-values, and how many `tests`, `pairs`, `metrics` and `samples`.
 
@@ -178,7 +171,7 @@ def compare_systems(
     pairs += [(label, peer) for label in systems for peer in peers or {} if peer not in absent]
     plans = [(pair, field.shared(*pair), *_testable(field, pair)) for pair in pairs]
     num_tests = sum(len(wanted) for *_, wanted, _ in plans)
-    samples = samples or max(settings.bootstrap_samples, _SAMPLES_PER_TEST * num_tests)
+    samples = max(settings.bootstrap_samples, _SAMPLES_PER_TEST * num_tests)
     cache: dict[tuple[str, bytes], dict[str, Interval]] = {}
     tested = [
         {

@@ -42,15 +42,9 @@ class Control:
 def make_controls(
     rows: Sequence[Prediction], training: Sequence[Instance] = (), *, seed: int = 0
 ) -> tuple[dict[str, Control], dict[str, str]]:
-    """Replies that take no model.
+    """Replies that take no model, by the name of the control; and the reasons why others are absent, by name.
 
-    Args:
-      rows: the system's, N of them.
-      training: what it was trained on; empty = not known.
-      seed: of the random ones.
-
-    Returns:
-      The controls by name, and the reasons why others are absent, by name.
+    `training` is what the system was trained on, empty where that is not known; the random ones have the seed.
     """
     replies = {"canned": ([CANNED] * len(rows), f"The same reply to every context: “{CANNED}”")}
     absent: dict[str, str] = {}

@@ -176,11 +176,6 @@ def _real(values: np.ndarray) -> Float[np.ndarray, " Q"]:
 
 
 def with_intervals(statistics: Mapping[str, Statistic], dialogues: Int[np.ndarray, " Q"]) -> dict[str, Interval]:
-    """Value and 95% interval of each, whole dialogues being drawn; a statistic without a value is left out.
-
-    Args:
-      statistics: by name, of the same contexts.
-      dialogues: a number for the dialogue of each context.
-    """
+    """Value and 95% interval of each, whole dialogues being drawn; a statistic without a value is left out."""
     found = confidence_intervals(statistics, dialogues=np.unique(dialogues, return_inverse=True)[1])
     return {name: cell for name, cell in found.items() if np.isfinite(cell["value"])}

@@ -134,11 +134,7 @@ def score(rows: Sequence[Prediction], *, settings: ScoringSettings | None = None
     """Every metric whose inputs the rows have, with 95% intervals over dialogues, or over rows without ids.
 
     A metric without inputs is absent. One whose inputs only some rows have is over those rows; `counts` says how many.
-    An empty response is scored as it is (it matches nothing) and counted.
-
-    Args:
-      rows: predictions; order matters only for the resamples.
-      settings: how; defaults if None.
+    An empty response is scored as it is (it matches nothing) and counted. The order of rows matters only for resamples.
 
     Raises:
       DataError: no rows, or a likelihood that is not a number.

@@ -256,17 +256,10 @@ def approximate_randomisation(
     with d the difference of the metric and d_r its value after swap r. Exact for every metric, of sums or of distinct
     things, if the systems do not differ. Source: Riezler and Maxwell 2005.
 
-    Args:
-      both: by name, metrics of 2N rows: those of one system, then those of the other in the same order.
-      dialogues: of the N rows, see `confidence_intervals`; the outputs of one dialogue are swapped together.
-      samples: swaps R, at least 1.
-      seed: of the swaps.
+    Arguments and errors are those of `paired_tests`; the outputs of one dialogue are swapped together.
 
     Returns:
       By name the p-value, at least 1 / (R + 1).
-
-    Raises:
-      ValueError: `samples` < 1, no rows, or metrics over different numbers of rows.
     """
     if not both:
         return {}

@@ -125,9 +125,7 @@ def strengths(wins: Float[np.ndarray, "S S"]) -> Float[np.ndarray, " S"]:
     .. math:: P(i \text{ beats } j) = \frac{1}{1 + e^{b_j - b_i}}
 
     Source: Bradley and Terry 1952; by penalised maximum likelihood, _PRIOR wins on either side of every pair.
-
-    Args:
-      wins: [i, j] is how often i has beaten j; a tie is half a win of each.
+    `wins[i, j]` is how often i has beaten j; a tie is half a win of each.
     """
     counts = wins + _PRIOR * (1 - np.eye(len(wins)))
 

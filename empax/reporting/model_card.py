@@ -78,13 +78,7 @@ class Exported:
 
 
 def model_card(about: Exported, config: Mapping[str, Any], report: Mapping[str, Any] | None) -> str:
-    """The card as Markdown with the Hub's front matter.
-
-    Args:
-      about: the model.
-      config: of the run, resolved.
-      report: `report.json` of the run; None = it has none.
-    """
+    """The card as Markdown with the Hub's front matter, by the run's config and its `report.json`, None without one."""
     data = config["data"]["name"]
     licence, sentence = _LICENCES.get(data, _UNKNOWN)
     base, what = about.base_name, about.what

@@ -22,12 +22,9 @@ _OF_EMOTION = frozenset({"emotion_accuracy", "intent_accuracy", "sentiment_mae",
 def score_evaluations(
     files: WorkDir, config: Mapping[str, Any], settings: ScoringSettings
 ) -> dict[str, dict[str, Any]]:
-    """What every evaluate stage but the main one has found.
+    """What every evaluate stage but the main one has found: those that have left `STAGE/predictions.jsonl`.
 
-    Args:
-      files: of the run.
-      config: of the run; every stage of its `run` counts that has left `STAGE/predictions.jsonl`.
-      settings: as for the main evaluation; of the variants only those of BLEU are computed.
+    Of the variants that `settings` name only those of BLEU are computed.
 
     Returns:
       By stage: `stage` (whose model answered), `corpus` (empty = the run's own), `split`, `data`, `metrics`,

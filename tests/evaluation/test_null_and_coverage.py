@@ -70,23 +70,15 @@ def with_inputs(systems):
             right = [bool(rng.normal() + mood > 0) for _ in range(8)]
             num_tokens = 5 + i % 12
             notes = {
-                "nll": float(num_tokens * np.exp(1.2 + 0.2 * mood + 0.2 * rng.normal())),
-                "num_tokens": num_tokens,
-                "intent": "wishing",
-                "intent_prediction": "wishing" if right[0] else "agreeing",
-                "reference_attributes": gold,
-                "response_attributes": said,
+                "nll": float(num_tokens * np.exp(1.2 + 0.2 * mood + 0.2 * rng.normal())), "num_tokens": num_tokens,
+                "intent": "wishing", "intent_prediction": "wishing" if right[0] else "agreeing",
+                "reference_attributes": gold, "response_attributes": said,
                 "bart_score": {name: float(0.3 * mood + 0.3 * rng.normal() - 3.0) for name in BART_DIRECTIONS},
-            }
-            system.append(
-                dataclasses.replace(
-                    row,
-                    emotion=emotion,
-                    emotion_prediction=emotion if right[1] else "none",
-                    exemplars=tuple({"emotion": emotion if hit else "none"} for hit in right[2:]),
-                    notes=notes,
-                )
-            )
+            }  # fmt: skip
+            predicted, *hits = (emotion if hit else "none" for hit in right[1:])
+            exemplars = tuple({"emotion": one} for one in hits)
+            fields = {"emotion": emotion, "emotion_prediction": predicted, "exemplars": exemplars, "notes": notes}
+            system.append(dataclasses.replace(row, **fields))
         made.append(system)
     return made
 

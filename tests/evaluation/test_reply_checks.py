@@ -191,7 +191,7 @@ def test_own_replies_must_fit_better_than_shuffled(people):
 
 def test_shuffles_move_every_reply_to_another_dialogue():
     groups = np.repeat(np.arange(9), [1, 2, 1, 3, 1, 1, 2, 4, 2])
-    moves = list(reply_checks._moves(groups, 0))
+    moves = list(reply_checks._moves(groups))
     assert len(moves) == 99
     for moved in moves:
         assert sorted(moved) == list(range(len(groups)))

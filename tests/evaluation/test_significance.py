@@ -7,14 +7,7 @@ from scipy import stats
 from empax.core.types import Prediction
 from empax.evaluation import scoring, significance, statistics, text
 from empax.evaluation.normalisation import MOEL_METRICS
-
-
-def rows_of(responses, references=None):
-    references = references or [f"word{i % 7} and word{i % 3} ." for i in range(len(responses))]
-    return [
-        Prediction(context=(f"turn {i}",), response=response, reference=reference, id=f"d{i}#2")
-        for i, (response, reference) in enumerate(zip(responses, references, strict=True))
-    ]
+from tests.evaluation.values import rows_of
 
 
 def metric(name, rows):
