@@ -171,10 +171,8 @@ class Session:
 def beats_chance(rows: Iterable[Mapping[str, Any]]) -> bool:
     """Whether predicted emotions are right more often than the most frequent emotion would be, by a clear margin.
 
-    Clear: the lower end of the 95% interval of the accuracy (Wilson 1927) is above the share of that emotion.
-
-    Args:
-      rows: of predictions.jsonl; those without a known or a predicted emotion do not count.
+    Clear: the lower end of the 95% interval of the accuracy (Wilson 1927) is above the share of that emotion. Rows of
+    predictions.jsonl without a known or a predicted emotion do not count.
     """
     pairs = [(row["emotion"], row["emotion_prediction"]) for row in rows]
     pairs = [(gold, found) for gold, found in pairs if gold and found]

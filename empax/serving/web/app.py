@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import json
 import re
@@ -17,11 +16,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from empax.core.config import ConfigError, check_numbers
+from empax.core.config import ConfigError
 from empax.core.text_files import visible
 from empax.rating.study import ASPECTS
 from empax.serving.web.batcher import Batcher, FullError
-from empax.serving.web.gate import FAILED, LOG, Gate, Numbers, place_of
+from empax.serving.web.gate import FAILED, LOG, Gate, Numbers, ServerSettings, place_of
 from empax.serving.web.openai import (
     ApiError,
     ChatRequest,
@@ -42,35 +41,6 @@ T = TypeVar("T")
 _FILES = {"/": ("index.html", "text/html"), "/page.js": ("page.js", "text/javascript"),
           "/page.css": ("page.css", "text/css")}  # fmt: skip
 _OPEN = (*_FILES, "/healthz")
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerSettings:
-    """How a server serves.
-
-    Attributes:
-      token: that requests must bring; empty = none.
-      places: how many replies may wait for the model.
-      per_minute: requests that one address may send; 0 = any number.
-      hosts: by which names the server may be called; none = any.
-      log_texts: whether the log has what people say and are told.
-      votes: the folder for votes on two systems.
-      safety: what the page says of the safety layer.
-      watched_replies: how many contexts a run that is watched answers after each checkpoint.
-    """
-
-    token: str = ""
-    places: int = 64
-    per_minute: int = 120
-    hosts: tuple[str, ...] = ()
-    log_texts: bool = False
-    votes: Path = Path("votes")
-    safety: str = ""
-    watched_replies: int = 0
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "places", least=1)
-        check_numbers(self, "per_minute", "watched_replies", least=0)
 
 
 class _Server:
@@ -267,10 +237,8 @@ def _app(
         app.add_api_route(path, route, methods=[method], response_model=None)
     app.add_exception_handler(ApiError, _error)
     app.add_exception_handler(HTTPException, _no_route)
-    app.add_middleware(
-        Gate, token=settings.token, per_minute=settings.per_minute, hosts=settings.hosts, numbers=numbers,
-        paths=[path for _, path, _ in routes], open_paths=open_paths,
-    )  # fmt: skip
+    paths = [path for _, path, _ in routes]
+    app.add_middleware(Gate, settings=settings, numbers=numbers, paths=paths, open_paths=open_paths)
     return app
 
 
