@@ -19,8 +19,8 @@ from empax.core.types import Prediction
 from empax.evaluation import text
 from empax.evaluation.comparable import OWN_ROWS, not_comparable
 from empax.evaluation.pairing import describe_rows, dialogues_of, pair_rows, shared_rows
-from empax.evaluation.scoring import METRICS, Interval, ScoringSettings, make_statistics
-from empax.evaluation.significance import confidence_intervals, holm, paired_tests
+from empax.evaluation.scoring import METRICS, ScoringSettings, make_statistics
+from empax.evaluation.significance import Interval, confidence_intervals, holm, paired_tests
 from empax.evaluation.statistics import DistinctStatistic, Statistic, estimate
 
 
@@ -38,15 +38,10 @@ class AtEqualLength:
     count: int
     unit: str
 
-    def values(self) -> tuple[float, float]:
-        """The metric of each system."""
-        num_rows = self.statistic.num_rows // 2
-        first, second = np.arange(num_rows), np.arange(num_rows, 2 * num_rows)
-        return estimate(self.statistic.take(first)), estimate(self.statistic.take(second))
-
     def about(self) -> dict[str, int | float | str]:
-        """`count`, `unit`, and the values `first` and `second`."""
-        first, second = self.values()
+        """`count`, `unit`, and the metric of each system, `first` and `second`."""
+        rows = np.arange(self.statistic.num_rows).reshape(2, -1)
+        first, second = (estimate(self.statistic.take(side)) for side in rows)
         return {"count": self.count, "unit": self.unit, "first": first, "second": second}
 
 
@@ -61,20 +56,14 @@ def at_equal_length(
     """A metric at equal length; None for one that does not change with it.
 
     Distinct-n: of the system with more n-grams as many are drawn as the other has. BLEU-2 precision: of the two
-    responses to one context the longer is cut to the words of the shorter.
-
-    Args:
-      name: of the metric, maybe with a variant.
-      statistic: the metric of 2N rows, as they are.
-      rows: N of each system, in that order.
-      seed: of the draw.
+    responses to one context the longer is cut to the words of the shorter. `statistic` is the metric of the 2N rows as
+    they are, those of one system behind those of the other.
     """
     unit = unit_of(name)
-    if isinstance(statistic, DistinctStatistic) and unit:
-        equal, count = statistic.at_equal_counts(seed=seed)
-        return AtEqualLength(equal, count, unit)
     if not unit:
         return None
+    if isinstance(statistic, DistinctStatistic):
+        return AtEqualLength(*statistic.at_equal_counts(seed=seed), unit)
     variant = name.partition(":")[2] or "nltk"
     split = text.bleu_tokens(variant)
     first, second = ([row.response for row in side] for side in rows)
@@ -111,28 +100,6 @@ _SAMPLES_PER_TEST = 40
 
 _SMALLEST_SHARE = 0.5
 """Of the rows, for released outputs to be compared."""
-
-
-def compare(
-    rows_a: Sequence[Prediction],
-    rows_b: Sequence[Prediction],
-    *,
-    settings: ScoringSettings | None = None,
-    names: Sequence[str] = METRICS,
-) -> dict[str, dict[str, Any]]:
-    """Paired tests of a against b for every metric whose inputs both have.
-
-    Returns:
-      By metric what `compare_systems` has of a pair, corrected over the metrics.
-
-    Raises:
-      DataError: the rows do not pair up, see `pairing.pair_rows`.
-    """
-    settings = settings or ScoringSettings()
-    found = compare_systems(
-        {"a": rows_a, "b": rows_b}, [("a", "b")], settings=settings, names=names, samples=settings.bootstrap_samples
-    )
-    return found["pairs"][0]["metrics"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +139,6 @@ def compare_systems(
     peers: Mapping[str, Sequence[Prediction]] | None = None,
     settings: ScoringSettings | None = None,
     names: Sequence[str] = METRICS,
-    samples: int = 0,
 ) -> Comparison:
     """One table of all systems, and tests of pairs of them.
 
@@ -183,7 +149,6 @@ def compare_systems(
       settings: of the resamples; a test takes `bootstrap_samples` of them, or 40 for each test made if that is more, so
         that the correction leaves room for small p-values.
       names: metrics; those whose inputs a system lacks are left out of its row and its pairs.
-      samples: of a test; 0 = as said.
 
     Returns:
       `rows`, as of `pairing.describe_rows`; `systems`, by label `rows` (how many) and `metrics`, name → interval;
@@ -191,7 +156,7 @@ def compare_systems(
       what `significance.paired_tests` finds (`difference` is first - second), `p_holm`, the `p_value` corrected
       over all tests, and `first` and `second`, both intervals on the rows of the pair. Distinct-n and BLEU-2 precision
       are tested at equal length; `equal` then has `count`, `unit` and the values `first` and `second` that `difference`
-      is of, see `equal_length`. `equal` of the whole, by metric: `count`, `unit` and `values`, Distinct-n of as many
+      is of, see `at_equal_length`. `equal` of the whole, by metric: `count`, `unit` and `values`, Distinct-n of as many
       n-grams of each system that has all rows. `absent`, peers that share too few rows, and why; `correction`:
       `method`, the `test` behind the p-values, and how many `tests`, `pairs`, `metrics` and `samples`.
 
@@ -206,7 +171,7 @@ def compare_systems(
     pairs += [(label, peer) for label in systems for peer in peers or {} if peer not in absent]
     plans = [(pair, field.shared(*pair), *_testable(field, pair)) for pair in pairs]
     num_tests = sum(len(wanted) for *_, wanted, _ in plans)
-    samples = samples or max(settings.bootstrap_samples, _SAMPLES_PER_TEST * num_tests)
+    samples = max(settings.bootstrap_samples, _SAMPLES_PER_TEST * num_tests)
     cache: dict[tuple[str, bytes], dict[str, Interval]] = {}
     tested = [
         {
@@ -302,26 +267,22 @@ def _own(
     """A system's own values on some of the rows; computed once for all pairs."""
     known = cache.setdefault((label, positions.tobytes()), {})
     taken = {n: field.statistics[n].take(field.places[label][positions]) for n in names if n not in known}
-    taken = {name: statistic for name, statistic in taken.items() if math.isfinite(estimate(statistic))}
-    found = confidence_intervals(
+    known |= confidence_intervals(
         taken, dialogues=field.groups(positions), samples=settings.bootstrap_samples, seed=settings.seed
     )
-    for name, (low, high) in found.items():
-        known[name] = {"value": estimate(taken[name]), "low": low, "high": high}
-    return {name: known[name] for name in names if name in known}
+    return {name: known[name] for name in names if math.isfinite(known[name]["value"])}
 
 
 def _equal(field: _Field, seed: int) -> dict[str, dict[str, Any]]:
     """Distinct-n of every system with all rows, at the count of n-grams that the briefest has."""
-    whole = [at for at in field.places.values() if (at >= 0).all()]
-    labels = [label for label, at in field.places.items() if (at >= 0).all()]
+    whole = {label: at for label, at in field.places.items() if (at >= 0).all()}
     found = {}
     for name, statistic in field.statistics.items():
         if isinstance(statistic, DistinctStatistic):
-            sides = [statistic.take(at) for at in whole]
-            count = min(side.num_items for side in sides)
-            values = [estimate(side.sample(count, seed=seed)) for side in sides]
-            found[name] = {"count": count, "unit": unit_of(name), "values": dict(zip(labels, values, strict=True))}
+            sides = {label: statistic.take(at) for label, at in whole.items()}
+            count = min(side.num_items for side in sides.values())
+            values = {label: estimate(side.sample(count, seed=seed)) for label, side in sides.items()}
+            found[name] = {"count": count, "unit": unit_of(name), "values": values}
     return found
 
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from empax.core.types import LEVELS, MECHANISMS, Instance, Prediction
-from empax.evaluation import scoring, text
+from empax.evaluation import text
 from empax.evaluation.empathy import cohens_kappa, f1_of_confusion, kappa_of_confusion
+from empax.evaluation.scoring import make_statistics
 from empax.evaluation.statistics import estimate
 
 CANNED = "oh no, i am so sorry to hear that. what did you do about it?"
 """One reply for every context."""
 
-WANTED = (
+NAMES = (
     "bleu_1", "bleu_2", "bleu_3", "bleu_4", "token_f1", "distinct_1", "distinct_2", "length_ratio", "brevity_penalty",
 )  # fmt: skip
-"""The metrics of the controls; any that `scoring` does not know is left out."""
+"""The metrics of the controls, in their order."""
 
 _SHUFFLES = 20
 
@@ -38,24 +39,12 @@ class Control:
     rows: list[Prediction]
 
 
-def names() -> list[str]:
-    """Metrics of the controls, in their order."""
-    known = {*scoring.METRICS, *scoring.VARIANTS}
-    return [name for name in WANTED if name in known]
-
-
 def make_controls(
     rows: Sequence[Prediction], training: Sequence[Instance] = (), *, seed: int = 0
 ) -> tuple[dict[str, Control], dict[str, str]]:
-    """Replies that take no model.
+    """Replies that take no model, by the name of the control; and the reasons why others are absent, by name.
 
-    Args:
-      rows: the system's, N of them.
-      training: what it was trained on; empty = not known.
-      seed: of the random ones.
-
-    Returns:
-      The controls by name, and the reasons why others are absent, by name.
+    `training` is what the system was trained on, empty where that is not known; the random ones have the seed.
     """
     replies = {"canned": ([CANNED] * len(rows), f"The same reply to every context: “{CANNED}”")}
     absent: dict[str, str] = {}
@@ -135,7 +124,7 @@ def score_controls(rows: Sequence[Prediction], training: Sequence[Instance] = ()
 
 
 def _values(rows: Sequence[Prediction]) -> dict[str, float]:
-    return {name: estimate(statistic) for name, statistic in scoring.make_statistics(rows, names()).items()}
+    return {name: estimate(statistic) for name, statistic in make_statistics(rows, NAMES).items()}
 
 
 def empathy_agreement(rows: Sequence[Prediction], judge: str = "", *, seed: int = 0) -> dict[str, Any]:
@@ -166,13 +155,12 @@ def empathy_agreement(rows: Sequence[Prediction], judge: str = "", *, seed: int 
             mechanisms[name] = _one_mechanism(golds, guesses, rng)
     if not mechanisms:
         return {}
-    means: dict[str, Any] = {
-        key: _mean([found[key] for found in mechanisms.values()]) for key in ("weighted_f1", "macro_f1", "kappa")
-    }
-    for control in ("majority", "shuffled"):
-        parts = [found[control] for found in mechanisms.values()]
-        means[control] = {key: _mean([part[key] for part in parts]) for key in ("weighted_f1", "macro_f1", "kappa")}
-    return {**means, "mechanisms": mechanisms}
+    controls = {name: _means([one[name] for one in mechanisms.values()]) for name in ("majority", "shuffled")}
+    return {**_means(list(mechanisms.values())), **controls, "mechanisms": mechanisms}
+
+
+def _means(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {key: float(np.mean([part[key] for part in parts])) for key in ("weighted_f1", "macro_f1", "kappa")}
 
 
 def _one_mechanism(golds: list[str], guesses: list[str], rng: np.random.Generator) -> dict[str, Any]:
@@ -200,14 +188,10 @@ def _confusion(gold: np.ndarray, guess: np.ndarray) -> np.ndarray:
 def _agreement(matrices: np.ndarray) -> dict[str, float]:
     """Means over the confusion matrices [R, C, C]."""
     return {
-        "weighted_f1": _mean(f1_of_confusion(matrices, "weighted")),
-        "macro_f1": _mean(f1_of_confusion(matrices, "macro")),
-        "kappa": _mean(kappa_of_confusion(matrices)),
+        "weighted_f1": float(f1_of_confusion(matrices, "weighted").mean()),
+        "macro_f1": float(f1_of_confusion(matrices, "macro").mean()),
+        "kappa": float(kappa_of_confusion(matrices).mean()),
     }
-
-
-def _mean(values: Any) -> float:
-    return float(np.mean(values))
 
 
 def judges_agreement(rows: Sequence[Prediction], one: str, other: str) -> dict[str, dict[str, float]]:

@@ -121,14 +121,8 @@ def ngram_precision(
 ) -> Float[Array, " N"]:
     """The share of a candidate's n-grams that the reference has, times BLEU's brevity penalty, in [0, 1].
 
-    Unlike in BLEU, an n-gram counts as often as the candidate has it. Source: the code of CoNT (An et al. 2022), NEC's.
-
-    Args:
-      candidates: token ids, the start and the end among them where these shall count.
-      candidate_mask: True at real tokens.
-      references: token ids, as many rows.
-      reference_mask: True at real tokens.
-      order: n, at least 1.
+    Unlike in BLEU, an n-gram counts as often as the candidate has it; start and end count where they are not masked.
+    Source: the code of CoNT (An et al. 2022), NEC's.
 
     Raises:
       ValueError: order below 1.

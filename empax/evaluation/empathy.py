@@ -68,8 +68,7 @@ def confusion_matrix(labels: Sequence[str], predictions: Sequence[str], names: S
       ValueError: a label or prediction that `names` lacks, or different numbers of both.
     """
     matrix = np.zeros((len(names), len(names)), np.int64)
-    for label, prediction in zip(*_indices(labels, predictions, names), strict=True):
-        matrix[label, prediction] += 1
+    np.add.at(matrix, _indices(labels, predictions, names), 1)
     return matrix
 
 
@@ -112,18 +111,17 @@ def kappa_of_confusion(matrices: Float[np.ndarray, "R C C"]) -> Float[np.ndarray
 
 def cohens_kappa(labels: Sequence[str], predictions: Sequence[str]) -> float:
     """Agreement of two lists beyond chance, see `kappa_of_confusion`; 0.0 of nothing."""
-    _check_lengths(labels, predictions)
-    names = sorted({*labels, *predictions})
-    return float(kappa_of_confusion(confusion_matrix(labels, predictions, names).astype(np.float64)[None])[0])
+    return float(kappa_of_confusion(_matrix_of_found(labels, predictions))[0])
 
 
 def f1(labels: Sequence[str], predictions: Sequence[str], average: Average) -> float:
     """F1 in percent, 0.0 of nothing: classes weigh by their shares of labels (EmpRL's Emp-F1), or the same (LEMPEx)."""
-    _check_lengths(labels, predictions)
-    if not labels:
-        return 0.0
-    matrix = confusion_matrix(labels, predictions, sorted({*labels, *predictions})).astype(np.float64)
-    return float(f1_of_confusion(matrix[None], average)[0])
+    return float(np.nan_to_num(f1_of_confusion(_matrix_of_found(labels, predictions), average))[0])
+
+
+def _matrix_of_found(labels: Sequence[str], predictions: Sequence[str]) -> Float[np.ndarray, "1 C C"]:
+    """The confusion matrix over the classes that occur."""
+    return confusion_matrix(labels, predictions, sorted({*labels, *predictions})).astype(np.float64)[None]
 
 
 def f1_statistic(

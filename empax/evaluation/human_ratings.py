@@ -74,7 +74,6 @@ def _read(path: Path, reader: csv.DictReader[str]) -> Iterator[RatedReply]:
 
 
 Scores = Float[np.ndarray, " N"]
-Correlation = Mapping[str, float]
 
 
 def correlations(
@@ -102,14 +101,12 @@ def correlations(
     people = np.asarray([reply.source == SOURCES[0] for reply in replies])
     within = _Within(scores, ratings, groups)
     found = {
-        "by_row": _with_interval(_ByRow(scores, ratings), groups, samples, seed),
-        "within_dialogue": _with_interval(within, groups, samples, seed),
+        "by_row": _with_interval(_ByRow(scores, ratings), groups, samples, seed) | {"rows": len(replies)},
+        "within_dialogue": _with_interval(within, groups, samples, seed) | {"pairs": within.num_pairs},
     }
-    found["by_row"]["rows"] = len(replies)
     if people.any():
         theirs = _ByRow(scores[people], ratings[people])
         found["human_replies"] = _with_interval(theirs, groups[people], samples, seed) | {"rows": int(people.sum())}
-    found["within_dialogue"]["pairs"] = within.num_pairs
     return found
 
 
@@ -147,16 +144,14 @@ class _Within:
     def __init__(self, scores: Scores, ratings: Int[np.ndarray, " N"], groups: Int[np.ndarray, " N"]):
         self._signs, self._pairs = np.zeros(len(groups)), np.zeros(len(groups))
         ranks = np.zeros((2, len(groups)))
-        for rows in _rows_of(groups):
+        order = np.argsort(groups, kind="stable")
+        for rows in np.split(order, np.cumsum(np.bincount(groups))[:-1]):
             differences = [np.sign(values[rows][:, None] - values[rows][None, :]) for values in (scores, ratings)]
             ranks[:, rows] = [one.sum(axis=1) / 2 for one in differences]  # about their mean
             self._signs[rows] = (differences[0] * differences[1]).sum(axis=1) / 2
             self._pairs[rows] = np.abs(differences[1]).sum(axis=1) / 2
+        self.num_pairs = int(self._pairs.sum())
         self._products = np.stack([ranks[0] * ranks[1], ranks[0] ** 2, ranks[1] ** 2])
-
-    @property
-    def num_pairs(self) -> int:
-        return int(self._pairs.sum())
 
     def __call__(self, weights: Float[np.ndarray, " N"]) -> dict[str, float]:
         both, first, second = self._products @ weights
@@ -167,14 +162,11 @@ class _Within:
         }
 
 
-def _rows_of(groups: Int[np.ndarray, " N"]) -> list[Int[np.ndarray, " G"]]:
-    """The rows of each group; groups are numbered without holes."""
-    order = np.argsort(groups, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(groups))[:-1])
-
-
 def _with_interval(
-    measure: Callable[[Float[np.ndarray, " N"]], Correlation], groups: Int[np.ndarray, " N"], samples: int, seed: int
+    measure: Callable[[Float[np.ndarray, " N"]], Mapping[str, float]],
+    groups: Int[np.ndarray, " N"],
+    samples: int,
+    seed: int,
 ) -> dict[str, float]:
     """The correlations of all rows, each with the interval over resampled dialogues, see `significance.tails`."""
     rng = np.random.default_rng(seed)

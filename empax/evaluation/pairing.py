@@ -42,6 +42,11 @@ def describe_rows(rows: Sequence[Prediction]) -> dict[str, Any]:
     }
 
 
+def replies_and_references(rows: Sequence[Prediction]) -> tuple[list[str], list[str]]:
+    """What a system said, and what people did."""
+    return [row.response for row in rows], [row.reference for row in rows]
+
+
 def pair_rows(rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
     """Both files in the order of the first, so that row i of each answers the same context.
 

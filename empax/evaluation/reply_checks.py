@@ -17,8 +17,8 @@ from jaxtyping import Int
 from scipy import sparse
 
 from empax.core.types import Prediction
-from empax.evaluation.pairing import dialogues_of
-from empax.evaluation.text import token_f1_rows
+from empax.evaluation.pairing import dialogues_of, replies_and_references
+from empax.evaluation.text import token_f1_rows, word_counts
 
 MIN_ROWS = 8
 """Below so many rows nothing is said of how replies are spread."""
@@ -65,10 +65,13 @@ def share(count: int, total: int) -> str:
 
 
 def wilson_low(hits: int, total: int) -> float:
-    """The lower end of the 95% interval of a share (Wilson 1927): so much it is beyond doubt."""
+    """The lower end of the 95% interval of a share (Wilson 1927): so much it is beyond doubt.
+
+    The upper end is one minus that of the misses.
+    """
     hit, z2 = hits / total, _Z_95**2
     reach = _Z_95 * math.sqrt(hit * (1 - hit) / total + z2 / (4 * total**2))
-    return (hit + z2 / (2 * total) - reach) / (1 + z2 / total)
+    return max(0.0, hit + z2 / (2 * total) - reach) / (1 + z2 / total)  # no -0.0 of rounding
 
 
 def _plain(text: str) -> str:
@@ -83,17 +86,15 @@ def words(text: str) -> list[str]:
 
 def openings(rows: Sequence[Prediction]) -> list[Check]:
     """The commonest beginning of replies: not more than a quarter, or twice what references have, beyond doubt."""
-    replies, references = ([found for text in texts if (found := words(text))] for texts in _sides(rows))
+    replies, references = (
+        [found for text in texts if (found := words(text))] for texts in replies_and_references(rows)
+    )
     opening, most = _commonest(replies)
     if len(replies) < MIN_ROWS or not most:
         return []
     usual = _commonest(references)[1] / len(references) if references else 0.0
     found = f"{share(most, len(replies))} replies begin with “{' '.join(opening)}”"
     return [Check("openings", wilson_low(most, len(replies)) <= max(MAX_OPENING, 2 * usual), found)]
-
-
-def _sides(rows: Sequence[Prediction]) -> tuple[list[str], list[str]]:
-    return [row.response for row in rows], [row.reference for row in rows]
 
 
 def _commonest(texts: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], int]:
@@ -142,7 +143,7 @@ def contradictions(rows: Sequence[Prediction]) -> list[Check]:
 
 def copies(rows: Sequence[Prediction]) -> list[Check]:
     """Replies that are the reference but for a word, or that repeat a turn of the context."""
-    replies, references = _sides(rows)
+    replies, references = replies_and_references(rows)
     repeated = [
         bool(reply) and reply in (words(turn) for turn in row.context)
         for row, reply in zip(rows, map(words, replies), strict=True)
@@ -158,7 +159,7 @@ def copies(rows: Sequence[Prediction]) -> list[Check]:
     ]
 
 
-def shuffled(rows: Sequence[Prediction], *, seed: int = 0) -> list[Check]:
+def shuffled(rows: Sequence[Prediction]) -> list[Check]:
     """Whether replies fit their own contexts and references better than those of other dialogues.
 
     A permutation test. The score is the mean cosine between a reply and its context with the reference, both as words
@@ -169,7 +170,7 @@ def shuffled(rows: Sequence[Prediction], *, seed: int = 0) -> list[Check]:
         return []
     replies, targets = _vectors(rows)
     own = replies.multiply(targets).sum() / len(rows)
-    scores = np.asarray([replies[moved].multiply(targets).sum() for moved in _moves(groups, seed)]) / len(rows)
+    scores = np.asarray([replies[moved].multiply(targets).sum() for moved in _moves(groups)]) / len(rows)
     if own == 0.0 == scores.max():
         return []  # no word is shared, as in a language without spaces
     as_high = (1 + int(np.sum(scores >= own * (1 - 1e-9)))) / (1 + _SHUFFLES)
@@ -188,9 +189,9 @@ def _dialogues(rows: Sequence[Prediction]) -> Int[np.ndarray, " N"]:
     return np.asarray([numbers.setdefault(turn, len(numbers)) for turn in first])
 
 
-def _moves(groups: Int[np.ndarray, " N"], seed: int) -> Iterator[Int[np.ndarray, " N"]]:
+def _moves(groups: Int[np.ndarray, " N"]) -> Iterator[Int[np.ndarray, " N"]]:
     """Permutations of the rows after which none is in its own dialogue: dialogues in random order, moved on."""
-    rng, most = np.random.default_rng(seed), int(np.bincount(groups).max())
+    rng, most = np.random.default_rng(0), int(np.bincount(groups).max())
     for _ in range(_SHUFFLES):
         order = np.argsort(rng.permutation(groups.max() + 1)[groups], kind="stable")
         moved = np.empty_like(order)
@@ -202,16 +203,8 @@ def _vectors(rows: Sequence[Prediction]) -> tuple[sparse.csr_matrix, sparse.csr_
     """Replies, and contexts with references, as unit vectors of words weighted by how rare they are."""
     texts = [words(row.response) for row in rows]
     texts += [words(" ".join((*row.context, row.reference))) for row in rows]
-    vocabulary: dict[str, int] = {}
-    ids = [vocabulary.setdefault(word, len(vocabulary)) for text in texts for word in text]
-    size = max(1, len(vocabulary))
-    of_text = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
-    places, counts = np.unique(of_text * size + np.asarray(ids, np.int64), return_counts=True)
-    text, word = places // size, places % size
-    weights = counts * np.log((len(texts) + 1) / np.maximum(np.bincount(word, minlength=size), 1))[word]
-    weights /= np.sqrt(np.bincount(text, weights**2, minlength=len(texts)))[text]
-    sides = (text < len(rows), text >= len(rows))
-    replies, targets = (
-        sparse.csr_matrix((weights[side], (text[side] % len(rows), word[side])), (len(rows), size)) for side in sides
-    )
-    return replies, targets
+    text, word, counts = sparse.find(word_counts(texts))
+    weights = counts * np.log((len(texts) + 1) / np.bincount(word))[word]
+    weights /= np.sqrt(np.bincount(text, weights**2))[text]
+    vectors = sparse.csr_matrix((weights, (text, word)), (len(texts), word.max(initial=0) + 1))
+    return vectors[: len(rows)], vectors[len(rows) :]

@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
-from empax.evaluation.significance import confidence_intervals
-from empax.evaluation.statistics import DistinctStatistic, Statistic, estimate, ratio_statistic
+from empax.evaluation.significance import Interval, confidence_intervals
+from empax.evaluation.statistics import DistinctStatistic, Statistic, ratio_statistic
+from empax.evaluation.text import word_counts
 from empax.evaluation.words import lower_tokens
 
 RECALL_AT = (1, 10, 100)
@@ -85,34 +86,16 @@ def bm25_vectors(
       k1: how soon a word that comes again counts no more.
       b: how far long responses are discounted, from 0 to 1.
     """
-    vocabulary: dict[str, int] = {}
-    split = [[lower_tokens(text) for text in texts] for texts in (contexts, [*gold, *keys])]
-    for text in (*split[0], *split[1]):
-        for word in text:
-            vocabulary.setdefault(word, len(vocabulary))
-    queries, said = (_word_counts(texts, vocabulary) for texts in split)
+    counted = word_counts([lower_tokens(text) for text in (*contexts, *gold, *keys)])
+    queries, said = counted[: len(contexts)], counted[len(contexts) :]
     lengths = np.asarray(said.sum(axis=1)).ravel()
     norm = k1 * (1 - b + b * lengths / max(lengths.mean(), 1e-9))
     rows, ids, counts = sparse.find(said)
-    rare = np.bincount(ids, minlength=max(len(vocabulary), 1))
+    rare = np.bincount(ids, minlength=said.shape[1])
     rarity = np.log1p((len(lengths) - rare + 0.5) / (rare + 0.5))
     weights = rarity[ids] * counts * (k1 + 1) / (counts + norm[rows])
-    sides = (rows < len(gold), rows >= len(gold))
-    shapes = ((len(gold), len(rare)), (len(keys), len(rare)))
-    of_gold, of_keys = (
-        sparse.csr_matrix((weights[side], (rows[side] - start, ids[side])), shape)
-        for side, shape, start in zip(sides, shapes, (0, len(gold)), strict=True)
-    )
-    return queries, of_gold, of_keys
-
-
-def _word_counts(texts: Sequence[Sequence[str]], vocabulary: Mapping[str, int]) -> sparse.csr_matrix:
-    rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
-    ids = np.array([vocabulary[word] for text in texts for word in text], np.int64)
-    shape = (len(texts), max(len(vocabulary), 1))
-    counts = sparse.csr_matrix((np.ones(len(ids)), (rows, ids)), shape)
-    counts.sum_duplicates()
-    return counts
+    weighted = sparse.csr_matrix((weights, (rows, ids)), said.shape)
+    return queries, weighted[: len(gold)], weighted[len(gold) :]
 
 
 def recall_statistics(ranks: Int[np.ndarray, " Q"], among: str) -> dict[str, Statistic]:
@@ -192,17 +175,7 @@ def _real(values: np.ndarray) -> Float[np.ndarray, " Q"]:
     return values.astype(np.float64)
 
 
-def with_intervals(
-    statistics: Mapping[str, Statistic], dialogues: Int[np.ndarray, " Q"]
-) -> dict[str, dict[str, float]]:
-    """Value and 95% interval of each, whole dialogues being drawn; a statistic without a value is left out.
-
-    Args:
-      statistics: by name, of the same contexts.
-      dialogues: a number for the dialogue of each context.
-    """
-    values = {name: estimate(statistic) for name, statistic in statistics.items()}
-    there = {name: statistics[name] for name, value in values.items() if np.isfinite(value)}
-    numbers = np.unique(dialogues, return_inverse=True)[1]
-    intervals = confidence_intervals(there, dialogues=numbers)
-    return {name: {"value": values[name], "low": low, "high": high} for name, (low, high) in intervals.items()}
+def with_intervals(statistics: Mapping[str, Statistic], dialogues: Int[np.ndarray, " Q"]) -> dict[str, Interval]:
+    """Value and 95% interval of each, whole dialogues being drawn; a statistic without a value is left out."""
+    found = confidence_intervals(statistics, dialogues=np.unique(dialogues, return_inverse=True)[1])
+    return {name: cell for name, cell in found.items() if np.isfinite(cell["value"])}

@@ -17,9 +17,9 @@ from empax.core.text_functions import call_on_texts, can_be_tried
 from empax.core.types import LEVELS, MECHANISMS, Prediction
 from empax.evaluation import empathy, text, words
 from empax.evaluation.normalisation import MOEL_METRICS
-from empax.evaluation.pairing import describe_rows, dialogues_of
+from empax.evaluation.pairing import describe_rows, dialogues_of, replies_and_references
 from empax.evaluation.perplexity import perplexity_statistics
-from empax.evaluation.significance import confidence_intervals
+from empax.evaluation.significance import Interval, confidence_intervals
 from empax.evaluation.statistics import Statistic, estimate, ratio_statistic
 
 METRICS: tuple[str, ...] = (
@@ -89,9 +89,6 @@ judges see them."""
 
 _KNOWN = frozenset((*METRICS, *VARIANTS))
 
-Interval = dict[str, float]
-"""`value` with its 95% interval `low`, `high`."""
-
 
 @dataclasses.dataclass(frozen=True)
 class ScoringSettings:
@@ -137,11 +134,7 @@ def score(rows: Sequence[Prediction], *, settings: ScoringSettings | None = None
     """Every metric whose inputs the rows have, with 95% intervals over dialogues, or over rows without ids.
 
     A metric without inputs is absent. One whose inputs only some rows have is over those rows; `counts` says how many.
-    An empty response is scored as it is (it matches nothing) and counted.
-
-    Args:
-      rows: predictions; order matters only for the resamples.
-      settings: how; defaults if None.
+    An empty response is scored as it is (it matches nothing) and counted. The order of rows matters only for resamples.
 
     Raises:
       DataError: no rows, or a likelihood that is not a number.
@@ -152,13 +145,9 @@ def score(rows: Sequence[Prediction], *, settings: ScoringSettings | None = None
     settings = settings or ScoringSettings()
     names = (*METRICS, *settings.own)
     statistics = make_statistics(rows, (*names, *settings.variants))
-    found = confidence_intervals(
+    scores = confidence_intervals(
         statistics, dialogues=dialogues_of(rows), samples=settings.bootstrap_samples, seed=settings.seed
     )
-    scores: dict[str, Interval] = {
-        name: {"value": estimate(statistic), "low": found[name][0], "high": found[name][1]}
-        for name, statistic in statistics.items()
-    }
     return Scores(
         metrics={name: scores[name] for name in names if name in scores},
         variants={name: scores[name] for name in settings.variants if name in scores},
@@ -211,7 +200,7 @@ def try_own(names: Sequence[str], rows: Sequence[Prediction]) -> None:
 
 
 def _own(rows: Sequence[Prediction], name: str) -> Statistic:
-    contexts, (responses, references) = [row.context for row in rows], _texts(rows)
+    contexts, (responses, references) = [row.context for row in rows], replies_and_references(rows)
     function = load_function(name, "metric")
     return _mean(call_on_texts(function, f"the metric {name}", contexts, responses, references, rows))
 
@@ -259,7 +248,7 @@ def _perplexities(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str
 
 
 def _bleu(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Statistic]:
-    responses, references = _texts(rows)
+    responses, references = replies_and_references(rows)
     counts: dict[Callable[[str], tuple[str, ...]], np.ndarray] = {}
     statistics: dict[str, Statistic] = {}
     for name in names:
@@ -283,7 +272,7 @@ def _ngram_statistic(metric: str, counts: np.ndarray, variant: str) -> Statistic
 
 
 def _distinct(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Statistic]:
-    responses, _ = _texts(rows)
+    responses = [row.response for row in rows]
     statistics: dict[str, Statistic] = {}
     for name in names:
         metric, _, variant = name.partition(":")
@@ -304,7 +293,7 @@ def _others(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Stat
             f"intent_accuracy:{v}": functools.partial(_intent_accuracy, rows, *how)
             for v, how in INTENT_VARIANTS.items()
         },
-        "exemplar_emotion_match": lambda: _exemplar_match(rows),
+        "exemplar_emotion_match": lambda: _share(*empathy.exemplar_matches(rows).T),
         **{f"bart_score_{name}": functools.partial(_bart_score, rows, name) for name in BART_DIRECTIONS},
         "empathy_f1": lambda: _mechanism_f1(rows, MECHANISMS),
         **{f"{name}_f1": functools.partial(_mechanism_f1, rows, (name,)) for name in MECHANISMS},
@@ -320,7 +309,7 @@ def _others(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Stat
 
 def _text_statistic(rows: Sequence[Prediction], name: str) -> Statistic:
     """Metrics of whole texts; with ":moel" of the cleaned words of both sides."""
-    responses, references = _texts(rows)
+    responses, references = replies_and_references(rows)
     metric, _, variant = name.partition(":")
     if variant:
         responses, references = ([" ".join(words.moel_tokens(t)) for t in side] for side in (responses, references))
@@ -338,14 +327,14 @@ def _mean(values: np.ndarray) -> Statistic:
     return ratio_statistic(values, np.ones(len(values)))
 
 
-def _texts(rows: Sequence[Prediction]) -> tuple[list[str], list[str]]:
-    return [row.response for row in rows], [row.reference for row in rows]
-
-
 def _accuracy(pairs: Sequence[tuple[str, str]]) -> Statistic | None:
     known = np.asarray([bool(label and guess) for label, guess in pairs], np.float64)
     hits = np.asarray([float(label == guess) for label, guess in pairs], np.float64)
-    return ratio_statistic(hits * known, known, scale=100.0) if known.any() else None
+    return _share(hits * known, known)
+
+
+def _share(hits: np.ndarray, counted: np.ndarray) -> Statistic | None:
+    return ratio_statistic(hits, counted, scale=100.0) if counted.any() else None
 
 
 def _intent_accuracy(
@@ -357,11 +346,6 @@ def _intent_accuracy(
     return _accuracy(
         [(_note(row, "intent") if own else "", _note(row, guess)) for row, own in zip(rows, counted, strict=True)]
     )
-
-
-def _exemplar_match(rows: Sequence[Prediction]) -> Statistic | None:
-    counts = empathy.exemplar_matches(rows)
-    return ratio_statistic(counts[:, 0], counts[:, 1], scale=100.0) if counts[:, 1].any() else None
 
 
 def _bart_score(rows: Sequence[Prediction], direction: str) -> Statistic | None:

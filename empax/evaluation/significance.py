@@ -9,12 +9,18 @@ R resamples, P partitions, C columns.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from empax.evaluation.statistics import DifferenceStatistic, Statistic, estimate
+
+Name = TypeVar("Name")
+
+Interval = dict[str, float]
+"""`value` with its 95% interval `low`, `high`."""
 
 _CHUNK = 100  # resamples held at once: 100 x 5,000 rows of float64 are 4 MB
 _PARTS = 4
@@ -23,14 +29,13 @@ _PAIRINGS = ((0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2))
 
 
 def confidence_intervals(
-    statistics: Mapping[str, Statistic],
+    statistics: Mapping[Name, Statistic],
     *,
     dialogues: Int[np.ndarray, " N"] | None = None,
     samples: int = 1000,
     seed: int = 0,
-    level: float = 0.95,
-) -> dict[str, tuple[float, float]]:
-    """Intervals of several metrics of the same rows: by the bootstrap, or by `part_interval` where they have bounds.
+) -> dict[Name, Interval]:
+    """Several metrics of the same rows with intervals: by the bootstrap, or by `part_interval` where they have bounds.
 
     Source: Efron and Tibshirani 1993, Sec. 13.3 (percentiles of the bootstrap); Hesterberg 2015, Sec. 5.3 (percentiles
     further out with few dialogues, see `tails`); Davison and Hinkley 1997, Sec. 3.8 (whole clusters are drawn).
@@ -40,40 +45,38 @@ def confidence_intervals(
       dialogues: the number of each row's dialogue, from 0 on without holes; None = every row is its own.
       samples: bootstrap resamples, at least 1; a tenth as many partitions, at least 40.
       seed: of both.
-      level: of confidence, in (0, 1).
-
-    Returns:
-      By name (low, high), in the metric's unit.
 
     Raises:
       ValueError: `samples` < 1, no rows, or statistics over different numbers of rows.
     """
     if not statistics:
         return {}
-    groups = _check_groups(statistics, dialogues, samples)
-    resampled = _bootstrap(statistics, groups, samples, seed)
-    ends = tails(int(groups.max()) + 1, level)
-    return {
-        name: _percentiles(resampled[name], estimate(statistic), ends)
-        if name in resampled
-        else part_interval(statistic, dialogues=groups, partitions=max(40, samples // 10), seed=seed, level=level)
-        for name, statistic in statistics.items()
-    }
+    return _intervals(statistics, _check_groups(statistics, dialogues, samples), samples, seed)[0]
 
 
-def _bootstrap(
-    statistics: Mapping[str, Statistic], groups: Int[np.ndarray, " N"], samples: int, seed: int
-) -> dict[str, Float[np.ndarray, " R"]]:
-    """Values of the smooth statistics on the same resamples."""
-    values: dict[str, list[np.ndarray]] = {name: [] for name, found in statistics.items() if found.bounds is None}
+def _intervals(
+    statistics: Mapping[Name, Statistic], groups: Int[np.ndarray, " N"], samples: int, seed: int
+) -> tuple[dict[Name, Interval], dict[Name, Float[np.ndarray, " R"]]]:
+    """Values with intervals; and of the smooth statistics their values on the same resamples."""
+    values: dict[Name, list[np.ndarray]] = {name: [] for name, found in statistics.items() if found.bounds is None}
     for weights in _resamples(groups, samples if values else 0, seed):
         for name, parts in values.items():
             parts.append(statistics[name](weights))
-    return {name: np.concatenate(parts) for name, parts in values.items()}
+    resampled = {name: np.concatenate(parts) for name, parts in values.items()}
+    ends = tails(int(groups.max()) + 1)
+    intervals: dict[Name, Interval] = {}
+    for name, statistic in statistics.items():
+        value = estimate(statistic)
+        if name in resampled:
+            low, high = _percentiles(resampled[name], value, ends)
+        else:
+            low, high = part_interval(statistic, dialogues=groups, partitions=max(40, samples // 10), seed=seed)
+        intervals[name] = {"value": value, "low": low, "high": high}
+    return intervals, resampled
 
 
 def _check_groups(
-    statistics: Mapping[str, Statistic], dialogues: Int[np.ndarray, " N"] | None, samples: int
+    statistics: Mapping[Name, Statistic], dialogues: Int[np.ndarray, " N"] | None, samples: int
 ) -> Int[np.ndarray, " N"]:
     sizes = {statistic.num_rows for statistic in statistics.values()}
     if len(sizes) > 1:
@@ -98,18 +101,18 @@ def _resamples(groups: Int[np.ndarray, " N"], samples: int, seed: int) -> Iterat
         yield counts.reshape(chunk, num_groups).astype(np.float64)[:, groups]
 
 
-def tails(num_dialogues: int, level: float = 0.95) -> tuple[float, float]:
-    r"""The quantiles of bootstrap resamples that are the ends of an interval.
+def tails(num_dialogues: int) -> tuple[float, float]:
+    r"""The quantiles of bootstrap resamples that are the ends of a 95% interval.
 
-    .. math:: \Phi\big(\mp \sqrt{n / (n - 1)}\; t_{n-1, (1 + level) / 2}\big)
+    .. math:: \Phi\big(\mp \sqrt{n / (n - 1)}\; t_{n-1,\, 0.975}\big)
 
     with n the dialogues drawn. Resamples of few dialogues spread too little, by the root of (n - 1) / n, and as if the
-    spread were known. Of many dialogues the quantiles are (1 - level) / 2 and (1 + level) / 2, of 12 dialogues 1.1% and
-    98.9%. Source: Hesterberg 2015, Sec. 5.3.
+    spread were known. Of many dialogues the quantiles are 2.5% and 97.5%, of 12 dialogues 1.1% and 98.9%.
+    Source: Hesterberg 2015, Sec. 5.3.
     """
     if num_dialogues < 2:
         return 0.0, 1.0
-    reach = (num_dialogues / (num_dialogues - 1)) ** 0.5 * float(stdtrit(num_dialogues - 1, (1 + level) / 2))
+    reach = (num_dialogues / (num_dialogues - 1)) ** 0.5 * float(stdtrit(num_dialogues - 1, 0.975))
     return float(ndtr(-reach)), float(ndtr(reach))
 
 
@@ -127,9 +130,8 @@ def part_interval(
     dialogues: Int[np.ndarray, " N"] | None = None,
     partitions: int = 100,
     seed: int = 0,
-    level: float = 0.95,
 ) -> tuple[float, float]:
-    r"""The interval of a metric whose spread has no known rate, from parts of the rows without replacement.
+    r"""The 95% interval of a metric whose spread has no known rate, from parts of the rows without replacement.
 
     Rows are split at random into four equal parts, many times. Two parts that share no dialogue are independent, so
     their mean squared differences estimate the variance v at a quarter and at half of the rows without bias. These two
@@ -167,7 +169,7 @@ def part_interval(
     if parts == _PARTS:
         quarter, variance, of_rows = variance, float(np.nanmean(np.concatenate(large))), 2 * size
         rate = float(np.clip(np.log2(max(quarter, 1e-300) / max(variance, 1e-300)), -2.0, 2.0))
-    reach = float(stdtrit(num_groups - 1, (1 + level) / 2)) * (variance * (of_rows / num_groups) ** rate) ** 0.5
+    reach = float(stdtrit(num_groups - 1, 0.975)) * (variance * (of_rows / num_groups) ** rate) ** 0.5
     low, high = statistic.bounds or (-np.inf, np.inf)
     return max(low, centre - reach), min(high, centre + reach)
 
@@ -214,17 +216,15 @@ def paired_tests(
     differences = {name: DifferenceStatistic(found.take(first), found.take(second)) for name, found in both.items()}
     swapped = approximate_randomisation(both, dialogues=dialogues, samples=samples, seed=seed)
     groups = _check_groups(differences, dialogues, samples)
-    resampled = _bootstrap(differences, groups, samples, seed)
+    intervals, resampled = _intervals(differences, groups, samples, seed)
     num_groups = int(groups.max()) + 1
     found: dict[str, dict[str, float]] = {}
-    for name, statistic in differences.items():
-        difference, more = estimate(statistic), {}
+    for name, interval in intervals.items():
+        difference, low, high = interval.values()
+        more = {}
         if name in resampled:
-            low, high = _percentiles(resampled[name], difference, tails(num_groups))
-            share = _share_reaching(resampled[name] - np.nanmean(resampled[name]), difference)
-            more["p_bootstrap"] = _of_few(share, num_groups)
-        else:
-            low, high = part_interval(statistic, dialogues=groups, partitions=max(40, samples // 10), seed=seed)
+            reached = _count_reaching(resampled[name] - np.nanmean(resampled[name]), difference)
+            more["p_bootstrap"] = _of_few((1 + reached) / (len(resampled[name]) + 1), num_groups)
         found[name] = {"difference": difference, "low": low, "high": high, "p_value": swapped[name], **more}
     return found
 
@@ -235,10 +235,6 @@ def _of_few(share: float, num_dialogues: int) -> float:
         return 1.0
     reach = -float(ndtri(share / 2)) * ((num_dialogues - 1) / num_dialogues) ** 0.5
     return 2.0 * float(stdtr(num_dialogues - 1, -reach))
-
-
-def _share_reaching(values: Float[np.ndarray, " R"], difference: float) -> float:
-    return (1 + _count_reaching(values, difference)) / (len(values) + 1)
 
 
 def _count_reaching(values: Float[np.ndarray, " R"], difference: float) -> int:
@@ -260,17 +256,10 @@ def approximate_randomisation(
     with d the difference of the metric and d_r its value after swap r. Exact for every metric, of sums or of distinct
     things, if the systems do not differ. Source: Riezler and Maxwell 2005.
 
-    Args:
-      both: by name, metrics of 2N rows: those of one system, then those of the other in the same order.
-      dialogues: of the N rows, see `confidence_intervals`; the outputs of one dialogue are swapped together.
-      samples: swaps R, at least 1.
-      seed: of the swaps.
+    Arguments and errors are those of `paired_tests`; the outputs of one dialogue are swapped together.
 
     Returns:
       By name the p-value, at least 1 / (R + 1).
-
-    Raises:
-      ValueError: `samples` < 1, no rows, or metrics over different numbers of rows.
     """
     if not both:
         return {}

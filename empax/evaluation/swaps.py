@@ -15,7 +15,7 @@ from empax.core.types import Prediction
 from empax.evaluation import text
 from empax.evaluation.pairing import dialogues_of
 from empax.evaluation.significance import confidence_intervals
-from empax.evaluation.statistics import DifferenceStatistic, Statistic, estimate, ratio_statistic
+from empax.evaluation.statistics import DifferenceStatistic, Statistic, ratio_statistic
 from empax.evaluation.words import tokenize
 
 PARTS = ("first", "rest", "end")
@@ -23,8 +23,6 @@ PARTS = ("first", "rest", "end")
 
 BESIDE = ("own", "none")
 """What all others are compared with."""
-
-Rows = Mapping[str, Mapping[str, Any]]
 
 
 def score_swaps(
@@ -126,12 +124,9 @@ def _with_intervals(
                 against = statistics.get(other, {}).get(name)
                 if other != given and against is not None:
                     flat[given, f"minus_{other}", name] = DifferenceStatistic(statistic, against)
-    keyed = {"\n".join(key): statistic for key, statistic in flat.items()}
-    ends = confidence_intervals(keyed, dialogues=dialogues_of(rows), samples=samples, seed=seed)
     found: dict[str, dict[str, Any]] = {given: {} for given in statistics}
-    for (given, against, name), statistic in flat.items():
-        low, high = ends["\n".join((given, against, name))]
-        cell = {"value": estimate(statistic), "low": low, "high": high}
+    cells = confidence_intervals(flat, dialogues=dialogues_of(rows), samples=samples, seed=seed)
+    for (given, against, name), cell in cells.items():
         (found[given].setdefault(against, {}) if against else found[given])[name] = cell
     return found
 

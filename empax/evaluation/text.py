@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float
+from scipy import sparse
 
 from empax.evaluation.statistics import (
     CountStatistic,
@@ -34,16 +35,12 @@ _EPSILON = 1e-12  # NLTK's method1 as NEC and DCKS call it
 _METHOD4_K = 5  # NLTK's constant of Chen and Cherry's method 4
 
 
-def _lower_split(text: str) -> tuple[str, ...]:
-    return tuple(text.lower().split())
-
-
 _BLEU_TOKENS: dict[str, Callable[[str], tuple[str, ...]]] = {
     "nltk": lower_tokens,
     "nltk_cased": tokenize,
     "sentence_avg": lower_tokens,
     "precision": lower_tokens,
-    "moses": _lower_split,
+    "moses": lambda text: tuple(text.lower().split()),
     "sacrebleu": tokenize_13a,
     "moel": moel_tokens,
 }
@@ -64,6 +61,16 @@ def _ngrams(texts: Sequence[Sequence[str]], orders: int) -> Iterator[tuple[np.nd
             pairs = ids[inside] * max(len(vocabulary), 1) + words[starts + order - 1]
             ids = np.unique(pairs, return_inverse=True)[1]
         yield ids, rows[starts]
+
+
+def word_counts(texts: Sequence[Sequence[str]]) -> sparse.csr_matrix:
+    """How often each word is in each of N texts, [N, V], words in the order in which they come first."""
+    vocabulary: dict[str, int] = {}
+    ids = np.asarray([vocabulary.setdefault(word, len(vocabulary)) for text in texts for word in text], np.int64)
+    rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+    counts = sparse.csr_matrix((np.ones(len(ids)), (rows, ids)), (len(texts), max(len(vocabulary), 1)))
+    counts.sum_duplicates()
+    return counts
 
 
 def bleu_tokens(variant: str) -> Callable[[str], tuple[str, ...]]:
@@ -132,7 +139,8 @@ def bleu_statistic(counts: Float[np.ndarray, "N 10"], order: int, variant: str =
     if variant == "sacrebleu":
         return SumStatistic(counts, functools.partial(_corpus_bleu, order=order, smooth=_exponential))
     if variant == "sentence_avg":
-        scores = _corpus_bleu(_nltk_counts(counts), order=order, smooth=_chen_cherry)
+        smooth = functools.partial(_chen_cherry, said=counts[:, 8])
+        scores = _corpus_bleu(_nltk_counts(counts), order=order, smooth=smooth)
     else:
         scores = 100.0 * np.nan_to_num(divide(counts[:, order - 1], counts[:, MAX_ORDER + order - 1]))
     return ratio_statistic(scores, np.ones(len(counts)))
@@ -140,7 +148,7 @@ def bleu_statistic(counts: Float[np.ndarray, "N 10"], order: int, variant: str =
 
 def length_ratio_statistic(counts: Float[np.ndarray, "N 10"]) -> SumStatistic:
     """Words of all hypotheses over words of all references, of rows counted by `count_matches`."""
-    return SumStatistic(counts[:, 8:], lambda sums: divide(sums[:, 0], sums[:, 1]))
+    return ratio_statistic(counts[:, 8], counts[:, 9])
 
 
 def brevity_penalty_statistic(counts: Float[np.ndarray, "N 10"]) -> SumStatistic:
@@ -169,31 +177,27 @@ def _nltk_counts(counts: Float[np.ndarray, "N 10"]) -> Float[np.ndarray, "N 10"]
     return counts
 
 
-_Smooth = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+_Smooth = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def _corpus_bleu(sums: Float[np.ndarray, "R 10"], *, order: int, smooth: _Smooth) -> Float[np.ndarray, " R"]:
     matches, totals = sums[:, :order], sums[:, MAX_ORDER : MAX_ORDER + order]
-    said = sums[:, 8]
-    precisions = smooth(matches, totals, said)
+    precisions = smooth(matches, totals)
     # Without a single match there is nothing to smooth; a zero precision makes the product zero.
     positive = (precisions > 0).all(axis=1) & (matches > 0).any(axis=1)
     log_mean = np.log(np.where(precisions > 0, precisions, 1.0)).mean(axis=1)
-    return np.where(positive & (said > 0), 100.0 * np.exp(_log_penalty(sums[:, 8:]) + log_mean), 0.0)
+    return np.where(positive & (sums[:, 8] > 0), 100.0 * np.exp(_log_penalty(sums[:, 8:]) + log_mean), 0.0)
 
 
-def _no_smoothing(matches: np.ndarray, totals: np.ndarray, said: np.ndarray) -> np.ndarray:
-    del said
+def _no_smoothing(matches: np.ndarray, totals: np.ndarray) -> np.ndarray:
     return matches / np.maximum(totals, 1.0)
 
 
-def _epsilon(matches: np.ndarray, totals: np.ndarray, said: np.ndarray) -> np.ndarray:
-    del said
+def _epsilon(matches: np.ndarray, totals: np.ndarray) -> np.ndarray:
     return np.where(matches == 0, _EPSILON, matches) / np.maximum(totals, 1.0)
 
 
-def _exponential(matches: np.ndarray, totals: np.ndarray, said: np.ndarray) -> np.ndarray:
-    del said
+def _exponential(matches: np.ndarray, totals: np.ndarray) -> np.ndarray:
     zeros_so_far = np.cumsum(matches == 0, axis=1)
     return np.where(totals == 0, 0.0, np.where(matches == 0, 0.5**zeros_so_far, matches) / np.maximum(totals, 1.0))
 
@@ -250,10 +254,8 @@ def rouge_l_rows(responses: Sequence[str], references: Sequence[str]) -> Float[n
     Tokens are runs of a-z and 0-9 of the lower-cased text, no stemming, as in Google's rouge-score.
     """
     words = [[re.findall(r"[a-z0-9]+", text.lower()) for text in texts] for texts in (responses, references)]
-    scores = []
-    for said, wanted in zip(*words, strict=True):
-        scores.append(2.0 * _common_length(said, wanted) / max(1, len(said) + len(wanted)))
-    return np.asarray(scores, np.float64)
+    pairs = zip(*words, strict=True)
+    return np.asarray([2.0 * _common_length(a, b) / max(1, len(a) + len(b)) for a, b in pairs], np.float64)
 
 
 def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
@@ -271,11 +273,8 @@ def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
 
 def token_f1_rows(responses: Sequence[str], references: Sequence[str]) -> Float[np.ndarray, " N"]:
     """F1 of shared words (lower case, NLTK words, punctuation kept) of every row, in percent."""
-    scores = []
-    for response, reference in zip(responses, references, strict=True):
-        said, wanted = lower_tokens(response), lower_tokens(reference)
-        common = (Counter(said) & Counter(wanted)).total()
-        scores.append(200.0 * common / max(1, len(said) + len(wanted)))
+    pairs = zip(map(lower_tokens, responses), map(lower_tokens, references), strict=True)
+    scores = [200.0 * (Counter(a) & Counter(b)).total() / max(1, len(a) + len(b)) for a, b in pairs]
     return np.asarray(scores, np.float64)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from empax.core.types import ATTRIBUTES, MECHANISMS, Prediction
 from empax.evaluation import reply_checks
+from empax.evaluation.pairing import replies_and_references
 from empax.evaluation.reply_checks import MIN_ROWS, Check, share, wilson_low, words
 from empax.evaluation.words import lower_tokens
 
@@ -48,7 +49,7 @@ def verdict(rows: Sequence[Prediction], *, retrieves: bool | None = None) -> dic
 
 def _empty(rows: Sequence[Prediction]) -> list[Check]:
     checks = []
-    for whose, texts in (("replies", [r.response for r in rows]), ("references", [r.reference for r in rows])):
+    for whose, texts in zip(("replies", "references"), replies_and_references(rows), strict=True):
         empty = sum(not text.strip() for text in texts)
         found = f"{share(empty, len(rows))} {whose} are empty"
         checks.append(Check(f"empty {whose}", empty <= _MAX_EMPTY * len(rows), found))
@@ -75,10 +76,7 @@ def _equal(rows: Sequence[Prediction]) -> list[Check]:
 
 
 def _length(rows: Sequence[Prediction]) -> list[Check]:
-    said, wanted = (
-        sum(len(lower_tokens(text)) for text in texts)
-        for texts in ([row.response for row in rows], [row.reference for row in rows])
-    )
+    said, wanted = (sum(len(lower_tokens(text)) for text in texts) for texts in replies_and_references(rows))
     if not said or not wanted:
         return []
     ratio = said / wanted
@@ -90,7 +88,7 @@ def _one_class(rows: Sequence[Prediction]) -> list[Check]:
     """Labels that never change, although the gold labels do."""
     columns: dict[str, tuple[list[Any], list[Any]]] = {
         "emotion predictions": ([r.emotion_prediction for r in rows], [r.emotion for r in rows]),
-        "intent predictions": ([_note(r, "intent_prediction") for r in rows], [_note(r, "intent") for r in rows]),
+        "intent predictions": ([r.notes.get("intent_prediction") for r in rows], [r.notes.get("intent") for r in rows]),
         **{f"{name} levels of contexts": ([r.attributes.get(name) for r in rows], []) for name in ATTRIBUTES},
         **{
             f"{name} levels of replies": (
@@ -111,15 +109,11 @@ def _one_class(rows: Sequence[Prediction]) -> list[Check]:
     return checks
 
 
-def _note(row: Prediction, name: str) -> Any:
-    return row.notes.get(name)
-
-
 def _chance(rows: Sequence[Prediction]) -> list[Check]:
     """Heads whose accuracy is not above that of the most frequent label, at the lower end of its Wilson interval."""
     pairs = {
         "emotion": [(row.emotion, row.emotion_prediction) for row in rows],
-        "intent": [(_note(row, "intent"), _note(row, "intent_prediction")) for row in rows],
+        "intent": [(row.notes.get("intent"), row.notes.get("intent_prediction")) for row in rows],
     }
     checks = []
     for name, both in pairs.items():
@@ -159,18 +153,18 @@ def _said(exemplar: Mapping[str, Any]) -> str:
 def _use(shown: Sequence[Prediction]) -> list[Check]:
     """Whether exemplars change anything, where rows say what happened without or with other ones."""
     checks = []
-    other = [(row, _note(row, "response_without_exemplars")) for row in shown]
+    other = [(row, row.notes.get("response_without_exemplars")) for row in shown]
     known = [(row, text) for row, text in other if isinstance(text, str)]
     if len(known) >= MIN_ROWS:
         changed = sum(row.response != text for row, text in known)
         found = f"exemplars change {share(changed, len(known))} replies"
         checks.append(Check("use of exemplars", changed > 0, found if changed else f"{found}: retrieval is unused"))
     for note, than in (("nll_without_exemplars", ""), ("nll_of_other_exemplars", ", those of other contexts not")):
-        pairs = [(_note(row, "nll"), _note(row, note), _note(row, "num_tokens")) for row in shown]
-        numbers = [pair for pair in pairs if all(isinstance(value, (int, float)) for value in pair)]
-        tokens = sum(pair[2] for pair in numbers)
-        if len(numbers) >= MIN_ROWS and tokens:
-            used = sum(without - with_them for with_them, without, _ in numbers) / tokens
+        noted: list[list[Any]] = [[row.notes.get(name) for name in ("nll", note, "num_tokens")] for row in shown]
+        known = [numbers for numbers in noted if all(isinstance(value, (int, float)) for value in numbers)]
+        tokens = sum(count for *_, count in known)
+        if len(known) >= MIN_ROWS and tokens:
+            used = sum(without - with_them for with_them, without, _ in known) / tokens
             found = f"exemplars lower the loss by {used:.4f} nats a token{than}"
             found = found if used > 0 else f"{found}: retrieval is unused"
             checks.append(Check("nats from exemplars", used > 0, found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import csv
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from empax.core.files import DataError, read_json
 from empax.core.types import Prediction
 from empax.rating.study import ASPECTS, SCALE, STUDY_COLUMN, Item, aligned
 
-CHOICES = ("1", "2", "tie")
+CHOICES = {"1": 1, "2": -1, "tie": 0}
+"""What a rater may say of a pair, and its value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +138,7 @@ def _check_study(path: Path, found: Any, key: Key) -> None:
 
 
 def _read_sheet(path: Path, key: Key) -> tuple[str, list[tuple[int, Mapping[str, Any]]]]:
-    return path.stem, list(_lines(path, key))
-
-
-def _lines(path: Path, key: Key) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    given = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -155,9 +153,10 @@ def _lines(path: Path, key: Key) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 number = (row.get("number") or "").strip()
                 if not number.isdecimal():
                     raise DataError(f"{path}: {number[:40]!r} in the column 'number' must be an item's number.")
-                yield int(number), row
+                given.append((int(number), row))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is not a CSV file in UTF-8 ({error}).") from error
+    return path.stem, given
 
 
 def _value(path: Path, number: int, form: str, value: Any) -> int | None:
@@ -168,7 +167,7 @@ def _value(path: Path, number: int, form: str, value: Any) -> int | None:
     if form == "pairs":
         if text not in CHOICES:
             raise DataError(f"{path}, item {number}: {text[:40]!r} must be one of {', '.join(CHOICES)}.")
-        return {"1": 1, "2": -1, "tie": 0}[text]
+        return CHOICES[text]
     if not text.isdecimal() or not 1 <= int(text) <= SCALE:
         raise DataError(f"{path}, item {number}: {text[:40]!r} must be a whole number from 1 to {SCALE}.")
     return int(text)

@@ -29,12 +29,6 @@ def score(key: Key, answers: Sequence[Answer], *, samples: int = 1000, seed: int
     Intervals are 95% percentiles over resamples of contexts and, where there are several, of raters (Owen 2007, the
     pigeonhole bootstrap): they hold for other contexts and other raters.
 
-    Args:
-      key: of the study.
-      answers: of all raters.
-      samples: resamples.
-      seed: of these.
-
     Raises:
       ConfigError: there is no answer to a rated item.
     """
@@ -131,9 +125,7 @@ def strengths(wins: Float[np.ndarray, "S S"]) -> Float[np.ndarray, " S"]:
     .. math:: P(i \text{ beats } j) = \frac{1}{1 + e^{b_j - b_i}}
 
     Source: Bradley and Terry 1952; by penalised maximum likelihood, _PRIOR wins on either side of every pair.
-
-    Args:
-      wins: [i, j] is how often i has beaten j; a tie is half a win of each.
+    `wins[i, j]` is how often i has beaten j; a tie is half a win of each.
     """
     counts = wins + _PRIOR * (1 - np.eye(len(wins)))
 
@@ -164,24 +156,20 @@ def _with_intervals(summary: Summary, rated: Sequence[Answer], samples: int, see
     contexts = np.unique([answer.item.id for answer in rated], return_inverse=True)[1]
     people = np.unique([answer.rater for answer in rated], return_inverse=True)[1]
     rng, several = np.random.default_rng(seed), people.max() > 0
-    drawn = []
-    for _ in range(samples):
-        weights = np.bincount(rng.integers(contexts.max() + 1, size=contexts.max() + 1), minlength=contexts.max() + 1)
-        whole = weights[contexts].astype(float)
-        if several:
-            times = np.bincount(rng.integers(people.max() + 1, size=people.max() + 1), minlength=people.max() + 1)
-            whole *= times[people]
-        drawn.append(summary(whole))
+
+    def times(groups: np.ndarray) -> np.ndarray:
+        size = groups.max() + 1
+        return np.bincount(rng.integers(size, size=size), minlength=size)[groups].astype(float)
+
+    drawn = [summary(times(contexts) * times(people) if several else times(contexts)) for _ in range(samples)]
     value = summary(np.ones(len(rated)))
     return {
-        group: {name: [number, *_percentiles([d[group][name] for d in drawn])] for name, number in numbers.items()}
+        group: {
+            name: [number, *np.nanpercentile([d[group][name] for d in drawn], [2.5, 97.5]).tolist()]
+            for name, number in numbers.items()
+        }
         for group, numbers in value.items()
     }
-
-
-def _percentiles(values: Sequence[float]) -> tuple[float, float]:
-    low, high = np.nanpercentile(values, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def needed_ratings(win_rate: float, *, power: float = 0.8, level: float = 0.05, per_context: float = 1.0) -> int:

@@ -118,11 +118,7 @@ class Study:
 
 
 def make_study(systems: Mapping[str, Sequence[Prediction]], settings: StudySettings) -> Study:
-    """Draws a study.
-
-    Args:
-      systems: predictions by the name of the system, for the same contexts in any order.
-      settings: see there.
+    """Draws a study of the predictions of systems, by their names, for the same contexts in any order.
 
     Raises:
       ConfigError: fewer than two systems to compare, or fewer contexts than `rows`.
@@ -219,7 +215,7 @@ def _checks(drawn: Mapping[str, Column], settings: StudySettings, count: int, rn
 
 
 def _dialogue(row: Prediction) -> str:
-    return row.id.rsplit("#", 1)[0] or row.context[0]
+    return row.id.rsplit("#", 1)[0] or "".join(row.context[:1])
 
 
 def _swapped(item: Item, **changes: Any) -> Item:

@@ -6,7 +6,7 @@ Colours are CSS variables of the page they stand in.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 Points = Sequence[tuple[float, float]]
@@ -66,23 +66,17 @@ def line_chart(series: Mapping[str, Points], *, x_label: str, y_label: str) -> s
     for y in y_ticks:
         height = place(x_low, y)[1]
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{height + 4:.1f}" text-anchor="end">{number(y)}</text>')
+        parts.append(_text(number(y), _LEFT - 6, f"{height + 4:.1f}", anchor="end"))
     for x in (tick for tick in x_ticks if x_low <= tick <= x_high):
-        left = place(x, y_low)[0]
-        parts.append(
-            f'<text class="tick" x="{left:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{number(x)}</text>'
-        )
+        parts.append(_text(number(x), f"{place(x, y_low)[0]:.1f}", _HEIGHT - _BOTTOM + 16))
     for i, points in enumerate(shown.values()):
         places = [place(x, y) for x, y in sorted(points)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(f'<polyline class="line s{i % 4}" points="{path}"/>')
         if len(places) <= 12:  # few enough to be told apart, or a single one, which makes no line
             parts.extend(f'<circle class="dot s{i % 4}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
-    middle = (_HEIGHT - _BOTTOM + _TOP) / 2
-    parts.append(
-        f'<text class="axis" x="{(_WIDTH + _LEFT) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>'
-    )
-    parts.append(_upright(y_label, middle))
+    parts.append(_text(x_label, (_WIDTH + _LEFT) / 2, _HEIGHT - 6, kind="axis"))
+    parts.append(_upright(y_label, (_HEIGHT - _BOTTOM + _TOP) / 2))
     return _svg(_WIDTH, _HEIGHT, parts, f"{y_label} over {x_label}") + _legend(list(shown))
 
 
@@ -91,23 +85,16 @@ def intervals(rows: Mapping[str, tuple[float, float, float]], *, label: str) -> 
     left, width, row = 168, 250, 26
     bottom = len(rows) * row + 4
     marks = ticks(min(low for _, low, _ in rows.values()), max(high for _, _, high in rows.values()))
-    place = lambda x: left + (x - marks[0]) / (marks[-1] - marks[0]) * width  # noqa: E731
-    svg = []
-    for mark in marks:
-        kind = "zero" if abs(mark) < 1e-9 else "grid"
-        svg.append(f'<line class="{kind}" x1="{place(mark):.1f}" x2="{place(mark):.1f}" y1="0" y2="{bottom}"/>')
-        text = number(round(mark, 9))
-        svg.append(f'<text class="tick" x="{place(mark):.1f}" y="{bottom + 16}" text-anchor="middle">{text}</text>')
+    place, svg = _across(marks, left, width, bottom, below=16, zero="zero")
     for i, (name, (value, low, high)) in enumerate(rows.items()):
         height = i * row + row / 2 + 2
         title = f"<title>{escape(name)}: {value:.3g} ({low:.3g} to {high:.3g})</title>"
-        svg.append(f'<text class="tick" x="{left - 8}" y="{height + 4:g}" text-anchor="end">{escape(name)}</text>')
+        svg.append(_text(name, left - 8, f"{height + 4:g}", anchor="end"))
         svg.append(
             f'<line class="line s0" x1="{place(low):.1f}" x2="{place(high):.1f}" y1="{height:g}" y2="{height:g}"/>'
         )
         svg.append(f'<circle class="dot s0" cx="{place(value):.1f}" cy="{height:g}" r="4">{title}</circle>')
-    middle = (left + width + 24) / 2
-    svg.append(f'<text class="axis" x="{middle:g}" y="{bottom + 34}" text-anchor="middle">{escape(label)}</text>')
+    svg.append(_text(label, f"{(left + width + 24) / 2:g}", bottom + 34, kind="axis"))
     return _svg(left + width + 24, bottom + 42, svg, label)
 
 
@@ -126,22 +113,16 @@ def beside(
     ends = [end for ends in rows.values() for end in ends if end is not None]
     bottom = len(rows) * row + 4
     marks = ticks(min(ends), max(ends), count=4)
-    place = lambda x: left + (x - marks[0]) / (marks[-1] - marks[0]) * width  # noqa: E731
+    place, axis = _across(marks, left, width, bottom, below=14)
     low, high = place(ours[1]), place(ours[2])
-    svg = [f'<rect class="band" x="{low:.1f}" y="0" width="{high - low:.1f}" height="{bottom}"/>']
-    for mark in marks:
-        svg.append(f'<line class="grid" x1="{place(mark):.1f}" x2="{place(mark):.1f}" y1="0" y2="{bottom}"/>')
-        text = number(round(mark, 9))
-        svg.append(f'<text class="tick" x="{place(mark):.1f}" y="{bottom + 14}" text-anchor="middle">{text}</text>')
+    svg = [f'<rect class="band" x="{low:.1f}" y="0" width="{high - low:.1f}" height="{bottom}"/>', *axis]
     for i, (name, (value, low, high)) in enumerate(rows.items()):
         height, kind = i * row + row / 2 + 2, "rest" if i else "s0"
         ends = f"{value:.4g}" if low is None or high is None else f"{value:.4g} ({low:.4g} to {high:.4g})"
         title = f"<title>{escape(name)}: {ends}</title>"
         shown = name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
-        svg.append(
-            f'<text class="{"tick" if i else "axis own"}" x="{left - 8}" y="{height + 4:g}" text-anchor="end">'
-            f"{escape(shown)}{title}</text>"
-        )
+        shade = "tick" if i else "axis own"
+        svg.append(_text(shown, left - 8, f"{height + 4:g}", kind=shade, anchor="end", title=title))
         if low is not None and high is not None:
             ends = f'x1="{place(low):.1f}" x2="{place(high):.1f}"'
             svg.append(f'<line class="line {kind}" {ends} y1="{height:g}" y2="{height:g}"/>')
@@ -157,7 +138,7 @@ def share_bars(shares: Mapping[str, Mapping[str, float]]) -> str:
     svg = []
     for i, name in enumerate(names):
         top, start = i * row + 4, float(left)
-        svg.append(f'<text class="tick" x="{left - 8}" y="{top + 14}" text-anchor="end">{escape(name)}</text>')
+        svg.append(_text(name, left - 8, top + 14, anchor="end"))
         for j, part in enumerate(parts_of):
             share = shares[name].get(part, 0.0)
             length = share * width
@@ -166,10 +147,8 @@ def share_bars(shares: Mapping[str, Mapping[str, float]]) -> str:
                 f'<rect class="bar l{j % 3}" x="{start:.1f}" y="{top}" width="{length:.1f}" height="19">{title}</rect>'
             )
             if length > 34:
-                svg.append(
-                    f'<text class="value l{j % 3}" x="{start + length / 2:.1f}" y="{top + 14}" text-anchor="middle">'
-                    f"{100 * share:.0f}%</text>"
-                )
+                x = f"{start + length / 2:.1f}"
+                svg.append(_text(f"{100 * share:.0f}%", x, top + 14, kind=f"value l{j % 3}"))
             start += length
     return _svg(left + width + 10, len(names) * row + 6, svg, "Shares") + _legend(parts_of, "l")
 
@@ -198,7 +177,7 @@ def heat_map(
         )
     for i, label in enumerate(labels):
         centre = margin + i * cell + cell / 2
-        svg.append(f'<text class="tick" x="{margin - 5}" y="{centre + 4}" text-anchor="end">{escape(label)}</text>')
+        svg.append(_text(label, margin - 5, centre + 4, anchor="end"))
         total = sum(matrix[i])
         for j, count in enumerate(matrix[i]):
             share = count / total if total else 0.0
@@ -212,15 +191,34 @@ def heat_map(
                 )
             if cell >= 40:
                 shade = "strong" if share > 0.55 else "weak"
-                svg.append(
-                    f'<text class="value {shade}" x="{x + cell / 2}" y="{y + cell / 2 + 4}" text-anchor="middle">'
-                    f"{100 * share:.0f}%</text>"
-                )
+                kind = f"value {shade}"
+                svg.append(_text(f"{100 * share:.0f}%", x + cell / 2, y + cell / 2 + 4, kind=kind))
     height, width = len(labels) * cell, len(columns) * cell
     svg.append(_upright(row_title, margin + height / 2))
-    across = margin + width / 2
-    svg.append(f'<text class="axis" x="{across}" y="12" text-anchor="middle">{escape(column_title)}</text>')
+    svg.append(_text(column_title, margin + width / 2, 12, kind="axis"))
     return _svg(margin + width + 4, margin + height + 4, svg, f"{row_title} against {column_title}")
+
+
+def _across(
+    marks: Sequence[float], left: float, width: float, bottom: float, *, below: int, zero: str = "grid"
+) -> tuple[Callable[[float], float], list[str]]:
+    """Where a number stands on a horizontal axis, and the axis: lines from the top to `bottom`, numbers `below` it."""
+
+    def place(x: float) -> float:
+        return left + (x - marks[0]) / (marks[-1] - marks[0]) * width
+
+    svg = []
+    for mark in marks:
+        kind, x = zero if abs(mark) < 1e-9 else "grid", f"{place(mark):.1f}"
+        svg.append(f'<line class="{kind}" x1="{x}" x2="{x}" y1="0" y2="{bottom}"/>')
+        svg.append(_text(number(round(mark, 9)), x, bottom + below))
+    return place, svg
+
+
+def _text(
+    words: str, x: float | str, y: float | str, *, kind: str = "tick", anchor: str = "middle", title: str = ""
+) -> str:
+    return f'<text class="{kind}" x="{x}" y="{y}" text-anchor="{anchor}">{escape(words)}{title}</text>'
 
 
 def _upright(title: str, middle: float) -> str:

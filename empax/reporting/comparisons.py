@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from empax.evaluation.scoring import LOWER_IS_BETTER, is_own
@@ -15,8 +15,6 @@ from empax.reporting.tables import (
     format_interval,
     format_value,
     intervals,
-    markdown_results,
-    markdown_table,
 )
 
 Comparison = Mapping[str, Any]
@@ -70,22 +68,11 @@ def parts(report: Mapping[str, Any]) -> Parts | None:
         return None
     names = _names(found)
     pairs = [Pair(_title(pair), *_pair_table(pair), _left_out(pair)) for pair in found["pairs"]]
-    return Parts(conclusions(found), _head(found, names), names, _rows(found), _notes(found), pairs)
-
-
-def markdown(report: Mapping[str, Any], plain: Callable[[Any], str]) -> list[str]:
-    """Lines of the section, none without a comparison; `plain` makes any text safe in Markdown."""
-    found = parts(report)
-    if found is None:
-        return []
-    lines = ["## Comparison", "", *(f"- {plain(line)}" for line in found.conclusions), ""]
-    rows = [(kind, plain(name), cells) for kind, name, cells in found.rows]
-    lines += [found.head, "", *markdown_results(found.names, rows), ""]
-    lines += [f"- {plain(note)}" for note in found.notes]
-    for pair in found.pairs:
-        lines += ["", f"### {plain(pair.title)}", "", *markdown_table(list(map(plain, pair.head)), pair.rows), ""]
-        lines += [f"- {note}" for note in pair.notes]
-    return [*lines, ""]
+    rows: list[Row] = [
+        ("peer" if label in found["peers"] else "ours", f"{label}, {one['rows']:,} rows", intervals(one["metrics"]))
+        for label, one in found["systems"].items()
+    ]
+    return Parts(conclusions(found), _head(found, names), names, rows, _notes(found), pairs)
 
 
 def conclusions(found: Comparison) -> list[str]:
@@ -137,7 +124,9 @@ def _notes(found: Comparison) -> list[str]:
             "Distinct and BLEU-2 precision change with the length of replies: differences and p are at equal length."
         )
     if len(found["systems"]) > 2:
-        notes += [_at_equal_count(name, one) for name, one in found["equal"].items()]
+        for name, one in found["equal"].items():
+            values = ", ".join(f"{label} {format_value(name, value)}" for label, value in one["values"].items())
+            notes.append(f"{name} of {one['count']:,} {one['unit']} each: {values}.")
     if any(system["rows"] < found["rows"]["rows"] for system in found["systems"].values()):
         notes.append(
             "Metrics that depend on the number of rows (Distinct, Sent-Std, Top-5) are left out of the table for "
@@ -146,24 +135,8 @@ def _notes(found: Comparison) -> list[str]:
     return notes + [f"{label} is absent: {reason}." for label, reason in found["absent"].items()]
 
 
-def _rows(found: Comparison) -> list[Row]:
-    return [
-        (
-            "peer" if label in found["peers"] else "ours",
-            f"{label}, {system['rows']:,} rows",
-            intervals(system["metrics"]),
-        )
-        for label, system in found["systems"].items()
-    ]
-
-
 def _title(pair: Mapping[str, Any]) -> str:
     return f"{pair['first']} - {pair['second']}, {pair['rows']:,} rows"
-
-
-def _at_equal_count(name: str, found: Mapping[str, Any]) -> str:
-    values = ", ".join(f"{label} {format_value(name, value)}" for label, value in found["values"].items())
-    return f"{name} of {found['count']:,} {found['unit']} each: {values}."
 
 
 def _pair_table(pair: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

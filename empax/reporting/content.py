@@ -125,7 +125,9 @@ def _beside_peers(report: Report) -> Results:
         return intervals({name: values[keys[name]] for name in names if keys[name] in values})
 
     rows: list[Row] = [("ours", recipe_of(report), cells({**report["metrics"], **report["variants"]}))]
-    rows += [("peer", _with_rows(report, name), cells(values)) for name, values in report["peers"].items()]
+    for name, values in report["peers"].items():
+        found = report["peer_sets"].get(name)
+        rows.append(("peer", f"{name}, {found['rows']:,} rows" if found else name, cells(values)))
     how = _cleaned(keys)
     absent = "; ".join(f"{name}: {why}" for name, why in report["peers_absent"].items())
     why = f"Released outputs are absent: {absent}." if absent else ""
@@ -169,11 +171,6 @@ def panels(report: Report) -> tuple[list[Panel], str]:
         return made, ""
     how = f"Beside released outputs, scored by this code: {_cleaned(keys)}." if keys else "Beside what papers print."
     return made, how
-
-
-def _with_rows(report: Report, name: str) -> str:
-    found = report["peer_sets"].get(name)
-    return f"{name}, {found['rows']:,} rows" if found else name
 
 
 def headline(report: Report) -> dict[str, Mapping[str, float]]:
@@ -224,10 +221,6 @@ def _flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
     return [
         (prefix, f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value))
     ]
-
-
-def exemplar_text(exemplar: Mapping[str, Any]) -> str:
-    return " → ".join(filter(None, exemplar_parts(exemplar)))
 
 
 def exemplar_parts(exemplar: Mapping[str, Any]) -> tuple[str, str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from empax.core.types import LEVELS
 from empax.evaluation import controls
 from empax.evaluation.scoring import LOWER_IS_BETTER
-from empax.reporting.tables import TITLES, aligned, format_value, markdown_table
+from empax.reporting.tables import TITLES, aligned, format_value
 
 Report = Mapping[str, Any]
 
@@ -54,7 +54,7 @@ def tables(report: Report) -> list[Table]:
 
 
 def _text(found: Mapping[str, Any], system: str) -> Table:
-    names = [name for name in controls.names() if name in found["system"]]
+    names = [name for name in controls.NAMES if name in found["system"]]
     values = {str(system): found["system"]}
     values |= {
         title: found["controls"][name]["metrics"] for name, title in CONTROLS.items() if name in found["controls"]
@@ -140,19 +140,3 @@ def text(report: Report) -> str:
     for table in tables(report):
         parts.append("\n".join([table.title, *(aligned(table.head, table.rows) if table.rows else [table.note])]))
     return "\n\n".join(parts)
-
-
-def markdown(report: Report, plain: Any) -> list[str]:
-    """Lines of the tables; `plain` makes any text safe in Markdown."""
-    return as_markdown(tables(report), plain)
-
-
-def as_markdown(tables: Sequence[Table], plain: Any) -> list[str]:
-    """Lines of tables; `plain` makes any text safe in Markdown."""
-    lines = []
-    for table in tables:
-        lines += [f"## {plain(table.title)}", ""]
-        if table.rows:
-            lines += [*markdown_table(list(map(plain, table.head)), [list(map(plain, row)) for row in table.rows]), ""]
-        lines += [plain(table.note), ""]
-    return lines

@@ -111,10 +111,6 @@ def attribute_shares(predictions: Sequence[Prediction]) -> dict[str, dict[str, d
     return shares
 
 
-def _level(attributes: Any, name: str) -> str:
-    return (attributes or {}).get(name) or ""
-
-
 def confusions(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
     """Confusion matrices of whatever the rows hold: emotion, attributes of exemplars, mechanisms of responses."""
     pairs: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
@@ -122,7 +118,7 @@ def confusions(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
     }
     for name in ATTRIBUTES:
         matched = [
-            (_level(row.attributes, name), _level(exemplar.get("attributes"), name))
+            (row.attributes.get(name, ""), (exemplar.get("attributes") or {}).get(name, ""))
             for row in predictions
             for exemplar in row.exemplars
         ]

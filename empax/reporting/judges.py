@@ -17,8 +17,7 @@ from empax.evaluation.human_ratings import SOURCES, RatedReply, correlations, fi
 from empax.evaluation.text import bleu_statistic, count_matches, rouge_l_rows, token_f1_rows
 from empax.evaluation.words import lower_tokens
 from empax.interop.pretrained_encoders import EncoderSettings
-from empax.parts.attributes import Judge
-from empax.parts.attributes.linear import LinearJudge, load_linear
+from empax.parts.attributes.linear import load_linear
 from empax.parts.knowledge.vectors import TextEncoder
 from empax.pipeline import judging
 
@@ -64,12 +63,14 @@ def check_judges(data: str, workdir: str = "", *, samples: int = 1000, seed: int
     quality: Mapping[str, Any] = {}
     try:
         linear = load_linear(data)
-        scores |= _linear_scores(linear, texts)
+        scores |= _by_mechanism("linear", linear(texts), MECHANISMS)
         quality = linear.held_out
     except ConfigError:
         absent["linear"] = "EPITOME is not there to train it on"
     if workdir:
-        scores |= _neural_scores(judging.find_judges(Path(workdir)), replies)
+        found = judging.find_judges(Path(workdir))
+        levels = np.concatenate([np.exp(judge([[one] for one in contexts], texts)) for judge in found], axis=1)
+        scores |= _by_mechanism("identifiers", levels, [name for judge in found for name in judge.task.mechanisms])
     else:
         absent["identifiers"] = "no work directory was given"
     ratings = {
@@ -85,13 +86,11 @@ def check_judges(data: str, workdir: str = "", *, samples: int = 1000, seed: int
         name: correlations(values, others, samples=samples, seed=seed)
         for name, values in _beside_people(replies, others, encoder).items()
     }
-    made = {
-        "ratings": ratings,
-        "judges": judges,
-        "references": references,
+    return {
+        "ratings": ratings, "judges": judges, "references": references,
         "linear_judge": {name: dict(one) for name, one in quality.items()},
-    }
-    return {**made, "absent": absent, "samples": samples, "seed": seed}
+        "absent": absent, "samples": samples, "seed": seed,
+    }  # fmt: skip
 
 
 def _encoder() -> TextEncoder | None:
@@ -120,16 +119,6 @@ def _beside_people(replies: Sequence[RatedReply], others: Sequence[RatedReply], 
     return {**scores, "MiniLM": _nearness(encoder, texts, references)} if encoder else scores
 
 
-def _linear_scores(judge: LinearJudge, texts: Sequence[str]) -> Scores:
-    return _by_mechanism("linear", judge(texts), MECHANISMS)
-
-
-def _neural_scores(judges: Sequence[Judge], replies: Sequence[RatedReply]) -> Scores:
-    contexts, texts = [[reply.context] for reply in replies], [reply.reply for reply in replies]
-    levels = np.concatenate([np.exp(judge(contexts, texts)) for judge in judges], axis=1)
-    return _by_mechanism("identifiers", levels, [name for judge in judges for name in judge.task.mechanisms])
-
-
 def _by_mechanism(judge: str, probabilities: np.ndarray, mechanisms: Sequence[str]) -> dict[str, np.ndarray]:
     """The expected level, 0 to 2, of each mechanism, and their sum."""
     expected = probabilities @ np.arange(probabilities.shape[-1])
@@ -137,6 +126,7 @@ def _by_mechanism(judge: str, probabilities: np.ndarray, mechanisms: Sequence[st
     return {f"{judge}: sum": expected.sum(axis=1), **columns}
 
 
+_RANKS = ("spearman", "kendall")
 _HEADS = {"by_row": "all replies", "human_replies": "people's replies", "within_dialogue": "within a dialogue"}
 
 
@@ -162,11 +152,8 @@ def text(found: Mapping[str, Any]) -> str:
 
 
 def _cell(part: Mapping[str, float]) -> str:
-    return f"{_number(part, 'spearman')}  {_number(part, 'kendall')}"
-
-
-def _number(part: Mapping[str, float], name: str) -> str:
-    return f"{part[name]:+.3f} [{part[f'{name}_low']:+.3f}, {part[f'{name}_high']:+.3f}]"
+    spans = (f"{part[name]:+.3f} [{part[f'{name}_low']:+.3f}, {part[f'{name}_high']:+.3f}]" for name in _RANKS)
+    return "  ".join(spans)
 
 
 def write(found: Mapping[str, Any], folder: Path) -> None:

@@ -12,7 +12,7 @@ from empax.reporting.content import (
     REPLIES,
     Report,
     about,
-    exemplar_text,
+    exemplar_parts,
     facts,
     headline,
     recipe_of,
@@ -52,11 +52,11 @@ def markdown(report: Report) -> str:
     lines += [
         NOTE,
         "",
-        *swaps.markdown(report, _plain),
-        *controls.markdown(report, _plain),
-        *comparisons.markdown(report, _plain),
-        *other_corpora.markdown(report),
+        *_tables([*swaps.tables(report), *controls.tables(report)]),
+        *_comparison(comparisons.parts(report)),
     ]
+    for title, note, names, rows in other_corpora.tables(report):
+        lines += [f"## {title}", "", *markdown_results(names, rows), "", note, ""]
     for title, table in facts(report).items():
         cells = [(_plain(name), _plain(value)) for name, value in table]
         lines += [f"## {title}", "", *markdown_table(["name", "value"], cells), ""]
@@ -66,11 +66,34 @@ def markdown(report: Report) -> str:
     if report["examples"]:
         lines += ["## Replies", ""]
     for example in report["examples"]:
-        found = [
-            f"  - exemplar ({_plain(about(item))}): {_plain(exemplar_text(item))}" for item in example["exemplars"]
-        ]
+        exemplars = [(about(one), " → ".join(filter(None, exemplar_parts(one)))) for one in example["exemplars"]]
+        found = [f"  - exemplar ({_plain(who)}): {_plain(said)}" for who, said in exemplars]
         lines += _said(example, found)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _tables(tables: Sequence[controls.Table]) -> list[str]:
+    lines = []
+    for table in tables:
+        lines += [f"## {_plain(table.title)}", ""]
+        if table.rows:
+            rows = [list(map(_plain, row)) for row in table.rows]
+            lines += [*markdown_table(list(map(_plain, table.head)), rows), ""]
+        lines += [_plain(table.note), ""]
+    return lines
+
+
+def _comparison(found: comparisons.Parts | None) -> list[str]:
+    if found is None:
+        return []
+    lines = ["## Comparison", "", *(f"- {_plain(line)}" for line in found.conclusions), ""]
+    rows = [(kind, _plain(name), cells) for kind, name, cells in found.rows]
+    lines += [found.head, "", *markdown_results(found.names, rows), ""]
+    lines += [f"- {_plain(note)}" for note in found.notes]
+    for pair in found.pairs:
+        lines += ["", f"### {_plain(pair.title)}", "", *markdown_table(list(map(_plain, pair.head)), pair.rows), ""]
+        lines += [f"- {note}" for note in pair.notes]
+    return [*lines, ""]
 
 
 def _said(example: Mapping[str, Any], between: Sequence[str] = ()) -> list[str]:

@@ -11,7 +11,7 @@ from empax.data.sources import INSTRUCTION, ExemplarLayout
 from empax.evaluation.scoring import METRICS
 from empax.models.lora import LoraSettings
 from empax.reporting.content import NOTE
-from empax.reporting.tables import TITLES, format_value
+from empax.reporting.tables import TITLES, format_value, markdown_table
 
 _LICENCES = {
     "empathetic_dialogues": (
@@ -78,13 +78,7 @@ class Exported:
 
 
 def model_card(about: Exported, config: Mapping[str, Any], report: Mapping[str, Any] | None) -> str:
-    """The card as Markdown with the Hub's front matter.
-
-    Args:
-      about: the model.
-      config: of the run, resolved.
-      report: `report.json` of the run; None = it has none.
-    """
+    """The card as Markdown with the Hub's front matter, by the run's config and its `report.json`, None without one."""
     data = config["data"]["name"]
     licence, sentence = _LICENCES.get(data, _UNKNOWN)
     base, what = about.base_name, about.what
@@ -282,11 +276,13 @@ def _results(about: Exported, report: Mapping[str, Any] | None) -> str:
     if about.stage != about.evaluated:
         how = f"by the whole run, which answered with stage `{about.evaluated}`, not with this model"
     lines = [f"Over {_test_set(report)['title']}, {how}."]
-    lines += ["", "| metric | value | 95% interval |", "| --- | --- | --- |"]
+    rows = []
     for name in METRICS:
         if name in metrics:
-            value, low, high = (_number(name, metrics[name][key]) for key in ("value", "low", "high"))
-            lines.append(f"| {TITLES[name]} | {value} | {low} to {high} |")
+            known = (metrics[name][key] for key in ("value", "low", "high"))
+            value, low, high = ("–" if one is None else format_value(name, one) for one in known)
+            rows.append([TITLES[name], value, f"{low} to {high}"])
+    lines += ["", *markdown_table(["metric", "value", "95% interval"], rows)]
     return "\n".join([*lines, "", NOTE.split(". ", maxsplit=1)[0] + ".", ""])
 
 
@@ -307,10 +303,6 @@ def _beyond(about: Exported, settings: Mapping[str, Any]) -> str:
             "encoder that is not part of this folder.\n"
         )
     return ""
-
-
-def _number(name: str, value: float | None) -> str:
-    return "–" if value is None else format_value(name, value)
 
 
 def _training(config: Mapping[str, Any], report: Mapping[str, Any] | None) -> str:

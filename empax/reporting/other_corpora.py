@@ -11,9 +11,7 @@ from empax.core.manifest import remedy
 from empax.evaluation.published import OTHER_CORPORA
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import METRICS, ScoringSettings, score
-from empax.reporting.tables import Row, describe, format_value, intervals, markdown_results
-
-Evaluations = Mapping[str, Mapping[str, Any]]
+from empax.reporting.tables import Row, describe, format_value, intervals
 
 _TITLES = {"": "This run's data", "dailydialog": "DailyDialog"}
 
@@ -24,12 +22,9 @@ _OF_EMOTION = frozenset({"emotion_accuracy", "intent_accuracy", "sentiment_mae",
 def score_evaluations(
     files: WorkDir, config: Mapping[str, Any], settings: ScoringSettings
 ) -> dict[str, dict[str, Any]]:
-    """What every evaluate stage but the main one has found.
+    """What every evaluate stage but the main one has found: those that have left `STAGE/predictions.jsonl`.
 
-    Args:
-      files: of the run.
-      config: of the run; every stage of its `run` counts that has left `STAGE/predictions.jsonl`.
-      settings: as for the main evaluation; of the variants only those of BLEU are computed.
+    Of the variants that `settings` name only those of BLEU are computed.
 
     Returns:
       By stage: `stage` (whose model answered), `corpus` (empty = the run's own), `split`, `data`, `metrics`,
@@ -70,7 +65,10 @@ def tables(report: Mapping[str, Any]) -> list[tuple[str, str, list[str], list[Ro
     made = []
     for (corpus, split), group in groups.items():
         first = next(iter(group.values()))
-        rows: list[Row] = [("ours", _name(name, found), intervals(found["metrics"])) for name, found in group.items()]
+        rows: list[Row] = [
+            ("ours", name if name == one["stage"] else f"{name}, by {one['stage']}", intervals(one["metrics"]))
+            for name, one in group.items()
+        ]
         for name, values in first["published"].items():
             kind = "own" if name == report["paper_row"] else "paper"
             rows.append((kind, name, {metric: (format_value(metric, value), "") for metric, value in values.items()}))
@@ -83,11 +81,7 @@ def tables(report: Mapping[str, Any]) -> list[tuple[str, str, list[str], list[Ro
     return made
 
 
-def _name(name: str, found: Mapping[str, Any]) -> str:
-    return name if name == found["stage"] else f"{name}, by {found['stage']}"
-
-
-def _note(corpus: str, group: Evaluations) -> str:
+def _note(corpus: str, group: Mapping[str, Mapping[str, Any]]) -> str:
     sizes = {(d["answered"], d["instances"], d.get("chosen", "")) for d in (found["data"] for found in group.values())}
     counted = "; ".join(
         f"{answered:,} of {instances:,} turns answered{f', {chosen}' if chosen else ''}"
@@ -100,11 +94,3 @@ def _note(corpus: str, group: Evaluations) -> str:
         f"{counted}. Nothing was trained on this corpus. As published: {where}, which leaves open which turns are "
         "answered and which BLEU is meant; its ROUGE-L is divided by 100."
     )
-
-
-def markdown(report: Mapping[str, Any]) -> list[str]:
-    """Lines of the section; none without such evaluations."""
-    lines = []
-    for title, note, names, rows in tables(report):
-        lines += [f"## {title}", "", *markdown_results(names, rows), "", note, ""]
-    return lines

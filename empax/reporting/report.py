@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,9 +112,7 @@ def run(settings: Settings, run: RunContext) -> None:
         config=config,
         data=findings.count_instances(files),
         predictions=predictions,
-        metrics=scores.metrics,
-        variants=scores.variants,
-        counts=scores.counts,
+        scores=scores,
         speed=findings.find_speed(history, findings.find_seconds(files)) | findings.find_peak_memory(files),
         paper=paper,
         paper_row=settings.paper_row,
@@ -151,15 +150,13 @@ def build_report(
     config: Mapping[str, Any],
     data: Mapping[str, Any],
     predictions: Sequence[Prediction],
-    metrics: Mapping[str, Mapping[str, float]],
+    scores: Scores,
     speed: Mapping[str, Any],
     paper: Mapping[str, Mapping[str, float]],
     peers: Mapping[str, Mapping[str, Mapping[str, float]]],
     history: Sequence[Mapping[str, Any]],
     run: Mapping[str, Any],
     notes: Mapping[str, Any],
-    variants: Mapping[str, Mapping[str, float]] | None = None,
-    counts: Mapping[str, int] | None = None,
     paper_row: str = "",
     examples: int = 12,
     replies: Sequence[Mapping[str, Any]] = (),
@@ -172,29 +169,11 @@ def build_report(
 ) -> Report:
     """Everything about a run as one JSON object.
 
-    Args:
-      system: its name.
-      config: resolved settings.
-      data: split → what is in it, and where it comes from.
-      predictions: of the test split.
-      metrics: `Scores.metrics`.
-      speed: named measurements.
-      paper: row of the paper → metric → value; shown only for the paper's own rows.
-      peers: released outputs of another system → its metrics by the same code.
-      history: rows of metrics.jsonl, each with `stage`, `step`, `split` and numbers by name.
-      run: versions, commit, seed, devices.
-      notes: anything else by name; `indexes`, `paper_ablations` and `comparison` have a place on the page.
-      variants: `Scores.variants`.
-      counts: `Scores.counts`.
-      paper_row: the row of `paper` that is this system; its values become report["paper"].
-      examples: how many predictions to show.
-      replies: `findings.find_replies`.
-      evaluations: `other_corpora.score_evaluations`.
-      peer_sets: `read_peer_sets`; a peer whose rows are of another corpus is left out.
-      training: what the system was trained on, for controls.
-      stage: the evaluate stage that `predictions` are of.
-      seed: of the controls.
-      swaps: `reporting.swaps.score_stages`.
+    `paper` (row → metric → value) is shown only beside the rows that it is about; `paper_row` is the row of it that is
+    this system. A peer whose rows in `peer_sets` are of another corpus is left out. Of `notes`, anything by name,
+    `indexes`, `paper_ablations` and `comparison` have a place on the page. `examples` is how many predictions are
+    shown, `training` what the system was trained on, for controls, whose `seed` that is, and `stage` the evaluate stage
+    that `predictions` are of. All else is as `findings`, `other_corpora`, `peers` and `swaps` find it.
 
     Raises:
       ConfigError: `paper_row` is not a row of `paper`.
@@ -212,9 +191,9 @@ def build_report(
         "test_set": test_set.as_json(),
         "config": dict(config),
         "data": dict(data),
-        "metrics": dict(metrics),
-        "variants": dict(variants or {}),
-        "counts": dict(counts or {}),
+        "metrics": scores.metrics,
+        "variants": scores.variants,
+        "counts": scores.counts,
         "rows": describe_rows(predictions) if predictions else {},
         "speed": dict(speed),
         "controls": {**controls.score_controls(predictions, training, seed=seed), "seed": seed},
@@ -224,9 +203,7 @@ def build_report(
         "published": {name: dict(values) for name, values in paper.items()},
         "published_absent": test_set.why_not,
         "peers": {name: dict(values) for name, values in peers.items() if name not in left_out},
-        "peer_sets": {
-            name: {**dataclasses.asdict(other), "title": other.title} for name, other in (peer_sets or {}).items()
-        },
+        "peer_sets": {name: other.as_json() for name, other in (peer_sets or {}).items()},
         "peers_absent": left_out,
         "run": dict(run),
         "history": collect_curves(history),
@@ -250,10 +227,9 @@ def empathy_findings(predictions: Sequence[Prediction], notes: Mapping[str, Any]
     found = {key(judge): controls.empathy_agreement(predictions, judge, seed=seed) for judge in judges}
     found = {name: agreement for name, agreement in found.items() if agreement}
     pairs: dict[str, dict[str, Any]] = {}
-    for i, one in enumerate(judges):
-        for other in judges[i + 1 :]:
-            if key(one) in found and key(other) in found:
-                pairs.setdefault(key(one), {})[key(other)] = controls.judges_agreement(predictions, one, other)
+    for one, other in itertools.combinations(judges, 2):
+        if key(one) in found and key(other) in found:
+            pairs.setdefault(key(one), {})[key(other)] = controls.judges_agreement(predictions, one, other)
     about = notes.get("evaluate", {}).get("linear_judge") or notes.get("linear_judge")
     return {**found, **({"agreement": pairs} if pairs else {}), **({"linear_judge": about} if about else {})}
 
@@ -340,17 +316,10 @@ def of_predictions(
     training: Sequence[Instance] = (),
     linear_judge: Mapping[str, Any] | None = None,
 ) -> Report:
-    """The report of a file of predictions.
+    """The report of a file of predictions, whose `config` and `training` are empty where nobody knows them.
 
-    Args:
-      predictions: its rows.
-      scores: of them.
-      system: its name.
-      config: of the run that made them; empty where nobody knows.
-      run: where they are from.
-      comparisons: see `reporting.comparisons`; empty = none. Of a single pair the note `comparison` holds the metrics.
-      training: what the system was trained on, where that is known.
-      linear_judge: `judging.Jury.about`, where it judged.
+    `run` says where they are from. `comparisons` is as of `reporting.comparisons`, or empty; of a single pair the note
+    `comparison` holds the metrics. `linear_judge` is `judging.Jury.about`, where it judged.
     """
     notes: dict[str, Any] = {"comparisons": dict(comparisons)} if comparisons else {}
     if comparisons and len(comparisons["pairs"]) == 1:
@@ -362,9 +331,7 @@ def of_predictions(
         config=config,
         data={"test": {"instances": len(predictions)}},
         predictions=predictions,
-        metrics=scores.metrics,
-        variants=scores.variants,
-        counts=scores.counts,
+        scores=scores,
         speed={},
         paper=REG_PAPER,
         peers={},

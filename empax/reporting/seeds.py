@@ -126,7 +126,8 @@ def over_runs(
 
 def tables(summary: Summary, *, variants: bool = False) -> list[tuple[str, str, list[str], list[list[str]]]]:
     """Title, what it is about, head and rows of a table for the main metrics and each of the other evaluations."""
-    head = ["metric", "mean", "std", "95% interval", *(_run_name(run) for run in summary["runs"])]
+    runs = [f"seed {run['seed']}" if "seed" in run else run["name"] for run in summary["runs"]]
+    head = ["metric", "mean", "std", "95% interval", *runs]
     groups = {f"{summary['system']}, {len(summary['runs'])} runs": summary, **summary["evaluations"]}
     made = []
     for title, group in groups.items():
@@ -139,10 +140,6 @@ def tables(summary: Summary, *, variants: bool = False) -> list[tuple[str, str, 
             about = f"Corpus: {corpus}, {group['split']} split. {about}"
         made.append((title, about, head, [_row(name, over) for name, over in shown.items()]))
     return made
-
-
-def _run_name(run: Mapping[str, Any]) -> str:
-    return f"seed {run['seed']}" if "seed" in run else run["name"]
 
 
 def _row(name: str, over: Mapping[str, Any]) -> list[str]:

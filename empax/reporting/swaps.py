@@ -12,7 +12,7 @@ from empax.data.dialogues import instance_from_row
 from empax.evaluation.retrieval import RECALL_AT
 from empax.evaluation.swaps import BESIDE, PARTS, meaning, score_swaps
 from empax.reporting.charts import intervals
-from empax.reporting.controls import Table, as_markdown
+from empax.reporting.controls import Table
 from empax.reporting.tables import metric_title
 
 Report = Mapping[str, Any]
@@ -32,12 +32,6 @@ _READERS = {"own": "this system's retriever", "minilm": "MiniLM as pretrained", 
 
 def score_stages(files: WorkDir, config: Mapping[str, Any], *, samples: int, seed: int) -> dict[str, Any]:
     """What every swaps stage of the run has found: by stage its swaps.json and what `score_swaps` makes of its rows.
-
-    Args:
-      files: of the run.
-      config: of the run.
-      samples: bootstrap resamples.
-      seed: of them.
 
     Raises:
       DataError: a file is damaged, or its rows do not belong together.
@@ -101,15 +95,7 @@ def _likelihoods(title: str, found: Mapping[str, Any]) -> Table:
                 f"{cells['exemplar_f1']['value']:.1f}" if "exemplar_f1" in cells else "–",
             ]
         )
-    head = [
-        "given",
-        "NLL / reply ↓",
-        "− its own",
-        "− none",
-        "NLL / token ↓",
-        "− its own, a token",
-        "F1 with the reference",
-    ]
+    columns = ["NLL / reply ↓", "− its own", "− none", "NLL / token ↓", "− its own, a token", "F1 with the reference"]
     data = found["data"]
     chosen = f" of {data['answered']:,} answered ones" if data["rows"] < data["answered"] else ""
     counts = {_GIVEN[name]: one["with_too_few"] for name, one in found["given_about"].items()}
@@ -123,7 +109,7 @@ def _likelihoods(title: str, found: Mapping[str, Any]) -> Table:
         + (f" Rows with fewer exemplars: {'; '.join(short)}." if short else "")
         + "".join(f" {_GIVEN[name]} is absent: {why}." for name, why in found["absent"].items())
     )
-    return Table(title, note, head, rows)
+    return Table(title, note, ["given", *columns], rows)
 
 
 def _parts(title: str, found: Mapping[str, Any]) -> Table:
@@ -188,11 +174,6 @@ def _difference(cells: Mapping[str, Any], name: str, digits: int = 3) -> str:
 def _value(cell: Mapping[str, float], digits: int) -> str:
     value, low, high = (f"{cell[key]:.{digits}f}" for key in ("value", "low", "high"))
     return f"{value} ({low}–{high})"
-
-
-def markdown(report: Report, plain: Any) -> list[str]:
-    """Lines of the tables; `plain` makes any text safe in Markdown."""
-    return as_markdown(tables(report), plain)
 
 
 def chart(found: Mapping[str, Any]) -> str:

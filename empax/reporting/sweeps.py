@@ -112,7 +112,8 @@ def _differences(first: Sequence[Scores], other: Sequence[Scores]) -> dict[str, 
 def tables(summary: Summary) -> list[tuple[str, list[str], list[list[str]]]]:
     """What each table is about, its head and its rows: all arms, then the differences from the first."""
     arms = summary["arms"]
-    head = ["", *(f"{arm} ({_seeds(len(one['workdirs']))})" for arm, one in arms.items())]
+    sizes = {arm: len(one["workdirs"]) for arm, one in arms.items()}
+    head = ["", *(f"{arm} ({size} seed{'s' if size > 1 else ''})" for arm, size in sizes.items())]
     apart = [
         f"{arm} is over other test rows than {next(iter(arms))} ({how}), so metrics of the report are not compared."
         for arm, how in summary["other_rows"].items()
@@ -122,10 +123,6 @@ def tables(summary: Summary) -> list[tuple[str, list[str], list[list[str]]]]:
         head = [f"against {next(iter(arms))}", *differences]
         made.append((_ABOUT_PAIRS, head, _rows(list(differences.values()), signed=True)))
     return made
-
-
-def _seeds(count: int) -> str:
-    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def _rows(columns: Sequence[Mapping[str, Mapping[str, Any]]], *, signed: bool) -> list[list[str]]:

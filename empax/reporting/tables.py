@@ -100,11 +100,7 @@ def describe(rows: Mapping[str, Any], names: Iterable[str], *, corpus: str = "",
 
 
 def few_note(rows: Mapping[str, Any]) -> str:
-    """What intervals and tests of few dialogues are worth; empty where there are enough.
-
-    Args:
-      rows: as of `pairing.describe_rows`.
-    """
+    """What intervals and tests of few dialogues are worth, by `pairing.describe_rows`; empty where there are enough."""
     unit = rows["resampled"]
     count = rows["dialogues"] if unit == "dialogues" else rows["rows"]
     if count >= _FEW_DIALOGUES:

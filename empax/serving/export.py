@@ -63,10 +63,11 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     if adapters:
         kept = plan.system_settings.generator.adapters == "kept"
         beneath = base_beneath(found.base, found.model.config, kept=kept, instead="export with --lora=merged")
+    main = evaluate.main_stage(plan)
     about = Exported(
         what=found.what,
         stage=found.stage,
-        evaluated=_evaluated(plan),
+        evaluated=plan.stages[main].settings.stage if main else "",
         format=settings.format,
         base=beneath,
         passages=found.passages,
@@ -155,9 +156,3 @@ def find_model(plan: RunPlan, settings: ExportSettings) -> tuple[Stage, str]:
             f"stage {name!r} holds no {what}, only its {held[name][0]}; stages that do: {owners or 'none'}."
         )
     return exported[name], what
-
-
-def _evaluated(plan: RunPlan) -> str:
-    """The stage that the run's metrics are of."""
-    main = evaluate.main_stage(plan)
-    return plan.stages[main].settings.stage if main else ""

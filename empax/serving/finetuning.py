@@ -81,9 +81,7 @@ class FinetuneSettings:
 def lora_settings(lora: LoraSettings | int | bool, *, width: int) -> LoraSettings | None:
     """The settings of adapters that the argument `lora` means; None = there shall be none.
 
-    Args:
-      lora: of the caller.
-      width: d_model: adapters of that rank can be anything.
+    `width` is d_model: adapters of that rank can be anything.
 
     Raises:
       ConfigError: it is no rank, or no such argument at all.

@@ -20,11 +20,9 @@ def check_name(name: str) -> None:
 
 
 def push(folder: Path, name: str) -> str:
-    """Uploads the files of a folder; returns the address. A repository that there is not is made, a private one.
+    """Uploads an exported folder; returns the address. A repository that there is not is made, a private one.
 
-    Args:
-      folder: what was exported.
-      name: "USER/NAME"; "NAME" alone is the user's own.
+    Its name is "USER/NAME"; "NAME" alone is the user's own.
 
     Raises:
       ConfigError: the hub refuses it, or cannot be reached.

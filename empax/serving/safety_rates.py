@@ -7,7 +7,6 @@ prints Markdown, with 95% intervals (Wilson 1927).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,19 +16,12 @@ from jaxtyping import Bool
 
 from empax.core.command import run_command
 from empax.data import empathetic_dialogues
+from empax.evaluation.reply_checks import wilson_low
 from empax.pipeline.run import quiet_logging
 from empax.serving.nearest import Example, Nearest, load_encoder, load_nearest, read_examples
 from empax.serving.safety import in_list
 
 _DATA = flags.DEFINE_string("safety_data", "", "A folder with EmpatheticDialogues; empty = its messages are not read.")
-
-
-def wilson(hits: int, count: int) -> tuple[float, float, float]:
-    """The share of hits with its 95% interval, in percent. Source: Wilson 1927."""
-    z, share = 1.96, hits / count
-    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    spread = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / (1 + z**2 / count)
-    return 100 * share, 100 * (middle - spread), 100 * (middle + spread)
 
 
 def by_other_half(examples: Sequence[Example]) -> Bool[np.ndarray, " N"]:
@@ -50,15 +42,15 @@ def table(examples: Sequence[Example], listed: Bool[np.ndarray, " N"], near: Boo
         for kind in ("", *kinds):
             rows = [i for i, e in enumerate(examples) if e.dangerous == dangerous and kind in ("", e.kind)]
             wrong = [[(said[i] != dangerous) for i in rows] for said in (listed, listed | near)]
-            cells = [_percent(sum(row), len(rows)) for row in wrong]
+            cells = [_percent(int(sum(row)), len(rows)) for row in wrong]
             name = kind or f"**{title}**"
             lines.append(f"| {name} | {len(rows)} | {cells[0]} | {cells[1]} |")
     return lines
 
 
 def _percent(hits: int, count: int) -> str:
-    share, low, high = wilson(hits, count)
-    return f"{share:.1f}% ({low:.1f}–{high:.1f})"
+    share, low, high = hits / count, wilson_low(hits, count), 1.0 - wilson_low(count - hits, count)
+    return f"{100 * share:.1f}% ({100 * low:.1f}–{100 * high:.1f})"
 
 
 def main(argv: list[str]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from empax.core.protocols import Answering
 from empax.core.system import RunContext
 from empax.core.types import Instance, Prediction
 from empax.data.spans import Span, marked
+from empax.evaluation.reply_checks import wilson_low
 from empax.parts.attributes import ClassifierJudge
 from empax.pipeline import annotate, evaluate
 from empax.pipeline.plan import read_plan
@@ -58,12 +59,7 @@ class Session:
     def load(
         cls, workdir: Path | str, *, before: Before | None = answer_to_danger, after: After | None = None
     ) -> Session:
-        """Loads what `python -m empax.main --workdir=DIR` left.
-
-        Args:
-          workdir: of the run.
-          before: see `Session`.
-          after: see `Session`.
+        """Loads what `python -m empax.main --workdir=DIR` left; for the hooks see `Session`.
 
         Raises:
           ConfigError: the run is not there or not finished.
@@ -175,21 +171,15 @@ class Session:
 def beats_chance(rows: Iterable[Mapping[str, Any]]) -> bool:
     """Whether predicted emotions are right more often than the most frequent emotion would be, by a clear margin.
 
-    Clear: the lower end of the 95% interval of the accuracy (Wilson 1927) is above the share of that emotion.
-
-    Args:
-      rows: of predictions.jsonl; those without a known or a predicted emotion do not count.
+    Clear: the lower end of the 95% interval of the accuracy (Wilson 1927) is above the share of that emotion. Rows of
+    predictions.jsonl without a known or a predicted emotion do not count.
     """
     pairs = [(row["emotion"], row["emotion_prediction"]) for row in rows]
     pairs = [(gold, found) for gold, found in pairs if gold and found]
     if not pairs:
         return False
-    count, z = len(pairs), 1.96
-    right = sum(gold == found for gold, found in pairs) / count
-    spread = z * math.sqrt(right * (1 - right) / count + (z / (2 * count)) ** 2)
-    low = (right + z**2 / (2 * count) - spread) / (1 + z**2 / count)
-    golds = [gold for gold, _ in pairs]
-    return low > max(map(golds.count, set(golds))) / count
+    golds = collections.Counter(gold for gold, _ in pairs)
+    return wilson_low(sum(gold == found for gold, found in pairs), len(pairs)) > max(golds.values()) / len(pairs)
 
 
 def why_of(found: Prediction) -> dict[str, Any]:

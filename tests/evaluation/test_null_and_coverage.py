@@ -14,7 +14,6 @@ from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Prediction
 from empax.evaluation.normalisation import MOEL_METRICS
 from empax.evaluation.scoring import BART_DIRECTIONS, METRICS, make_statistics
 from empax.evaluation.significance import confidence_intervals, paired_tests
-from empax.evaluation.statistics import estimate
 
 COUNTING = ("distinct_1", "distinct_2", "sentence_std", "top5_share")
 NAMES = (*METRICS, *MOEL_METRICS)
@@ -71,23 +70,15 @@ def with_inputs(systems):
             right = [bool(rng.normal() + mood > 0) for _ in range(8)]
             num_tokens = 5 + i % 12
             notes = {
-                "nll": float(num_tokens * np.exp(1.2 + 0.2 * mood + 0.2 * rng.normal())),
-                "num_tokens": num_tokens,
-                "intent": "wishing",
-                "intent_prediction": "wishing" if right[0] else "agreeing",
-                "reference_attributes": gold,
-                "response_attributes": said,
+                "nll": float(num_tokens * np.exp(1.2 + 0.2 * mood + 0.2 * rng.normal())), "num_tokens": num_tokens,
+                "intent": "wishing", "intent_prediction": "wishing" if right[0] else "agreeing",
+                "reference_attributes": gold, "response_attributes": said,
                 "bart_score": {name: float(0.3 * mood + 0.3 * rng.normal() - 3.0) for name in BART_DIRECTIONS},
-            }
-            system.append(
-                dataclasses.replace(
-                    row,
-                    emotion=emotion,
-                    emotion_prediction=emotion if right[1] else "none",
-                    exemplars=tuple({"emotion": emotion if hit else "none"} for hit in right[2:]),
-                    notes=notes,
-                )
-            )
+            }  # fmt: skip
+            predicted, *hits = (emotion if hit else "none" for hit in right[1:])
+            exemplars = tuple({"emotion": one} for one in hits)
+            fields = {"emotion": emotion, "emotion_prediction": predicted, "exemplars": exemplars, "notes": notes}
+            system.append(dataclasses.replace(row, **fields))
         made.append(system)
     return made
 
@@ -115,12 +106,10 @@ def simulate(systems, names, *, num_dialogues, trials, samples, singles=True):
                 found[name][kind].append(test[kind] <= 0.05)
         if singles:
             one = {name: statistic.take(here) for name, statistic in joint.items()}
-            for name, (low, high) in confidence_intervals(
-                one, dialogues=dialogues, samples=samples, seed=trial
-            ).items():
-                found[name]["value"].append(estimate(one[name]))
-                found[name]["low"].append(low)
-                found[name]["high"].append(high)
+            intervals = confidence_intervals(one, dialogues=dialogues, samples=samples, seed=trial)
+            for name, interval in intervals.items():
+                for kind, value in interval.items():
+                    found[name][kind].append(value)
     shares = {}
     for name, lists in found.items():
         shares[name] = {kind: float(np.mean(lists[kind])) for kind in ("p_value", "p_bootstrap", "zero") if lists[kind]}

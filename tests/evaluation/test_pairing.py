@@ -5,20 +5,14 @@ import pytest
 from empax.core.files import DataError
 from empax.core.types import Prediction
 from empax.evaluation import pairing
-
-
-def rows_of(responses, ids=True):
-    return [
-        Prediction((f"turn {i}",), response, f"word{i} .", id=f"d{i // 2}#{2 + 2 * (i % 2)}" if ids else "")
-        for i, response in enumerate(responses)
-    ]
+from tests.evaluation.values import rows_of
 
 
 def test_pairs_by_id_or_by_context_and_reference():
     rows = rows_of(["a", "b", "c"])
     first, second = pairing.pair_rows(rows, rows[::-1])
     assert [row.id for row in first] == [row.id for row in second] == ["d0#2", "d0#4", "d1#2"]
-    unnamed = rows_of(["a", "b", "c"], ids=False)
+    unnamed = rows_of(["a", "b", "c"], id="")
     first, second = pairing.pair_rows(rows, unnamed[::-1])
     assert [row.response for row in second] == ["a", "b", "c"]
     twice = [unnamed[0], dataclasses.replace(unnamed[0], response="again")]
@@ -44,7 +38,7 @@ def test_ids_tell_dialogues():
     assert pairing.dialogues_of(rows).tolist() == [1, 1, 0, 0]
     found = pairing.describe_rows(rows_of("abc"))
     assert (found["rows"], found["dialogues"], found["resampled"]) == (3, 2, "dialogues")
-    unnamed = pairing.describe_rows(rows_of("cba", ids=False)[::-1])
+    unnamed = pairing.describe_rows(rows_of("cba", id="")[::-1])
     assert (unnamed["dialogues"], unnamed["resampled"]) == (None, "rows")
     assert unnamed["sha256"] == found["sha256"]  # of contexts and references, in any order
     assert pairing.describe_rows(rows_of("ab"))["sha256"] != found["sha256"]

@@ -89,6 +89,14 @@ def test_a_tenth_may_be_copies(people, name, of):
     assert name not in failed(copied(1)[:1])  # one row says nothing
 
 
+@pytest.mark.oracle
+@pytest.mark.parametrize(("hits", "total"), [(0, 10), (3, 40), (52, 84), (10, 10)])
+def test_the_lower_end_of_a_share_is_wilsons_and_of_the_misses_the_upper_one(hits, total):
+    expected = binomtest(hits, total).proportion_ci(method="wilson")
+    found = reply_checks.wilson_low(hits, total), 1 - reply_checks.wilson_low(total - hits, total)
+    assert found == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
 def beginning(people, count, opening="I'm so glad you've"):
     rows = paraphrased(people[:62])
     return [
@@ -183,7 +191,7 @@ def test_own_replies_must_fit_better_than_shuffled(people):
 
 def test_shuffles_move_every_reply_to_another_dialogue():
     groups = np.repeat(np.arange(9), [1, 2, 1, 3, 1, 1, 2, 4, 2])
-    moves = list(reply_checks._moves(groups, 0))
+    moves = list(reply_checks._moves(groups))
     assert len(moves) == 99
     for moved in moves:
         assert sorted(moved) == list(range(len(groups)))

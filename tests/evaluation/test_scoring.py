@@ -1,6 +1,7 @@
 import dataclasses
 import gzip
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from empax.core.files import DataError, write_jsonl
 from empax.core.types import Instance, Prediction
 from empax.data.empathetic_dialogues import load_corpus
 from empax.evaluation import scoring, text
+from empax.evaluation.normalisation import NORMALISATIONS
 from empax.evaluation.published import NOT_COMPARABLE, PAPER_OF, TABLES
 from empax.evaluation.rows import read_predictions, released, to_prediction
 from empax.evaluation.scoring import ScoringSettings, score
@@ -27,34 +29,25 @@ def full_rows(num=12):
     rows = []
     for i in range(num):
         wrong = i % 4 == 0
+        notes = {
+            "nll": 12.0 + i, "num_tokens": 6,
+            "intent": "encouraging", "intent_first": "encouraging", "intent_second": "wishing",
+            "intent_classifier": "encouraging", "intent_prediction": "wishing" if wrong else "encouraging",
+            "bart_score": {"faithfulness": -3.0, "precision": -2.0 - i, "recall": -1.0}, "bart_score_model": "made up",
+            "reference_attributes": LEVELS,
+            "response_attributes": {**LEVELS, "exploration": "low" if wrong else "high"},
+            "linear_reference_attributes": LEVELS,
+            "linear_response_attributes": {**LEVELS, "exploration": "low"} if wrong else LEVELS,
+            "second_seed_reference_attributes": LEVELS,
+            "second_seed_response_attributes": LEVELS if wrong else {**LEVELS, "interpretation": "low"},
+        }  # fmt: skip
+        response = "That is great news!" if i % 3 else "Oh no. I am sorry."
         rows.append(
             Prediction(
-                context=("I passed!",),
-                response="That is great news!" if i % 3 else "Oh no. I am sorry.",
-                reference="That is really great!",
-                id=f"d{i}#2",
-                emotion="proud",
-                emotion_prediction="sad" if wrong else "proud",
-                exemplars=({"emotion": "proud"}, {"emotion": "sad"}),
-                notes={
-                    "nll": 12.0 + i,
-                    "num_tokens": 6,
-                    "intent": "encouraging",
-                    "intent_first": "encouraging",
-                    "intent_second": "wishing",
-                    "intent_classifier": "encouraging",
-                    "intent_prediction": "wishing" if wrong else "encouraging",
-                    "bart_score": {"faithfulness": -3.0, "precision": -2.0 - i, "recall": -1.0},
-                    "bart_score_model": "made up",
-                    "reference_attributes": LEVELS,
-                    "response_attributes": {**LEVELS, "exploration": "low" if wrong else "high"},
-                    "linear_reference_attributes": LEVELS,
-                    "linear_response_attributes": {**LEVELS, "exploration": "low"} if wrong else LEVELS,
-                    "second_seed_reference_attributes": LEVELS,
-                    "second_seed_response_attributes": LEVELS if wrong else {**LEVELS, "interpretation": "low"},
-                },
+                ("I passed!",), response, "That is really great!", id=f"d{i}#2", emotion="proud", notes=notes,
+                emotion_prediction="sad" if wrong else "proud", exemplars=({"emotion": "proud"}, {"emotion": "sad"}),
             )
-        )
+        )  # fmt: skip
     return rows
 
 
@@ -302,3 +295,14 @@ def test_released_rows_have_no_word_of_the_corpus_and_get_them_back(tmp_path):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match="is cut short, damaged, or not gzipped"):
         read_predictions(path)
+
+
+def test_the_page_of_metrics_names_every_metric_and_normalisation():
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w:]+)`", page.replace("bleu_N", "bleu_2")))
+    for name in scoring.METRICS:
+        assert name in named or name in ("bleu_2", "bleu_3"), name  # "bleu_1 to bleu_4"
+    for name in scoring.VARIANTS:
+        variant = name.partition(":")[2]
+        assert {name, f":{variant}", f"bleu_2:{variant}"} & named, name
+    assert set(NORMALISATIONS) <= named

@@ -1,4 +1,3 @@
-import functools
 import time
 
 import numpy as np
@@ -8,18 +7,11 @@ from scipy import stats
 from empax.core.types import Prediction
 from empax.evaluation import scoring, significance, statistics, text
 from empax.evaluation.normalisation import MOEL_METRICS
+from tests.evaluation.values import rows_of
 
 
-def rows_of(responses, references=None):
-    references = references or [f"word{i % 7} and word{i % 3} ." for i in range(len(responses))]
-    return [
-        Prediction(context=(f"turn {i}",), response=response, reference=reference, id=f"d{i}#2")
-        for i, (response, reference) in enumerate(zip(responses, references, strict=True))
-    ]
-
-
-def metric(name):
-    return functools.partial(lambda rows: scoring.make_statistics(rows, (name,))[name])
+def metric(name, rows):
+    return scoring.make_statistics(rows, (name,))[name]
 
 
 def mean_statistic(values):
@@ -27,7 +19,10 @@ def mean_statistic(values):
 
 
 def interval(statistic, **options):
-    return significance.confidence_intervals({"": statistic}, **options)[""]
+    """The ends of the interval of one metric."""
+    found = significance.confidence_intervals({"": statistic}, **options)[""]
+    assert found["value"] == statistics.estimate(statistic)
+    return found["low"], found["high"]
 
 
 TEXT_METRICS = [*scoring.METRICS[3:13], "sentence_std", "top5_share", *MOEL_METRICS[1:]]
@@ -72,10 +67,10 @@ def test_weights_are_repetitions_of_rows(name):
     )
     if name.startswith("perplexity"):
         rows = [Prediction(**{**vars(row), "notes": {"nll": 5.0 + i, "num_tokens": 4}}) for i, row in enumerate(rows)]
-    statistic = metric(name)(rows)
+    statistic = metric(name, rows)
     for drawn in (rng.integers(30, size=30), rng.permutation(30)[:7]):
         weights = np.bincount(drawn, minlength=30).astype(np.float64)[None]
-        expected = statistics.estimate(metric(name)([rows[i] for i in drawn]))
+        expected = statistics.estimate(metric(name, [rows[i] for i in drawn]))
         assert statistic(weights)[0] == pytest.approx(expected, rel=1e-9)
         assert statistics.estimate(statistic.take(drawn)) == pytest.approx(expected, rel=1e-9)
 
@@ -148,10 +143,10 @@ def test_a_better_system_is_found_and_an_equal_one_is_not(name):
     better, worse, equal = (rows_of(noisy(s, seed), references) for s, seed in ((0.9, 1), (0.4, 2), (0.9, 3)))
 
     def tests(first, second, **options):
-        return significance.paired_tests({"": metric(name)([*first, *second])}, samples=200, **options)[""]
+        return significance.paired_tests({"": metric(name, [*first, *second])}, samples=200, **options)[""]
 
     found = tests(better, worse)
-    values = [statistics.estimate(metric(name)(rows)) for rows in (better, worse)]
+    values = [statistics.estimate(metric(name, rows)) for rows in (better, worse)]
     assert found["difference"] == pytest.approx(values[0] - values[1])
     assert 0 < found["low"] < found["difference"] < found["high"]
     assert found["p_value"] == pytest.approx(1 / 201)
@@ -159,7 +154,7 @@ def test_a_better_system_is_found_and_an_equal_one_is_not(name):
     assert back["difference"] == pytest.approx(-found["difference"])
     assert back["p_value"] == pytest.approx(1 / 201)  # the other way round, too
     same = tests(better, equal)
-    both = {"": metric(name)([*better, *equal])}
+    both = {"": metric(name, [*better, *equal])}
     assert same["p_value"] == significance.approximate_randomisation(both, samples=200)[""] > 0.05
     assert same["low"] < 0 < same["high"]
     itself = tests(better, better)

@@ -83,6 +83,12 @@ def test_contexts_without_ids_are_told_apart():
         assert (found["chosen"], found["rejected"]) == shown[tuple(found["context"])]
 
 
+def test_a_reply_to_nothing_may_be_checked():
+    systems = {name: [Prediction(turns, name, f"gold {turns}") for turns in ((), ("hi",))] for name in ("a", "b")}
+    study = make_study(systems, StudySettings(rows=2, checks=1.0, repeats=0))
+    assert collections.Counter(item.kind for item in study.items) == {"rated": 2, "check": 2}
+
+
 NAMELESS = [dataclasses.replace(row, id="") for row in system("theirs")]
 TWICE = {
     name: [Prediction(("hi",), f"{name} {i}", "hello") for i in range(2)] + rows

@@ -2,7 +2,6 @@
 
 import pytest
 
-from empax.core.config import to_settings
 from empax.core.files import DataError, WorkDir, read_json, write_json, write_jsonl
 from empax.core.system import RunContext
 from empax.core.types import Prediction
@@ -43,25 +42,25 @@ def files(tmp_path):
     return files
 
 
-@pytest.fixture
-def made(files):
-    values = {"bootstrap_samples": 10, "paper_row": "EmpRL"}
-    settings = to_settings(report.Settings, values, where="config.report")
+def reported(files, **values):
+    settings = report.Settings(bootstrap_samples=10, **values)
     report.run(settings, RunContext(files, plan_of({"system": "emprl", "run": RUN, **SECTIONS}), "report"))
     return files.root
+
+
+@pytest.fixture
+def made(files):
+    return reported(files, paper_row="EmpRL")
 
 
 def test_scores_are_of_each_stages_own_rows(files):
     settings = ScoringSettings(bootstrap_samples=10)
     found = other_corpora.score_evaluations(files, {"run": RUN, **SECTIONS}, settings)
     assert list(found) == ["dailydialog_before", "dailydialog", "again"]  # as they ran
-    wanted = score(rows("I am fine."), settings=settings).metrics
-    assert {name: found["dailydialog"]["metrics"][name] for name in ("bleu_1", "bleu_2", "rouge_l", "perplexity")} == {
-        name: wanted[name] for name in ("bleu_1", "bleu_2", "rouge_l", "perplexity")
-    }
-    assert (
-        found["dailydialog"]["metrics"]["bleu_1"]["value"] > found["dailydialog_before"]["metrics"]["bleu_1"]["value"]
-    )
+    wanted, other = (score(rows(reply), settings=settings).metrics for reply in ("I am fine.", "I am."))
+    for name in ("bleu_1", "bleu_2", "rouge_l", "perplexity"):
+        assert found["dailydialog"]["metrics"][name] == wanted[name]
+        assert found["dailydialog_before"]["metrics"][name] == other[name]
     assert not {"emotion_accuracy", "sentiment_mae"} & set(found["dailydialog"]["metrics"])
     assert {"emotion_accuracy", "sentiment_mae"} <= set(found["again"]["metrics"])
     assert "bleu_2:sacrebleu" in found["dailydialog"]["variants"]
@@ -106,7 +105,6 @@ def test_each_corpus_has_its_table_with_intervals_and_what_was_published(made):
 def test_without_any_there_is_no_section(files):
     for stage in ("dailydialog", "dailydialog_before", "again"):
         files.evaluation(stage).unlink()
-    settings = to_settings(report.Settings, {"bootstrap_samples": 10}, where="config.report")
-    report.run(settings, RunContext(files, plan_of({"system": "emprl", "run": RUN, **SECTIONS}), "report"))
+    reported(files)
     assert read_json(files.root / "report.json")["evaluations"] == {}
     assert "Other test sets" not in (files.root / "report.html").read_text()

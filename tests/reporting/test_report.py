@@ -16,7 +16,7 @@ from empax.core.system import RunContext
 from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Instance, Prediction
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.empathetic_dialogues import ARCHIVE_SHA256, find_archive, read_dialogues
-from empax.evaluation import published, scoring
+from empax.evaluation import published
 from empax.evaluation.published import REG_PAPER, TABLES, identify
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings, score
@@ -25,7 +25,6 @@ from tests.plans import plan_of
 from tools.document import as_file
 
 FAST = ScoringSettings(bootstrap_samples=10)
-BLEU_1 = "bleu_1:moel" if "bleu_1:moel" in scoring.VARIANTS else "bleu_1"
 
 
 def predictions(num=20):
@@ -69,15 +68,12 @@ def known(monkeypatch):
 
 def made(**changes):
     rows = predictions()
-    scores = score(rows, settings=FAST)
     arguments = {
         "system": "reg <T5>",
         "config": {"seed": 0, "paper": "a & b"},
         "data": {"test": {"instances": 20, "dialogues": 5}},
         "predictions": rows,
-        "metrics": scores.metrics,
-        "variants": scores.variants,
-        "counts": scores.counts,
+        "scores": score(rows, settings=FAST),
         "speed": findings.find_speed(history()),
         "paper": REG_PAPER,
         "paper_row": "T5 + REG",
@@ -88,6 +84,17 @@ def made(**changes):
         "examples": 4,
     }
     return report.build_report(**{**arguments, **changes})
+
+
+@pytest.fixture
+def pages(tmp_path):
+    """Writes a report; gives its pages, Markdown and HTML."""
+
+    def write(found):
+        report.write_report(found, tmp_path)
+        return [(tmp_path / f"report.{kind}").read_text(encoding="utf-8") for kind in ("md", "html")]
+
+    return write
 
 
 class Page(html.parser.HTMLParser):
@@ -164,14 +171,13 @@ def test_report_has_the_agreed_keys_and_survives_json(tmp_path, known):
         ("", "reg"),
     ],
 )
-def test_a_report_is_named_after_its_recipe(tmp_path, command, title):
-    report.write_report(made(system="reg", run={"command": command}), tmp_path)
-    assert f"<h1>{title}</h1>" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    first = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()[0]
-    assert first.replace("\\", "") == f"# {title}: report"
+def test_a_report_is_named_after_its_recipe(pages, command, title):
+    text, page = pages(made(system="reg", run={"command": command}))
+    assert f"<h1>{title}</h1>" in page
+    assert text.splitlines()[0].replace("\\", "") == f"# {title}: report"
 
 
-def test_a_page_shows_intents_that_were_corrected_though_the_emotion_was_misread(tmp_path):
+def test_a_page_shows_intents_that_were_corrected_though_the_emotion_was_misread(pages, tmp_path):
     thoughts = [  # emotion predicted, first, final; the gold ones are afraid and wishing
         ("sad", "neutral", "wishing"), ("afraid", "neutral", "wishing"), ("sad", "wishing", "wishing"),
         ("sad", "neutral", "neutral"), ("", "neutral", "wishing"),
@@ -183,21 +189,19 @@ def test_a_page_shows_intents_that_were_corrected_though_the_emotion_was_misread
     ]  # fmt: skip
     found = made(predictions=rows)
     assert [example["id"] for example in found["corrected"]] == ["d0#2"]
-    report.write_report(found, tmp_path)
+    section = pages(found)[1].split('<section id="intents">')[1].split("</section>")[0]
     assert "corrected" not in read_json(tmp_path / "report.json")
-    section = (tmp_path / "report.html").read_text(encoding="utf-8").split('<section id="intents">')[1]
-    assert "thought neutral → wishing" in section.split("</section>")[0]
-    assert "reply 1" not in section.split("</section>")[0]
+    assert "thought neutral → wishing" in section
+    assert "reply 1" not in section
     assert not made()["corrected"]
 
 
-def test_a_page_shows_how_often_each_intent_answers_each_emotion(tmp_path):
+def test_a_page_shows_how_often_each_intent_answers_each_emotion():
     shares = {
         "afraid": {"asking": 0.75, "wishing": 0.25, "<b>": 0.0},
         "proud": {"asking": 0.1, "wishing": 0.9, "<b>": 0.0},
     }
-    report.write_report(made(notes={"intents": {"shares": shares}}), tmp_path)
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = report.page.html(made(notes={"intents": {"shares": shares}}))
     figure = page.split('<section id="emotions">')[1].split("<svg")[1].split("</svg>")[0]
     cells = re.findall(r'fill-opacity="([\d.]+)"><title>(.*?)</title>', figure)
     assert cells == [
@@ -209,26 +213,17 @@ def test_a_page_shows_how_often_each_intent_answers_each_emotion(tmp_path):
     assert 'id="emotions"' not in report.page.html(made())
 
 
-def test_page_is_one_whole_safe_file(tmp_path, known):
-    report.write_report(made(), tmp_path)
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+def test_page_is_one_whole_safe_file(pages, known):
+    _, text = pages(made())
     page = Page(text)
     assert not page.open
     assert not [tag for tag, _ in page.tags if tag in ("script", "link", "img", "iframe")]
     assert "<b>again" not in text
     assert "://" not in text  # nothing is loaded from anywhere
     shown = " ".join(page.text)
-    for part in (
-        "What <script>alert(1)</script> happened?",
-        "T5 + REG",
-        "16.67",
-        "moel",
-        "8.16",
-        "abc123",
-        "recall at 10",
-        "0.975",
-    ):
+    for part in ("What <script>alert(1)</script> happened?", "T5 + REG", "16.67", "moel", "8.16", "abc123", "0.975"):
         assert part in shown
+    assert "recall at 10" in shown
     svgs = [part.split("</svg>")[0] + "</svg>" for part in text.split("<svg")[1:]]
     assert len(svgs) >= 4
     for svg in svgs:
@@ -239,9 +234,8 @@ def test_page_is_one_whole_safe_file(tmp_path, known):
     assert len(set(ids)) == len(ids)
 
 
-def test_markdown_tables_are_rectangular_and_text_stays_text(tmp_path, known):
-    report.write_report(made(), tmp_path)
-    lines = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()
+def test_markdown_tables_are_rectangular_and_text_stays_text(known):
+    lines = markdown.markdown(made()).splitlines()
     results = [line for line in lines[lines.index("## Results") :] if line.startswith("|")][: 2 + 1 + len(REG_PAPER)]
     assert len({line.count(" | ") for line in results}) == 1
     assert results[2].startswith(r"| **reg \<T5\>** | this run |")
@@ -249,26 +243,24 @@ def test_markdown_tables_are_rectangular_and_text_stays_text(tmp_path, known):
     assert any("0 times \\| really" in line for line in lines)
 
 
-def test_published_numbers_that_must_not_be_compared_have_a_mark_and_a_reason(tmp_path, known):
+def test_published_numbers_that_must_not_be_compared_have_a_mark_and_a_reason(pages, known):
     paper = {"LEMPEx": {"perplexity": 26.37, "distinct_1": 1.41}}
     found = made(paper=paper, paper_row="LEMPEx", notes={"not_comparable": {"perplexity": "over other words"}})
-    report.write_report(found, tmp_path)
-    for name in ("report.md", "report.html"):
-        text = (tmp_path / name).read_text(encoding="utf-8")
+    for text in pages(found):
         assert "26.37†" in text
         assert "1.41†" not in text
         assert "PPL / token ↓: over other words" in text
 
 
-def test_report_of_little_has_no_empty_sections(tmp_path):
+def test_report_of_little_has_no_empty_sections(pages):
     rows = [Prediction(context=("hi",), response="hello", reference="hey")]
+    scores = dataclasses.replace(score(rows, settings=FAST), variants={}, counts={})
     found = made(
-        predictions=rows, metrics=score(rows, settings=FAST).metrics, variants={}, counts={}, speed={}, paper={},
-        paper_row="", peers={}, history=[], run={}, notes={}, config={}, data={},
+        predictions=rows, scores=scores, speed={}, paper={}, paper_row="", peers={}, history=[], run={}, notes={},
+        config={}, data={},
     )  # fmt: skip
     assert found["paper"] == {}
-    report.write_report(found, tmp_path)
-    titles = [attrs["id"] for tag, attrs in Page((tmp_path / "report.html").read_text()).tags if tag == "section"]
+    titles = [attrs["id"] for tag, attrs in Page(pages(found)[1]).tags if tag == "section"]
     assert titles == ["results", "controls", "facts"]
     with pytest.raises(ConfigError, match="'T6' is not among"):
         made(paper_row="T6")
@@ -290,13 +282,9 @@ def test_run_reads_the_work_directory(tmp_path):
         report.Settings, {"bootstrap_samples": 10, "examples": 2, "peers": str(others)}, where="config.report"
     )
     config = {
-        "system": "reg",
-        "seed": 3,
-        "run": ["index", "evaluate"],
-        "data": {"name": "sample"},
-        "index": {"kind": "index"},
-    }
-    config["evaluate"] = {"kind": "evaluate", "stage": "joint", "index": "index"}
+        "system": "reg", "seed": 3, "run": ["index", "evaluate"], "data": {"name": "sample"},
+        "index": {"kind": "index"}, "evaluate": {"kind": "evaluate", "stage": "joint", "index": "index"},
+    }  # fmt: skip
     report.run(settings, RunContext(files, plan_of(config), "report"))
     found = read_json(tmp_path / "report.json")
     assert found["test_set"]["title"] == "the built-in sample, test split, 6 rows"
@@ -331,7 +319,7 @@ def test_peers_are_cached_by_content_and_settings(tmp_path):
         == first["a"].keys()
     )
     write_jsonl(folder / "a.jsonl", [{"context": ["x"], "response": "c", "reference": "b"}])
-    assert peers.score_peers(folder, cache=cache, settings=FAST)["a"][BLEU_1]["value"] == 0.0
+    assert peers.score_peers(folder, cache=cache, settings=FAST)["a"]["bleu_1:moel"]["value"] == 0.0
     (folder / "b.jsonl").write_text("nope\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"b\.jsonl, line 1: not valid JSON"):
         peers.score_peers(folder, settings=FAST)
@@ -414,12 +402,10 @@ def test_known_rows_are_those_of_the_files(real_data):
     assert not identify([Prediction(i.context, "", i.response) for i in corpus[1000:]]).whole
 
 
-def test_published_rows_stand_only_beside_the_rows_that_they_are_about(tmp_path):
+def test_published_rows_stand_only_beside_the_rows_that_they_are_about(pages):
     found = made()
     assert (found["published"], found["paper"], found["notes"].get("paper_ablations")) == ({}, {}, None)
-    report.write_report(found, tmp_path)
-    for name in ("report.md", "report.html"):
-        text = (tmp_path / name).read_text(encoding="utf-8")
+    for text in pages(found):
         assert "Published rows are absent: they are about the test split of EmpatheticDialogues" in text
         assert "16.67" not in text
         assert "corpus not known, 20 rows; text unchanged" in text
@@ -450,12 +436,10 @@ def test_rows_are_identified_by_their_texts_or_by_the_archive():
 
 def test_peers_are_compared_as_they_were_cleaned_and_never_with_rows_as_they_are(known):
     interval = {"low": 1.0, "high": 2.0}
+    scores = score(predictions(), settings=FAST)
     found = made(
-        variants={"bleu_2:moel": {"value": 77.25, **interval}},
-        peers={
-            "moel": {"bleu_2:moel": {"value": 8.16, **interval}},
-            "own": {"bleu_2:moel": {"value": 5.5, **interval}},
-        },
+        scores=dataclasses.replace(scores, variants={"bleu_2:moel": {"value": 77.25, **interval}}),
+        peers={name: {"bleu_2:moel": {"value": value, **interval}} for name, value in (("moel", 8.16), ("own", 5.5))},
         peer_sets={"moel": identify(predictions()), "own": identify(predictions(5))},
     )
     assert list(found["peers"]) == ["moel"]
@@ -471,16 +455,14 @@ def test_peers_are_compared_as_they_were_cleaned_and_never_with_rows_as_they_are
     assert "not" not in plain.caption
 
 
-def test_a_page_leads_with_six_metrics_and_three_replies_with_their_exemplars_and_folds_what_is_long(tmp_path):
-    found = made(examples=5)
-    report.write_report(found, tmp_path)
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+def test_a_page_leads_with_six_metrics_and_three_replies_with_their_exemplars_and_folds_what_is_long(pages):
+    written, text = pages(made(examples=5))
     lead, rest = text.split("<section", 1)
     assert (lead.count('class="card"'), lead.count("<article>"), rest.count("<article>")) == (6, 3, 2)
     opened = re.findall(r"<details open><summary>(?:<h2>)?([^<]+)<", text)
     assert opened == [*["2 exemplars"] * 3, "Results", "Emotion and attributes", *["2 exemplars"] * 2]
     assert text.count("<section") == len(re.findall(r"<details[^>]*><summary><h2>", text)) > 5
-    lead = (tmp_path / "report.md").read_text(encoding="utf-8").split("## Results")[0]
+    lead = written.split("## Results")[0]
     assert lead.count("reference: ") == 3
     assert len([line for line in lead.splitlines() if line.startswith("|")]) == 2 + 6
 
@@ -510,38 +492,32 @@ def test_each_leading_metric_stands_beside_what_it_may_be_compared_with(known):
     assert not any(panel.others for panel in alone)
 
 
-def test_the_verdict_stands_on_top_of_every_page(tmp_path):
+def test_the_verdict_stands_on_top_of_every_page(pages, tmp_path):
     rows = [dataclasses.replace(row, response="") for row in predictions(32)]
-    found = made(predictions=rows)
-    report.write_report(found, tmp_path)
+    text, page = pages(made(predictions=rows))
     line = "Degenerate: 32 of 32 replies are empty"
     assert read_json(tmp_path / "report.json")["verdict"]["line"].startswith(line)
-    assert line in (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()[2]
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert line in text.split("<nav>")[0]
+    assert line in text.splitlines()[2]
+    assert line in page.split("<nav>")[0]
     rows = [
         dataclasses.replace(
             row, response=f"so {i} times, what a day", exemplars=(), attributes={}, emotion_prediction=row.emotion
         )
         for i, row in enumerate(rows)
     ]
-    sound = made(predictions=rows)
-    report.write_report(sound, tmp_path)
-    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    text, page = pages(made(predictions=rows))
     assert text.splitlines()[2].startswith("**No degeneracy found in ")
     assert "| empty replies | 0 of 32 replies are empty |" in text
-    assert "✓ empty replies: 0 of 32" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "✓ empty replies: 0 of 32" in page
 
 
-def test_controls_stand_beside_the_system_on_every_page(tmp_path):
+def test_controls_stand_beside_the_system_on_every_page(pages):
     training = [Instance(f"t#{i}", ("a",), f"trained {i}", emotion) for i, emotion in enumerate(EMOTIONS)]
     found = made(training=training)
     assert set(found["controls"]["controls"]) == {
         "canned", "shuffled", "random_training", "same_emotion", "first_exemplar", "oracle_exemplar",
     }  # fmt: skip
-    report.write_report(found, tmp_path)
-    for name in ("report.md", "report.html"):
-        text = (tmp_path / name).read_text(encoding="utf-8")
+    for text in pages(found):
         for title in ("canned reply", "random training reply, same emotion", "oracle of the exemplars", "Token F1"):
             assert title in text
         assert "by token F1 with the reference" in text
@@ -550,7 +526,7 @@ def test_controls_stand_beside_the_system_on_every_page(tmp_path):
     assert made(training=training, seed=1)["controls"]["controls"] != found["controls"]["controls"]
 
 
-def test_levels_stand_beside_their_controls_and_judges_beside_each_other(tmp_path):
+def test_levels_stand_beside_their_controls_and_judges_beside_each_other(pages):
     levels = [dict.fromkeys(MECHANISMS, LEVELS[i % 3]) for i in range(20)]
     notes = [
         {
@@ -565,9 +541,7 @@ def test_levels_stand_beside_their_controls_and_judges_beside_each_other(tmp_pat
     assert set(found["empathy"]) == {"first", "linear", "agreement", "linear_judge"}
     assert found["empathy"]["linear"]["kappa"] == pytest.approx(1.0)
     assert found["empathy"]["first"]["kappa"] == pytest.approx(0.0)
-    report.write_report(found, tmp_path)
-    for name in ("report.md", "report.html"):
-        text = (tmp_path / name).read_text(encoding="utf-8")
+    for text in pages(found):
         for part in ("Empathy by the linear judge", "majority level", "own levels, shuffled", "Agreement of the judges",
                      "35.0 (0.000)", "88.88", "identifiers and linear judge"):  # fmt: skip
             assert part in text
@@ -579,32 +553,11 @@ def test_levels_stand_beside_their_controls_and_judges_beside_each_other(tmp_pat
 @pytest.mark.parametrize(
     "text",
     [
-        "- item",
-        "-1.5",
-        "+1.5 (+0.2)",
-        "+ item",
-        "+",
-        "-",
-        "---",
-        "===",
-        "= item",
-        "1. one",
-        "1.5",
-        "2) two",
-        "# head",
-        "> said",
-        "Oh!",
-        "![i](u)",
-        "[x](y)",
-        "`code`",
-        "*a* _b_ ~~c~~",
-        "<b>",
-        "&lt; & &#35;",
-        "a\\b",
-        "a | b",
-        "#5",
+        "- item", "-1.5", "+1.5 (+0.2)", "+ item", "+", "-", "---", "===", "= item", "1. one", "1.5", "2) two",
+        "# head", "> said", "Oh!", "![i](u)", "[x](y)", "`code`", "*a* _b_ ~~c~~", "<b>", "&lt; & &#35;", "a\\b",
+        "a | b", "#5",
     ],
-)
+)  # fmt: skip
 def test_a_reader_of_markdown_sees_the_text(text):
     from markdown_it import MarkdownIt
 
@@ -622,7 +575,7 @@ def test_what_markdown_reads_as_text_is_written_as_it_is(text):
 HOSTILE = "a|b `code` <script>alert(1)</script>\n# head\r\n- item [x](javascript:1) *bold* ![i](u) &lt; \\"
 
 
-def test_text_of_strangers_stays_text_on_both_pages(tmp_path):
+def test_text_of_strangers_stays_text_on_both_pages(pages):
     rows = [
         dataclasses.replace(
             row, response=HOSTILE, reference=HOSTILE, context=(HOSTILE, "1. one", "- two"), emotion=HOSTILE,
@@ -636,8 +589,8 @@ def test_text_of_strangers_stays_text_on_both_pages(tmp_path):
         peers={HOSTILE: {"bleu_2": {"value": 1.0, "low": 1.0, "high": 1.0}}},
         replies=[{"stage": HOSTILE, "context": [HOSTILE], "replies": [(1, HOSTILE)]}],
     )  # fmt: skip
-    report.write_report(found, tmp_path)
-    lines = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()
+    written, page = pages(found)
+    lines = written.splitlines()
     ours = re.compile(r"# |## |\||- \*\*|  - (exemplar|reply|reference)|\*\*")
     for line in lines:
         assert "<script" not in line.replace("\\<", "")
@@ -650,8 +603,7 @@ def test_text_of_strangers_stays_text_on_both_pages(tmp_path):
     tables = [line for line in lines if line.startswith("| ") and "alert" in line and "this run" not in line]
     assert tables
     assert {len(re.split(r"(?<!\\)\|", line)) for line in tables if "commit" in line or "head" in line} >= {4}
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    parsed = Page(text)
+    parsed = Page(page)
     assert not parsed.open
     assert not [tag for tag, _ in parsed.tags if tag in ("script", "img", "code")]
 

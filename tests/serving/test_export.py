@@ -40,6 +40,9 @@ METRICS = {
     "perplexity": {"value": None, "low": None, "high": None},
 }
 TEST_SET = {"split": "test", "title": "the built-in sample, test split, 6 rows"}
+ABOUT = Exported("generator", "joint", "joint", "transformers", "", 2, 10)
+CONFIG = {"system": "reg", "data": {"name": "sample"}, "run": (), "seed": 0, "reg": {"decoding": {}}}
+REPORT = {"metrics": METRICS, "data": {}, "run": {}}
 
 
 def initial(model, seed, *inputs):
@@ -181,35 +184,31 @@ def test_the_card_tells_what_the_report_knows(made, tmp_path):
     assert "library_name: sentence-transformers" in card
 
 
-def test_the_head_of_a_card_has_the_metrics_of_this_model_alone(made):
+def test_the_head_of_a_card_has_the_metrics_of_this_model_alone():
     from huggingface_hub import ModelCard
 
-    files, _ = made
-    config, about = read_json(files.config), Exported("generator", "joint", "joint", "transformers", "", 2, 10)
-    report = {"metrics": METRICS, "data": {}, "run": {}, "test_set": TEST_SET}
-    head = ModelCard(model_card(about, config, report)).data
+    report = {**REPORT, "test_set": TEST_SET}
+    head = ModelCard(model_card(ABOUT, CONFIG, report)).data
     (found,) = head.eval_results  # perplexity is no number
     assert (found.metric_type, found.metric_name, found.metric_value) == ("bleu_1", "BLEU-1", 24.1)
     assert (found.dataset_type, found.task_type, head.model_name) == ("sample", "text-generation", "REG generator")
     assert (head.license, head.tags) == ("apache-2.0", ["empathetic-dialogue", "empax"])
-    for other in (dataclasses.replace(about, stage="generator"), dataclasses.replace(about, what="retriever")):
-        assert not ModelCard(model_card(other, config, report)).data.eval_results
+    for other in ({"stage": "generator"}, {"what": "retriever"}):
+        card = model_card(dataclasses.replace(ABOUT, **other), CONFIG, report)
+        assert not ModelCard(card).data.eval_results
 
 
-def test_a_card_says_over_which_rows_its_metrics_are(made):
+def test_a_card_says_over_which_rows_its_metrics_are():
     from huggingface_hub import ModelCard
 
-    files, _ = made
-    config, about = read_json(files.config), Exported("generator", "joint", "joint", "transformers", "", 2, 10)
-    report = {"metrics": METRICS, "data": {}, "run": {}}
     title = "the built-in sample, validation split, 4 rows"
-    card = model_card(about, config, {**report, "test_set": {"split": "validation", "title": title}})
+    card = model_card(ABOUT, CONFIG, {**REPORT, "test_set": {"split": "validation", "title": title}})
     (found,) = ModelCard(card).data.eval_results
     assert (found.dataset_type, found.dataset_split, found.dataset_name) == ("sample", "validation", title)
     assert f"Over {title}, decoded" in card
     assert "test split" not in card
-    for older in (report, {**report, "test_set": {"split": "", "title": "corpus not known, 4 rows"}}):
-        card = model_card(about, config, older)
+    for older in (REPORT, {**REPORT, "test_set": {"split": "", "title": "corpus not known, 4 rows"}}):
+        card = model_card(ABOUT, CONFIG, older)
         assert not ModelCard(card).data.eval_results
         assert "| BLEU-1 | 24.10 |" in card
 
@@ -234,14 +233,12 @@ def test_the_example_of_a_card_runs(options, made_names, made, tmp_path):
 
 def test_the_card_says_what_the_run_does_beyond_the_model():
     settings = {"decoding": {"rerank": "consensus", "num_samples": 16}, "emotion_share": 0.5}
-    config = {"system": "reg", "data": {"name": "sample"}, "run": (), "seed": 0}
-    about = Exported("generator", "joint", "joint", "transformers", "", 2, 10)
-    card = model_card(about, {**config, "reg": settings}, None)
+    card = model_card(ABOUT, {**CONFIG, "reg": settings}, None)
     assert "draws 16 answers and gives the one that the others agree with most" in card
-    card = model_card(dataclasses.replace(about, what="retriever"), {**config, "reg": settings}, None)
+    card = model_card(dataclasses.replace(ABOUT, what="retriever"), {**CONFIG, "reg": settings}, None)
     assert "0.5 of a score is the probability that a context has the exemplar's emotion" in card
     for what in ("generator", "retriever"):
-        plain_card = model_card(dataclasses.replace(about, what=what), {**config, "reg": {"decoding": {}}}, None)
+        plain_card = model_card(dataclasses.replace(ABOUT, what=what), CONFIG, None)
         assert "In the run" not in plain_card
         assert "The run draws" not in plain_card
 
@@ -322,20 +319,17 @@ def test_adapters_alone_cannot_hold_rows_that_were_added(adapted, tmp_path):
 def test_what_cannot_be_exported_says_why(made, tmp_path):
     files, _ = made
     out = tmp_path / "out"
+    for asked, message in (
+        ({"stage": "evaluate"}, r"'evaluate' trains no model .* are generator, exemplars, retriever, joint\."),
+        ({"stage": "generator", "what": "retriever"},
+         "holds no retriever, only its generator; stages that do: exemplars, retriever, joint"),
+        ({"lora": "adapters"}, r"the generator of stage 'joint' has no adapters, .* --lora=merged"),
+        ({"lora": "adapters", "what": "retriever"}, "the retriever of stage 'joint' has no adapters"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            export_run(files.root, out, ExportSettings(**asked))
     with pytest.raises(ConfigError, match="holds no run"):
         export_run(tmp_path / "nowhere", out, ExportSettings())
-    with pytest.raises(
-        ConfigError, match=r"stage = 'evaluate' trains no model .* are generator, exemplars, retriever, joint\."
-    ):
-        export_run(files.root, out, ExportSettings(stage="evaluate"))
-    with pytest.raises(
-        ConfigError, match="holds no retriever, only its generator; stages that do: exemplars, retriever, joint"
-    ):
-        export_run(files.root, out, ExportSettings(stage="generator", what="retriever"))
-    with pytest.raises(ConfigError, match=r"the generator of stage 'joint' has no adapters, .* --lora=merged"):
-        export_run(files.root, out, ExportSettings(lora="adapters"))
-    with pytest.raises(ConfigError, match="the retriever of stage 'joint' has no adapters"):
-        export_run(files.root, out, ExportSettings(lora="adapters", what="retriever"))
     with pytest.raises(ConfigError, match="format = 'empax' goes with lora = 'merged'"):
         ExportSettings(lora="adapters", format="empax")
     bare = tmp_path / "bare"

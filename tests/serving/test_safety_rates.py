@@ -1,20 +1,9 @@
 """The table of how often the readers are wrong."""
 
 import numpy as np
-import pytest
-from scipy.stats import binomtest
 
 from empax.serving import safety_rates
 from empax.serving.nearest import Example, read_examples
-
-
-@pytest.mark.parametrize(("hits", "count"), [(0, 10), (3, 40), (52, 84), (10, 10)])
-def test_the_interval_is_wilsons(hits, count):
-    expected = binomtest(hits, count).proportion_ci(0.95, method="wilson")
-    found = safety_rates.wilson(hits, count)
-    np.testing.assert_allclose(
-        found, [100 * hits / count, 100 * expected.low, 100 * expected.high], rtol=1e-4, atol=1e-3
-    )
 
 
 def test_each_half_is_read_by_a_reader_of_the_other(monkeypatch):

@@ -79,12 +79,13 @@ def theirs(folder):
     return auto.from_pretrained(path).eval(), transformers.AutoTokenizer.from_pretrained(path)
 
 
-def source_ids(kind, tokenizer, text):
-    """The source of one text as a user of transformers makes it."""
+def source_ids(kind, tokenizer, *turns):
+    """The source of one text, or of several turns, as a user of transformers makes it."""
     if kind == "llama":
-        chat = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
+        roles = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+        chat = tokenizer.apply_chat_template(roles, add_generation_prompt=True)
         return torch.tensor([chat if isinstance(chat, list) else chat["input_ids"]])
-    return tokenizer(text, return_tensors="pt").input_ids
+    return tokenizer(" | ".join(turns), return_tensors="pt").input_ids  # its tokenizer knows no end of a line
 
 
 def text_behind(tokenizer, prompt, ids):
@@ -135,12 +136,7 @@ def test_it_replies_to_turns_as_a_chat_or_with_bars(folder):
     ours = empax.load(path)
     options = {"num_beams": 1, "max_new_tokens": 8, "before": None}
     for turns in (TURNS, TURNS[2:]):
-        if kind == "llama":
-            roles = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
-            chat = tokenizer.apply_chat_template(roles, add_generation_prompt=True)
-            ids = torch.tensor([chat if isinstance(chat, list) else chat["input_ids"]])
-        else:
-            ids = tokenizer(" | ".join(turns), return_tensors="pt").input_ids  # it knows no end of a line
+        ids = source_ids(kind, tokenizer, *turns)
         with torch.no_grad():
             said = model.generate(ids, do_sample=False, num_beams=1, max_new_tokens=8)[0]
         said = said[ids.shape[1] :] if kind == "llama" else said[1:]
@@ -156,9 +152,8 @@ def test_a_reply_to_danger_is_no_models_and_what_is_no_conversation_is_named(fol
     model = empax.load(folder[1])
     assert model.reply(["Hello.", "Hi!", "I want to kill myself."]) == ANSWER
     assert model.reply(["no"], before=lambda text: f"<{text}>") == "<no>"
-    assert (
-        model.reply(["no"], before=lambda text: None, max_tokens=3) == model.generate(["no"], max_tokens=3)[0].strip()
-    )
+    plain = model.reply(["no"], before=lambda text: None, max_tokens=3)
+    assert plain == model.generate(["no"], max_tokens=3)[0].strip()
     for turns, message in (
         (None, "turns is None"),
         (["no", 3], r"turns\[1\] is 3, a int"),
@@ -223,15 +218,9 @@ def test_adapters_on_weights_that_no_folder_holds_are_not_written_alone(folder, 
     assert not later.trained
 
 
-@pytest.mark.parametrize("folder", ["t5", "gpt2"], indirect=True)
+@pytest.mark.parametrize("folder", ["t5"], indirect=True)
 def test_an_encoder_decoder_embeds_by_the_mean_of_its_encoder(folder):
-    kind, path = folder
-    model = empax.load(path)
-    if kind == "gpt2":
-        with pytest.raises(empax.ConfigError, match="embeds no texts"):
-            model.embed(TEXTS)
-        return
-    found = model.embed(TEXTS, batch_size=2)
+    found = empax.load(folder[1]).embed(TEXTS, batch_size=2)
     their_model, tokenizer = theirs(folder)
     with torch.no_grad():
         for vector, text in zip(found, TEXTS, strict=True):
@@ -242,23 +231,18 @@ def test_an_encoder_decoder_embeds_by_the_mean_of_its_encoder(folder):
 @pytest.mark.parametrize("folder", ["gpt2"], indirect=True)
 def test_what_cannot_be_is_said(folder):
     model = empax.load(folder[1])
-    with pytest.raises(empax.ConfigError, match="give a list"):
-        model.generate("I feel sad")
-    with pytest.raises(empax.ConfigError, match=r"max_token.*max_tokens"):
-        model.generate(TEXTS, max_token=3)
-    with pytest.raises(empax.ConfigError, match=r"its answer.s among them; .* has 1024: shorten it"):
-        model.generate(TEXTS, max_tokens=1020)
-    with pytest.raises(empax.ConfigError, match="one for each"):
-        model.nll(TEXTS, TEXTS[:1])
-    with pytest.raises(empax.ConfigError, match="pairs is empty"):
-        model.finetune([])
-    with pytest.raises(empax.ConfigError, match="'peft'"):
-        model.save("nowhere", format="gguf")
-    with pytest.raises(empax.ConfigError, match="name = '' names no model; give a folder"):
-        empax.load("")
-    for nowhere in ("", None):
-        with pytest.raises(empax.ConfigError, match=f"folder = {nowhere!r} must be the path of a folder"):
-            model.save(nowhere)
+    for call, message in (
+        (lambda: model.generate(TEXTS, max_token=3), r"max_token.*max_tokens"),
+        (lambda: model.generate(TEXTS, max_tokens=1020), r"its answer.s among them; .* has 1024: shorten it"),
+        (lambda: model.nll(TEXTS, TEXTS[:1]), "one for each"),
+        (lambda: model.embed(TEXTS), "embeds no texts"),
+        (lambda: model.save("nowhere", format="gguf"), "'peft'"),
+        (lambda: model.save(""), "folder = '' must be the path of a folder"),
+        (lambda: model.save(None), "folder = None must be the path of a folder"),
+        (lambda: empax.load(""), "name = '' names no model; give a folder"),
+    ):
+        with pytest.raises(empax.ConfigError, match=message):
+            call()
     assert model.generate([]) == []
 
 

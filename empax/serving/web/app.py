@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import json
 import re
@@ -17,11 +16,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from empax.core.config import ConfigError, check_numbers
+from empax.core.config import ConfigError
 from empax.core.text_files import visible
 from empax.rating.study import ASPECTS
 from empax.serving.web.batcher import Batcher, FullError
-from empax.serving.web.gate import FAILED, LOG, Gate, Numbers, place_of
+from empax.serving.web.gate import FAILED, LOG, Gate, Numbers, ServerSettings, place_of
 from empax.serving.web.openai import (
     ApiError,
     ChatRequest,
@@ -42,35 +41,6 @@ T = TypeVar("T")
 _FILES = {"/": ("index.html", "text/html"), "/page.js": ("page.js", "text/javascript"),
           "/page.css": ("page.css", "text/css")}  # fmt: skip
 _OPEN = (*_FILES, "/healthz")
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerSettings:
-    """How a server serves.
-
-    Attributes:
-      token: that requests must bring; empty = none.
-      places: how many replies may wait for the model.
-      per_minute: requests that one address may send; 0 = any number.
-      hosts: by which names the server may be called; none = any.
-      log_texts: whether the log has what people say and are told.
-      votes: the folder for votes on two systems.
-      safety: what the page says of the safety layer.
-      watched_replies: how many contexts a run that is watched answers after each checkpoint.
-    """
-
-    token: str = ""
-    places: int = 64
-    per_minute: int = 120
-    hosts: tuple[str, ...] = ()
-    log_texts: bool = False
-    votes: Path = Path("votes")
-    safety: str = ""
-    watched_replies: int = 0
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "places", least=1)
-        check_numbers(self, "per_minute", "watched_replies", least=0)
 
 
 class _Server:
@@ -124,9 +94,8 @@ class _Server:
     async def _streamed(
         self, request: Request, asked: ChatRequest, replies: AsyncGenerator[tuple[int, Any]], *, why: bool
     ) -> Response:
-        first = await self._answered(
-            request, anext(replies), limit=asked.limit
-        )  # what is wrong before it, is told by a status
+        # What is wrong before the first, is told by a status.
+        first = await self._answered(request, anext(replies), limit=asked.limit)
 
         async def rest() -> AsyncGenerator[tuple[int, Any]]:
             yield first
@@ -229,11 +198,7 @@ async def _body(request: Request) -> Any:
 
 
 def make_app(systems: Sequence[System], settings: ServerSettings) -> FastAPI:
-    """The application, for an ASGI server.
-
-    Args:
-      systems: one, or two that the page shows side by side, with names of their own.
-      settings: see there.
+    """The application, for an ASGI server: of one system, or of two that the page shows side by side.
 
     Raises:
       ConfigError: two systems have one name, or there are votes on others.
@@ -247,25 +212,33 @@ def make_app(systems: Sequence[System], settings: ServerSettings) -> FastAPI:
         yield
         await server.batcher.close()
 
-    app = FastAPI(title="empax", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.state.server = server
-    for path, (name, kind) in _FILES.items():
-        app.add_api_route(path, functools.partial(_file, name, kind), methods=["GET"], response_model=None)
     routes: list[tuple[str, str, Any]] = [
+        *(("GET", path, functools.partial(_file, *file)) for path, file in _FILES.items()),
         ("POST", "/v1/chat/completions", server.chat), ("POST", "/v1/embeddings", server.embeddings),
         ("GET", "/v1/models", server.models), ("GET", "/v1/models/{name}", server.model),
         ("GET", "/about", server.about), ("POST", "/conversations", server.begin), ("POST", "/votes", server.vote),
         ("GET", "/healthz", _health), ("GET", "/metrics", functools.partial(_metrics, server.numbers)),
     ]  # fmt: skip
+    app = _app(routes, settings, server.numbers, open_paths=_OPEN, lifespan=lifespan)
+    app.state.server = server
+    return app
+
+
+def _app(
+    routes: Sequence[tuple[str, str, Any]],
+    settings: ServerSettings,
+    numbers: Numbers,
+    *,
+    open_paths: Sequence[str] = (),
+    lifespan: Any = None,
+) -> FastAPI:
+    app = FastAPI(title="empax", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     for method, path, route in routes:
         app.add_api_route(path, route, methods=[method], response_model=None)
     app.add_exception_handler(ApiError, _error)
     app.add_exception_handler(HTTPException, _no_route)
-    paths = [*_FILES, *(path for _, path, _ in routes)]
-    app.add_middleware(
-        Gate, token=settings.token, per_minute=settings.per_minute, hosts=settings.hosts, numbers=server.numbers,
-        paths=paths, open_paths=_OPEN,
-    )  # fmt: skip
+    paths = [path for _, path, _ in routes]
+    app.add_middleware(Gate, settings=settings, numbers=numbers, paths=paths, open_paths=open_paths)
     return app
 
 
@@ -277,20 +250,12 @@ def make_watch_app(workdir: Path, settings: ServerSettings) -> FastAPI:
     """
     check_run(workdir)
     replies = Replies(workdir, settings.watched_replies)
-    app = FastAPI(title="empax", docs_url=None, redoc_url=None, openapi_url=None)
 
     def page() -> Response:  # in a thread, since it reads files
         return Response(watch_page(workdir, replies), media_type="text/html")
 
-    app.add_api_route("/", page, methods=["GET"], response_model=None)
     sheet = functools.partial(_file, *_FILES["/page.css"])
-    app.add_api_route("/page.css", sheet, methods=["GET"], response_model=None)
-    app.add_exception_handler(HTTPException, _no_route)
-    app.add_middleware(
-        Gate, token=settings.token, per_minute=settings.per_minute, hosts=settings.hosts, numbers=Numbers(),
-        paths=("/", "/page.css"), open_paths=(),
-    )  # fmt: skip
-    return app
+    return _app([("GET", "/", page), ("GET", "/page.css", sheet)], settings, Numbers())
 
 
 async def _file(name: str, kind: str) -> Response:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hmac
 import logging
 import math
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import prometheus_client as prometheus
 from fastapi.responses import JSONResponse
 
+from empax.core.config import check_numbers
 from empax.serving.web.openai import ApiError
 
 LOG = logging.getLogger("empax.serve")
@@ -25,6 +28,35 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerSettings:
+    """How a server serves.
+
+    Attributes:
+      token: that requests must bring; empty = none.
+      places: how many replies may wait for the model.
+      per_minute: requests that one address may send; 0 = any number.
+      hosts: by which names the server may be called; none = any.
+      log_texts: whether the log has what people say and are told.
+      votes: the folder for votes on two systems.
+      safety: what the page says of the safety layer.
+      watched_replies: how many contexts a run that is watched answers after each checkpoint.
+    """
+
+    token: str = ""
+    places: int = 64
+    per_minute: int = 120
+    hosts: tuple[str, ...] = ()
+    log_texts: bool = False
+    votes: Path = Path("votes")
+    safety: str = ""
+    watched_replies: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "places", least=1)
+        check_numbers(self, "per_minute", "watched_replies", least=0)
 
 
 class Numbers:
@@ -70,20 +102,13 @@ class Rates:
 
 
 class Gate:
-    """ASGI middleware.
+    """ASGI middleware; what stands under `open_paths` needs no token."""
 
-    Args:
-      token: that requests must bring as a bearer; empty = none.
-      per_minute: requests that one address may send; 0 = any number.
-      hosts: by which names the server may be called; none = any.
-      open_paths: that need no token.
-    """
-
-    def __init__(self, app: Any, *, token: str, per_minute: int, hosts: Iterable[str], numbers: Numbers,
-                 paths: Iterable[str], open_paths: Iterable[str]):  # fmt: skip
-        self._app, self._token, self._rates = app, token, Rates(per_minute)
-        self._hosts, self._numbers = frozenset(hosts), numbers
-        self._paths, self._open = frozenset(paths), frozenset(open_paths)
+    def __init__(
+        self, app: Any, *, settings: ServerSettings, numbers: Numbers, paths: Iterable[str], open_paths: Iterable[str]
+    ):
+        self._app, self._settings, self._rates = app, settings, Rates(settings.per_minute)
+        self._numbers, self._paths, self._open = numbers, frozenset(paths), frozenset(open_paths)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -126,13 +151,14 @@ class Gate:
     def _check(self, scope: Any) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "").rsplit(":", 1)[0] if "]" not in headers.get("host", "") else "localhost"
-        if self._hosts and host not in self._hosts:
+        if self._settings.hosts and host not in self._settings.hosts:
             raise ApiError(403, "this server answers to its local name alone.")  # no page elsewhere may reach it
         size = headers.get("content-length", "0")
         if not size.isdecimal() or int(size) > MOST_BYTES:
             raise _too_long()
         given = headers.get("authorization", "").removeprefix("Bearer ").encode()
-        may = not self._token or scope["path"] in self._open or hmac.compare_digest(given, self._token.encode())
+        token = self._settings.token
+        may = not token or scope["path"] in self._open or hmac.compare_digest(given, token.encode())
         if scope["method"] == "POST" or not may:  # guesses count
             self._rates.check((scope.get("client") or ("", 0))[0])
         if not may:

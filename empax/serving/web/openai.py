@@ -29,17 +29,12 @@ _CHAT = ("messages", "model", "temperature", "top_p", "max_tokens", "max_complet
 
 
 class ApiError(Exception):
-    """An answer in OpenAI's form for errors.
-
-    Attributes:
-      status: of HTTP.
-      param: the field of the request that is wrong.
-    """
+    """An answer in OpenAI's form for errors, with its status of HTTP; `param` is the field that is wrong."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
                  retry_after: int | None = None):  # fmt: skip
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status = status
         self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"
@@ -93,7 +88,8 @@ def chat_request(body: Any) -> ChatRequest:
     asked = Asked(_turns(body.get("messages")), seed, 0, temperature, top_p, most or other, tuple(stop))
     each = tuple(dataclasses.replace(asked, number=i) for i in range(choices))
     limit = "max_tokens" if other is None else "max_completion_tokens"
-    return ChatRequest(_model(body), each, stream, flag(more, "include_usage"), limit)
+    model = text_of(body.get("model"), "model")
+    return ChatRequest(model, each, stream, flag(more, "include_usage"), limit)
 
 
 def _turns(messages: Any) -> tuple[str, ...]:
@@ -146,7 +142,8 @@ def embedding_request(body: Any) -> tuple[str, list[str], bool]:
     form = body.get("encoding_format") or "float"
     if form not in ("float", "base64"):
         raise wrong("encoding_format", f"{form!r} must be 'float' or 'base64'.")
-    return _model(body), [text_of(text, f"input[{i}]") for i, text in enumerate(texts)], form == "base64"
+    model = text_of(body.get("model"), "model")
+    return model, [text_of(text, f"input[{i}]") for i, text in enumerate(texts)], form == "base64"
 
 
 def embeddings(model: str, vectors: np.ndarray, tokens: int, *, base64_wanted: bool) -> dict[str, Any]:
@@ -235,21 +232,19 @@ def known(body: Any, names: Sequence[str]) -> None:
 
 def number(body: Mapping[str, Any], name: str, least: float, most: float) -> float | None:
     """A field that is a number or not there."""
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise wrong(name, f"{value!r:.40} must be a number from {least} to {most}.")
-    return float(value)
+    value = _between(body, name, least, most, int | float, "a number")
+    return None if value is None else float(value)
 
 
 def whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
     """A field that is a whole number or not there."""
+    return _between(body, name, least, most, int, "a whole number")
+
+
+def _between(body: Mapping[str, Any], name: str, least: float, most: float, kind: Any, what: str) -> Any:
     value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise wrong(name, f"{value!r:.40} must be a whole number from {least} to {most}.")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most):
+        raise wrong(name, f"{value!r:.40} must be {what} from {least} to {most}.")
     return value
 
 
@@ -259,7 +254,3 @@ def flag(body: Mapping[str, Any], name: str) -> bool:
     if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
         raise wrong(name, f"{value!r:.40} must be true or false.")
     return bool(value)
-
-
-def _model(body: Mapping[str, Any]) -> str:
-    return text_of(body.get("model"), "model")

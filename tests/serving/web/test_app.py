@@ -17,25 +17,34 @@ from tests.serving.web.stub import Stub
 SAY = {"model": "stub", "messages": [{"role": "user", "content": "I lost my keys."}]}
 
 
-def client(app, **options):
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", **options)
+def talk(app, go):
+    """What the coroutine function `go` gives, called with a client of the application."""
+
+    async def with_client():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+            return await go(http)
+
+    return asyncio.run(with_client())
 
 
 def ask(path, body=SAY, *, stub=None, headers=None, **settings):
-    app = make_app([stub or Stub()], ServerSettings(**settings))
+    async def go(http):
+        return await (http.get(path, headers=headers) if body is None else http.post(path, json=body, headers=headers))
 
-    async def go():
-        async with client(app) as http:
-            return await (
-                http.get(path, headers=headers) if body is None else http.post(path, json=body, headers=headers)
-            )
-
-    return asyncio.run(go())
+    return talk(make_app([stub or Stub()], ServerSettings(**settings)), go)
 
 
 def begun(http, text, **more):
     body = {**SAY, "messages": [{"role": "user", "content": text}], **more}
     return asyncio.create_task(http.post("/v1/chat/completions", json=body))
+
+
+async def busied(http, stub):
+    """A request that the stub, busy from now on, has begun to answer."""
+    stub.free.clear()
+    first = begun(http, "0")
+    await asyncio.to_thread(stub.busy.wait, 20)
+    return first
 
 
 def chat(**changes):
@@ -83,19 +92,16 @@ def test_a_fixed_answer_needs_no_place_in_the_queue():
     stub = Stub()
     app = make_app([stub], ServerSettings(places=1))
 
-    async def go():
-        async with client(app) as http:
-            stub.free.clear()
-            first = begun(http, "0")
-            await asyncio.to_thread(stub.busy.wait, 20)
-            waiting = begun(http, "1")
-            await asyncio.sleep(0.2)
-            answers = [await begun(http, text) for text in ("2", "danger")]
-            stub.free.set()
-            await asyncio.gather(first, waiting)
-            return answers
+    async def go(http):
+        first = await busied(http, stub)
+        waiting = begun(http, "1")
+        await asyncio.sleep(0.2)
+        answers = [await begun(http, text) for text in ("2", "danger")]
+        stub.free.set()
+        await asyncio.gather(first, waiting)
+        return answers
 
-    full, fixed = asyncio.run(go())
+    full, fixed = talk(app, go)
     assert full.status_code == 503
     assert "Please call somebody." in fixed.text
 
@@ -192,12 +198,11 @@ def test_models_health_metrics_and_what_there_is_not():
     assert (other.status_code, other.headers["allow"]) == (405, "POST")
     app = make_app([Stub()], ServerSettings())
 
-    async def go():
-        async with client(app) as http:
-            await http.post("/v1/chat/completions", json=SAY)
-            return (await http.get("/metrics")).text
+    async def go(http):
+        await http.post("/v1/chat/completions", json=SAY)
+        return (await http.get("/metrics")).text
 
-    numbers = asyncio.run(go())
+    numbers = talk(app, go)
     assert 'empax_requests_total{path="/v1/chat/completions",status="200"} 1.0' in numbers
     assert 'empax_tokens_total{kind="written"} 4.0' in numbers
 
@@ -205,28 +210,26 @@ def test_models_health_metrics_and_what_there_is_not():
 def test_a_body_must_be_json_and_not_too_long():
     app = make_app([Stub()], ServerSettings())
 
-    async def go():
-        async with client(app) as http:
-            url, json_type = "/v1/chat/completions", {"content-type": "application/json"}
-            yield_long = (b"x" * 100_000 for _ in range(5))
-            return [
-                await http.post(url, content=b"{", headers=json_type),
-                await http.post(url, content=b"[" * 100_000, headers=json_type),
-                await http.post(url, content=b"{}", headers={"content-type": "text/plain"}),
-                await http.post(url, content=b"x" * 300_000, headers=json_type),
-                await http.post(url, content=aiter_of(yield_long), headers=json_type),
-            ]
+    async def go(http):
+        url, json_type = "/v1/chat/completions", {"content-type": "application/json"}
+        yield_long = (b"x" * 100_000 for _ in range(5))
+        return [
+            await http.post(url, content=b"{", headers=json_type),
+            await http.post(url, content=b"[" * 100_000, headers=json_type),
+            await http.post(url, content=b"{}", headers={"content-type": "text/plain"}),
+            await http.post(url, content=b"x" * 300_000, headers=json_type),
+            await http.post(url, content=aiter_of(yield_long), headers=json_type),
+        ]
 
-    assert [answer.status_code for answer in asyncio.run(go())] == [400, 400, 415, 413, 413]
+    assert [answer.status_code for answer in talk(app, go)] == [400, 400, 415, 413, 413]
 
 
 def test_a_field_may_be_called_by_half_a_character():
-    async def go():
-        async with client(make_app([Stub()], ServerSettings())) as http:
-            body = json.dumps({**SAY, "\ud800": 1})
-            return await http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    async def go(http):
+        body = json.dumps({**SAY, "\ud800": 1})
+        return await http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
 
-    answer = asyncio.run(go())
+    answer = talk(make_app([Stub()], ServerSettings()), go)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "?")
 
 
@@ -239,21 +242,17 @@ def test_those_that_wait_together_are_answered_together_and_beyond_the_queue_is_
     stub = Stub(batch_size=3)
     app = make_app([stub], ServerSettings(places=5))
 
-    async def go():
-        async with client(app) as http:
-            say = functools.partial(begun, http)
-            stub.free.clear()
-            first = say("0")
-            await asyncio.to_thread(stub.busy.wait, 20)
-            rest = [say(str(i)) for i in range(1, 4)]
-            await asyncio.sleep(0.2)
-            rest += [say("warm", temperature=1.0), say("4")]
-            await asyncio.sleep(0.2)
-            full = await say("too many")
-            stub.free.set()
-            return full, [(await task).json()["choices"][0]["message"]["content"] for task in (first, *rest)]
+    async def go(http):
+        say, first = functools.partial(begun, http), await busied(http, stub)
+        rest = [say(str(i)) for i in range(1, 4)]
+        await asyncio.sleep(0.2)
+        rest += [say("warm", temperature=1.0), say("4")]
+        await asyncio.sleep(0.2)
+        full = await say("too many")
+        stub.free.set()
+        return full, [(await task).json()["choices"][0]["message"]["content"] for task in (first, *rest)]
 
-    full, said = asyncio.run(go())
+    full, said = talk(app, go)
     assert full.status_code == 503
     assert int(full.headers["retry-after"]) >= 1
     assert full.json()["error"]["type"] == "server_error"
@@ -265,23 +264,19 @@ def test_a_client_that_goes_away_is_not_answered_and_one_that_fails_spoils_no_ot
     stub = Stub(batch_size=3)
     app = make_app([stub], ServerSettings())
 
-    async def go():
-        async with client(app) as http:
-            say = functools.partial(begun, http)
-            stub.free.clear()
-            first = say("0")
-            await asyncio.to_thread(stub.busy.wait, 20)
-            gone, broken, fine = say("gone"), say("break"), say("fine")
-            await asyncio.sleep(0.2)
-            assert len(app.state.server.batcher) == 3
-            gone.cancel()
-            await asyncio.sleep(0.1)
-            assert len(app.state.server.batcher) == 2  # its place is free at once
-            stub.free.set()
-            return [(await task).status_code for task in (first, broken, fine)]
+    async def go(http):
+        say, first = functools.partial(begun, http), await busied(http, stub)
+        gone, broken, fine = say("gone"), say("break"), say("fine")
+        await asyncio.sleep(0.2)
+        assert len(app.state.server.batcher) == 3
+        gone.cancel()
+        await asyncio.sleep(0.1)
+        assert len(app.state.server.batcher) == 2  # its place is free at once
+        stub.free.set()
+        return [(await task).status_code for task in (first, broken, fine)]
 
     with caplog.at_level(logging.INFO, "empax.serve"):
-        assert asyncio.run(go()) == [200, 500, 200]
+        assert talk(app, go) == [200, 500, 200]
     assert stub.batches == [["0"], ["break", "fine"], ["break"], ["fine"]]
     assert "RuntimeError in " in caplog.text
     assert "secret words" not in caplog.text
@@ -348,11 +343,10 @@ def test_other_hosts_names_and_other_sites_are_refused():
 def test_one_address_may_ask_so_often():
     app = make_app([Stub()], ServerSettings(per_minute=2))
 
-    async def go():
-        async with client(app) as http:
-            return [await http.post("/v1/chat/completions", json=SAY) for _ in range(3)]
+    async def go(http):
+        return [await http.post("/v1/chat/completions", json=SAY) for _ in range(3)]
 
-    *fine, refused = asyncio.run(go())
+    *fine, refused = talk(app, go)
     assert [answer.status_code for answer in fine] == [200, 200]
     assert refused.status_code == 429
     assert 1 <= int(refused.headers["retry-after"]) <= 30
@@ -362,13 +356,12 @@ def test_one_address_may_ask_so_often():
 def test_guesses_of_a_token_are_counted_and_reading_is_not():
     app = make_app([Stub()], ServerSettings(per_minute=2, token="abc"))
 
-    async def go():
-        async with client(app) as http:
-            right = {"Authorization": "Bearer abc"}
-            read = [await http.get("/v1/models", headers=right) for _ in range(5)]
-            return read, [await http.get("/v1/models", headers={"Authorization": f"Bearer {i}"}) for i in range(3)]
+    async def go(http):
+        right = {"Authorization": "Bearer abc"}
+        read = [await http.get("/v1/models", headers=right) for _ in range(5)]
+        return read, [await http.get("/v1/models", headers={"Authorization": f"Bearer {i}"}) for i in range(3)]
 
-    read, guessed = asyncio.run(go())
+    read, guessed = talk(app, go)
     assert {answer.status_code for answer in read} == {200}
     assert [answer.status_code for answer in guessed] == [401, 401, 429]
 

@@ -59,15 +59,8 @@ def test_a_conversation_by_keyboard_with_what_stands_behind_it(browser, served):
     assert turns.count() == 4
     page.locator("summary", has_text="Why this reply").last.click()
     shown = page.locator(".why").last.inner_text()
-    for piece in (
-        "sad",
-        "low",
-        "dog (IsA pet)",
-        "ask → hope",
-        "I *lost* my keys.",
-        "<i>lost</i> → Oh no.",
-        "score 0.9, d1#2",
-    ):
+    for piece in ("sad", "low", "dog (IsA pet)", "ask → hope", "I *lost* my keys.", "<i>lost</i> → Oh no.",
+                  "score 0.9, d1#2"):  # fmt: skip
         assert piece in shown
     page.get_by_role("button", name="New conversation").click()
     page.locator(".side").wait_for(state="attached")

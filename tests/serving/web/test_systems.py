@@ -1,6 +1,5 @@
 """Models behind the server: a row of a batch says what it would say alone."""
 
-import asyncio
 import collections
 import dataclasses
 import json
@@ -18,7 +17,7 @@ from empax.serving.web.app import ServerSettings, make_app
 from empax.serving.web.systems import Asked, ModelSystem, RunSystem, load_system
 from tests.serving import test_text_model
 from tests.serving.test_session import in_list
-from tests.serving.web.test_app import client
+from tests.serving.web.test_app import talk
 
 folder = test_text_model.folder  # a fixture
 
@@ -105,9 +104,8 @@ def test_a_reply_comes_in_parts_and_ends_as_the_unstreamed_one(folder, monkeypat
         monkeypatch.undo()
     assert whole.text == model.reply([SAID[1]], **BEAM)
     every = [Asked((text,)) for text in SAID]
-    assert replies(beams, *every) == [
-        replies(beams, one)[0] for one in every
-    ]  # some end before others, who go on alone
+    # Some end before others, who go on alone.
+    assert replies(beams, *every) == [replies(beams, one)[0] for one in every]
 
 
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
@@ -184,21 +182,17 @@ def test_a_finished_run_is_served_with_what_stands_behind_its_replies(finished):
     system = load_system(str(finished), batch_size=4, max_tokens=24, before=in_list)
     assert (system.name, system.batch_size) == (finished.name, 4)
     session = system._session = dataclasses.replace(system._session, head=system._session.answerer.heads[0])
-    talk = ["I finally passed my exam!", "Great!", "I am so happy."]
-    found = session.reply(talk)
-    app = make_app([system], ServerSettings(per_minute=0))
-    body = {
-        "model": system.name,
-        "messages": [{"role": role, "content": said} for role, said in zip(ROLES, talk, strict=True)],
-    }
-
+    told = ["I finally passed my exam!", "Great!", "I am so happy."]
+    found = session.reply(told)
+    messages = [{"role": role, "content": said} for role, said in zip(ROLES, told, strict=True)]
+    body = {"model": system.name, "messages": messages}
     piece = (found.response.split() or ["x"])[-1]
 
-    async def go(*changes):
-        async with client(app) as http:
-            return [await http.post("/v1/chat/completions", json={**body, **more}) for more in changes]
+    async def go(http):
+        changes = {}, {"stream": True, "seed": 3}, {"temperature": 0}, {"stop": piece}
+        return [await http.post("/v1/chat/completions", json={**body, **more}) for more in changes]
 
-    whole, streamed, warm, short = asyncio.run(go({}, {"stream": True, "seed": 3}, {"temperature": 0}, {"stop": piece}))
+    whole, streamed, warm, short = talk(make_app([system], ServerSettings(per_minute=0)), go)
     (choice,) = whole.json()["choices"]
     assert choice["message"]["content"] == found.response
     why = choice["empax"]
@@ -209,7 +203,7 @@ def test_a_finished_run_is_served_with_what_stands_behind_its_replies(finished):
     assert json.loads(streamed.text.split("data: ")[-2])["choices"][0]["empax"]["exemplars"]
     assert warm.json()["error"]["param"] == "temperature"
     assert short.json()["choices"][0]["message"]["content"] == found.response[: found.response.find(piece)]
-    several = [Asked(tuple(talk)), Asked(("My dog died.",), seed=4), Asked(("We won the cup!",), number=2)]
+    several = [Asked(tuple(told)), Asked(("My dog died.",), seed=4), Asked(("We won the cup!",), number=2)]
     assert len({system.group(one) for one in several}) == 1
     assert replies(system, *several) == [replies(system, one)[0] for one in several]
     assert system.at_once(Asked(("I want to kill myself.",))).text == ANSWER

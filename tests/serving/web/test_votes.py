@@ -1,6 +1,5 @@
 """Two systems side by side: blinded, and counted by `empax rate score`."""
 
-import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +10,7 @@ from empax.rating.answers import read_answers, read_key
 from empax.serving.web.app import ServerSettings, make_app
 from empax.serving.web.votes import Votes
 from tests.serving.web.stub import Stub
-from tests.serving.web.test_app import client
+from tests.serving.web.test_app import talk
 
 BETTER_A = {"empathy": "a", "relevance": "tie", "fluency": "b"}
 
@@ -19,34 +18,33 @@ BETTER_A = {"empathy": "a", "relevance": "tie", "fluency": "b"}
 def test_a_conversation_is_blinded_until_its_vote(tmp_path):
     app = make_app([Stub("ours"), Stub("theirs")], ServerSettings(votes=tmp_path, per_minute=0))
 
-    async def go():
+    async def go(http):
         drawn = []
-        async with client(app) as http:
-            about = (await http.get("/about")).json()
-            assert about["compares"]
-            assert "ours" not in json.dumps(about)
-            for i in range(16):
-                name = (await http.post("/conversations", json={})).json()["conversation"]
-                body = {"messages": [{"role": "user", "content": "Hello."}]}
-                said = {}
-                for side in "ab":
-                    answer = (await http.post("/v1/chat/completions", json={**body, "model": f"{name}/{side}"})).json()
-                    assert answer["model"] == f"{name}/{side}"
-                    assert "empax" not in answer["choices"][0]
-                    said[side] = answer["choices"][0]["message"]["content"].split()[0]
-                vote = {"conversation": name, "rater": f"rater-{i % 2}", "answers": BETTER_A}
-                assert (await http.post("/votes", json={**vote, "answers": {"empathy": "a"}})).status_code == 400
-                assert (await http.post("/votes", json={**vote, "answers": {"empathy": []}})).status_code == 400
-                embedded = await http.post("/v1/embeddings", json={"model": f"{name}/a", "input": "x"})
-                assert (embedded.status_code, "ours" in embedded.text) == (400, False)
-                assert (await http.post("/votes", json={**vote, "rater": "../x"})).json()["error"]["param"] == "rater"
-                assert (await http.post("/votes", json=vote)).json() == said
-                assert (await http.post("/votes", json=vote)).status_code == 404
-                assert (await http.post("/v1/chat/completions", json={**body, "model": f"{name}/a"})).status_code == 404
-                drawn.append(said["a"])
+        about = (await http.get("/about")).json()
+        assert about["compares"]
+        assert "ours" not in json.dumps(about)
+        for i in range(16):
+            name = (await http.post("/conversations", json={})).json()["conversation"]
+            body = {"messages": [{"role": "user", "content": "Hello."}]}
+            said = {}
+            for side in "ab":
+                answer = (await http.post("/v1/chat/completions", json={**body, "model": f"{name}/{side}"})).json()
+                assert answer["model"] == f"{name}/{side}"
+                assert "empax" not in answer["choices"][0]
+                said[side] = answer["choices"][0]["message"]["content"].split()[0]
+            vote = {"conversation": name, "rater": f"rater-{i % 2}", "answers": BETTER_A}
+            assert (await http.post("/votes", json={**vote, "answers": {"empathy": "a"}})).status_code == 400
+            assert (await http.post("/votes", json={**vote, "answers": {"empathy": []}})).status_code == 400
+            embedded = await http.post("/v1/embeddings", json={"model": f"{name}/a", "input": "x"})
+            assert (embedded.status_code, "ours" in embedded.text) == (400, False)
+            assert (await http.post("/votes", json={**vote, "rater": "../x"})).json()["error"]["param"] == "rater"
+            assert (await http.post("/votes", json=vote)).json() == said
+            assert (await http.post("/votes", json=vote)).status_code == 404
+            assert (await http.post("/v1/chat/completions", json={**body, "model": f"{name}/a"})).status_code == 404
+            drawn.append(said["a"])
         return drawn
 
-    drawn = asyncio.run(go())
+    drawn = talk(app, go)
     assert set(drawn) == {"ours", "theirs"}
     key = read_key(tmp_path / "key.json")
     answers = read_answers(sorted(tmp_path.glob("answers-*.json")), key)
@@ -61,13 +59,12 @@ def test_a_conversation_is_blinded_until_its_vote(tmp_path):
 def test_a_blinded_reply_streams_in_one_piece_whoever_wrote_it(tmp_path):
     app = make_app([Stub("ours"), Stub("theirs")], ServerSettings(votes=tmp_path))
 
-    async def go():
-        async with client(app) as http:
-            name = (await http.post("/conversations", json={})).json()["conversation"]
-            body = {"messages": [{"role": "user", "content": "Hello."}], "stream": True}
-            return [(await http.post("/v1/chat/completions", json={**body, "model": f"{name}/{s}"})).text for s in "ab"]
+    async def go(http):
+        name = (await http.post("/conversations", json={})).json()["conversation"]
+        body = {"messages": [{"role": "user", "content": "Hello."}], "stream": True}
+        return [(await http.post("/v1/chat/completions", json={**body, "model": f"{name}/{s}"})).text for s in "ab"]
 
-    told = [[json.loads(line.removeprefix("data: ")) for line in text.split("\n\n")[:-2]] for text in asyncio.run(go())]
+    told = [[json.loads(line.removeprefix("data: ")) for line in text.split("\n\n")[:-2]] for text in talk(app, go)]
     pieces = [[event["choices"][0]["delta"].get("content") for event in events] for events in told]
     assert sorted(pieces) == [["", f"{name} heard Hello.", None] for name in ("ours", "theirs")]
 

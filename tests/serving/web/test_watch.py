@@ -1,6 +1,5 @@
 """A run that is watched: curves of its rows, time left, and nothing for who has begun none."""
 
-import asyncio
 import html
 import json
 import os
@@ -22,7 +21,7 @@ from empax.serving.web import watch
 from empax.serving.web.app import ServerSettings, make_watch_app
 from empax.serving.web.watch import Replies, Said, watch_page
 from tests.conftest import ROOT
-from tests.serving.web.test_app import client
+from tests.serving.web.test_app import talk
 
 
 def test_curves_and_time_left_of_a_run_that_writes(tmp_path):
@@ -38,17 +37,16 @@ def test_curves_and_time_left_of_a_run_that_writes(tmp_path):
         (tmp_path / stage).mkdir()
         (tmp_path / stage / "DONE").touch()
 
-    async def go():
-        async with client(app) as http:
-            finish("prepare")
-            first = await http.get("/"), await http.get("/page.css"), await http.post("/", json={})
-            later = []
-            for stage in ("generator", "index"):
-                finish(stage)
-                later.append((await http.get("/")).text)
-            return *first, *later
+    async def go(http):
+        finish("prepare")
+        first = await http.get("/"), await http.get("/page.css"), await http.post("/", json={})
+        later = []
+        for stage in ("generator", "index"):
+            finish(stage)
+            later.append((await http.get("/")).text)
+        return *first, *later
 
-    page, sheet, other, indexing, whole = asyncio.run(go())
+    page, sheet, other, indexing, whole = talk(app, go)
     assert page.status_code == sheet.status_code == 200
     assert other.status_code == 405
     assert "generator: step 20 of 100, about 8 min left in this stage." in page.text
