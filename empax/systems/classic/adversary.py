@@ -118,11 +118,9 @@ def adversarial_losses(
         following = masked_mean(seen[batch.feedback], batch.feedback_mask)
         real, fake = seen[batch.target], probabilities @ seen
 
-        def ask(model: Any, words: Any, name: str = name, following: Any = following) -> Any:
-            return getattr(model, name)(words, batch.target_mask, context, following)
-
-        def score(params: Params, words: Any, ask: Any = ask) -> Any:
-            return model.apply({"params": params}, words, method=ask)
+        def score(params: Params, words: Any, name: str = name, following: Any = following) -> Any:
+            critic = Critic(model.adversary.width)
+            return critic.apply({"params": params[name]}, words, batch.target_mask, context, following)
 
         rng, drawn = jax.random.split(rng)
         shares = jax.random.uniform(drawn, known.shape)
@@ -132,4 +130,4 @@ def adversarial_losses(
         critics = critics + model.adversary.penalty * penalty
     if model.adversary.published:
         adversary = stop(adversary)
-    return dict(zip(LOSSES, ((adversary, known), (critics, known)), strict=True))
+    return {"adversary": (adversary, known), "critics": (critics, known)}

@@ -26,6 +26,7 @@ from empax.systems.classic.readers import (
     FactTexts,
     Linear,
     Read,
+    Reader,
     Words,
     emotion_nll,
     encode_texts,
@@ -140,7 +141,7 @@ def nearness(
     return total
 
 
-class Alignment(nn.Module):
+class Alignment(Reader):
     r"""Two graphs: of words and their concepts, and of the last turn, its clauses and what follows from each.
 
     The context chooses from either (prior); the response would choose, too (posterior), and the prior is to choose
@@ -153,7 +154,6 @@ class Alignment(nn.Module):
     Source: Zhou et al. 2023 (CASE), released code.
     """
 
-    config: TransformerConfig
     settings: AlignmentSettings
     losses: ClassVar[tuple[str, ...]] = ("emotion", "bag", "kl", "coarse", "fine")
 

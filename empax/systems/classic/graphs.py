@@ -14,7 +14,7 @@ from empax.models.layers import MASKED, normal
 from empax.models.memory_attention import Memory
 from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.concepts import ConceptsSettings
-from empax.systems.classic.readers import ClassicBatch, ConceptWords, Linear, Read, Words
+from empax.systems.classic.readers import ClassicBatch, ConceptWords, Linear, Read, Reader, Words
 
 _PADDING = 0.5  # intensity of a context's padding in KEMP's code
 
@@ -88,7 +88,7 @@ def concept_nodes(
     return scale * jnp.concatenate([context, words.embed(concepts.ids) + role[None, None]], axis=1), scale
 
 
-class Concepts(nn.Module):
+class Concepts(Reader):
     r"""Words read their concepts before the encoder reads both; the emotion is read where words are intense.
 
     .. math:: H = Enc([Graph(c); k]), \quad s = \sum_i softmax(\eta)_i h_i
@@ -101,7 +101,6 @@ class Concepts(nn.Module):
     Source: Li et al. 2022 (KEMP), released code.
     """
 
-    config: TransformerConfig
     settings: ConceptsSettings
     losses: ClassVar[tuple[str, ...]] = ("attention",)
 
@@ -128,9 +127,10 @@ class Concepts(nn.Module):
             intensity = jnp.where(mask, intensity, MASKED)
         shares = jax.nn.softmax(intensity)
         signal = jnp.einsum("BS,BSD->BD", shares, states.astype(jnp.float32))
-        memories = {**read.memories}
+        memories = read.memories
         if s.signal:
-            memories["signal"] = Memory(signal[:, None].astype(states.dtype), jnp.ones((len(signal), 1), bool))
+            memory = Memory(signal[:, None].astype(states.dtype), jnp.ones((len(signal), 1), bool))
+            memories = {**memories, "signal": memory}
         return read.replace(  # type: ignore[attr-defined]
             states=states, mask=mask, words=source, context=signal, intensity=shares, memories=memories
         )

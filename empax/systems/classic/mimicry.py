@@ -21,7 +21,7 @@ from empax.models.latent import Gaussian, draw, gaussian_kl
 from empax.models.layers import normal, sinusoidal_positions
 from empax.models.stack import Stack
 from empax.models.transformer_config import TransformerConfig
-from empax.systems.classic.readers import FEELINGS, ClassicBatch, Linear, Read, Words, emotion_nll, encode_texts
+from empax.systems.classic.readers import FEELINGS, ClassicBatch, Linear, Read, Reader, Words, emotion_nll, encode_texts
 
 AFFECTION = SOCIAL_RELATIONS.index(FEELINGS)
 """The relation that tells feelings."""
@@ -95,7 +95,7 @@ class GatedPair(nn.Module):
         return Linear(first.shape[-1], name="out")(gate * both).astype(first.dtype)
 
 
-class Mimicry(nn.Module):
+class Mimicry(Reader):
     """Emotions of either polarity as mixtures drawn from latents; those of the context's polarity are mimicked.
 
     The polarity is that of the gold emotion in training, and of the likeliest one else. Answers take the prior's mean.
@@ -104,7 +104,6 @@ class Mimicry(nn.Module):
     Source: Majumder et al. 2020 (MIME).
     """
 
-    config: TransformerConfig
     settings: MimicrySettings
     losses: ClassVar[tuple[str, ...]] = ("emotion", "kl")
 
@@ -172,7 +171,7 @@ class Mimicry(nn.Module):
         return self.posterior(*hidden)
 
 
-class Refinement(nn.Module):
+class Refinement(Reader):
     r"""Feelings refine the context that the emotion is read from; these and four more kinds, the decoder's.
 
     .. math:: u = [\tilde c_1; ...; \tilde c_5], \quad \tilde c_r = Enc_r([c; k_r]), \quad
@@ -185,10 +184,6 @@ class Refinement(nn.Module):
     times as wide as the context.
     Source: Sabour et al. 2022 (CEM).
     """
-
-    config: TransformerConfig
-    settings: None = None
-    losses: ClassVar[tuple[str, ...]] = ()
 
     def setup(self) -> None:
         c = self.config

@@ -99,12 +99,15 @@ class Words(Protocol):
     ) -> Float[Array, "B S D"]: ...
 
 
-class Reader(Protocol):
-    """A Linen module that adds something to what has been read."""
+class Reader(nn.Module):
+    """Adds something to what has been read, by settings of its own if it has any, and says which `losses` it has."""
 
-    losses: ClassVar[tuple[str, ...]]
+    config: TransformerConfig
+    settings: Any
+    losses: ClassVar[tuple[str, ...]] = ()
 
-    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read: ...
+    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+        raise NotImplementedError
 
 
 class Linear(nn.Module):
@@ -115,13 +118,11 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, values: Float[Array, "*B D"]) -> Float[Array, "*B F"]:
-        values = values.astype(jnp.float32)
         width = values.shape[-1]
-        result = values @ self.param("weight", normal(width**-0.5), (width, self.size))
+        result = values.astype(jnp.float32) @ self.param("weight", normal(width**-0.5), (width, self.size))
         if not self.use_bias:
             return result
-        bias = self.param("bias", nn.initializers.zeros, (self.size,))
-        return result + bias.reshape((1,) * (result.ndim - 1) + bias.shape)
+        return result + jnp.broadcast_to(self.param("bias", nn.initializers.zeros, (self.size,)), result.shape)
 
 
 def encode_texts(
@@ -155,10 +156,9 @@ class EmotionSettings:
     start: bool = False
 
 
-class EmotionHead(nn.Module):
+class EmotionHead(Reader):
     """A linear layer from the context's vector to the 32 emotions. Source: MoEL, emotion tracker."""
 
-    config: TransformerConfig
     settings: EmotionSettings
     losses: ClassVar[tuple[str, ...]] = ("emotion",)
 
@@ -174,15 +174,11 @@ class EmotionHead(nn.Module):
         return read.replace(emotion=logits, start=start, losses=losses)  # type: ignore[attr-defined]
 
 
-class EmotionWords(nn.Module):
+class EmotionWords(Reader):
     """A second encoder, of the context's words of emotion alone; the decoder reads both.
 
     Source: Li et al. 2020 (EmpDG), the generator.
     """
-
-    config: TransformerConfig
-    settings: None = None
-    losses: ClassVar[tuple[str, ...]] = ()
 
     def setup(self) -> None:
         self.encoder = Stack(self.config, self.config.num_encoder_layers, decoder=False)
@@ -230,16 +226,14 @@ def teacher_probability(step: Int[Array, ""], settings: ListenersSettings) -> Fl
     return floor + (1.0 - floor) * jnp.exp(-step.astype(jnp.float32) / settings.teacher_decay_steps)
 
 
-class ListenerGate(nn.Module):
+class ListenerGate(Reader):
     """How much each of the 32 listeners counts: the softmax of the emotion's logits. Source: MoEL.
 
     In training a whole batch is gated by the gold emotions instead, less and less often. Rows whose emotion is unknown
     never are.
     """
 
-    config: TransformerConfig
     settings: ListenersSettings
-    losses: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
         logits, s = read.emotion, self.settings

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from empax.core.tree import named_leaves
 from empax.core.types import EMOTIONS, IS_POSITIVE
 from empax.models.stack import Layer
 from empax.models.transformer import causal
 from empax.systems.classic.mimicry import MimicrySettings
 from empax.systems.classic.model import Listeners
 from empax.systems.classic.readers import EmotionSettings, ListenersSettings, Read, teacher_probability
-from tests.systems.classic.small import make
+from tests.systems.classic.small import in_torch, linear, make, random_like
 
 RNG = np.random.default_rng(3)
 
@@ -49,8 +50,7 @@ def listeners(num=4):
         gate=jnp.asarray(RNG.dirichlet(np.ones(num), 3), jnp.float32),
     )  # fmt: skip
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), states, read, deterministic=True))["params"]
-    params = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape) * 0.3, leaf.dtype), shapes)
-    return module, params, states, read
+    return module, random_like(shapes, RNG), states, read
 
 
 def looped(module, params, states, read):
@@ -101,7 +101,7 @@ def test_listeners_match_torch():
     import torch
 
     module, params, states, read = listeners(num=2)
-    p = {name: torch.tensor(np.asarray(leaf), requires_grad=True) for name, leaf in flat(params["experts"]).items()}
+    p = in_torch(params["experts"])
     x, source = torch.tensor(np.asarray(states)), torch.tensor(np.asarray(read.states))
     real = torch.tensor(np.asarray(read.mask))
     heads, depth, kernel, length = 2, 4, 3, x.shape[1]
@@ -141,14 +141,8 @@ def test_listeners_match_torch():
     grads, found = jax.jit(jax.grad(loss, has_aux=True))(params)
     assert heads * depth == module.config.num_heads * module.config.head_dim
     np.testing.assert_allclose(found, total.detach().numpy(), rtol=1e-4, atol=1e-5)
-    for name, grad in flat(grads["experts"]).items():
+    for name, grad in named_leaves(grads["experts"]).items():
         np.testing.assert_allclose(grad, p[name].grad.numpy(), rtol=1e-3, atol=2e-3, err_msg=name)
-
-
-def flat(tree, prefix=""):
-    if not isinstance(tree, dict):
-        return {prefix[:-1]: tree}
-    return {k: v for name, sub in tree.items() for k, v in flat(sub, f"{prefix}{name}/").items()}
 
 
 def test_the_teacher_leaves():
@@ -185,21 +179,10 @@ def test_an_answer_of_the_likeliest_listeners(made):
 # MIME
 
 
-def linear(params, values):
-    found = values @ np.asarray(params["weight"])
-    return found + np.asarray(params["bias"]) if "bias" in params else found
-
-
-def softmax(values):
-    values = np.exp(values - values.max(axis=-1, keepdims=True))
-    return values / values.sum(axis=-1, keepdims=True)
-
-
 def test_latents_and_divergence_match_numpy(made):
     one = made["mime"]
     p = jax.tree.map(np.asarray, one.params["mimicry"])
-    plain = make("transformer")
-    states = plain.read(one.batch, {k: one.params[k] for k in plain.params}).states
+    states = made["transformer"].read(one.batch, one.params).states
     x, mask = np.asarray(states)[:, 0], np.asarray(one.batch.source_mask)
     logits = linear(p["to_emotion"], x) @ p["emotions"].T
     positive = IS_POSITIVE[logits.argmax(axis=1)][:, None]
@@ -213,7 +196,7 @@ def test_latents_and_divergence_match_numpy(made):
 
     prior = gaussians(p["prior"], hidden, hidden)
     emotions = [
-        softmax(linear(p[f"mixture_{name}"], mean)) @ p["emotions"][rows]
+        np.asarray(jax.nn.softmax(linear(p[f"mixture_{name}"], mean))) @ p["emotions"][rows]
         for name, rows, (mean, _) in (("pos", IS_POSITIVE, prior[0]), ("neg", ~IS_POSITIVE, prior[1]))
     ]
     mimicked, other = np.where(positive, *emotions), np.where(positive, *emotions[::-1])

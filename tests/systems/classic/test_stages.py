@@ -34,17 +34,9 @@ def test_recipes_are_right(name):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        (
-            "multi_trs",
-            {"generator__weights": {}},
-            "config.generator.weights lacks emotion, a loss of config.classic.re",
-        ),
+        ("multi_trs", {"generator__weights": {}}, "config.generator.weights lacks emotion, a loss of config.classic."),
         ("mime", {"generator__weights": {"emotion": 1.0}}, "weights lacks kl"),
-        (
-            "transformer",
-            {"generator__weights": {"kl": 1.0}},
-            "weights.kl is no loss of this model; it has nll, f",
-        ),
+        ("transformer", {"generator__weights": {"kl": 1.0}}, "weights.kl is no loss of this model; it has nll, f"),
         ("transformer", {"classic__vectors": "glove.txt"}, "vectors = 'glove.txt' is no file"),
         ("empdg", {"classic__lexicon": "nrc.txt"}, "lexicon = 'nrc.txt' is no file"),
         ("moel", {"prepare__tokenizer": {"vocab_size": 600}}, 'config.prepare.tokenizer.kind must be "words"'),
