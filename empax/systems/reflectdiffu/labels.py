@@ -6,7 +6,6 @@ Source: Welivita and Pu 2020 (taxonomy and labels of EmpatheticDialogues); Chen 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from empax.core.text_files import read_lines
 from empax.core.types import EMOTIONS, Instance
 from empax.data import sample
 from empax.data.corpora import find_corpus
+from empax.data.exemplars import emotion_ids
 
 INTENTS: tuple[str, ...] = (
     "agreeing", "acknowledging", "encouraging", "consoling", "sympathizing", "suggesting", "questioning", "wishing",
@@ -62,28 +62,21 @@ def load_intents(data: DataSettings) -> dict[str, str]:
     """The intent of each listener turn, by instance id; turns that were labelled with an emotion instead are absent.
 
     Raises:
-      ConfigError: there are no labels for this corpus.
+      ConfigError: there are no labels for this corpus, or not where it is: in `data.dir` (else EMPAX_DATA_DIR), or in
+        `empathetic_dialogues/` in it.
       DataError: the file of labels is broken.
     """
     if data.name == "sample":
         return sample.load_intents()
     if data.name == "empathetic_dialogues":
-        return read_listener_intents(find_listener_intents(data.dir))
+        what = f"{_CSV} (EmpatheticDialogues' intents)"
+        place = find_corpus(what, [_CSV], "empathetic_dialogues", data.dir) / _CSV
+        note("the intents of EmpatheticDialogues", place)
+        return read_listener_intents(place)
     raise ConfigError(
         f"config.data.name = {data.name!r} has no response intents; ReflectDiffu learns from those of "
         "'empathetic_dialogues' or 'sample'."
     )
-
-
-def find_listener_intents(data_dir: str | os.PathLike[str] = "") -> Path:
-    """The labels of EmpatheticDialogues: in `data_dir` (else EMPAX_DATA_DIR), or in `empathetic_dialogues/` in it.
-
-    Raises:
-      ConfigError: no folder is named, or it does not hold the file.
-    """
-    place = find_corpus(f"{_CSV} (EmpatheticDialogues' intents)", [_CSV], "empathetic_dialogues", data_dir) / _CSV
-    note("the intents of EmpatheticDialogues", place)
-    return place
 
 
 def read_listener_intents(path: Path) -> dict[str, str]:
@@ -122,11 +115,9 @@ class IntentTable:
     @classmethod
     def of(cls, instances: Iterable[Instance], intents: Mapping[str, str]) -> IntentTable:
         """Of the instances whose emotion and intent are known."""
+        known = [i for i in instances if i.emotion in EMOTIONS and i.id in intents]
         counts = np.zeros((len(EMOTIONS), len(INTENTS)), np.int64)
-        emotions = {name: i for i, name in enumerate(EMOTIONS)}
-        known = [(i.emotion, intents[i.id]) for i in instances if i.emotion in emotions and i.id in intents]
-        for emotion, intent in known:
-            counts[emotions[emotion], INTENTS.index(intent)] += 1
+        np.add.at(counts, (emotion_ids(known), intent_ids(intents[i.id] for i in known)), 1)
         return cls(counts)
 
     def top(self, n: int) -> dict[str, tuple[str, ...]]:

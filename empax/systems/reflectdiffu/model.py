@@ -150,9 +150,8 @@ class IntentTwice(nn.Module):
           share: alpha.
           form: see above.
         """
-        unit, own = summary * _inverse_length(summary), self.intent_embedding
-        own = own * _inverse_length(own)
-        semantic = jax.nn.softmax(unit @ own.T / _TEMPERATURE, axis=-1)
+        cosines = _unit(summary) @ _unit(self.intent_embedding).T
+        semantic = jax.nn.softmax(cosines / _TEMPERATURE, axis=-1)
         return (semantic if form == "printed" else (1.0 - share) * semantic) + share * prior
 
     def policy(
@@ -307,5 +306,5 @@ class Mimicry(nn.Module):
         return self.fused(states, mask, summary, summary)
 
 
-def _inverse_length(vectors: Float[Array, "N D"]) -> Float[Array, "N 1"]:
-    return jax.lax.rsqrt(jnp.sum(jnp.square(vectors), axis=1, keepdims=True) + 1e-12)
+def _unit(vectors: Float[Array, "N D"]) -> Float[Array, "N D"]:
+    return vectors * jax.lax.rsqrt(jnp.sum(jnp.square(vectors), axis=1, keepdims=True) + 1e-12)

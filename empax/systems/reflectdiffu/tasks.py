@@ -25,7 +25,7 @@ from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.task import Keys, Losses, ResponseTask, combine, emotion_loss, target_weights
 from empax.systems.reflectdiffu.crf import viterbi
-from empax.systems.reflectdiffu.diffusion import ddim, ddpm, noise_loss, q_sample
+from empax.systems.reflectdiffu.diffusion import ddim, ddpm, q_sample
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.intents import intent_losses
 from empax.systems.reflectdiffu.labels import INTENTS
@@ -333,7 +333,7 @@ class ReflectDiffu(ResponseTask):
     def diffusion_parts(
         self, params: Params, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"], rng: Any
     ) -> Losses:
-        """The error of the predicted noise and the KL, each polarity's denoiser on the rows of its emotions.
+        """The error of the predicted noise (Ho et al. 2020, Eq. 14) and the KL, each denoiser on rows of its emotions.
 
         The summary is what is denoised: as that no gradient flows to it. The first intent, by which it is denoised,
         learns.
@@ -349,7 +349,7 @@ class ReflectDiffu(ResponseTask):
             noise = jax.random.normal(what, clean.shape)
             given = side, q_sample(stage.diffusion, clean, time, noise), time, intent, latent, clean
             found, posterior, prior = self.ask(params, "mimicry", "noise", *given)
-            errors.append(noise_loss(found, noise, counted, weights))
+            errors.append(Mean.of(jnp.mean(jnp.square(found - noise), axis=1), counted, weights))
             divergences.append(Mean.of(gaussian_kl(posterior, prior), counted, weights))
         error, divergence = errors[0] + errors[1], divergences[0] + divergences[1]
         parts = [(stage.kl_weight, divergence), *([(1.0, error)] if stage.noise_error else [])]

@@ -17,7 +17,7 @@ from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.labels import INTENTS
 from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
-from empax.systems.reflectdiffu.reasons import ReasonAnnotator, Reasons, _span_counts
+from empax.systems.reflectdiffu.reasons import ReasonAnnotator, Reasons, _span_starts
 from empax.systems.reflectdiffu.reinforced import Baseline, ReinforcedReflectDiffu, policy_loss
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 from empax.systems.reflectdiffu.tasks import ReflectDiffu, Thought, shown_tags, standardized
@@ -437,7 +437,7 @@ def test_standardized_vectors_have_the_scale_of_the_noise():
 def test_spans_count_as_found_only_whole():
     gold = jnp.asarray([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 1]])
     found = jnp.asarray([[0, 1, 1, 0, 1, 1], [1, 0, 0, 1, 0, 1]])
-    np.testing.assert_array_equal(jnp.stack(_span_counts(gold, found)), [[1, 1], [2, 3], [2, 2]])
+    np.testing.assert_array_equal(jnp.stack(_span_starts(gold, found)).sum(axis=2), [[1, 1], [2, 3], [2, 2]])
     counts = {"true": 1.0, "predicted": 2.5, "gold": 2.0}
     given = {f"{kind}_{name}": count for kind in ("token", "span") for name, count in counts.items()}
     values = Reasons(None).summarize({"loss": 1.0, **given})
