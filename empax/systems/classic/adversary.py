@@ -94,16 +94,8 @@ def adversarial_losses(
     from L_G alone, and the critics from L_f alone; nothing else learns from either. With `published` L_G
     teaches nothing.
 
-    Source: Li et al. 2020 (EmpDG) for the critics' inputs.
-
-    Args:
-      model: a `systems.classic.model.Classic` with an adversary.
-      params: of it.
-      lexicon: which ids are words of emotion.
-      batch: with `feedback`.
-      read: of the batch.
-      logits: of the batch's targets.
-      rng: for the points between real and fake.
+    `model` is a `systems.classic.model.Classic` with an adversary, `lexicon` says which ids are words of emotion, and
+    `rng` draws the points between real and fake. Source: Li et al. 2020 (EmpDG) for the critics' inputs.
 
     Returns:
       For each of LOSSES the value of each row, and which rows have a turn that follows.

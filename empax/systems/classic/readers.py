@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import flax.struct
@@ -16,6 +16,7 @@ from empax.core.types import EMOTIONS, Batch
 from empax.data.knowledge import SOCIAL_RELATIONS
 from empax.models.layers import normal
 from empax.models.stack import Stack
+from empax.models.transformer import EncoderDecoder
 from empax.models.transformer_config import TransformerConfig
 
 FEELINGS = "xReact"
@@ -89,24 +90,14 @@ class Read:
     losses: Any = flax.struct.field(default_factory=dict)  # by name, values [B] and where they are known [B]
 
 
-class Words(Protocol):
-    """What a reader may ask of the model that it is part of (`models.transformer.EncoderDecoder`)."""
-
-    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]: ...
-    def enter(self, stack: Stack, embedded: Any, positions: Any, *, deterministic: bool) -> Float[Array, "B T D"]: ...
-    def encode(
-        self, source: None, source_mask: Bool[Array, "B S"], *, embedded: Any, deterministic: bool
-    ) -> Float[Array, "B S D"]: ...
-
-
 class Reader(nn.Module):
-    """Adds something to what has been read, by settings of its own if it has any, and says which `losses` it has."""
+    """Adds something to what has been read; `words` is the model that it is part of, `losses` names those it has."""
 
     config: TransformerConfig
-    settings: Any
+    settings: Any  # its own; None = it has none
     losses: ClassVar[tuple[str, ...]] = ()
 
-    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+    def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
         raise NotImplementedError
 
 
@@ -126,7 +117,7 @@ class Linear(nn.Module):
 
 
 def encode_texts(
-    stack: Stack, words: Words, ids: Int[Array, "N W"], mask: Bool[Array, "N W"], *, train: bool
+    stack: Stack, words: EncoderDecoder, ids: Int[Array, "N W"], mask: Bool[Array, "N W"], *, train: bool
 ) -> Float[Array, "N W D"]:
     """States of short texts, in an encoder of their own."""
     inputs = words.enter(stack, words.embed(ids), jnp.arange(ids.shape[1]), deterministic=not train)
@@ -167,7 +158,7 @@ class EmotionHead(Reader):
         if self.settings.start:
             self.start = Linear(self.config.d_model)
 
-    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+    def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
         logits = self.head(read.context)
         start = self.start(logits) if self.settings.start else read.start
         losses = {**read.losses, "emotion": emotion_nll(logits, batch.emotion)}
@@ -183,7 +174,7 @@ class EmotionWords(Reader):
     def setup(self) -> None:
         self.encoder = Stack(self.config, self.config.num_encoder_layers, decoder=False)
 
-    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+    def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
         # The first token stands before the words, as before the context.
         kept = (batch.emotional | (jnp.arange(batch.source.shape[1]) == 0)[None]) & batch.source_mask
         order = jnp.argsort(~kept, axis=1, stable=True)
@@ -235,7 +226,7 @@ class ListenerGate(Reader):
 
     settings: ListenersSettings
 
-    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+    def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
         logits, s = read.emotion, self.settings
         if s.top:
             least = jax.lax.top_k(logits, s.top)[0][:, -1:]

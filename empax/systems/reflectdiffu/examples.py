@@ -139,15 +139,9 @@ class ReflectExamples(LabelledExamples):
       instances: what the rows count.
       words: of each instance, what the slots stand for.
 
-    Args:
-      instances: N of them.
-      tokenizer: of the generator.
-      settings: lengths.
-      prior: [N, intents], of the classifier.
-      intents: by instance id, of the responses; others are unknown.
-      piece_tokenizer: the annotator's; None = no reasons are annotated.
-      slots: see `Slots`.
-      max_target_tokens: of a response, its end included; 0 = as in the settings.
+    The settings give lengths; `max_target_tokens` of a response other than 0 is in place of theirs. `prior` is the
+    classifier's, [N, intents]. Intents of responses are by instance id, others unknown. Reasons are annotated where
+    there is a `piece_tokenizer`. For `slots` see `Slots`.
     """
 
     def __init__(

@@ -153,9 +153,7 @@ def references(
 def intent_report(train: IntentTable, judged: IntentTable) -> dict[str, Any]:
     """What is known of the labels: the heat map of ReflectDiffu's Fig. 3, and the ceilings of an intent's accuracy.
 
-    Args:
-      train: of the training split, whose commonest intents are the references.
-      judged: of the split on which accuracy is measured.
+    The commonest intents in training are the references; accuracy is measured on what is `judged`.
     """
     shares = train.counts / np.maximum(train.counts.sum(axis=1, keepdims=True), 1)
     return {
@@ -175,16 +173,10 @@ def majority_by_turn(
 ) -> dict[str, Any]:
     """The commonest intent in training of first replies and of later ones, and how often that is right: a control.
 
-    Args:
-      train: of the training split.
-      judged: of the split on which accuracy is measured, as a percentage of the instances whose intent is known.
-      intents: by instance id.
+    Accuracy is a percentage of the instances in `judged` whose intent is known by their id.
     """
-    counts = {True: Counter[str](), False: Counter[str]()}
-    for instance in train:
-        if instance.id in intents:
-            counts[len(instance.context) == 1][intents[instance.id]] += 1
-    said = {first: max(INTENTS, key=lambda intent, n=count: n[intent]) for first, count in counts.items()}
+    counts = Counter((len(i.context) == 1, intents[i.id]) for i in train if i.id in intents)
+    said = {first: max(INTENTS, key=lambda intent, first=first: counts[first, intent]) for first in (True, False)}
     known = [i for i in judged if i.id in intents]
     right = sum(intents[i.id] == said[len(i.context) == 1] for i in known)
     return {"first": said[True], "later": said[False], "accuracy": round(100.0 * right / max(len(known), 1), 2)}

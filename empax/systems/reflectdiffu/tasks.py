@@ -151,12 +151,8 @@ class ReflectDiffu(ResponseTask):
     ) -> Thought:
         """Everything before the reply; dropout where there is an `rng`.
 
-        Args:
-          params: see the class.
-          batch: an `action` in it is taken; without one, the policy takes its likeliest.
-          noise: from which emotions are restored; None = none.
-          rng: for dropout.
-          erased: zeros stand for what the denoisers restore, to see what that is worth.
+        An `action` in the batch is taken; without one, the policy takes its likeliest. Emotions are restored from
+        `noise`, if any. Where `erased`, zeros stand for what the denoisers restore, to see what that is worth.
         """
         mask, added, reasoning, stage = batch.source_mask, None, None, self.stage
         if self.annotator is not None:
@@ -205,15 +201,17 @@ class ReflectDiffu(ResponseTask):
         stage, clean = self.stage, standardized(summary)
         schedule, start = stage.diffusion, stage.state_time
         time = jnp.full(clean.shape[0], start)
-        intent, restored = self.ask(params, "intents", "embed", first), [jnp.zeros_like(clean)] * 2 if erased else []
-        for side in range(2 - len(restored)):
+        intent, restored = self.ask(params, "intents", "embed", first), []
+        for side in range(2):
             added = jnp.zeros_like(clean) if noise is None else noise[:, side]
 
             def predict(noisy: Any, time: Any, side: int = side) -> Any:
                 return self.ask(params, "mimicry", "noise", side, noisy, time, intent)[0]
 
             noisy = q_sample(schedule, clean, time, added)
-            if stage.restore == "printed":
+            if erased:
+                restored.append(jnp.zeros_like(clean))
+            elif stage.restore == "printed":
                 restored.append(ddpm(predict, schedule, noisy, start=start, form="printed"))
             else:
                 restored.append(ddim(predict, schedule, noisy, start=start, steps=stage.restore_steps))

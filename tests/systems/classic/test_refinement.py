@@ -7,11 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from empax.core.files import WorkDir
 from empax.core.types import Instance
 from empax.data.knowledge import SOCIAL_RELATIONS, Fact
 from empax.data.words import train_words
-from empax.pipeline.plan import make_plan, plain
 from empax.systems.classic.mimicry import AFFECTION, COGNITION
 from empax.systems.classic.settings import ClassicSettings
 from empax.systems.classic.stages import ClassicParts
@@ -136,14 +134,3 @@ def test_words_weigh_one_on_average_and_the_end_nothing(responses, expected):
     counts = np.bincount(np.concatenate(responses), minlength=5) * (np.arange(5) != END)
     if (weights * counts).any():
         assert (weights * counts).sum() / counts.sum() == pytest.approx(1.0)
-
-
-def test_facts_come_from_a_stage_before(tmp_path):
-    from configs import classic
-    from empax.pipeline import run
-
-    config = plain(classic.get_config("cem,tiny"))
-    config["run"] = [name for name in config["run"] if name != "knowledge"]
-    del config["knowledge"]
-    (problem,) = run.find_problems(make_plan(config), WorkDir(tmp_path))
-    assert "no stage of kind 'knowledge' comes before it" in str(problem)
