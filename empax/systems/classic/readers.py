@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import check_numbers
-from empax.core.types import EMOTIONS, Batch
+from empax.core.types import EMOTIONS
+from empax.data.exemplars import LabelledBatch
 from empax.data.knowledge import SOCIAL_RELATIONS
 from empax.models.layers import normal
 from empax.models.stack import Stack
@@ -52,13 +53,12 @@ class FactTexts:
 
 
 @flax.struct.dataclass
-class ClassicBatch(Batch):
+class ClassicBatch(LabelledBatch):
     """A batch of words that knows who said each of them.
 
     `step` counts the updates made; only the training step fills it in.
     """
 
-    emotion: Int[Array, " B"]  # index into EMOTIONS, -1 = unknown
     speaker: Int[Array, "B S"]  # a word id: <speaker>, <listener>, or that of the first token
     emotional: Bool[Array, "B S"]  # words of the lexicon of emotions
     feedback: Int[Array, "B F"] | None = None  # the turn that follows the response, where critics want it

@@ -33,7 +33,7 @@ INTENTS: tuple[str, ...] = (
 _CSV_COLUMNS = ["conv_id", "utterance_idx", "actor", "label"]
 _CSV = "listener_intents.csv"
 
-_TABLE_1: tuple[tuple[str, tuple[str, ...]], ...] = (
+_TABLE_1 = (
     ("surprised proud impressed nostalgic trusting faithful prepared", ("acknowledging", "encouraging", "neutral")),
     ("excited confident joyful grateful content caring", ("encouraging", "sympathizing", "acknowledging")),
     ("angry disappointed annoyed disgusted furious", ("consoling", "suggesting", "encouraging")),
@@ -43,13 +43,12 @@ _TABLE_1: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("consoling", "encouraging", "neutral"),
     ),
 )
-"""ReflectDiffu, Table 1. Ours: the groups of the five emotions that it lacks; faithful, which it has twice, stays in
-the first group; the row of hopeful and sentimental, which it has twice, is one."""
 
 TABLE_1: Mapping[str, tuple[str, ...]] = {
     emotion: intents for emotions, intents in _TABLE_1 for emotion in emotions.split()
 }
-"""Reference intents of each emotion as ReflectDiffu prints them."""
+"""Reference intents of each emotion: ReflectDiffu, Table 1. Ours: the groups of the five emotions that it lacks;
+faithful, which it has twice, stays in the first group; the row of hopeful and sentimental, also twice there, is one."""
 
 
 def intent_ids(names: Iterable[str]) -> Int[np.ndarray, " N"]:

@@ -167,12 +167,11 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         keep, new = _BASELINE_DECAY, 1.0 - _BASELINE_DECAY
         after = Baseline(keep * memory.total + new * reward.value(), keep * memory.weight + new)
         positive = jnp.asarray(IS_POSITIVE)[jnp.maximum(batch.emotion, 0)] & (batch.emotion >= 0)
-        spread = jnp.abs(batch.reward - reward.value())
         metrics = {
             "reward": reward,
             "reward_positive": Mean.of(batch.reward, counted & positive),
             "reward_negative": Mean.of(batch.reward, counted & ~positive),
-            "reward_spread": Mean.of(spread, counted),
+            "reward_spread": Mean.of(jnp.abs(batch.reward - reward.value()), counted),
             "baseline": Mean(before, jnp.ones(())),
         }
         return batch.replace(advantage=batch.reward - before), after, metrics  # type: ignore[attr-defined]
