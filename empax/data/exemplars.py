@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import flax.struct
@@ -155,7 +155,12 @@ def dialogue_groups(instances: Sequence[Instance]) -> np.ndarray:
     Dialogues on one situation (the note of that name, letters' case aside) have one number, that of the situation. Two
     of 20,000 share a number by chance with probability 0.1; they then merely never retrieve each other.
     """
-    digests = (hashlib.blake2b(_told_in(i).encode(), digest_size=4).digest() for i in instances)
+    return hashed(map(_told_in, instances))
+
+
+def hashed(texts: Iterable[str]) -> np.ndarray:
+    """A number of 31 bits for each text, of its BLAKE2b."""
+    digests = (hashlib.blake2b(text.encode(), digest_size=4).digest() for text in texts)
     return np.array([int.from_bytes(digest, "little") >> 1 for digest in digests], np.int32)
 
 

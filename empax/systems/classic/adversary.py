@@ -94,16 +94,8 @@ def adversarial_losses(
     from L_G alone, and the critics from L_f alone; nothing else learns from either. With `published` L_G
     teaches nothing.
 
-    Source: Li et al. 2020 (EmpDG) for the critics' inputs.
-
-    Args:
-      model: a `systems.classic.model.Classic` with an adversary.
-      params: of it.
-      lexicon: which ids are words of emotion.
-      batch: with `feedback`.
-      read: of the batch.
-      logits: of the batch's targets.
-      rng: for the points between real and fake.
+    `model` is a `systems.classic.model.Classic` with an adversary, `lexicon` says which ids are words of emotion, and
+    `rng` draws the points between real and fake. Source: Li et al. 2020 (EmpDG) for the critics' inputs.
 
     Returns:
       For each of LOSSES the value of each row, and which rows have a turn that follows.
@@ -118,11 +110,9 @@ def adversarial_losses(
         following = masked_mean(seen[batch.feedback], batch.feedback_mask)
         real, fake = seen[batch.target], probabilities @ seen
 
-        def ask(model: Any, words: Any, name: str = name, following: Any = following) -> Any:
-            return getattr(model, name)(words, batch.target_mask, context, following)
-
-        def score(params: Params, words: Any, ask: Any = ask) -> Any:
-            return model.apply({"params": params}, words, method=ask)
+        def score(params: Params, words: Any, name: str = name, following: Any = following) -> Any:
+            critic = Critic(model.adversary.width)
+            return critic.apply({"params": params[name]}, words, batch.target_mask, context, following)
 
         rng, drawn = jax.random.split(rng)
         shares = jax.random.uniform(drawn, known.shape)
@@ -132,4 +122,4 @@ def adversarial_losses(
         critics = critics + model.adversary.penalty * penalty
     if model.adversary.published:
         adversary = stop(adversary)
-    return dict(zip(LOSSES, ((adversary, known), (critics, known)), strict=True))
+    return {"adversary": (adversary, known), "critics": (critics, known)}

@@ -16,6 +16,7 @@ from empax.models.heads import masked_mean
 from empax.models.layers import MASKED, gelu, normal
 from empax.models.memory_attention import Memory
 from empax.models.stack import Stack
+from empax.models.transformer import EncoderDecoder
 from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.graphs import GraphAttention, concept_edges, concept_nodes
 from empax.systems.classic.mimicry import RefinedContext
@@ -26,7 +27,7 @@ from empax.systems.classic.readers import (
     FactTexts,
     Linear,
     Read,
-    Words,
+    Reader,
     emotion_nll,
     encode_texts,
     next_rows,
@@ -123,11 +124,8 @@ def nearness(
 
     .. math:: -\log \sigma(f(a, b) - f(a, b')) - \log \sigma(f(a, b) - f(a', b)), \quad f(a, b) = \sigma(a \cdot b)
 
-    Args:
-      first: a.
-      second: b.
-      giver: the row of a' and b' for each row.
-      published: as of `AlignmentSettings`: log sigma(sigma(...)).
+    with a the `first`, b the `second`, and those of the row `giver` in a' and b'; `published` as of
+    `AlignmentSettings`: log sigma(sigma(...)).
     """
 
     def near(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -140,7 +138,7 @@ def nearness(
     return total
 
 
-class Alignment(nn.Module):
+class Alignment(Reader):
     r"""Two graphs: of words and their concepts, and of the last turn, its clauses and what follows from each.
 
     The context chooses from either (prior); the response would choose, too (posterior), and the prior is to choose
@@ -153,7 +151,6 @@ class Alignment(nn.Module):
     Source: Zhou et al. 2023 (CASE), released code.
     """
 
-    config: TransformerConfig
     settings: AlignmentSettings
     losses: ClassVar[tuple[str, ...]] = ("emotion", "bag", "kl", "coarse", "fine")
 
@@ -170,7 +167,7 @@ class Alignment(nn.Module):
         self.hidden, self.out = (Linear(c.d_model, use_bias=False) for _ in range(2))
         self.bag_hidden, self.bag = Linear(c.d_model), Linear(c.vocab_size)
 
-    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+    def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
         concepts, facts = batch.concepts, batch.cognition
         assert concepts is not None
         assert facts is not None
@@ -206,7 +203,7 @@ class Alignment(nn.Module):
         )
 
     def _affection(
-        self, batch: ClassicBatch, concepts: ConceptWords, words: Words
+        self, batch: ClassicBatch, concepts: ConceptWords, words: EncoderDecoder
     ) -> tuple[Float[Array, "B J D"], Bool[Array, "B J"]]:
         """Words and concepts, the more the more intense their emotion is, and which are real."""
         assert batch.intensity is not None
@@ -221,7 +218,7 @@ class Alignment(nn.Module):
         return self.intense(shares[..., None] * states), mask
 
     def _cognition(
-        self, facts: FactTexts, words: Words, train: bool
+        self, facts: FactTexts, words: EncoderDecoder, train: bool
     ) -> tuple[Float[Array, "B P D"], Bool[Array, "B P"]]:
         """What follows, and which of it is real."""
         rows, num_turns = facts.turns.shape[:2]
@@ -233,7 +230,7 @@ class Alignment(nn.Module):
         nodes = first.astype(jnp.float32).reshape(rows, -1, self.config.d_model)
         return self.fact_graph(nodes, fact_edges(facts))[:, num_turns:], facts.tails_mask.any(axis=-1)
 
-    def _feelings(self, facts: FactTexts, words: Words, read: Read, train: bool) -> Float[Array, "B U D"]:
+    def _feelings(self, facts: FactTexts, words: EncoderDecoder, read: Read, train: bool) -> Float[Array, "B U D"]:
         """The context in view of what the turn, and each clause, makes people feel."""
         rows, num_turns = facts.feelings.shape[:2]
         ids, real = (x.reshape(rows * num_turns, -1) for x in (facts.feelings, facts.feelings_mask))
@@ -245,7 +242,7 @@ class Alignment(nn.Module):
     def _of_the_response(
         self,
         batch: ClassicBatch,
-        words: Words,
+        words: EncoderDecoder,
         graphs: tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
         prior: list[Float[Array, "B J"]],
         train: bool,

@@ -23,6 +23,7 @@ from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN
 from empax.systems.classic.alignment import AlignmentSettings
 from empax.systems.classic.concepts import ConceptPicker
 from empax.systems.classic.readers import COGNITION, FEELINGS, ClassicBatch, ConceptWords, FactTexts
+from empax.systems.classic.settings import ClassicSettings
 
 
 class ClassicExamples(LabelledExamples):
@@ -34,31 +35,27 @@ class ClassicExamples(LabelledExamples):
     Args:
       instances: N of them.
       tokenizer: has `<speaker>` and `<listener>`.
+      settings: lengths, and readers that want facts: by relation (CEM), or of the last turn and its clauses (CASE).
       emotional: which ids are words of emotion.
-      max_context_tokens: of a source; the newest words stay.
-      max_target_tokens: of a response, its end included.
       emotions: of each instance, the emotion to put before its context; None = none.
-      feedback_tokens: of the turn that follows each response, for critics; 0 = it is left out. Source: EmpDG.
-      facts_tokens: of the facts of a relation among an instance's notes; 0 = they are left out. Source: CEM.
-      cognition: sizes of the facts of the last turn and of its clauses; None = they are left out. Source: CASE.
-      concepts: picks concepts of words out of an instance's facts; None = they are left out. Source: KEMP.
+      picker: of concepts of words out of an instance's facts; None = they are left out. Source: KEMP.
+      train: with the turn that follows each response, where there are critics. Source: EmpDG.
+      max_target_tokens: of a response, its end included; 0 = as in the settings.
     """
 
     def __init__(
         self,
         instances: Sequence[Instance],
         tokenizer: Tokenizer,
+        settings: ClassicSettings,
         emotional: Bool[np.ndarray, " V"],
         *,
-        max_context_tokens: int,
-        max_target_tokens: int,
         emotions: Sequence[str] | None = None,
-        feedback_tokens: int = 0,
-        facts_tokens: int = 0,
-        cognition: AlignmentSettings | None = None,
-        concepts: ConceptPicker | None = None,
+        picker: ConceptPicker | None = None,
+        train: bool = False,
+        max_target_tokens: int = 0,
     ):
-        self.emotional = emotional
+        self.settings, self.emotional, self.picker = settings, emotional, picker
         turns = list(dict.fromkeys(turn for i in instances for turn in i.context))
         ids = dict(zip(turns, tokenizer.encode_batch(turns), strict=True))
         roles = [tokenizer.token_id(token) for token in (SPEAKER_TOKEN, LISTENER_TOKEN)]
@@ -70,44 +67,41 @@ class ClassicExamples(LabelledExamples):
             words = [word for turn in instance.context for word in ids[turn]]
             last = len(instance.context) - 1
             said = [roles[(last - n) % 2] for n, turn in enumerate(instance.context) for _ in ids[turn]]
-            room = max_context_tokens - len(first)
+            room = settings.max_context_tokens - len(first)
             self.sources.append([*first, *features.keep_newest(words, room)])
             self.speakers.append([*[first[0]] * len(first), *features.keep_newest(said, room)])
         responses = tokenizer.encode_batch([i.response for i in instances])
-        super().__init__(instances, responses, tokenizer, max_target_tokens)
-        self.feedback_tokens = feedback_tokens
-        following = _following(instances) if feedback_tokens else []
-        self.feedback = [row[:feedback_tokens] for row in tokenizer.encode_batch(following)]
-        self.facts_tokens = facts_tokens
-        self.facts = [_related(i, tokenizer, facts_tokens) for i in instances] if facts_tokens else []
-        self.sizes = cognition
-        self.cognition = [_followed(i, tokenizer, cognition) for i in instances] if cognition is not None else []
-        self.picker = concepts
-        self.concepts = (
-            [concepts(source, facts_of(i)) for source, i in zip(self.sources, instances, strict=True)]
-            if concepts is not None
-            else []
-        )
+        super().__init__(instances, responses, tokenizer, max_target_tokens or settings.max_target_tokens)
+        self.feedback: list[list[int]] | None = None
+        if train and settings.adversary is not None:
+            following = tokenizer.encode_batch(_following(instances))
+            self.feedback = [row[: settings.max_target_tokens] for row in following]
+        if "refinement" in settings.readers:
+            self.facts = [_related(i, tokenizer, settings.facts_tokens) for i in instances]
+        if "alignment" in settings.readers:
+            self.cognition = [_followed(i, tokenizer, settings.alignment) for i in instances]
+        if picker is not None:
+            self.concepts = [picker(words, facts_of(i)) for words, i in zip(self.sources, instances, strict=True)]
         self.lengths = np.array([[len(s), len(t)] for s, t in zip(self.sources, self.targets, strict=True)])
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ClassicBatch:
         """Rows (-1 = filler) as numpy arrays; draws nothing from `rng`."""
         del rng
-        rows = [int(i) for i in indices]
+        rows, settings = [int(i) for i in indices], self.settings
         arrays: dict[str, Any] = self.columns(rows, newest(self.sources, rows, length, self.pad_id))
         arrays["speaker"] = newest(self.speakers, rows, length, self.pad_id)[0]
         arrays["emotional"] = self.emotional[arrays["source"]] & arrays["source_mask"]
-        if self.feedback_tokens:
-            found = padded(self.feedback, rows, self.feedback_tokens, self.pad_id)
+        if self.feedback is not None:
+            found = padded(self.feedback, rows, settings.max_target_tokens, self.pad_id)
             arrays["feedback"], arrays["feedback_mask"] = found
-        if self.facts_tokens:
+        if "refinement" in settings.readers:
             nothing: list[list[int]] = [[]] * len(SOCIAL_RELATIONS)
             facts = [ids for i in rows for ids in (self.facts[i] if i >= 0 else nothing)]
-            shape = len(rows), len(SOCIAL_RELATIONS), self.facts_tokens
-            ids, mask = features.pad(facts, self.facts_tokens, self.pad_id)
+            shape = len(rows), len(SOCIAL_RELATIONS), settings.facts_tokens
+            ids, mask = features.pad(facts, settings.facts_tokens, self.pad_id)
             arrays["facts"], arrays["facts_mask"] = ids.reshape(shape), mask.reshape(shape)
-        if self.sizes is not None:
-            arrays["cognition"] = self._cognition(rows, self.sizes)
+        if "alignment" in settings.readers:
+            arrays["cognition"] = self._cognition(rows, settings.alignment)
         if self.picker is not None:
             arrays["intensity"] = self.picker.intensities[arrays["source"]] * arrays["source_mask"]
             arrays["concepts"] = self._concepts(rows, length, self.picker) if self.picker.settings.most else None
@@ -117,7 +111,6 @@ class ClassicExamples(LabelledExamples):
         nothing: Followed = ([], [], [])
         found = [self.cognition[i] if i >= 0 else nothing for i in rows]
         arrays: dict[str, Any] = {}
-        about = [[(of, relation) for of, relation, _ in tails] for _, _, tails in found]
         texts = {
             "turns": ([turns for turns, _, _ in found], 1 + sizes.clauses),
             "feelings": ([feelings for _, feelings, _ in found], 1 + sizes.clauses),
@@ -127,8 +120,9 @@ class ClassicExamples(LabelledExamples):
             flat = [ids for row in texts_of for ids in [*row, *[[]] * (most - len(row))]]
             ids, mask = features.pad(flat, sizes.tokens, self.pad_id)
             arrays[name], arrays[f"{name}_mask"] = (x.reshape(len(rows), most, sizes.tokens) for x in (ids, mask))
-        arrays["of"], _ = features.pad([[of for of, _ in row] for row in about], sizes.facts, -1)
-        arrays["relation"], _ = features.pad([[relation for _, relation in row] for row in about], sizes.facts, 0)
+        tails = [tails for *_, tails in found]
+        arrays["of"], _ = features.pad([[of for of, *_ in row] for row in tails], sizes.facts, -1)
+        arrays["relation"], _ = features.pad([[relation for _, relation, _ in row] for row in tails], sizes.facts, 0)
         return FactTexts(**arrays)
 
     def _concepts(self, rows: Sequence[int], length: int, picker: ConceptPicker) -> ConceptWords:

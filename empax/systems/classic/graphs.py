@@ -12,9 +12,10 @@ from jaxtyping import Array, Bool, Float, Shaped
 from empax.models.heads import masked_mean
 from empax.models.layers import MASKED, normal
 from empax.models.memory_attention import Memory
+from empax.models.transformer import EncoderDecoder
 from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.concepts import ConceptsSettings
-from empax.systems.classic.readers import ClassicBatch, ConceptWords, Linear, Read, Words
+from empax.systems.classic.readers import ClassicBatch, ConceptWords, Linear, Read, Reader
 
 _PADDING = 0.5  # intensity of a context's padding in KEMP's code
 
@@ -80,7 +81,11 @@ def concept_edges(mask: Bool[Array, "B S"], concepts: ConceptWords) -> Bool[Arra
 
 
 def concept_nodes(
-    config: TransformerConfig, batch: ClassicBatch, concepts: ConceptWords, words: Words, role: Float[Array, " D"]
+    config: TransformerConfig,
+    batch: ClassicBatch,
+    concepts: ConceptWords,
+    words: EncoderDecoder,
+    role: Float[Array, " D"],
 ) -> tuple[Float[Array, "B J D"], float]:
     """The scaled embeddings of words with who speaks, and of concepts with their role; and the scale."""
     scale = config.d_model**0.5 if config.embed_scale else 1.0
@@ -88,7 +93,7 @@ def concept_nodes(
     return scale * jnp.concatenate([context, words.embed(concepts.ids) + role[None, None]], axis=1), scale
 
 
-class Concepts(nn.Module):
+class Concepts(Reader):
     r"""Words read their concepts before the encoder reads both; the emotion is read where words are intense.
 
     .. math:: H = Enc([Graph(c); k]), \quad s = \sum_i softmax(\eta)_i h_i
@@ -101,7 +106,6 @@ class Concepts(nn.Module):
     Source: Li et al. 2022 (KEMP), released code.
     """
 
-    config: TransformerConfig
     settings: ConceptsSettings
     losses: ClassVar[tuple[str, ...]] = ("attention",)
 
@@ -110,7 +114,7 @@ class Concepts(nn.Module):
             self.graph = GraphAttention(self.config, published=self.settings.published)
             self.role = self.param("role", normal(self.config.initial_embedding_stddev()), (self.config.d_model,))
 
-    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+    def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
         assert batch.intensity is not None
         s, source, mask, intensity = self.settings, batch.source, batch.source_mask, batch.intensity
         if s.published:
@@ -128,14 +132,15 @@ class Concepts(nn.Module):
             intensity = jnp.where(mask, intensity, MASKED)
         shares = jax.nn.softmax(intensity)
         signal = jnp.einsum("BS,BSD->BD", shares, states.astype(jnp.float32))
-        memories = {**read.memories}
+        memories = read.memories
         if s.signal:
-            memories["signal"] = Memory(signal[:, None].astype(states.dtype), jnp.ones((len(signal), 1), bool))
+            memory = Memory(signal[:, None].astype(states.dtype), jnp.ones((len(signal), 1), bool))
+            memories = {**memories, "signal": memory}
         return read.replace(  # type: ignore[attr-defined]
             states=states, mask=mask, words=source, context=signal, intensity=shares, memories=memories
         )
 
-    def _joined(self, batch: ClassicBatch, concepts: ConceptWords, words: Words) -> Float[Array, "B J D"]:
+    def _joined(self, batch: ClassicBatch, concepts: ConceptWords, words: EncoderDecoder) -> Float[Array, "B J D"]:
         """Words that have read their concepts, and these, before the embedding's scale."""
         nodes, scale = concept_nodes(self.config, batch, concepts, words, self.role)
         length = batch.source.shape[1]

@@ -20,8 +20,9 @@ from empax.models.heads import masked_mean
 from empax.models.latent import Gaussian, draw, gaussian_kl
 from empax.models.layers import normal, sinusoidal_positions
 from empax.models.stack import Stack
+from empax.models.transformer import EncoderDecoder
 from empax.models.transformer_config import TransformerConfig
-from empax.systems.classic.readers import FEELINGS, ClassicBatch, Linear, Read, Words, emotion_nll, encode_texts
+from empax.systems.classic.readers import FEELINGS, ClassicBatch, Linear, Read, Reader, emotion_nll, encode_texts
 
 AFFECTION = SOCIAL_RELATIONS.index(FEELINGS)
 """The relation that tells feelings."""
@@ -95,7 +96,7 @@ class GatedPair(nn.Module):
         return Linear(first.shape[-1], name="out")(gate * both).astype(first.dtype)
 
 
-class Mimicry(nn.Module):
+class Mimicry(Reader):
     """Emotions of either polarity as mixtures drawn from latents; those of the context's polarity are mimicked.
 
     The polarity is that of the gold emotion in training, and of the likeliest one else. Answers take the prior's mean.
@@ -104,7 +105,6 @@ class Mimicry(nn.Module):
     Source: Majumder et al. 2020 (MIME).
     """
 
-    config: TransformerConfig
     settings: MimicrySettings
     losses: ClassVar[tuple[str, ...]] = ("emotion", "kl")
 
@@ -121,7 +121,7 @@ class Mimicry(nn.Module):
         self.mimicking, self.other = RefinedContext(c), RefinedContext(c)
         self.combine = GatedPair()
 
-    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+    def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
         logits = self.to_emotion(read.context) @ self.emotions.T
         label = logits.argmax(axis=-1)
         if train:
@@ -155,24 +155,29 @@ class Mimicry(nn.Module):
         self, emotions: tuple[jax.Array, jax.Array], positive: Bool[Array, "B 1"], read: Read, train: bool
     ) -> tuple[Float[Array, "B S D"], Float[Array, "B S D"]]:
         """The mimicking and the other context."""
-        mimicked = jnp.where(positive, *emotions)
-        other = jnp.where(positive, *emotions[::-1])
+        mimicked, other = _turned(positive, *emotions)
         one = self.mimicking(mimicked, read.states, read.mask, train=train)
         return one, self.other(other, read.states, read.mask, train=train)
 
     def _posterior(
         self, read: Read, contexts: tuple[jax.Array, jax.Array], positive: Bool[Array, "B 1"]
     ) -> tuple[Gaussian, Gaussian]:
-        means = [masked_mean(states, read.mask) for states in contexts]
-        beside = (jnp.where(positive, *means), jnp.where(positive, *means[::-1]))
+        means = _turned(positive, *(masked_mean(states, read.mask) for states in contexts))
         hidden = [
             jax.nn.relu(layer(jnp.concatenate([read.context, mean], axis=-1)))
-            for layer, mean in zip((self.hidden_pos, self.hidden_neg), beside, strict=True)
+            for layer, mean in zip((self.hidden_pos, self.hidden_neg), means, strict=True)
         ]
         return self.posterior(*hidden)
 
 
-class Refinement(nn.Module):
+def _turned(
+    positive: Bool[Array, "B 1"], first: Float[Array, "B D"], second: Float[Array, "B D"]
+) -> tuple[Float[Array, "B D"], Float[Array, "B D"]]:
+    """Both, the other way round where a row is not `positive`."""
+    return jnp.where(positive, first, second), jnp.where(positive, second, first)
+
+
+class Refinement(Reader):
     r"""Feelings refine the context that the emotion is read from; these and four more kinds, the decoder's.
 
     .. math:: u = [\tilde c_1; ...; \tilde c_5], \quad \tilde c_r = Enc_r([c; k_r]), \quad
@@ -186,10 +191,6 @@ class Refinement(nn.Module):
     Source: Sabour et al. 2022 (CEM).
     """
 
-    config: TransformerConfig
-    settings: None = None
-    losses: ClassVar[tuple[str, ...]] = ()
-
     def setup(self) -> None:
         c = self.config
         self.affection, self.cognition = (Stack(c, c.num_encoder_layers, decoder=False) for _ in range(2))
@@ -197,7 +198,7 @@ class Refinement(nn.Module):
         self.hidden = Linear(_HIDDEN * c.d_model, use_bias=False)
         self.out = Linear(c.d_model, use_bias=False)
 
-    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+    def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
         rows, width, size = read.states.shape
         feelings = self._vectors(self.affection, [AFFECTION], masked_mean, batch, words, train)
         affection = self.refined_affection(feelings, read.states, read.mask, train=train)
@@ -217,7 +218,7 @@ class Refinement(nn.Module):
         relations: Sequence[int],
         pool: Callable[[Float[Array, "N F D"], Bool[Array, "N F"]], Float[Array, "N D"]],
         batch: ClassicBatch,
-        words: Words,
+        words: EncoderDecoder,
         train: bool,
     ) -> Float[Array, "N D"]:
         """Of the facts of each relation of every row, the first relation's in front."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import flax.struct
@@ -12,10 +12,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import check_numbers
-from empax.core.types import EMOTIONS, Batch
+from empax.core.types import EMOTIONS
+from empax.data.exemplars import LabelledBatch
 from empax.data.knowledge import SOCIAL_RELATIONS
 from empax.models.layers import normal
 from empax.models.stack import Stack
+from empax.models.transformer import EncoderDecoder
 from empax.models.transformer_config import TransformerConfig
 
 FEELINGS = "xReact"
@@ -51,13 +53,12 @@ class FactTexts:
 
 
 @flax.struct.dataclass
-class ClassicBatch(Batch):
+class ClassicBatch(LabelledBatch):
     """A batch of words that knows who said each of them.
 
     `step` counts the updates made; only the training step fills it in.
     """
 
-    emotion: Int[Array, " B"]  # index into EMOTIONS, -1 = unknown
     speaker: Int[Array, "B S"]  # a word id: <speaker>, <listener>, or that of the first token
     emotional: Bool[Array, "B S"]  # words of the lexicon of emotions
     feedback: Int[Array, "B F"] | None = None  # the turn that follows the response, where critics want it
@@ -89,22 +90,15 @@ class Read:
     losses: Any = flax.struct.field(default_factory=dict)  # by name, values [B] and where they are known [B]
 
 
-class Words(Protocol):
-    """What a reader may ask of the model that it is part of (`models.transformer.EncoderDecoder`)."""
+class Reader(nn.Module):
+    """Adds something to what has been read; `words` is the model that it is part of, `losses` names those it has."""
 
-    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]: ...
-    def enter(self, stack: Stack, embedded: Any, positions: Any, *, deterministic: bool) -> Float[Array, "B T D"]: ...
-    def encode(
-        self, source: None, source_mask: Bool[Array, "B S"], *, embedded: Any, deterministic: bool
-    ) -> Float[Array, "B S D"]: ...
+    config: TransformerConfig
+    settings: Any  # its own; None = it has none
+    losses: ClassVar[tuple[str, ...]] = ()
 
-
-class Reader(Protocol):
-    """A Linen module that adds something to what has been read."""
-
-    losses: ClassVar[tuple[str, ...]]
-
-    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read: ...
+    def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
+        raise NotImplementedError
 
 
 class Linear(nn.Module):
@@ -115,17 +109,15 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, values: Float[Array, "*B D"]) -> Float[Array, "*B F"]:
-        values = values.astype(jnp.float32)
         width = values.shape[-1]
-        result = values @ self.param("weight", normal(width**-0.5), (width, self.size))
+        result = values.astype(jnp.float32) @ self.param("weight", normal(width**-0.5), (width, self.size))
         if not self.use_bias:
             return result
-        bias = self.param("bias", nn.initializers.zeros, (self.size,))
-        return result + bias.reshape((1,) * (result.ndim - 1) + bias.shape)
+        return result + jnp.broadcast_to(self.param("bias", nn.initializers.zeros, (self.size,)), result.shape)
 
 
 def encode_texts(
-    stack: Stack, words: Words, ids: Int[Array, "N W"], mask: Bool[Array, "N W"], *, train: bool
+    stack: Stack, words: EncoderDecoder, ids: Int[Array, "N W"], mask: Bool[Array, "N W"], *, train: bool
 ) -> Float[Array, "N W D"]:
     """States of short texts, in an encoder of their own."""
     inputs = words.enter(stack, words.embed(ids), jnp.arange(ids.shape[1]), deterministic=not train)
@@ -155,10 +147,9 @@ class EmotionSettings:
     start: bool = False
 
 
-class EmotionHead(nn.Module):
+class EmotionHead(Reader):
     """A linear layer from the context's vector to the 32 emotions. Source: MoEL, emotion tracker."""
 
-    config: TransformerConfig
     settings: EmotionSettings
     losses: ClassVar[tuple[str, ...]] = ("emotion",)
 
@@ -167,27 +158,23 @@ class EmotionHead(nn.Module):
         if self.settings.start:
             self.start = Linear(self.config.d_model)
 
-    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+    def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
         logits = self.head(read.context)
         start = self.start(logits) if self.settings.start else read.start
         losses = {**read.losses, "emotion": emotion_nll(logits, batch.emotion)}
         return read.replace(emotion=logits, start=start, losses=losses)  # type: ignore[attr-defined]
 
 
-class EmotionWords(nn.Module):
+class EmotionWords(Reader):
     """A second encoder, of the context's words of emotion alone; the decoder reads both.
 
     Source: Li et al. 2020 (EmpDG), the generator.
     """
 
-    config: TransformerConfig
-    settings: None = None
-    losses: ClassVar[tuple[str, ...]] = ()
-
     def setup(self) -> None:
         self.encoder = Stack(self.config, self.config.num_encoder_layers, decoder=False)
 
-    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+    def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
         # The first token stands before the words, as before the context.
         kept = (batch.emotional | (jnp.arange(batch.source.shape[1]) == 0)[None]) & batch.source_mask
         order = jnp.argsort(~kept, axis=1, stable=True)
@@ -230,18 +217,16 @@ def teacher_probability(step: Int[Array, ""], settings: ListenersSettings) -> Fl
     return floor + (1.0 - floor) * jnp.exp(-step.astype(jnp.float32) / settings.teacher_decay_steps)
 
 
-class ListenerGate(nn.Module):
+class ListenerGate(Reader):
     """How much each of the 32 listeners counts: the softmax of the emotion's logits. Source: MoEL.
 
     In training a whole batch is gated by the gold emotions instead, less and less often. Rows whose emotion is unknown
     never are.
     """
 
-    config: TransformerConfig
     settings: ListenersSettings
-    losses: ClassVar[tuple[str, ...]] = ()
 
-    def __call__(self, batch: ClassicBatch, words: Words, read: Read, *, train: bool) -> Read:
+    def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
         logits, s = read.emotion, self.settings
         if s.top:
             least = jax.lax.top_k(logits, s.top)[0][:, -1:]

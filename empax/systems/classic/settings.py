@@ -52,44 +52,43 @@ class ClassicSettings(WordLevelSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_numbers(self, "max_context_tokens", "max_target_tokens", "facts_tokens", least=2)
-        for name in self.readers:
-            if name not in READERS:
-                raise ConfigError(f"readers holds {name!r}; it takes {', '.join(READERS)}.")
-        if len(set(self.readers)) < len(self.readers):
-            raise ConfigError(f"readers = {self.readers} names one twice; a model has each at most once.")
-        alone = [name for name in self.readers if "emotion" in READERS[name].losses]
-        if len(alone) > 1:
-            raise ConfigError(
-                f"readers: {' and '.join(alone)} read the emotion, each by itself; leave one of them out."
-            )
-        if "concepts" in self.readers and "alignment" in self.readers:
-            raise ConfigError('readers: "concepts" and "alignment" read the same graph; leave one of them out.')
-        if "alignment" in self.readers and not self.concepts.most:
-            raise ConfigError('concepts.most = 0 leaves "alignment" no concepts; set it to at least 1.')
-        if "listeners" in self.readers and "emotion" not in self.readers[: self.readers.index("listeners")]:
-            raise ConfigError('readers: "listeners" are gated by the logits of "emotion"; put that before them.')
-        for name in ("emotion_words", "refinement", "concepts"):
-            if name in self.readers and "emotion" in self.readers[: self.readers.index(name)]:
-                raise ConfigError(f'readers: "emotion" reads what "{name}" makes of the context; put it behind that.')
-        self._check_contexts()
+        self._check_readers(self.readers)
         check_no_exemplars(self.decoding)
         if self.decoding.rerank == "similarity":
             raise ConfigError(
                 'decoding.rerank = "similarity" compares encodings, which no part here learns; change it.'
             )
 
-    def _check_contexts(self) -> None:
-        """Raises ConfigError if a reader replaces what an earlier one has made of the context."""
-        readers = self.readers
+    def _check_readers(self, readers: tuple[str, ...]) -> None:
+        def stands_before(first: str, second: str) -> bool:
+            return second in readers and first in readers[: readers.index(second)]
+
+        for name in readers:
+            if name not in READERS:
+                raise ConfigError(f"readers holds {name!r}; it takes {', '.join(READERS)}.")
+        if len(set(readers)) < len(readers):
+            raise ConfigError(f"readers = {readers} names one twice; a model has each at most once.")
+        alone = " and ".join(name for name in readers if "emotion" in READERS[name].losses)
+        if " and " in alone:
+            raise ConfigError(f"readers: {alone} read the emotion, each by itself; leave one of them out.")
+        if {"concepts", "alignment"} <= set(readers):
+            raise ConfigError('readers: "concepts" and "alignment" read the same graph; leave one of them out.')
+        if "alignment" in readers and not self.concepts.most:
+            raise ConfigError('concepts.most = 0 leaves "alignment" no concepts; set it to at least 1.')
+        if "listeners" in readers and not stands_before("emotion", "listeners"):
+            raise ConfigError('readers: "listeners" are gated by the logits of "emotion"; put that before them.')
+        for name in ("emotion_words", "refinement", "concepts"):
+            if stands_before("emotion", name):
+                raise ConfigError(f'readers: "emotion" reads what "{name}" makes of the context; put it behind that.')
         for name in ("emotion_words", "refinement"):
-            if "concepts" in readers and name in readers:
+            if {"concepts", name} <= set(readers):
                 raise ConfigError(
                     f'readers: "concepts" and "{name}" say from what the emotion is read, each in place of the other; '
                     "leave one of them out."
                 )
         if "concepts" in readers[1:]:
             raise ConfigError('readers: "concepts" reads the context anew, as if nothing stood before; put it first.')
-        if "refinement" in readers and "emotion_words" in readers[: readers.index("refinement")]:
+        if stands_before("emotion_words", "refinement"):
             raise ConfigError('readers: "refinement" replaces what "emotion_words" adds to; put it before that.')
 
     @property
@@ -105,10 +104,6 @@ class ClassicSettings(WordLevelSettings):
     @property
     def reads_concepts(self) -> bool:
         return "concepts" in self.readers or "alignment" in self.readers
-
-    @property
-    def reads_facts(self) -> bool:
-        return bool(self.fact_readers)
 
     @property
     def fact_readers(self) -> dict[str, list[str]]:

@@ -20,14 +20,13 @@ from empax.data.batches import draw
 from empax.data.knowledge import SOCIAL_RELATIONS, told
 from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
-from empax.parts.generator.answerer import Answerer, AnswerExamples, MakeExamples
+from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
 from empax.parts.knowledge.finder import check_knowledge, find_finder, with_facts
 from empax.systems.classic.adversary import LOSSES
 from empax.systems.classic.concepts import ConceptPicker, check_intensity
 from empax.systems.classic.examples import ClassicExamples, check_lexicon, emotional_words
-from empax.systems.classic.frequency import frequency_weights
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch
 from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
@@ -111,45 +110,36 @@ class ClassicParts:
         )
 
     def examples(
-        self,
-        instances: Sequence[Instance],
-        emotions: Sequence[str] | None,
-        *,
-        max_target_tokens: int = 0,
-        train: bool = False,
+        self, instances: Sequence[Instance], emotions: Sequence[str] | None, **options: Any
     ) -> ClassicExamples:
-        settings, tokenizer = self.settings, self.tokenizer
-        return ClassicExamples(
-            instances,
-            tokenizer,
-            self.lexicon(),
-            max_context_tokens=settings.max_context_tokens,
-            max_target_tokens=max_target_tokens or settings.max_target_tokens,
-            emotions=emotions,
-            feedback_tokens=settings.max_target_tokens if train and settings.adversary is not None else 0,
-            facts_tokens=settings.facts_tokens if "refinement" in settings.readers else 0,
-            cognition=settings.alignment if "alignment" in settings.readers else None,
-            concepts=self.picker if settings.reads_concepts else None,
-        )
+        """`options` as `ClassicExamples` takes them."""
+        picker = self.picker if self.settings.reads_concepts else None
+        given = instances, self.tokenizer, self.settings, self.lexicon
+        return ClassicExamples(*given, emotions=emotions, picker=picker, **options)
 
     @functools.cached_property
     def picker(self) -> ConceptPicker:
         return ConceptPicker.of(self.settings.concepts, self.tokenizer)
 
     def word_weights(self, targets: Sequence[Sequence[int]]) -> Float[np.ndarray, " V"]:
-        """Of each word in the loss "frequency": 1 on average over the words of `targets`, whose ends have none.
+        r"""Of each word in the loss "frequency", less the more frequent it is; ends have none.
 
+        .. math:: w_v \propto 1 - f_v / \max_u f_u
+
+        and 1 on average over the words of `targets`. Source: Sabour et al. 2022 (CEM), after Jiang et al. 2019.
         Departure: CEM's code counts the words that the model writes, as training goes; these are those of responses.
         It never counts the end, which then weighs most.
         """
         size, end = self.tokenizer.vocab_size, self.tokenizer.eos_id
         counts = np.bincount(np.concatenate([np.asarray(row, int) for row in targets]), minlength=size)
         counts[end] = 0
-        weights = frequency_weights(counts)
+        weights = 1.0 - counts / max(counts.max(), 1)
+        weights = (weights * size / weights.sum()).astype(np.float32)
         weights[end] = 0.0
         mean = (weights * counts).sum() / max(counts.sum(), 1)
         return weights / np.float32(mean or 1.0)
 
+    @functools.cached_property
     def lexicon(self) -> Bool[np.ndarray, " V"]:
         """Which ids are words of emotion; none where nobody asks."""
         if not self.settings.reads_lexicon:
@@ -163,15 +153,12 @@ class ClassicParts:
 
 
 def build_generator(stage: ClassicTaskSettings, run: RunContext) -> Assembly:
-    parts = ClassicParts.of(run)
-    validation = draw(load_instances(run, "validation"), stage.max_validation_examples)
-    emotions_of = _prepended(stage, run)
-    train = load_instances(run, "train")
-    learnt, held_out = (
-        parts.examples(train, emotions_of(train), train=True),
-        parts.examples(validation, emotions_of(validation)),
-    )
-    frozen: Params = {"lexicon": parts.lexicon()} if parts.settings.adversary is not None else {}
+    parts, emotions_of = ClassicParts.of(run), _prepended(stage, run)
+    train, validation = load_instances(run, "train"), load_instances(run, "validation")
+    validation = draw(validation, stage.max_validation_examples)
+    learnt = parts.examples(train, emotions_of(train), train=True)
+    held_out = parts.examples(validation, emotions_of(validation))
+    frozen: Params = {"lexicon": parts.lexicon} if parts.settings.adversary is not None else {}
     if stage.weights.get("frequency"):
         frozen["frequency"] = parts.word_weights(learnt.targets)
     task = _with_shorter_teacher(parts, len(train), run).task(stage)
@@ -209,39 +196,31 @@ def _prepended(stage: ClassicTaskSettings, run: RunContext) -> Callable[[Sequenc
 
 def sketch_generator(stage: ClassicTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = ClassicParts.of(run, planned=True)
-    sizes, frozen = {"B": batch_size, "S": length, "T": parts.settings.max_target_tokens}, {}
-    if parts.settings.adversary is not None:
-        sizes["F"] = parts.settings.max_target_tokens
-        frozen["lexicon"] = jax.ShapeDtypeStruct((parts.tokenizer.vocab_size,), np.bool_)
+    settings, words = parts.settings, (parts.tokenizer.vocab_size,)
+    sizes, frozen = {"B": batch_size, "S": length, "T": settings.max_target_tokens}, {}
+    if settings.adversary is not None:
+        sizes["F"] = settings.max_target_tokens
+        frozen["lexicon"] = jax.ShapeDtypeStruct(words, np.bool_)
     if stage.weights.get("frequency"):
-        frozen["frequency"] = jax.ShapeDtypeStruct((parts.tokenizer.vocab_size,), np.float32)
-    settings = parts.settings
+        frozen["frequency"] = jax.ShapeDtypeStruct(words, np.float32)
     if "refinement" in settings.readers:
         sizes |= {"M": len(SOCIAL_RELATIONS), "W": settings.facts_tokens}
-    absent, aligned, most = ["step"], settings.alignment, settings.concepts.most
-    if "alignment" not in settings.readers:
-        absent.append("cognition")
-    if not settings.reads_concepts:
-        absent.append("intensity")
-    if not (settings.reads_concepts and most):
-        absent.append("concepts")
+    aligned, most = settings.alignment, settings.concepts.most
+    there = {
+        "step": False,
+        "cognition": "alignment" in settings.readers,
+        "intensity": settings.reads_concepts,
+        "concepts": settings.reads_concepts and most,
+    }
     batch = shapes_of(ClassicBatch, **sizes, K=most, U=1 + aligned.clauses, P=aligned.facts, X=aligned.tokens)
+    absent = [name for name, wanted in there.items() if not wanted]
     return Sketch(parts.task(stage), dataclasses.replace(batch, **dict.fromkeys(absent)), frozen)
 
 
 def answer_generator(stage: ClassicTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
     """The model of a finished stage."""
-    parts = ClassicParts.of(run)
-    params = load_params(run.files.stage(options.stage))
-    buckets = options.buckets or (parts.settings.max_context_tokens,)
-    make, mesh = _make_examples(parts, stage, run), run.plan.options.mesh
-    single = not options.buckets
-    return Answerer(parts.task(stage), params, make, parts.tokenizer, buckets, mesh=mesh, single=single)
-
-
-def _make_examples(parts: ClassicParts, stage: ClassicTaskSettings, run: RunContext) -> MakeExamples:
-    emotions_of, reads = _prepended(stage, run), parts.settings.reads_facts
-    finder = functools.cache(lambda: find_finder(run))
+    parts, emotions_of = ClassicParts.of(run), _prepended(stage, run)
+    reads, finder = bool(parts.settings.fact_readers), functools.cache(lambda: find_finder(run))
 
     def make(instances: Sequence[Instance]) -> AnswerExamples:
         emotions = emotions_of(instances)
@@ -254,7 +233,15 @@ def _make_examples(parts: ClassicParts, stage: ClassicTaskSettings, run: RunCont
             notes = [{**note, "facts": told(i)} for note, i in zip(notes, instances, strict=True)]
         return AnswerExamples(made, notes)
 
-    return make
+    return Answerer(
+        parts.task(stage),
+        load_params(run.files.stage(options.stage)),
+        make,
+        parts.tokenizer,
+        options.buckets or (parts.settings.max_context_tokens,),
+        mesh=run.plan.options.mesh,
+        single=not options.buckets,
+    )
 
 
 GENERATOR = TaskSpec(

@@ -14,12 +14,11 @@ from jaxtyping import Array, Float
 
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.decoding.sampling import Randomness
-from empax.losses.cross_entropy import cross_entropy
+from empax.losses.cross_entropy import cross_entropy, token_log_probs
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.task import Keys, Losses, ResponseTask, target_weights
 from empax.systems.classic.adversary import adversarial_losses
-from empax.systems.classic.frequency import weighted_cross_entropy
 from empax.systems.classic.graphs import attention_loss
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch, next_rows
@@ -48,10 +47,6 @@ class ClassicTask(ResponseTask):
         """Not where the rows of a batch are each other's negatives."""
         return "alignment" not in dict(self.model.readers)
 
-    @property
-    def nll_weight(self) -> float:
-        return self.weights.get("nll", 1.0)
-
     def init(self, rng: jax.Array, batch: ClassicBatch) -> Params:
         return self.model.init(rng, batch)["params"]
 
@@ -64,30 +59,28 @@ class ClassicTask(ResponseTask):
         return self._apply(params, batch.target, read.states, method="decode", rng=rng)
 
     def losses(self, params: Params, frozen: Params, batch: ClassicBatch, read: Read, rngs: Keys) -> Losses:
-        found = read.states
-        parts, metrics = self._row_losses(batch, found.losses)
+        found, losses, metrics = read.states, {**read.states.losses}, {}
         if found.emotion is not None:
             hit = (found.emotion.argmax(axis=-1) == batch.emotion).astype(jnp.float32)
             metrics["emotion_accuracy"] = Mean.of(hit, batch.valid & (batch.emotion >= 0))
-        if not self.nll_weight:
-            return parts, metrics
+        if not (nll_weight := self.weights.get("nll", 1.0)):
+            parts, logged = self._row_losses(batch, losses)
+            return parts, metrics | logged
         logits, weights = self._apply(params, batch.target, found, method="decode_with_weights", rng=rngs[0])
         if found.intensity is not None:
-            attended = attention_loss(weights, batch.target_mask, found.intensity, found.mask)
-            more, logged = self._row_losses(batch, {"attention": attended})
-            parts, metrics = [*parts, *more], {**metrics, **logged}
+            losses["attention"] = attention_loss(weights, batch.target_mask, found.intensity, found.mask)
         if rngs[1] is not None and self.model.adversary is not None:
-            judged = adversarial_losses(self.model, params, frozen["lexicon"], batch, found, logits, rngs[1])
-            more, logged = self._row_losses(batch, judged)
-            parts, metrics = [*parts, *more], {**metrics, **logged}
+            losses |= adversarial_losses(self.model, params, frozen["lexicon"], batch, found, logits, rngs[1])
+        parts, logged = self._row_losses(batch, losses)
+        metrics |= logged
         if weight := self.weights.get("frequency", 0.0):
-            mask = batch.target_mask & batch.valid[:, None]
-            metrics["frequency_loss"] = weighted_cross_entropy(logits, batch.target, mask, frozen["frequency"])
+            nll = -token_log_probs(logits, batch.target) * frozen["frequency"][batch.target]
+            metrics["frequency_loss"] = Mean.of(nll, batch.target_mask & batch.valid[:, None])
             parts.append((weight, metrics["frequency_loss"]))
         metrics["nll"], smoothed = self.likelihood(functools.partial(cross_entropy, logits), batch)
         if rngs[0] is None:
             metrics |= self._exchanged(params, batch, found)
-        return [*parts, (self.nll_weight, smoothed)], metrics
+        return [*parts, (nll_weight, smoothed)], metrics
 
     def _exchanged(self, params: Params, batch: ClassicBatch, read: Any) -> Metrics:
         """The likelihood beside another row's concepts, its facts, or its part of what the decoder attends to."""
@@ -120,11 +113,10 @@ class ClassicTask(ResponseTask):
         gains = {}
         for name, value in averages.items():
             if name.startswith(_EXCHANGED):
-                part = name.removeprefix(_EXCHANGED)
-                gains[f"{part}_gain"] = value - averages["nll"]
-                if gains[f"{part}_gain"] <= 0:
-                    log.warning("%s unused: with another context's the likelihood is as high (%.4f nats).", part,
-                                gains[f"{part}_gain"])  # fmt: skip
+                part, gain = name.removeprefix(_EXCHANGED), value - averages["nll"]
+                gains[f"{part}_gain"] = gain
+                if gain <= 0:
+                    log.warning("%s unused: with another context's the likelihood is as high (%.4f nats).", part, gain)
         return {**averages, **gains}
 
     def _row_losses(self, batch: ClassicBatch, losses: Mapping[str, tuple[Any, Any]]) -> Losses:

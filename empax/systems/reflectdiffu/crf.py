@@ -67,13 +67,8 @@ def log_likelihood(
 
     .. math:: \log p(r) = \sum_j (A_{r_{j-1}, r_j} + e_{j, r_j}) - \log Z
 
-    Source: Lafferty et al. 2001; ReflectDiffu, Eq. 16.
-
-    Args:
-      emissions: e, float32.
-      transitions: A, from row to column; nothing precedes the first real position.
-      labels: in [0, C); those under a False mask may be any of them.
-      mask: True at real positions.
+    with emissions e, and transitions A from row to column; nothing precedes the first real position. Labels lie in
+    [0, C), under a False mask too. Source: Lafferty et al. 2001; ReflectDiffu, Eq. 16.
     """
     emissions = emissions.astype(jnp.float32)
     score = sequence_score(emissions, transitions, labels, mask)

@@ -1,4 +1,4 @@
-"""Denoising diffusion of vectors: the schedule, the noisy vector, the loss, and steps back.
+"""Denoising diffusion of vectors: the schedule, the noisy vector, and steps back.
 
 Times count from 1 to T; time 0 is the vector without noise.
 
@@ -15,10 +15,9 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from empax.core.config import ConfigError, check_numbers
-from empax.core.types import Mean
 
 PredictNoise: TypeAlias = Callable[[Float[Array, "B D"], Int[Array, " B"]], Float[Array, "B D"]]
 """The noise in a noisy vector at its time."""
@@ -74,31 +73,6 @@ def q_sample(
     return _at(np.sqrt(schedule.alpha_bars), time) * clean + _at(np.sqrt(1.0 - schedule.alpha_bars), time) * noise
 
 
-def noise_loss(
-    predicted: Float[Array, "B D"],
-    noise: Float[Array, "B D"],
-    mask: Bool[Array, " B"],
-    weights: Float[Array, " B"] | None = None,
-) -> Mean:
-    """Mean squared error of the predicted noise over features and, with `weights`, over the rows that `mask` counts.
-
-    Source: Ho et al. 2020, Eq. 14.
-    """
-    return Mean.of(jnp.mean(jnp.square(predicted - noise), axis=1), mask, weights)
-
-
-def clean_estimate(
-    schedule: Schedule, noisy: Float[Array, "B D"], time: Int[Array, " B"], predicted: Float[Array, "B D"]
-) -> Float[Array, "B D"]:
-    r"""x_0 by the predicted noise: (x_t - sqrt(1 - alpha_bar_t) eps) / sqrt(alpha_bar_t). Source: Ho et al., Eq. 15.
-
-    At late times the division magnifies every error of the prediction: by 1.5 at time 200 of the standard schedule, by
-    300,000 at time 1,000.
-    """
-    removed = noisy - _at(np.sqrt(1.0 - schedule.alpha_bars), time) * predicted
-    return removed / _at(np.sqrt(schedule.alpha_bars), time)
-
-
 def ddpm_step(
     schedule: Schedule,
     noisy: Float[Array, "B D"],
@@ -123,21 +97,17 @@ def ddpm_step(
     return (noisy - _at(betas / np.sqrt(left), time) * predicted) / _at(np.sqrt(1.0 - betas), time)
 
 
-def ddim_step(
-    schedule: Schedule,
-    noisy: Float[Array, "B D"],
-    time: Int[Array, " B"],
-    earlier: Int[Array, " B"],
-    predicted: Float[Array, "B D"],
-) -> Float[Array, "B D"]:
-    """A step back to the time `earlier` without new noise. Source: Song et al. 2021 (DDIM), Eq. 12 with sigma = 0."""
-    return q_sample(schedule, clean_estimate(schedule, noisy, time, predicted), earlier, predicted)
-
-
 def ddim(
     predict: PredictNoise, schedule: Schedule, noisy: Float[Array, "B D"], *, start: int, steps: int
 ) -> Float[Array, "B D"]:
-    """The clean vector in `steps` steps of `ddim_step` from the time `start`; 1 step is the estimate of x_0.
+    r"""The clean vector in `steps` steps from the time `start` without new noise; 1 step is the estimate of x_0.
+
+    .. math:: \hat x_0 = (x_t - \sqrt{1 - \bar\alpha_t} \epsilon) / \sqrt{\bar\alpha_t}
+
+    to which the same noise is added for the time that a step goes back to. At late times the division magnifies every
+    error of the prediction: by 1.5 at time 200 of the standard schedule, by 300,000 at time 1,000.
+
+    Source: Song et al. 2021 (DDIM), Eq. 12 with sigma = 0; the estimate: Ho et al. 2020, Eq. 15.
 
     Raises:
       ConfigError: `start` is no time of the schedule, or there are more steps than times before it.
@@ -150,7 +120,10 @@ def ddim(
 
     def body(noisy: jax.Array, pair: jax.Array) -> tuple[Any, None]:
         time, earlier = (jnp.full(rows, pair[i]) for i in range(2))
-        return ddim_step(schedule, noisy, time, earlier, predict(noisy, time)), None
+        predicted = predict(noisy, time)
+        removed = noisy - _at(np.sqrt(1.0 - schedule.alpha_bars), time) * predicted
+        clean = removed / _at(np.sqrt(schedule.alpha_bars), time)
+        return q_sample(schedule, clean, earlier, predicted), None
 
     return jax.lax.scan(body, noisy, jnp.stack([times[:-1], times[1:]], axis=1))[0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping, Sequence
 
 import flax.struct
@@ -13,11 +12,12 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.protocols import Tokenizer
 from empax.core.types import Batch, Instance
 from empax.data import features
-from empax.data.exemplars import LabelledBatch, LabelledExamples, newest, pad_to_level, padded
+from empax.data.exemplars import LabelledBatch, LabelledExamples, hashed, newest, num_turns, pad_to_level, padded
 from empax.data.spans import PlacedRow, SpanExample, place_contexts
 from empax.data.tokenizers import LISTENER_TOKEN, SPEAKER_TOKEN
 from empax.evaluation.empathy import sentiment
 from empax.systems.reflectdiffu.labels import INTENTS, intent_ids
+from empax.systems.reflectdiffu.settings import ReflectSettings
 
 
 @flax.struct.dataclass
@@ -96,29 +96,6 @@ def polarities(contexts: Sequence[Sequence[str]]) -> Int[np.ndarray, " N"]:
     return ((compounds >= 0.05).astype(np.int32) - (compounds <= -0.05)).astype(np.int32)
 
 
-def numbers_of(instances: Sequence[Instance]) -> Int[np.ndarray, " N"]:
-    """A number made of each instance's id, the same in every process and batch: 31 bits of BLAKE2b."""
-    digests = (hashlib.blake2b(i.id.encode(), digest_size=4).digest() for i in instances)
-    return np.array([int.from_bytes(digest, "little") >> 1 for digest in digests], np.int32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """How contexts become rows; lengths are those of `settings.ReflectSettings`.
-
-    Attributes:
-      pieces: the annotator's tokenizer; None = no reasons are annotated.
-      slots: see `Slots`.
-    """
-
-    tokenizer: Tokenizer
-    pieces: Tokenizer | None
-    max_context_tokens: int
-    max_piece_tokens: int
-    max_target_tokens: int
-    slots: int = 0
-
-
 @dataclasses.dataclass(frozen=True)
 class Slots:
     """Ids behind a vocabulary for the words of a context that it lacks, numbered in each context anew.
@@ -162,24 +139,32 @@ class ReflectExamples(LabelledExamples):
       instances: what the rows count.
       words: of each instance, what the slots stand for.
 
-    Args:
-      instances: N of them.
-      reading: see there.
-      prior: [N, intents], of the classifier.
-      intents: by instance id, of the responses; others are unknown.
+    The settings give lengths; `max_target_tokens` of a response other than 0 is in place of theirs. `prior` is the
+    classifier's, [N, intents]. Intents of responses are by instance id, others unknown. Reasons are annotated where
+    there is a `piece_tokenizer`. For `slots` see `Slots`.
     """
 
-    def __init__(self, instances: Sequence[Instance], reading: Reading, prior: np.ndarray, intents: Mapping[str, str]):
-        contexts, tokenizer = [i.context for i in instances], reading.tokenizer
-        self.reading, self.prior = reading, prior
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        tokenizer: Tokenizer,
+        settings: ReflectSettings,
+        prior: np.ndarray,
+        intents: Mapping[str, str],
+        *,
+        piece_tokenizer: Tokenizer | None = None,
+        slots: int = 0,
+        max_target_tokens: int = 0,
+    ):
+        contexts, self.prior, self.max_pieces = [i.context for i in instances], prior, settings.max_piece_tokens
         roles = tokenizer.token_id(SPEAKER_TOKEN), tokenizer.token_id(LISTENER_TOKEN)
         rows = place_contexts(
-            tokenizer, contexts, max_tokens=reading.max_context_tokens, first=tokenizer.cls_id, roles=roles
+            tokenizer, contexts, max_tokens=settings.max_context_tokens, first=tokenizer.cls_id, roles=roles
         )
         self.sources, said = [row.ids for row in rows], tokenizer.encode_with_places([i.response for i in instances])
         responses = [ids for ids, _ in said]
         self.words: list[list[str]] = [[] for _ in instances]
-        self.slots = None if tokenizer.unk_id is None else Slots(tokenizer.vocab_size, tokenizer.unk_id, reading.slots)
+        self.slots = None if tokenizer.unk_id is None else Slots(tokenizer.vocab_size, tokenizer.unk_id, slots)
         if self.slots is not None:
             texts = [row.texts(context) for row, context in zip(rows, contexts, strict=True)]
             told = [
@@ -189,17 +174,17 @@ class ReflectExamples(LabelledExamples):
             self.words = list(map(self.slots.named, self.sources, texts))
             self.sources = list(map(self.slots.filled, self.sources, texts, self.words))
             responses = list(map(self.slots.filled, responses, told, self.words))
-        super().__init__(instances, responses, tokenizer, reading.max_target_tokens)
-        self.pieces: list[list[int]] = []
-        if reading.pieces is not None:
-            pieces = pieces_of(reading.pieces, contexts, reading.max_piece_tokens)
+        super().__init__(instances, responses, tokenizer, max_target_tokens or settings.max_target_tokens)
+        self.piece_tokenizer = piece_tokenizer
+        if piece_tokenizer is not None:
+            pieces = pieces_of(piece_tokenizer, contexts, self.max_pieces)
             self.pieces, self.told = [row.ids for row in pieces], told_of(pieces, contexts)
             self.places = [row.aligned_with(other).tolist() for row, other in zip(rows, pieces, strict=True)]
         self.labels = {
             "intent": intent_ids(intents.get(i.id, "") for i in instances),
             "polarity": polarities(contexts),
-            "turns": np.array([len(context) for context in contexts], np.int32),
-            "number": numbers_of(instances),
+            "turns": num_turns(instances),
+            "number": hashed(i.id for i in instances),  # the same in every process and batch
         }
         self.lengths = np.array([[len(s), len(t)] for s, t in zip(self.sources, self.targets, strict=True)])
 
@@ -218,8 +203,8 @@ class ReflectExamples(LabelledExamples):
         arrays["intent"] = np.where(arrays["valid"], arrays["intent"], -1).astype(np.int32)
         if self.slots is not None:
             arrays["target"] = self.slots.found(arrays["target"], arrays["source"])
-        if self.reading.pieces is not None:
-            most, pad_id = self.reading.max_piece_tokens, self.reading.pieces.pad_id
+        if self.piece_tokenizer is not None:
+            most, pad_id = self.max_pieces, self.piece_tokenizer.pad_id
             arrays["piece"], arrays["piece_mask"] = pad_to_level(self.pieces, rows, pad_id, most)
             arrays["told"] = pad_to_level(self.told, rows, 0, most)[0].astype(bool)
             arrays["place"] = newest(self.places, rows, length, -1)[0]

@@ -20,7 +20,6 @@ from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import Batch, Mean, Metrics
 from empax.data.batches import SequenceExamples, draw
 from empax.data.store import check_prepared, load_instances
-from empax.data.tokenizers import SubwordTokenizer
 from empax.models.heads import ClassificationHead
 from empax.parts.encoder.stages import assembled, load_stage_encoder
 from empax.parts.encoder.task import EncoderTask, Predictor
@@ -59,7 +58,6 @@ class Intents(EncoderTask):
         return Mean.of(nll, batch.valid), {"accuracy": Mean.of(hit, batch.valid)}
 
     def rows(self, tokenizer: Tokenizer, max_tokens: int, *given: Any) -> list[list[int]]:
-        assert isinstance(tokenizer, SubwordTokenizer)
         (instances,) = given
         return [row.ids for row in pieces_of(tokenizer, [i.context for i in instances], max_tokens)]
 
@@ -86,7 +84,6 @@ def check_intents(stage: IntentTaskSettings, run: RunContext) -> None:
 def build_intents(stage: IntentTaskSettings, run: RunContext) -> Assembly:
     encoder = load_stage_encoder(stage.encoder, run)
     labels, tokenizer = load_intents(run.plan.data), encoder.tokenizer
-    assert isinstance(tokenizer, SubwordTokenizer)
     most = run.shared_settings(ReflectSettings).max_piece_tokens
 
     def examples(split: str, limit: int) -> SequenceExamples:

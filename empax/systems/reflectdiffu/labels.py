@@ -6,7 +6,6 @@ Source: Welivita and Pu 2020 (taxonomy and labels of EmpatheticDialogues); Chen 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from empax.core.text_files import read_lines
 from empax.core.types import EMOTIONS, Instance
 from empax.data import sample
 from empax.data.corpora import find_corpus
+from empax.data.exemplars import emotion_ids
 
 INTENTS: tuple[str, ...] = (
     "agreeing", "acknowledging", "encouraging", "consoling", "sympathizing", "suggesting", "questioning", "wishing",
@@ -33,7 +33,7 @@ INTENTS: tuple[str, ...] = (
 _CSV_COLUMNS = ["conv_id", "utterance_idx", "actor", "label"]
 _CSV = "listener_intents.csv"
 
-_TABLE_1: tuple[tuple[str, tuple[str, ...]], ...] = (
+_TABLE_1 = (
     ("surprised proud impressed nostalgic trusting faithful prepared", ("acknowledging", "encouraging", "neutral")),
     ("excited confident joyful grateful content caring", ("encouraging", "sympathizing", "acknowledging")),
     ("angry disappointed annoyed disgusted furious", ("consoling", "suggesting", "encouraging")),
@@ -43,13 +43,12 @@ _TABLE_1: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("consoling", "encouraging", "neutral"),
     ),
 )
-"""ReflectDiffu, Table 1. Ours: the groups of the five emotions that it lacks; faithful, which it has twice, stays in
-the first group; the row of hopeful and sentimental, which it has twice, is one."""
 
 TABLE_1: Mapping[str, tuple[str, ...]] = {
     emotion: intents for emotions, intents in _TABLE_1 for emotion in emotions.split()
 }
-"""Reference intents of each emotion as ReflectDiffu prints them."""
+"""Reference intents of each emotion: ReflectDiffu, Table 1. Ours: the groups of the five emotions that it lacks;
+faithful, which it has twice, stays in the first group; the row of hopeful and sentimental, also twice there, is one."""
 
 
 def intent_ids(names: Iterable[str]) -> Int[np.ndarray, " N"]:
@@ -62,28 +61,21 @@ def load_intents(data: DataSettings) -> dict[str, str]:
     """The intent of each listener turn, by instance id; turns that were labelled with an emotion instead are absent.
 
     Raises:
-      ConfigError: there are no labels for this corpus.
+      ConfigError: there are no labels for this corpus, or not where it is: in `data.dir` (else EMPAX_DATA_DIR), or in
+        `empathetic_dialogues/` in it.
       DataError: the file of labels is broken.
     """
     if data.name == "sample":
         return sample.load_intents()
     if data.name == "empathetic_dialogues":
-        return read_listener_intents(find_listener_intents(data.dir))
+        what = f"{_CSV} (EmpatheticDialogues' intents)"
+        place = find_corpus(what, [_CSV], "empathetic_dialogues", data.dir) / _CSV
+        note("the intents of EmpatheticDialogues", place)
+        return read_listener_intents(place)
     raise ConfigError(
         f"config.data.name = {data.name!r} has no response intents; ReflectDiffu learns from those of "
         "'empathetic_dialogues' or 'sample'."
     )
-
-
-def find_listener_intents(data_dir: str | os.PathLike[str] = "") -> Path:
-    """The labels of EmpatheticDialogues: in `data_dir` (else EMPAX_DATA_DIR), or in `empathetic_dialogues/` in it.
-
-    Raises:
-      ConfigError: no folder is named, or it does not hold the file.
-    """
-    place = find_corpus(f"{_CSV} (EmpatheticDialogues' intents)", [_CSV], "empathetic_dialogues", data_dir) / _CSV
-    note("the intents of EmpatheticDialogues", place)
-    return place
 
 
 def read_listener_intents(path: Path) -> dict[str, str]:
@@ -122,11 +114,9 @@ class IntentTable:
     @classmethod
     def of(cls, instances: Iterable[Instance], intents: Mapping[str, str]) -> IntentTable:
         """Of the instances whose emotion and intent are known."""
+        known = [i for i in instances if i.emotion in EMOTIONS and i.id in intents]
         counts = np.zeros((len(EMOTIONS), len(INTENTS)), np.int64)
-        emotions = {name: i for i, name in enumerate(EMOTIONS)}
-        known = [(i.emotion, intents[i.id]) for i in instances if i.emotion in emotions and i.id in intents]
-        for emotion, intent in known:
-            counts[emotions[emotion], INTENTS.index(intent)] += 1
+        np.add.at(counts, (emotion_ids(known), intent_ids(intents[i.id] for i in known)), 1)
         return cls(counts)
 
     def top(self, n: int) -> dict[str, tuple[str, ...]]:
@@ -162,9 +152,7 @@ def references(
 def intent_report(train: IntentTable, judged: IntentTable) -> dict[str, Any]:
     """What is known of the labels: the heat map of ReflectDiffu's Fig. 3, and the ceilings of an intent's accuracy.
 
-    Args:
-      train: of the training split, whose commonest intents are the references.
-      judged: of the split on which accuracy is measured.
+    The commonest intents in training are the references; accuracy is measured on what is `judged`.
     """
     shares = train.counts / np.maximum(train.counts.sum(axis=1, keepdims=True), 1)
     return {
@@ -184,16 +172,10 @@ def majority_by_turn(
 ) -> dict[str, Any]:
     """The commonest intent in training of first replies and of later ones, and how often that is right: a control.
 
-    Args:
-      train: of the training split.
-      judged: of the split on which accuracy is measured, as a percentage of the instances whose intent is known.
-      intents: by instance id.
+    Accuracy is a percentage of the instances in `judged` whose intent is known by their id.
     """
-    counts = {True: Counter[str](), False: Counter[str]()}
-    for instance in train:
-        if instance.id in intents:
-            counts[len(instance.context) == 1][intents[instance.id]] += 1
-    said = {first: max(INTENTS, key=lambda intent, n=count: n[intent]) for first, count in counts.items()}
+    counts = Counter((len(i.context) == 1, intents[i.id]) for i in train if i.id in intents)
+    said = {first: max(INTENTS, key=lambda intent, first=first: counts[first, intent]) for first in (True, False)}
     known = [i for i in judged if i.id in intents]
     right = sum(intents[i.id] == said[len(i.context) == 1] for i in known)
     return {"first": said[True], "later": said[False], "accuracy": round(100.0 * right / max(len(known), 1), 2)}

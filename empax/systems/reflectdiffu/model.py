@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -80,11 +80,7 @@ class EmotionExperts(nn.Module):
     ) -> tuple[Float[Array, "B E"], Float[Array, "2 E D"]]:
         """Log-probabilities of the emotions, and each expert's embedding of them: positive, negative.
 
-        Args:
-          summary: Q.
-          polarity: 1 positive, -1 negative, 0 neutral.
-          valid: False on filler rows, which have no vote in a batch.
-          gate: see `Gate`.
+        Polarity is 1, -1 or, of a neutral text, 0. Filler rows, where `valid` is False, have no vote in a batch.
         """
         size, emotions = summary.shape[-1], len(EMOTIONS)
         embedding = self.param("emotion_embedding", normal(size**-0.5), (emotions, size))
@@ -141,18 +137,11 @@ class IntentTwice(nn.Module):
 
         .. math:: p = (1 - \alpha) p_{semantic} + \alpha p_{intent}
 
-        Source: ReflectDiffu, Eq. 5. Departure: Eq. 5 ("printed") is p_semantic + alpha p_intent, which sums to more
-        than 1.
-
-        Args:
-          summary: Q.
-          prior: of the classifier.
-          share: alpha.
-          form: see above.
+        with alpha the `share`. Source: ReflectDiffu, Eq. 5. Departure: Eq. 5 ("printed") is p_semantic + alpha
+        p_intent, which sums to more than 1.
         """
-        unit, own = summary * _inverse_length(summary), self.intent_embedding
-        own = own * _inverse_length(own)
-        semantic = jax.nn.softmax(unit @ own.T / _TEMPERATURE, axis=-1)
+        cosines = _unit(summary) @ _unit(self.intent_embedding).T
+        semantic = jax.nn.softmax(cosines / _TEMPERATURE, axis=-1)
         return (semantic if form == "printed" else (1.0 - share) * semantic) + share * prior
 
     def policy(
@@ -269,17 +258,9 @@ class Mimicry(nn.Module):
         self.attentions = [Attention(self.d_model, self.num_heads, self.head_dim, False, True, 0.0) for _ in range(2)]
         self.gate = nn.Dense(1)
 
-    def noise(
-        self,
-        polarity: int,
-        noisy: Float[Array, "B D"],
-        time: Int[Array, " B"],
-        intent: Float[Array, "B D"],
-        rng: jax.Array | None = None,
-        clean: Float[Array, "B D"] | None = None,
-    ) -> tuple[Float[Array, "B D"], Gaussian, Gaussian]:
-        """The noise in a vector by the denoiser of a polarity, 0 positive, 1 negative; see `IntentDenoiser`."""
-        return self.denoisers[polarity](noisy, time, intent, rng, clean)
+    def noise(self, polarity: int, *given: Any) -> tuple[Float[Array, "B D"], Gaussian, Gaussian]:
+        """The noise in a vector by the denoiser of a polarity, 0 positive, 1 negative; `given` as it takes it."""
+        return self.denoisers[polarity](*given)
 
     def fused(
         self,
@@ -303,9 +284,9 @@ class Mimicry(nn.Module):
         """Everything once, to make the parameters."""
         time = jnp.ones(summary.shape[0], jnp.int32)
         for polarity in range(2):
-            self.noise(polarity, summary, time, summary, clean=summary)
+            self.noise(polarity, summary, time, summary, None, summary)
         return self.fused(states, mask, summary, summary)
 
 
-def _inverse_length(vectors: Float[Array, "N D"]) -> Float[Array, "N 1"]:
-    return jax.lax.rsqrt(jnp.sum(jnp.square(vectors), axis=1, keepdims=True) + 1e-12)
+def _unit(vectors: Float[Array, "N D"]) -> Float[Array, "N D"]:
+    return vectors * jax.lax.rsqrt(jnp.sum(jnp.square(vectors), axis=1, keepdims=True) + 1e-12)

@@ -109,13 +109,8 @@ class PointerGenerator(nn.Module):
     ) -> Float[Array, "B T W"]:
         """Log-probabilities of the V words and the slots behind them, teacher-forced.
 
-        Args:
-          target: ids, those of slots too.
-          states: what is attended to.
-          states_mask: True = real; padding is never copied.
-          source: the word that each state stands for, ids as of `target`.
-          start: stands for the scaled embedding of the start token.
-          deterministic: without dropout.
+        `source` is the word that each state stands for; its ids and those of `target` may be of slots. Padding is never
+        copied. `start` stands for the scaled embedding of the start token.
         """
         known = self.known(target)
         hidden, weights = self.model.decode_with_weights(

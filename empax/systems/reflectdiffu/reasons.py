@@ -96,11 +96,11 @@ class Reasons:
         if train:
             return loss, {}
         found, gold = viterbi(emissions, params["transitions"], told), jnp.where(told, batch.tags, 0)
-        counts = {"token": _token_counts(gold, found), "span": _span_counts(gold, found)}
+        counted = {"token": (gold & found, found, gold), "span": _span_starts(gold, found)}
         metrics = {
-            f"{kind}_{name}": Mean.of(values, batch.valid)
-            for kind, three in counts.items()
-            for name, values in zip(_COUNTS, three, strict=True)
+            f"{kind}_{name}": Mean.of(places.sum(axis=1).astype(jnp.float32), batch.valid)
+            for kind, three in counted.items()
+            for name, places in zip(_COUNTS, three, strict=True)
         }
         return loss, metrics
 
@@ -113,12 +113,8 @@ class Reasons:
         return values
 
 
-def _token_counts(gold: Int[Array, "B S"], found: Int[Array, "B S"]) -> list[Float[Array, " B"]]:
-    return [jnp.sum(tags, axis=1).astype(jnp.float32) for tags in (gold & found, found, gold)]
-
-
-def _span_counts(gold: Int[Array, "B S"], found: Int[Array, "B S"]) -> list[Float[Array, " B"]]:
-    """A run of tags counts as found if a run of `found` begins and ends where it does."""
+def _span_starts(gold: Int[Array, "B S"], found: Int[Array, "B S"]) -> tuple[Bool[Array, "B S"], ...]:
+    """Where runs of tags begin: those of `gold` that `found` has whole, all of `found`, and all of `gold`."""
 
     def runs(tags: jax.Array) -> tuple[jax.Array, jax.Array]:
         before = jnp.pad(tags, ((0, 0), (1, 0)))[:, :-1]
@@ -127,8 +123,7 @@ def _span_counts(gold: Int[Array, "B S"], found: Int[Array, "B S"]) -> list[Floa
         return (tags == 1) & (before == 0), ends
 
     (starts, ends), (other_starts, other_ends) = runs(gold), runs(found)
-    same = starts & other_starts & (ends == other_ends)
-    return [jnp.sum(which, axis=1).astype(jnp.float32) for which in (same, other_starts, starts)]
+    return starts & other_starts & (ends == other_ends), other_starts, starts
 
 
 def max_pieces(run: RunContext, stage: str) -> int:
@@ -153,11 +148,10 @@ def check_reasons(stage: ReasonTaskSettings, run: RunContext) -> None:
     """Raises ConfigError or DataError if there are no spans, or no such encoder."""
     check_prepared(run)
     check_pieces_encoder(stage.encoder, run)
-    if stage.data == "reccon":
-        for split in ("train", "validation"):
+    for split in ("train", "validation"):
+        if stage.data == "reccon":
             load_examples(stage, run, split)
-    if stage.data == "file":
-        for split in ("train", "validation"):
+        elif stage.data == "file":
             path = expand(stage.spans) / f"{split}.jsonl"
             if not path.is_file():
                 raise ConfigError(f"config.{run.stage}.spans = {stage.spans!r} must hold {split}.jsonl.")
@@ -201,17 +195,12 @@ def sketch_reasons(stage: ReasonTaskSettings, run: RunContext, batch_size: int, 
     return Sketch(Reasons(annotator), shapes_of(ReasonBatch, B=batch_size, S=length, T=1))
 
 
-@functools.lru_cache(maxsize=8)
-def _find_tags(task: Reasons) -> Any:
-    """One function per annotator, so that its compiled code is found again."""
-    annotator = task.annotator
-
-    @jax.jit
-    def find(params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], told: Bool[Array, "B S"]) -> Any:
-        _, emissions = apply(annotator, params, ids, mask, rng=None)
-        return viterbi(emissions, params["transitions"], told & mask)
-
-    return find
+@functools.partial(jax.jit, static_argnames="annotator")
+def _find_tags(
+    params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], told: Bool[Array, "B S"], annotator: Any
+) -> Int[Array, "B S"]:
+    _, emissions = apply(annotator, params, ids, mask, rng=None)
+    return viterbi(emissions, params["transitions"], told & mask)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +222,7 @@ class ReasonFinder:
             ids, mask = features.pad([row.ids for row in part], self.max_tokens, self.tokenizer.pad_id)
             filler = (0, (_ROWS if len(rows) > 1 else 1) - len(part)), (0, 0)
             arrays = [np.pad(array, filler) for array in (ids, mask, features.pad(told, self.max_tokens, 0)[0] > 0)]
-            tags = np.asarray(_find_tags(Reasons(self.annotator))(self.params, *arrays))
+            tags = np.asarray(_find_tags(self.params, *arrays, annotator=self.annotator))
             found += [row.spans(labels) for row, labels in zip(part, tags.tolist(), strict=False)]
         return found
 

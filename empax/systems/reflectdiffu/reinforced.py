@@ -52,19 +52,17 @@ class ReplyEmpathy:
 
     def __call__(self, rows: Int[np.ndarray, " B"], replies: Int[np.ndarray, "B T"]) -> Float[np.ndarray, " B"]:
         """The rewards of replies to the instances `rows`; 0 for -1."""
-        real = [int(i) for i in rows if i >= 0]
-        self._judge_gold([i for i in dict.fromkeys(real) if i not in self._levels])
-        ids = replies[np.asarray(rows) >= 0].tolist()
+        there, real = rows >= 0, [int(i) for i in rows if i >= 0]
+        new = [i for i in dict.fromkeys(real) if i not in self._levels]
+        levels = self._log_probs(new, [self.instances[i].response for i in new]).argmax(axis=2)
+        self._levels.update(zip(new, levels, strict=True))
+        ids = replies[there].tolist()
         texts = [self.tokenizer.decode(reply, self.words[i]).strip() for i, reply in zip(real, ids, strict=True)]
         found = self._log_probs(real, texts)
         wanted = np.array([self._levels[i] for i in real], int).reshape(len(real), found.shape[1], 1)
         rewards = np.zeros(len(rows), np.float32)
-        rewards[np.asarray(rows) >= 0] = np.exp(np.take_along_axis(found, wanted, axis=2).sum(axis=(1, 2)))
+        rewards[there] = np.exp(np.take_along_axis(found, wanted, axis=2).sum(axis=(1, 2)))
         return rewards
-
-    def _judge_gold(self, rows: Sequence[int]) -> None:
-        levels = self._log_probs(rows, [self.instances[i].response for i in rows]).argmax(axis=2)
-        self._levels.update(zip(rows, levels, strict=True))
 
     def _log_probs(self, rows: Sequence[int], texts: Sequence[str]) -> Float[np.ndarray, "B M 3"]:
         contexts = [self.instances[i].context for i in rows]
@@ -169,12 +167,11 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         keep, new = _BASELINE_DECAY, 1.0 - _BASELINE_DECAY
         after = Baseline(keep * memory.total + new * reward.value(), keep * memory.weight + new)
         positive = jnp.asarray(IS_POSITIVE)[jnp.maximum(batch.emotion, 0)] & (batch.emotion >= 0)
-        spread = jnp.abs(batch.reward - reward.value())
         metrics = {
             "reward": reward,
             "reward_positive": Mean.of(batch.reward, counted & positive),
             "reward_negative": Mean.of(batch.reward, counted & ~positive),
-            "reward_spread": Mean.of(spread, counted),
+            "reward_spread": Mean.of(jnp.abs(batch.reward - reward.value()), counted),
             "baseline": Mean(before, jnp.ones(())),
         }
         return batch.replace(advantage=batch.reward - before), after, metrics  # type: ignore[attr-defined]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +25,7 @@ from empax.parts.encoder.stages import load_stage_encoder
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
-from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReflectBatch, ReflectExamples
+from empax.systems.reflectdiffu.examples import NO_PRIOR, ReflectBatch, ReflectExamples
 from empax.systems.reflectdiffu.intents import load_guesser
 from empax.systems.reflectdiffu.labels import (
     INTENTS,
@@ -92,17 +91,19 @@ class Parts:
         """Ids behind the vocabulary; none for a vocabulary that lacks no word."""
         return stage.slots if stage.copying and self.tokenizer.unk_id is not None else 0
 
-    def reading(self, stage: GeneratorTaskSettings, max_target_tokens: int) -> Reading:
-        s, pieces = self.settings, None if self.pieces is None else self.pieces.tokenizer
-        lengths = s.max_context_tokens, s.max_piece_tokens, max_target_tokens
-        return Reading(self.tokenizer, pieces, *lengths, self.slots(stage))
-
-
-def _priors(stage: GeneratorTaskSettings, run: RunContext) -> Any:
-    """Instances to the distributions of their intents; even ones without a classifier."""
-    if stage.intents:
-        return load_guesser(run, stage.intents)
-    return lambda instances: np.stack([NO_PRIOR] * len(instances))
+    def examples(
+        self, stage: GeneratorTaskSettings, run: RunContext, max_target_tokens: int = 0
+    ) -> Callable[[Sequence[Instance]], ReflectExamples]:
+        """Instances to rows, with even shares of intents where there is no classifier."""
+        guess = load_guesser(run, stage.intents) if stage.intents else lambda given: np.stack([NO_PRIOR] * len(given))
+        options: Any = {
+            "piece_tokenizer": None if self.pieces is None else self.pieces.tokenizer,
+            "slots": self.slots(stage),
+            "max_target_tokens": max_target_tokens,
+        }
+        return lambda instances: ReflectExamples(
+            instances, self.tokenizer, self.settings, guess(instances), self.intents, **options
+        )
 
 
 def _frozen(stage: GeneratorTaskSettings, run: RunContext) -> Params:
@@ -135,12 +136,8 @@ def check_system(run: RunContext) -> None:
 
 
 def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
-    parts, prior = Parts.of(stage, run), _priors(stage, run)
-    reading = parts.reading(stage, parts.settings.max_target_tokens)
-
-    def examples(split: str, limit: int) -> ReflectExamples:
-        instances = draw(load_instances(run, split), limit)
-        return ReflectExamples(instances, reading, prior(instances), parts.intents)
+    parts = Parts.of(stage, run)
+    examples = parts.examples(stage, run)
 
     def initial(params: Params) -> Params:
         settings = parts.settings.model
@@ -149,18 +146,18 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
         inner = {**(model["model"] if stage.copying else model), "token_embedding": table}
         return {**params, "model": {**model, "model": inner} if stage.copying else inner}
 
-    asked = load_instances(run, "test")
+    instances, validation, asked = (load_instances(run, split) for split in ("train", "validation", "test"))
     found = intent_report(parts.table, IntentTable.of(asked, parts.intents))
-    found["majority_by_turn"] = majority_by_turn(load_instances(run, "train"), asked, parts.intents)
+    found["majority_by_turn"] = majority_by_turn(instances, asked, parts.intents)
     write_json(run.directory / "intents.json", found)
-    train, task = examples("train", 0), parts.task(stage)
+    train, task = examples(instances), parts.task(stage)
     if isinstance(task, ReinforcedReflectDiffu) and stage.reward == "empathy":
         judged = load_identifiers(run, stage.judges), parts.tokenizer, train.instances, train.words
         task = dataclasses.replace(task, empathy=ReplyEmpathy(*judged))
     return Assembly(
         task,
         train,
-        examples("validation", stage.max_validation_examples),
+        examples(draw(validation, stage.max_validation_examples)),
         frozen=_frozen(stage, run),
         initial=initial if parts.settings.model.vectors else None,
     )
@@ -175,25 +172,22 @@ def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: 
         sizes |= {"P": settings.max_piece_tokens, "R": encoder.config.d_model}
     if stage.mimicry:
         sizes["D"] = settings.model.d_model
-    whole = shapes_of(ReflectBatch, **sizes)
-    later = ("reasoning", "reasons", "noise", "action", "log_prob", "reward", "advantage", "reply")
-    given = dataclasses.replace(whole, **dict.fromkeys(later), **({} if stage.reasons else {"place": None}))
+    absent = ("reply",) if stage.reasons else ("reply", "place", "reasons")
+    whole = dataclasses.replace(shapes_of(ReflectBatch, **sizes), **dict.fromkeys(absent))
+    later = ("reasoning", "reasons", "noise", "action", "log_prob", "reward", "advantage")
+    given = dataclasses.replace(whole, **dict.fromkeys(later))
     frozen: Params = {}
     if task.annotator is not None:
-        pieces = given.piece, given.piece_mask
-        made = jax.eval_shape(functools.partial(task.annotator.init, jax.random.key(0)), *pieces)
+        made = jax.eval_shape(task.annotator.init, jax.random.key(0), given.piece, given.piece_mask)
         frozen = {"reasons": made["params"]}
-    batch = dataclasses.replace(whole, reply=None, place=given.place) if stage.reinforced else given
-    if not stage.reasons:
-        batch = dataclasses.replace(batch, reasons=None)
-    return Sketch(task, batch, frozen, given=given)
+    return Sketch(task, whole if stage.reinforced else given, frozen, given=given)
 
 
 def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
     """The trained generator, which reads contexts alone; predictions tell its intents, and the reasons that it saw."""
-    parts, prior = Parts.of(stage, run), _priors(stage, run)
+    parts = Parts.of(stage, run)
+    read = parts.examples(stage, run, MAX_REFERENCE_TOKENS)
     finder = load_finder(run, stage.reasons) if stage.reasons else None
-    reading = parts.reading(stage, MAX_REFERENCE_TOKENS)
 
     def make(instances: Sequence[Instance]) -> AnswerExamples:
         notes: list[dict[str, Any]] = [{} for _ in instances]
@@ -203,7 +197,7 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
         for note, instance in zip(notes, instances, strict=True):
             if instance.id in parts.intents:
                 note["intent"] = parts.intents[instance.id]
-        examples = ReflectExamples(instances, reading, prior(instances), parts.intents)
+        examples = read(instances)
         return AnswerExamples(examples, notes, examples.words)
 
     params = {**load_params(run.files.stage(options.stage)), **_frozen(stage, run)}

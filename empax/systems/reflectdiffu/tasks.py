@@ -25,7 +25,7 @@ from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.task import Keys, Losses, ResponseTask, combine, emotion_loss, target_weights
 from empax.systems.reflectdiffu.crf import viterbi
-from empax.systems.reflectdiffu.diffusion import ddim, ddpm, noise_loss, q_sample
+from empax.systems.reflectdiffu.diffusion import ddim, ddpm, q_sample
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.intents import intent_losses
 from empax.systems.reflectdiffu.labels import INTENTS
@@ -151,12 +151,8 @@ class ReflectDiffu(ResponseTask):
     ) -> Thought:
         """Everything before the reply; dropout where there is an `rng`.
 
-        Args:
-          params: see the class.
-          batch: an `action` in it is taken; without one, the policy takes its likeliest.
-          noise: from which emotions are restored; None = none.
-          rng: for dropout.
-          erased: zeros stand for what the denoisers restore, to see what that is worth.
+        An `action` in the batch is taken; without one, the policy takes its likeliest. Emotions are restored from
+        `noise`, if any. Where `erased`, zeros stand for what the denoisers restore, to see what that is worth.
         """
         mask, added, reasoning, stage = batch.source_mask, None, None, self.stage
         if self.annotator is not None:
@@ -205,15 +201,17 @@ class ReflectDiffu(ResponseTask):
         stage, clean = self.stage, standardized(summary)
         schedule, start = stage.diffusion, stage.state_time
         time = jnp.full(clean.shape[0], start)
-        intent, restored = self.ask(params, "intents", "embed", first), [jnp.zeros_like(clean)] * 2 if erased else []
-        for side in range(2 - len(restored)):
+        intent, restored = self.ask(params, "intents", "embed", first), []
+        for side in range(2):
             added = jnp.zeros_like(clean) if noise is None else noise[:, side]
 
             def predict(noisy: Any, time: Any, side: int = side) -> Any:
                 return self.ask(params, "mimicry", "noise", side, noisy, time, intent)[0]
 
             noisy = q_sample(schedule, clean, time, added)
-            if stage.restore == "printed":
+            if erased:
+                restored.append(jnp.zeros_like(clean))
+            elif stage.restore == "printed":
                 restored.append(ddpm(predict, schedule, noisy, start=start, form="printed"))
             else:
                 restored.append(ddim(predict, schedule, noisy, start=start, steps=stage.restore_steps))
@@ -333,7 +331,7 @@ class ReflectDiffu(ResponseTask):
     def diffusion_parts(
         self, params: Params, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"], rng: Any
     ) -> Losses:
-        """The error of the predicted noise and the KL, each polarity's denoiser on the rows of its emotions.
+        """The error of the predicted noise (Ho et al. 2020, Eq. 14) and the KL, each denoiser on rows of its emotions.
 
         The summary is what is denoised: as that no gradient flows to it. The first intent, by which it is denoised,
         learns.
@@ -349,7 +347,7 @@ class ReflectDiffu(ResponseTask):
             noise = jax.random.normal(what, clean.shape)
             given = side, q_sample(stage.diffusion, clean, time, noise), time, intent, latent, clean
             found, posterior, prior = self.ask(params, "mimicry", "noise", *given)
-            errors.append(noise_loss(found, noise, counted, weights))
+            errors.append(Mean.of(jnp.mean(jnp.square(found - noise), axis=1), counted, weights))
             divergences.append(Mean.of(gaussian_kl(posterior, prior), counted, weights))
         error, divergence = errors[0] + errors[1], divergences[0] + divergences[1]
         parts = [(stage.kl_weight, divergence), *([(1.0, error)] if stage.noise_error else [])]

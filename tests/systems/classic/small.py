@@ -9,9 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 
+from empax.core.tree import named_leaves
 from empax.decoding.settings import DecodeSettings
 from empax.parts.generator.decoder import Decoder
+from empax.systems.classic.examples import ClassicExamples
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch, ConceptWords, EmotionSettings, FactTexts
 from empax.systems.classic.settings import ClassicSettings
@@ -29,6 +32,36 @@ FORMS = {
     "case": {"readers": ("alignment",)},
     "kemp": {"readers": ("concepts", "emotion"), "emotion": EmotionSettings(start=True), "copies": True},
 }
+
+
+def random_like(shapes, rng, scale=0.3):
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * scale, leaf.dtype), shapes)
+
+
+def in_torch(params):
+    """Leaves by their names, as what PyTorch has gradients of."""
+    return {name: torch.tensor(np.asarray(leaf), requires_grad=True) for name, leaf in named_leaves(params).items()}
+
+
+def linear(params, values):
+    """`Linear` in numpy."""
+    found = values @ np.asarray(params["weight"])
+    return found + np.asarray(params["bias"]) if "bias" in params else found
+
+
+def token_nll(logits, batch):
+    """Of the words of the responses, in numpy; 0 at padding."""
+    picked = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), np.asarray(batch.target)[..., None], axis=2)
+    return -picked[..., 0] * np.asarray(batch.target_mask)
+
+
+def rows_of(instances, tokenizer, *, emotional=(), emotions=None, picker=None, train=False, room=20, **settings):
+    """Examples whose responses have 4 tokens at most."""
+    known = np.zeros(tokenizer.vocab_size, bool)
+    known[[tokenizer.token_id(word) for word in emotional]] = True
+    shared = ClassicSettings(max_context_tokens=room, max_target_tokens=4, **settings)
+    options = {"emotions": emotions, "picker": picker, "train": train}
+    return ClassicExamples(instances, tokenizer, shared, known, **options)
 
 
 def make_facts(rows: int) -> FactTexts:
@@ -113,5 +146,4 @@ def make(form: str, **changes) -> Made:
     task = ClassicTask(model, decoder, weights, label_smoothing=0.1, heads=("emotion",) if weights else ())
     batch, rng = make_batch(), np.random.default_rng(1)
     shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
-    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, leaf.dtype), shapes)
-    return Made(settings, task, params, batch)
+    return Made(settings, task, random_like(shapes, rng), batch)

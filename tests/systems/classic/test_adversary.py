@@ -9,9 +9,10 @@ import pytest
 
 from empax.core.tree import named_leaves
 from empax.systems.classic.adversary import LOSSES, AdversarySettings, Critic, adversarial_losses, gradient_penalty
-from tests.systems.classic.small import VOCAB, make, make_batch
+from tests.systems.classic.small import VOCAB, in_torch, make, make_batch, random_like
 
 RNG = np.random.default_rng(4)
+LEXICON = jnp.arange(VOCAB) % 3 == 0
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,7 @@ def test_the_penalty_matches_torch():
     context, following = (RNG.normal(size=(3, 6)).astype(np.float32) for _ in range(2))
     mask, shares = np.arange(4) < np.array([[4], [2], [3]]), RNG.random(3).astype(np.float32)
     arrays = tuple(map(jnp.asarray, (real, mask, context, following)))
-    params = critic.init(jax.random.key(0), *arrays)["params"]
-    params = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape), leaf.dtype), params)
+    params = random_like(critic.init(jax.random.key(0), *arrays)["params"], RNG, 1.0)
 
     def penalty(params):
         def score(words):
@@ -43,7 +43,7 @@ def test_the_penalty_matches_torch():
 
     value = jax.jit(penalty)(params)
     grads = jax.jit(jax.grad(lambda p: penalty(p).sum()))(params)
-    p = {name: torch.tensor(np.asarray(leaf), requires_grad=True) for name, leaf in named_leaves(params).items()}
+    p = in_torch(params)
     u = torch.tensor(shares)[:, None, None]
     between = (u * torch.tensor(real) + (1 - u) * torch.tensor(fake)).requires_grad_()
     hidden = torch.relu(between @ p["words/weight"] + p["words/bias"])
@@ -64,15 +64,14 @@ def test_the_penalty_matches_torch():
 
 def test_critics_reach_what_is_said_but_as_published(critics):
     """In the released code what the critics say enters the generator's loss as a plain number."""
-    one, lexicon = critics, jnp.arange(VOCAB) % 3 == 0
-    read, logits = one.read(), one.logits()
+    one, read, logits = critics, critics.read(), critics.logits()
 
     def told(published):
         model = one.model.clone(adversary=dataclasses.replace(one.model.adversary, published=published))
 
         @jax.jit
         def adversary(logits):
-            found = adversarial_losses(model, one.params, lexicon, one.batch, read, logits, jax.random.key(0))
+            found = adversarial_losses(model, one.params, LEXICON, one.batch, read, logits, jax.random.key(0))
             return found["adversary"][0].sum()
 
         return jax.value_and_grad(adversary)(logits)
@@ -85,13 +84,13 @@ def test_critics_reach_what_is_said_but_as_published(critics):
 
 @pytest.mark.slow
 def test_the_generator_learns_from_the_critics_and_they_from_their_own_loss(critics):
-    one, lexicon = critics, jnp.arange(VOCAB) % 3 == 0
+    one = critics
 
     def total(params, name):
         variables, batch = {"params": params}, one.batch
         read = one.model.apply(variables, batch, train=False, method="read")
         logits = one.model.apply(variables, batch.target, read, train=False, method="decode")
-        found = adversarial_losses(one.model, params, lexicon, batch, read, logits, jax.random.key(0))
+        found = adversarial_losses(one.model, params, LEXICON, batch, read, logits, jax.random.key(0))
         return found[name][0].sum()
 
     every = jax.jit(lambda params: {name: jax.grad(total)(params, name) for name in LOSSES})(one.params)
@@ -110,13 +109,11 @@ def test_the_generator_learns_from_the_critics_and_they_from_their_own_loss(crit
 
 
 def test_rows_without_a_following_turn_count_nothing(critics):
-    one = critics
-    read, logits = one.read(), one.logits()
-    lexicon = jnp.arange(VOCAB) % 3 == 0
+    one, read, logits = critics, critics.read(), critics.logits()
 
     @jax.jit
     def found(batch):
-        return adversarial_losses(one.model, one.params, lexicon, batch, read, logits, jax.random.key(0))
+        return adversarial_losses(one.model, one.params, LEXICON, batch, read, logits, jax.random.key(0))
 
     first = found(one.batch)
     assert first["adversary"][1].tolist() == [True, False, True]
@@ -131,6 +128,5 @@ def test_critics_are_asked_in_training_alone(critics):
         lambda batch: one.task.loss(one.params, {}, batch, jax.random.key(0), train=False), one.batch
     )
     assert set(metrics) == {"emotion_loss", "emotion_accuracy", "nll"}
-    shared = {name: one.params[name] for name in plain.params}
-    np.testing.assert_array_equal(plain.logits(params=shared), one.logits())
+    np.testing.assert_array_equal(plain.logits(params=one.params), one.logits())
     assert make_batch().feedback is None

@@ -20,9 +20,8 @@ from empax.systems.classic.alignment import (
     mean_divergence,
     nearness,
 )
-from empax.systems.classic.examples import ClassicExamples
 from empax.systems.classic.readers import COGNITION, next_rows
-from tests.systems.classic.small import make
+from tests.systems.classic.small import in_torch, linear, make, random_like, rows_of, token_nll
 
 RNG = np.random.default_rng(6)
 
@@ -43,8 +42,7 @@ def test_facts_are_exchanged_whole_and_graphs_for_the_decoder_alone(made):
 
     def nll(read):
         found = one.apply(batch.target, read, train=False, method="decode")
-        picked = jnp.take_along_axis(jax.nn.log_softmax(found), batch.target[..., None], axis=2)[..., 0]
-        return -(picked * batch.target_mask).sum() / batch.target_mask.sum()
+        return token_nll(found, batch).sum() / batch.target_mask.sum()
 
     read = one.read()
     whole = one.read(dataclasses.replace(batch, cognition=given(batch.cognition)))
@@ -80,7 +78,7 @@ def test_a_layer_with_kinds_of_edges_matches_torch(made):
     nodes, edges = RNG.normal(size=(2, 4, 12)).astype(np.float32), RNG.integers(0, 4, (2, 4, 4))
     edges[:, np.arange(4), np.arange(4)] = 1
     params = layer.init(jax.random.key(0), jnp.asarray(nodes), jnp.asarray(edges))["params"]
-    params = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape) * 0.4, leaf.dtype), params)
+    params = random_like(params, RNG, 0.4)
 
     @jax.jit
     def loss(params, nodes):
@@ -88,24 +86,23 @@ def test_a_layer_with_kinds_of_edges_matches_torch(made):
         return jnp.sin(found).sum(), found
 
     (_, found), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, jnp.asarray(nodes))
-    p = {name: torch.tensor(np.asarray(leaf), requires_grad=True) for name, leaf in named_leaves(params).items()}
+    p = in_torch(params)
     x, kinds = torch.tensor(nodes, requires_grad=True), torch.tensor(edges)
 
-    def linear(name, values):
+    def apply(name, values):
         return values @ p[f"{name}/weight"] + p[f"{name}/bias"]
 
     def norm(name, values):
-        return torch.nn.functional.layer_norm(
-            values, (12,), p[f"{name}/scale"], p[f"{name}/bias"], eps=config.layer_norm_eps
-        )
+        scale, bias = p[f"{name}/scale"], p[f"{name}/bias"]
+        return torch.nn.functional.layer_norm(values, (12,), scale, bias, eps=config.layer_norm_eps)
 
-    query, key, value = (linear(f"attention/{name}", x).unflatten(-1, (2, 6)) for name in ("query", "key", "value"))
+    query, key, value = (apply(f"attention/{name}", x).unflatten(-1, (2, 6)) for name in ("query", "key", "value"))
     asked, told = (p[f"attention/{name}"][(kinds - 1).clamp(min=0)] for name in ("asked", "told"))
     logits = ((query[:, :, None] * 6**-0.5 + asked) * (key[:, None] + told)).sum(dim=-1)
     weights = logits.masked_fill((kinds == 0)[..., None], -torch.inf).softmax(dim=2)
     mixed = torch.einsum("bijh,bjhn->bihn", weights, value).flatten(2)
-    states = norm("attention/Norm_0", x + linear("attention/out", mixed))
-    expected = norm("Norm_0", states + linear("feed_out", torch.nn.functional.gelu(linear("feed_in", states))))
+    states = norm("attention/Norm_0", x + apply("attention/out", mixed))
+    expected = norm("Norm_0", states + apply("feed_out", torch.nn.functional.gelu(apply("feed_in", states))))
     expected.sin().sum().backward()
     np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(grads[1], x.grad.numpy(), rtol=1e-3, atol=1e-3)
@@ -163,13 +160,7 @@ def test_nearness_matches_torch(published):
     expected = 0.0
     for other in ((a * b[giver]).sum(dim=-1).sigmoid(), (a[giver] * b).sum(dim=-1).sigmoid()):
         distance = (own - other).sigmoid()
-        one = torch.ones_like(distance)
-        loss = (
-            torch.nn.functional.binary_cross_entropy_with_logits
-            if published
-            else torch.nn.functional.binary_cross_entropy
-        )
-        expected = expected + loss(distance, one, reduction="none")
+        expected = expected - (distance.sigmoid() if published else distance).log()
     expected.sum().backward()
     np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-4)
     np.testing.assert_allclose(grads[0], a.grad.numpy(), rtol=1e-3, atol=1e-6)
@@ -201,15 +192,9 @@ def test_a_row_without_another_has_no_negatives(made):
 
 def test_the_decoder_reads_the_context_beside_what_was_chosen_and_the_emotion(made):
     one = made["case"]
-    p = jax.tree.map(np.asarray, one.params["alignment"])
-    plain = make("transformer")
-    read, states = one.read(), np.asarray(plain.read(one.batch, {k: one.params[k] for k in plain.params}).states)
-
-    def linear(name, values):
-        found = values @ p[name]["weight"]
-        return found + p[name]["bias"] if "bias" in p[name] else found
-
-    query = np.tanh(linear("query", states[:, 0]))
+    p, read = one.params["alignment"], one.read()
+    states = np.asarray(made["transformer"].read(one.batch, one.params).states)
+    query = np.tanh(linear(p["query"], states[:, 0]))
     affection, cognition = (read.memories[name] for name in ("affection", "cognition"))
     felt, known = (np.asarray(chosen(query, one.states, one.mask)[0]) for one in (affection, cognition))
 
@@ -217,11 +202,11 @@ def test_the_decoder_reads_the_context_beside_what_was_chosen_and_the_emotion(ma
         return model.alignment._feelings(batch.cognition, model.core, read, False)
 
     feeling = np.asarray(one.apply(one.batch, read.replace(states=jnp.asarray(states)), method=feelings))[:, 0]
-    gate = 1 / (1 + np.exp(-linear("gate", linear("join", np.concatenate([felt, feeling], axis=1)))))
+    gate = 1 / (1 + np.exp(-linear(p["gate"], linear(p["join"], np.concatenate([felt, feeling], axis=1)))))
     emotion = gate * felt + (1 - gate) * feeling
-    np.testing.assert_allclose(read.emotion, linear("head", emotion), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(read.emotion, linear(p["head"], emotion), rtol=1e-3, atol=1e-4)
     beside = np.broadcast_to(np.concatenate([known, emotion], axis=1)[:, None], (*states.shape[:2], 24))
-    expected = linear("out", np.maximum(linear("hidden", np.concatenate([states, beside], axis=2)), 0))
+    expected = linear(p["out"], np.maximum(linear(p["hidden"], np.concatenate([states, beside], axis=2)), 0))
     mask = np.asarray(one.batch.source_mask)
     np.testing.assert_allclose(np.asarray(read.states)[mask], expected[mask], rtol=1e-3, atol=1e-3)
     assert affection.states.shape == (3, 11, 12)
@@ -258,11 +243,9 @@ def test_rows_have_the_turn_its_clauses_and_their_facts():
     assert clauses(turn) == ["I lost my dog.", "I cried!"]
     assert clauses("I lost my dog.") == []
     tokenizer = train_words(["i lost my dog . i cried ! oh no ! sad alone to cry lose pet"], min_count=1)
-    emotional = np.zeros(tokenizer.vocab_size, bool)
-    examples = ClassicExamples(
-        [told, Instance("b#2", ("Hi.",), "Oh!", "")], tokenizer, emotional, max_context_tokens=9, max_target_tokens=4,
-        cognition=AlignmentSettings(clauses=2, facts=2, tokens=6),
-    )  # fmt: skip
+    sizes = AlignmentSettings(clauses=2, facts=2, tokens=6)
+    asked = [told, Instance("b#2", ("Hi.",), "Oh!", "")]
+    examples = rows_of(asked, tokenizer, readers=("alignment",), alignment=sizes)
     found = examples.collate(np.array([0, 1, -1]), 9, np.random.default_rng(0)).cognition
 
     def words(name, row):

@@ -14,7 +14,7 @@ from empax.data.english import vader_lexicon
 from empax.data.knowledge import Fact
 from empax.data.words import train_words
 from empax.systems.classic.concepts import ConceptPicker, ConceptsSettings
-from empax.systems.classic.examples import ClassicExamples
+from tests.systems.classic.small import rows_of
 
 TOLD = Instance("a#2", ("My dogs ran. I miss my dog.",), "Oh no!", "sad")
 FACTS = [
@@ -45,11 +45,8 @@ def test_concepts_are_tails_of_facts_about_words_and_the_intense_ones_come_first
 
 def test_rows_have_the_concepts_of_the_words_that_stay():
     told = dataclasses.replace(TOLD, notes={"facts": [fact.row() for fact in FACTS]})
-    emotional = np.zeros(WORDS.vocab_size, bool)
     picker = ConceptPicker.of(ConceptsSettings(most=4), WORDS)
-    examples = ClassicExamples(
-        [told, TOLD], WORDS, emotional, max_context_tokens=20, max_target_tokens=4, concepts=picker
-    )
+    examples = rows_of([told, TOLD], WORDS, picker=picker)
 
     def shown(length):
         batch = examples.collate(np.array([0, -1, 1]), length, np.random.default_rng(0))
@@ -67,8 +64,7 @@ def test_rows_have_the_concepts_of_the_words_that_stay():
     expected = [abs(lexicon.get(picker.words[i], 0.0)) / 4 for i in batch.source[0]]
     np.testing.assert_allclose(batch.intensity[0], expected, rtol=1e-6)
     assert shown(5)[1] == [("sad", "miss"), ("friend", "dog")]  # [CLS] miss my dog .
-    none = ClassicExamples([told], WORDS, emotional, max_context_tokens=20, max_target_tokens=4)
-    assert none.collate(np.array([0]), 12, np.random.default_rng(0)).intensity is None
+    assert rows_of([told], WORDS).collate(np.array([0]), 12, np.random.default_rng(0)).intensity is None
 
 
 def test_intensities_of_a_file_are_those_of_valence_and_arousal(tmp_path):
@@ -83,16 +79,14 @@ def test_intensities_of_a_file_are_those_of_valence_and_arousal(tmp_path):
     for text, message in (
         ("dog 0.9 0.4\nsad 0.1", "line 2: 'sad 0.1' must be a word, its valence, its arousal"),
         ("dog -0.9 0.4", r"line 1: -0.9, 0.4 must lie in \[0, 1\]"),
+        ("zyzzyva 0.9 0.4", "has none of the"),
+        (None, r"concepts.intensity = '.*' is no file; give one with a word"),
     ):
-        wrong = tmp_path / f"{len(text)}.txt"
-        wrong.write_text(text)
-        with pytest.raises(DataError, match=message):
+        wrong = tmp_path / f"{message[:6]}.txt"
+        if text is not None:
+            wrong.write_text(text)
+        with pytest.raises((ConfigError, DataError), match=message):
             ConceptPicker.of(ConceptsSettings(intensity=str(wrong)), WORDS)
-    (tmp_path / "other.txt").write_text("zyzzyva 0.9 0.4")
-    with pytest.raises(ConfigError, match="has none of the"):
-        ConceptPicker.of(ConceptsSettings(intensity=str(tmp_path / "other.txt")), WORDS)
-    with pytest.raises(ConfigError, match=r"concepts.intensity = 'nrc' is no file; give one with a word"):
-        ConceptPicker.of(ConceptsSettings(intensity="nrc"), WORDS)
 
 
 @pytest.mark.real_data

@@ -7,7 +7,9 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.types import Instance
 from empax.data.words import train_words
-from empax.systems.classic.examples import ClassicExamples, check_lexicon, emotional_words
+from empax.systems.classic.adversary import AdversarySettings
+from empax.systems.classic.examples import check_lexicon, emotional_words
+from tests.systems.classic.small import rows_of
 
 TOLD = Instance("a#4", ("I lost my dog.", "Oh no!", "I am so sad."), "I'm sorry.", "sad")
 ASKED = Instance("b#2", ("We won!",), "Great!", "proud")
@@ -15,10 +17,8 @@ WORDS = train_words([*TOLD.context, TOLD.response, *ASKED.context, ASKED.respons
 RNG = np.random.default_rng(0)
 
 
-def examples(instances=(TOLD, ASKED), room=20, **options):
-    emotional = np.zeros(WORDS.vocab_size, bool)
-    emotional[[WORDS.token_id(word) for word in ("lost", "sad")]] = True
-    return ClassicExamples(instances, WORDS, emotional, max_context_tokens=room, max_target_tokens=4, **options)
+def examples(instances=(TOLD, ASKED), **options):
+    return rows_of(instances, WORDS, emotional=("lost", "sad"), **options)
 
 
 def words(row):
@@ -72,8 +72,9 @@ def test_words_of_emotion(tmp_path):
 
 def test_the_turn_that_follows_a_response():
     first = Instance("a#2", TOLD.context[:1], TOLD.context[1], "sad")
-    made = examples((ASKED, first, TOLD), feedback_tokens=3)
-    batch = made.collate(np.array([1, 0, -1, 2]), 16, RNG)
-    assert words(batch.feedback[0]) == ["i", "am", "so"]  # of "I am so sad."
-    assert batch.feedback_mask.tolist() == [[True] * 3, [False] * 3, [False] * 3, [False] * 3]
-    assert examples().collate(np.array([0]), 16, RNG).feedback is None
+    critics = AdversarySettings()
+    batch = examples((ASKED, first, TOLD), adversary=critics, train=True).collate(np.array([1, 0, -1, 2]), 16, RNG)
+    assert words(batch.feedback[0]) == ["i", "am", "so", "sad"]  # of "I am so sad."
+    assert batch.feedback_mask.tolist() == [[True] * 4, [False] * 4, [False] * 4, [False] * 4]
+    for options in ({"adversary": critics}, {"train": True}):
+        assert examples(**options).collate(np.array([0]), 16, RNG).feedback is None

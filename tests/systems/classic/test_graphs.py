@@ -1,7 +1,6 @@
 """Graphs of words and concepts: KEMP's reader, against PyTorch and by what changes nothing."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from empax.core.tree import named_leaves
 from empax.systems.classic.concepts import ConceptsSettings
 from empax.systems.classic.graphs import GraphAttention, attention_loss, concept_edges
 from empax.systems.classic.readers import EmotionSettings
-from tests.systems.classic.small import make
+from tests.systems.classic.small import in_torch, make, random_like, token_nll
 
 RNG = np.random.default_rng(5)
 
@@ -23,8 +22,7 @@ def with_concepts(one, **changes):
 
 def with_settings(one, **changes):
     """The same parameters under other settings of the reader."""
-    form = dict.fromkeys(("copies",), changes.pop("copies", True))
-    return make("kemp", concepts=ConceptsSettings(**changes), **form)
+    return make("kemp", copies=changes.pop("copies", True), concepts=ConceptsSettings(**changes))
 
 
 def test_each_word_reads_the_first_the_one_before_and_its_concepts(made):
@@ -48,8 +46,7 @@ def test_the_graph_matches_torch(made, published):
     edges = RNG.random((2, 3, 5)) < 0.5
     edges[0, 0], edges[1, 0] = False, True
     arrays = tuple(map(jnp.asarray, (nodes, read, edges)))
-    params = graph.init(jax.random.key(0), *arrays)["params"]
-    params = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape) * 0.4, leaf.dtype), params)
+    params = random_like(graph.init(jax.random.key(0), *arrays)["params"], RNG, 0.4)
 
     @jax.jit
     def loss(params, nodes, read):
@@ -57,7 +54,7 @@ def test_the_graph_matches_torch(made, published):
         return jnp.sin(found).sum(), found
 
     (_, found), grads = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(params, *arrays[:2])
-    p = {name: torch.tensor(np.asarray(leaf), requires_grad=True) for name, leaf in named_leaves(params).items()}
+    p = in_torch(params)
     x, y, may = *(torch.tensor(a, requires_grad=True) for a in (nodes, read)), torch.tensor(edges)
 
     def linear(name, values):
@@ -145,8 +142,7 @@ def test_every_switch_changes_replies_and_without_all_it_is_the_plain_model(made
         assert set(other.params) <= set(one.params)
         assert not np.allclose(other.logits(params=one.params), logits, atol=1e-4), changes
     off = make("kemp", concepts=ConceptsSettings(most=0, signal=False), copies=False, emotion=EmotionSettings())
-    shared = {name: one.params[name] for name in plain.params}
-    np.testing.assert_array_equal(off.logits(params=one.params), plain.logits(params=shared))
+    np.testing.assert_array_equal(off.logits(params=one.params), plain.logits(params=one.params))
 
 
 @pytest.mark.oracle
@@ -177,21 +173,18 @@ def test_what_concepts_and_signal_are_worth_is_told_of_validation(made, caplog):
     batch = dataclasses.replace(one.batch, valid=jnp.asarray([True, True, False]))
     _, metrics = one.loss(one.params, batch, jax.random.key(0), train=False)
 
-    @functools.partial(jax.jit, static_argnames="signal")
-    def nll(batch, signal=False):
-        read = one.model.apply({"params": one.params}, batch, train=False, method="read")
-        if signal:
-            memory = jax.tree.map(lambda leaf: leaf[order], read.memories["signal"])
-            read = read.replace(memories={"signal": memory})
-        found = one.model.apply({"params": one.params}, batch.target, read, train=False, method="decode")
-        mask = batch.target_mask & batch.valid[:, None]
-        picked = jnp.take_along_axis(found, batch.target[..., None], axis=2)[..., 0]
-        return -(picked * mask).sum() / mask.sum()
+    def given(tree):
+        return jax.tree.map(lambda leaf: leaf[np.array([1, 0, 2])], tree)  # filler gives nobody anything
 
-    order = np.array([1, 0, 2])  # filler gives nobody anything
-    other = dataclasses.replace(batch, concepts=jax.tree.map(lambda leaf: leaf[order], batch.concepts))
-    np.testing.assert_allclose(metrics["nll_exchanged_concepts"].value(), nll(other), rtol=1e-4)
-    np.testing.assert_allclose(metrics["nll_exchanged_signal"].value(), nll(batch, signal=True), rtol=1e-4)
+    def nll(read):
+        found = one.apply(batch.target, read, train=False, method="decode")
+        return token_nll(found, batch)[:2].sum() / batch.target_mask[:2].sum()
+
+    read = one.read()
+    concepts = one.read(dataclasses.replace(batch, concepts=given(batch.concepts)))
+    np.testing.assert_allclose(metrics["nll_exchanged_concepts"].value(), nll(concepts), rtol=1e-4)
+    signal = read.replace(memories={"signal": given(read.memories["signal"])})
+    np.testing.assert_allclose(metrics["nll_exchanged_signal"].value(), nll(signal), rtol=1e-4)
     averages = {"nll": 2.0, "nll_exchanged_concepts": 2.5, "nll_exchanged_signal": 2.0}
     assert one.task.summarize(averages) == {**averages, "concepts_gain": 0.5, "signal_gain": 0.0}
     assert "signal unused" in caplog.text

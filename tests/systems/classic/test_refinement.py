@@ -7,16 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from empax.core.files import WorkDir
 from empax.core.types import Instance
 from empax.data.knowledge import SOCIAL_RELATIONS, Fact
 from empax.data.words import train_words
-from empax.pipeline.plan import make_plan, plain
-from empax.systems.classic.examples import ClassicExamples
 from empax.systems.classic.mimicry import AFFECTION, COGNITION
 from empax.systems.classic.settings import ClassicSettings
 from empax.systems.classic.stages import ClassicParts
-from tests.systems.classic.small import END, make
+from tests.systems.classic.small import END, rows_of, token_nll
 
 
 def with_facts(one, relation, *, ids=None, mask=None):
@@ -49,8 +46,7 @@ def refined(one, name, vector, states):
 def test_the_decoder_reads_five_refined_contexts_behind_a_gate(made):
     one = made["cem"]
     batch = with_facts(one, COGNITION[1], mask=False)  # nothing is known of that one
-    plain = make("transformer")
-    states = plain.read(batch, {k: one.params[k] for k in plain.params}).states
+    states = made["transformer"].read(batch, one.params).states
     real = np.asarray(batch.facts_mask[:, AFFECTION])
     feelings = states_of(one, "affection", AFFECTION, batch)
     mean = (feelings * real[..., None]).sum(axis=1) / real.sum(axis=1, keepdims=True)
@@ -94,11 +90,8 @@ def test_a_row_for_each_relation_has_the_words_of_its_tails():
              Fact("dog", "IsA", "pet")]  # fmt: skip
     known = Instance("a#2", ("I lost my dog.",), "Oh no!", "sad", {"facts": [fact.row() for fact in facts]})
     tokenizer = train_words(["i lost my dog . oh no ! sad alone to cry pet"], min_count=1)
-    emotional = np.zeros(tokenizer.vocab_size, bool)
-    examples = ClassicExamples(
-        [known, Instance("b#2", ("Hi.",), "Oh!", "")], tokenizer, emotional, max_context_tokens=9, max_target_tokens=4,
-        facts_tokens=3,
-    )  # fmt: skip
+    asked = [known, Instance("b#2", ("Hi.",), "Oh!", "")]
+    examples = rows_of(asked, tokenizer, readers=("refinement",), facts_tokens=3)
     batch = examples.collate(np.array([0, 1, -1]), 9, np.random.default_rng(0))
     assert batch.facts.shape == (3, 5, 3)
     told = {
@@ -111,41 +104,33 @@ def test_a_row_for_each_relation_has_the_words_of_its_tails():
     assert not batch.facts_mask[1:].any()
 
 
-@pytest.mark.slow
 def test_frequent_words_count_less_in_the_loss(made):
-    one = made["cem"]
-    weights = jnp.asarray(np.random.default_rng(0).uniform(size=30), jnp.float32)
+    one = made["multi_trs"]
+    weights = np.random.default_rng(0).uniform(size=30).astype(np.float32)
     task = dataclasses.replace(one.task, weights={**one.task.weights, "frequency": 1.5})
-    assert task.weights["frequency"]
-    with_it, metrics = jax.jit(lambda p, w: task.loss(p, {"frequency": w}, one.batch, jax.random.key(0), train=False))(
-        one.params, weights
-    )
+    loss = jax.jit(lambda p, w: task.loss(p, {"frequency": w}, one.batch, jax.random.key(0), train=False))
+    with_it, metrics = loss(one.params, weights)
     without = one.loss(one.params, one.batch, jax.random.key(0), train=False)[0]
     mask, target = np.asarray(one.batch.target_mask), np.asarray(one.batch.target)
-    log_probs = np.asarray(jax.nn.log_softmax(one.logits()))
-    picked = np.take_along_axis(log_probs, target[..., None], axis=2)[..., 0]
-    expected = -(picked * np.asarray(weights)[target] * mask).sum() / mask.sum()
+    expected = (token_nll(one.logits(), one.batch) * weights[target]).sum() / mask.sum()
     np.testing.assert_allclose(metrics["frequency_loss"].value(), expected, rtol=1e-5)
     np.testing.assert_allclose(with_it.value(), without.value() + 1.5 * expected, rtol=1e-5)
 
 
-def test_words_weigh_one_on_average_and_the_end_nothing():
+@pytest.mark.parametrize(
+    ("responses", "expected"),  # in proportion to 1, 3/4, 1/2, 0 for words that come 0, 1, 2, 4 times of 4
+    [
+        ([[2, 2, 2, END], [3, 2, END], [4, 3, END]], [4.0, 0.0, 0.0, 2.0, 3.0]),
+        ([[END]], [1.0, 0.0, 1.0, 1.0, 1.0]),
+        ([[2, 3, END]], [1.0, 0.0, 0.0, 0.0, 1.0]),
+    ],
+)
+def test_words_weigh_one_on_average_and_the_end_nothing(responses, expected):
     class Small:
         vocab_size, eos_id = 5, END
 
-    weights = ClassicParts(ClassicSettings(), Small()).word_weights([[2, 2, 2, END], [3, 2, END], [4, 3, END]])
-    assert weights[END] == weights[2] == 0.0
-    assert weights[0] > weights[4] > weights[3]
-    counts = np.array([0, 0, 4, 2, 1])
-    assert (weights * counts).sum() / counts.sum() == pytest.approx(1.0)
-
-
-def test_facts_come_from_a_stage_before(tmp_path):
-    from configs import classic
-    from empax.pipeline import run
-
-    config = plain(classic.get_config("cem,tiny"))
-    config["run"] = [name for name in config["run"] if name != "knowledge"]
-    del config["knowledge"]
-    (problem,) = run.find_problems(make_plan(config), WorkDir(tmp_path))
-    assert "no stage of kind 'knowledge' comes before it" in str(problem)
+    weights = ClassicParts(ClassicSettings(), Small()).word_weights(responses)
+    np.testing.assert_allclose(weights / weights[0], np.array(expected) / expected[0], rtol=1e-6)
+    counts = np.bincount(np.concatenate(responses), minlength=5) * (np.arange(5) != END)
+    if (weights * counts).any():
+        assert (weights * counts).sum() / counts.sum() == pytest.approx(1.0)

@@ -8,6 +8,7 @@ import pytest
 from configs import classic
 from empax.core.files import WorkDir
 from empax.core.system import RunContext
+from empax.data import words
 from empax.data.store import PlannedTokenizer
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
@@ -23,6 +24,7 @@ def problems(name, **changes):
         for part in sections:
             section = section[part]
         section[last] = value
+    config = {name: section for name, section in config.items() if section is not None}
     return [str(problem) for problem in run.find_problems(make_plan(config), WorkDir(Path("nowhere")))]
 
 
@@ -34,36 +36,30 @@ def test_recipes_are_right(name):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        (
-            "multi_trs",
-            {"generator__weights": {}},
-            "config.generator.weights lacks emotion, a loss of config.classic.re",
-        ),
+        ("multi_trs", {"generator__weights": {}}, "config.generator.weights lacks emotion, a loss of config.classic."),
         ("mime", {"generator__weights": {"emotion": 1.0}}, "weights lacks kl"),
-        (
-            "transformer",
-            {"generator__weights": {"kl": 1.0}},
-            "weights.kl is no loss of this model; it has nll, f",
-        ),
+        ("transformer", {"generator__weights": {"kl": 1.0}}, "weights.kl is no loss of this model; it has nll, f"),
         ("transformer", {"classic__vectors": "glove.txt"}, "vectors = 'glove.txt' is no file"),
         ("empdg", {"classic__lexicon": "nrc.txt"}, "lexicon = 'nrc.txt' is no file"),
         ("moel", {"prepare__tokenizer": {"vocab_size": 600}}, 'config.prepare.tokenizer.kind must be "words"'),
         ("case", {"generator__start_from": "bag"}, "config.generator.start_from = 'bag': config.run has no such stage"),
         (
-            "cem",
-            {"generator__weights": {"emotion": 1.0, "frequency": 1.5, "nll": 0.0}},
+            "cem", {"generator__weights": {"emotion": 1.0, "frequency": 1.5, "nll": 0.0}},
             "nll = 0 decodes nothing, and frequency = 1.5 learns from what is decoded",
         ),
         (
-            "cem",
-            {"knowledge": {"kind": "knowledge", "entity": {"source": "sample"}}},
+            "cem", {"knowledge": {"kind": "knowledge", "entity": {"source": "sample"}}},
             "config.knowledge.social = None; set it to a source, or set config.classic.readers without refinement",
         ),
         ("kemp", {"knowledge": {"kind": "knowledge", "social": {"source": "sample"}}}, "reads facts about things"),
+        (
+            "cem", {"run": ["prepare", "generator", "evaluate", "report"], "knowledge": None},
+            "no stage of kind 'knowledge' comes before it",
+        ),
         ("emo_prepend", {"generator__prepend": "emotion"}, "config.generator.prepend = 'emotion'"),
         ("emo_prepend", {"emotions__weights": {"emotion": 0.0}}, "learns no emotions; set its weights.emotion above 0"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_named(name, changes, message):
     (found,) = problems(name, **changes)
     assert message in found
@@ -84,6 +80,15 @@ def test_on_a_small_corpus_the_teacher_leaves_as_much_sooner():
 
     assert [decay(config, rows) for rows in (10_000, 240, 1)] == [200, 100, 1]  # 300 steps of 8 are ten passes of 240
     assert decay({**config, "data": {"name": "sample"}}, 240) == 200
+
+
+def test_the_lexicon_is_looked_up_once_and_not_for_every_answer(monkeypatch):
+    looked_up = []
+    monkeypatch.setattr(stages, "emotional_words", lambda name, tokenizer: looked_up.append(name))
+    parts = stages.ClassicParts(ClassicSettings(readers=("emotion_words",)), words.train_words(["hi"], min_count=1))
+    for _ in range(2):
+        parts.examples([], None)
+    assert looked_up == ["vader"]
 
 
 def test_a_stage_goes_on_from_an_earlier_one(monkeypatch):

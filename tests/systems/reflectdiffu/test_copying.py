@@ -15,7 +15,7 @@ from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.word_level import WordLevelSettings
-from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReflectExamples
+from empax.systems.reflectdiffu.examples import NO_PRIOR, ReflectExamples
 from empax.systems.reflectdiffu.labels import INTENTS, IntentTable
 from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReflectSettings
@@ -34,8 +34,11 @@ FORM = GeneratorTaskSettings(
 
 
 def examples(instances=INSTANCES, slots=SLOTS):
-    reading = Reading(TOKENIZER, None, 16, 16, 12, slots)
-    return ReflectExamples(instances, reading, np.stack([NO_PRIOR] * len(instances)), {})
+    settings, prior = (
+        ReflectSettings(max_context_tokens=16, max_target_tokens=12),
+        np.stack([NO_PRIOR] * len(instances)),
+    )
+    return ReflectExamples(instances, TOKENIZER, settings, prior, {}, slots=slots)
 
 
 def collate(made, length=16):
@@ -72,18 +75,15 @@ def test_without_slots_all_of_them_are_unknown():
 def test_a_stage_has_the_slots_of_its_settings(changes, slots):
     parts = Parts(ReflectSettings(), TOKENIZER, None, {}, IntentTable(np.zeros((32, len(INTENTS)), np.int64)))
     stage = dataclasses.replace(FORM, **changes)
-    assert parts.reading(stage, 12).slots == slots
+    assert parts.slots(stage) == slots
     assert getattr(parts.task(stage).model, "slots", 0) == slots
 
 
 @pytest.fixture(scope="module")
 def answerer():
     """Of a generator whose gate only copies; it says the context's words."""
-    plain = EncoderDecoder(
-        WordLevelSettings(d_model=8, num_heads=2, head_dim=4, d_ff=8).config(
-            V, TOKENIZER.start_id, tie_embeddings=False
-        )
-    )
+    sizes = WordLevelSettings(d_model=8, num_heads=2, head_dim=4, d_ff=8)
+    plain = EncoderDecoder(sizes.config(V, TOKENIZER.start_id, tie_embeddings=False))
     settings = DecodeSettings("greedy", 4, suppress_tokens=(UNK, TOKENIZER.cls_id, TOKENIZER.token_id(SPEAKER_TOKEN)))
     decoder = Decoder(settings, TOKENIZER.start_id, TOKENIZER.eos_id, TOKENIZER.pad_id)
     task = ReflectDiffu(PointerGenerator(plain, SLOTS, UNK), decoder, FORM, None, ((0, 1, 2),) * 32)

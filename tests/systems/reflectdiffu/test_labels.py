@@ -75,12 +75,14 @@ def test_labels_are_read_by_name(tmp_path):
     path.write_text(header + "a,1,speaker,sad\na,2,listener,questioning\na,3,speaker,neutral\na,4,listener,sad\n")
     found = intents.load_intents(DataSettings("empathetic_dialogues", dir=str(tmp_path)))
     assert found == {"a#2": "questioning"}
-    path.write_text(header + "a,2,listener,joking\n")
-    with pytest.raises(DataError, match=r"line 2: 'joking' is neither an intent nor an emotion"):
-        intents.read_listener_intents(path)
-    path.write_text("id,label\n")
-    with pytest.raises(DataError, match="columns 'id,label' must be conv_id"):
-        intents.read_listener_intents(path)
+    for text, message in (
+        (header + "a,2,listener,joking\n", "line 2: 'joking' is neither an intent nor an emotion"),
+        (header + "a,2,listener\n", "line 2: 3 fields must be 4"),
+        ("id,label\n", "columns 'id,label' must be conv_id"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=message):
+            intents.read_listener_intents(path)
     with pytest.raises(ConfigError, match=r"holds no listener_intents\.csv"):
         intents.load_intents(DataSettings("empathetic_dialogues", dir=str(tmp_path / "empathetic_dialogues" / "x")))
     with pytest.raises(ConfigError, match="'jsonl' has no response intents"):

@@ -15,10 +15,12 @@ from empax.data.spans import Span, SpanExample
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
 from empax.planning.sketches import sketch_stage
-from empax.systems.reflectdiffu.examples import NO_PRIOR, Reading, ReasonExamples, ReflectExamples, polarities
+from empax.systems.reflectdiffu.examples import NO_PRIOR, ReasonExamples, ReflectExamples, polarities
 from empax.systems.reflectdiffu.labels import INTENTS
+from empax.systems.reflectdiffu.settings import ReflectSettings
 
 CONTEXT = ("My dog died, it is horrible.", "Oh no!", "I miss him.")
+LENGTHS = ReflectSettings(max_context_tokens=40, max_piece_tokens=40, max_target_tokens=10)
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +34,7 @@ def test_rows_know_their_words_pieces_and_labels(tokenizers):
     words, pieces = tokenizers
     instances = [Instance("a#4", CONTEXT, "I see.", "sad"), Instance("b#2", ("We won, great!",), "Well done!", "")]
     prior = np.stack([NO_PRIOR, np.eye(len(INTENTS), dtype=np.float32)[2]])
-    reading = Reading(words, pieces, 40, 40, 10)
-    examples = ReflectExamples(instances, reading, prior, {"a#4": "consoling"})
+    examples = ReflectExamples(instances, words, LENGTHS, prior, {"a#4": "consoling"}, piece_tokenizer=pieces)
     batch = examples.collate(np.array([1, 0, -1]), 40, np.random.default_rng(0))
     np.testing.assert_array_equal(batch.valid, [True, True, False])
     np.testing.assert_array_equal(batch.emotion, [-1, EMOTIONS.index("sad"), -1])
@@ -54,9 +55,8 @@ def test_rows_know_their_words_pieces_and_labels(tokenizers):
 
 def test_a_row_that_is_cut_keeps_the_id_of_the_context_and_its_newest_words(tokenizers):
     words, pieces = tokenizers
-    examples = ReflectExamples(
-        [Instance("a#4", CONTEXT, "x", "")], Reading(words, pieces, 40, 40, 10), NO_PRIOR[None], {}
-    )
+    asked = [Instance("a#4", CONTEXT, "x", "")]
+    examples = ReflectExamples(asked, words, LENGTHS, NO_PRIOR[None], {}, piece_tokenizer=pieces)
     whole, cut = (examples.collate(np.array([0]), n, np.random.default_rng(0)) for n in (40, 8))
     size = int(whole.source_mask.sum())
     assert cut.source[0].tolist() == [words.cls_id, *whole.source[0, size - 7 : size]]
