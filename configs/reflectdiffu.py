@@ -45,10 +45,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 FORMS: dict[str, dict[str, Any]] = {
     **ABLATIONS,
     "plain": {
-        "reasons": "",
-        "experts": "none",
-        "second_intent": False,
-        "mimicry": False,
+        **{name: value for changes in ABLATIONS.values() for name, value in changes.items()},
         "copying": False,
         "intent_start": False,
     },
