@@ -147,7 +147,7 @@ def get_config(arg: str = "") -> ConfigDict:
         best_metric="nll", eval_every_steps=steps // 6, log_every_steps=50, checkpoint_every_steps=steps // 6,
         # ours, as REG's generator. Its code has Noam's rate with a warm-up of 8,000, which is more than a run has.
         learning_rate=1e-3,
-        optimizer={"warmup_steps": steps // 8, "schedule": "linear", "b2": 0.98, "eps": 1e-9},
+        optimizer=common.linear(steps // 8, b2=0.98, eps=1e-9),
     )  # fmt: skip
     config.evaluate = ConfigDict(
         {"kind": "evaluate", "stage": "generator", "buckets": (32, 64, 128), "batch_size": 32, "linear_judge": True}
@@ -168,8 +168,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.generator.optimizer.groups = [{"pattern": "critic/", "learning_rate_scale": 0.1, "schedule": "constant"}]
     if chosen.machine == "gpu":
         common.on_gpu(config)
-    config = _shrunk(config, name) if chosen.tiny else config
-    return common.decode_alike(config, tiny=chosen.tiny) if "consensus" in chosen.flags else config
+    return common.decode_alike(_shrunk(config, name) if chosen.tiny else config, chosen)
 
 
 def _train_as_released(config: ConfigDict, name: str) -> None:
@@ -222,7 +221,6 @@ def _shrunk(config: ConfigDict, name: str) -> ConfigDict:
         config.classic.alignment.update({"clauses": 2, "facts": 6, "tokens": 8})
     for stage in ("emotions", "choice", "generator"):
         if stage in config:
-            config[stage].update({"steps": 4, "batch_size": 8, "buckets": (48,), "log_every_steps": 2,
-                                 "eval_every_steps": 2, "checkpoint_every_steps": 2})  # fmt: skip
+            config[stage].update({**common.FEW_STEPS, "batch_size": 8, "buckets": (48,)})
     config.evaluate.update({"buckets": (48,), "batch_size": 16, "linear_judge": False})
     return config

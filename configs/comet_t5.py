@@ -33,44 +33,21 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def recipe(model: str) -> ConfigDict:
     """Fine-tuning on prompts and tails."""
-    config = common.base(system="seq2seq", data="jsonl")
-    config.run = ("prepare", "generator", "evaluate", "report")
-    config.seq2seq = ConfigDict(
-        {
-            "generator": {"architecture": "pretrained", "pretrained": model},
-            "form": "plain",
-            "layout": {  # 99.9% of prompts and tails are not cut
-                "max_context_tokens": 48,
-                "max_target_tokens": 24,
-            },
-            "decoding": {  # COMET-ATOMIC 2020's code: 5 beams
-                "method": "beam",
-                "num_beams": 5,
-                "max_tokens": 24,
-            },
-        }
+    config = common.seq2seq(
+        model,
+        data="jsonl",
+        buckets=(16, 32, 48),
+        layout={"max_context_tokens": 48, "max_target_tokens": 24},  # 99.9% of prompts and tails are not cut
+        decoding={"method": "beam", "num_beams": 5, "max_tokens": 24},  # COMET-ATOMIC 2020's code: 5 beams
     )
-    config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": model, "tags": False}})
     config.generator = common.train(
         task="generator",
         learning_rate=3e-4,  # ours; COMET-ATOMIC 2020 takes 1e-5 for a BART of 406 million parameters
         buckets=(16, 32, 48),
         emotion_weight=0.0,  # events have no emotion
         best_metric="nll",
-        optimizer={
-            "warmup_steps": 100,
-            "schedule": "linear",
-        },
+        optimizer=common.linear(100),
     )
-    config.evaluate = ConfigDict(
-        {
-            "kind": "evaluate",
-            "stage": "generator",
-            "buckets": (16, 32, 48),
-            "judge": "",
-        }
-    )
-    config.report = ConfigDict({"kind": "report"})
     return config
 
 
@@ -94,8 +71,7 @@ def shrink(config: ConfigDict, *, random: bool) -> ConfigDict:
         config.seq2seq.form = "dialogue"  # "plain" is a pretrained model's
         config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
     config.seq2seq.decoding.num_beams = 2
-    few = {"steps": 4, "batch_size": 8, "log_every_steps": 2, "eval_every_steps": 2, "checkpoint_every_steps": 2}
-    config.generator.update(few)
+    config.generator.update({**common.FEW_STEPS, "batch_size": 8})
     config.generator.optimizer.warmup_steps = 1
     config.evaluate.limit = 16
     return config

@@ -61,7 +61,7 @@ def arguments(
       ValueError: a word is unknown, or two exclude each other.
     """
     found: dict[str, str] = {}
-    given, counts = set(), {}
+    given = set()
     for word in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = word.partition("=")
         if key == "machine" and equals and value in machines:
@@ -72,32 +72,20 @@ def arguments(
             given.add(word)
             continue
         elif key in numbers and value.isdecimal() and int(value) > 0:
-            counts[key] = int(value)
-            continue
+            kind, name = key, value
         elif word in models or (folders and Path(word).expanduser().is_dir()):
             kind, name = "model", word
         else:
-            known = _known(models, folders, forms, flags, machines, numbers)
+            named = [*models, *(["a folder with a model"] if folders else [])]
+            values = [*(f"machine={machine}" for machine in machines), *(f"{key}=NUMBER" for key in numbers)]
+            known = "; ".join(", ".join(words) for words in (named, forms, flags, values) if words) or "no argument"
             raise ValueError(f"{recipe}:{text}: {word!r} is unknown; it takes {known}.")
         if found.setdefault(kind, name) != name:
             raise ValueError(f"{recipe}:{text} names two of a kind, {found[kind]!r} and {name!r}; leave one out.")
     if "tiny" in given and "machine" in found:
         raise ValueError(f"{recipe}:{text}: a trial is sized for any machine; leave out machine={found['machine']}.")
+    counts = {key: int(found.pop(key)) for key in numbers if key in found}
     return Arguments(**found, flags=frozenset(given), numbers=counts)
-
-
-def _known(
-    models: Sequence[str],
-    folders: bool,
-    forms: Sequence[str],
-    flags: Sequence[str],
-    machines: Sequence[str],
-    numbers: Sequence[str],
-) -> str:
-    """The words that a recipe takes, as a message lists them."""
-    named = [*models, *(["a folder with a model"] if folders else [])]
-    values = [*(f"machine={machine}" for machine in machines), *(f"{key}=NUMBER" for key in numbers)]
-    return "; ".join(", ".join(words) for words in (named, forms, flags, values) if words) or "no argument"
 
 
 def check_together(text: str, recipe: str, forms: Sequence[str], read: Callable[[Sequence[str]], Any]) -> None:
@@ -165,6 +153,11 @@ def train(*, task: str, learning_rate: float, **more: Any) -> ConfigDict:
     return ConfigDict({"kind": "train", "task": task, "optimizer": optimizer, **more}, convert_dict=True)
 
 
+def linear(warmup_steps: int, **more: Any) -> dict[str, Any]:
+    """An optimizer whose learning rate rises for `warmup_steps` and then falls to nothing; `more` are its settings."""
+    return {"warmup_steps": warmup_steps, "schedule": "linear", **more}
+
+
 def sizes(*, steps: int, batch_size: int, evaluations: int, **more: Any) -> dict[str, Any]:
     """How much a training stage learns from; `more` are settings of the loop."""
     rhythm = {"eval_every_steps": steps // evaluations, "checkpoint_every_steps": 200, "log_every_steps": 50}
@@ -213,13 +206,41 @@ CONSENSUS = {
 """Ours, by validation (PAPERS.md): of 16 samples that which the others agree with most, about as long as people's."""
 
 
-def decode_alike(config: ConfigDict, *, tiny: bool = False) -> ConfigDict:
-    """Evaluates by the decoder that the leaderboard compares all systems by; nothing is trained otherwise."""
-    config.evaluate.decoding = ConfigDict({**CONSENSUS, **({"num_samples": 2, "max_tokens": 8} if tiny else {})})
+def decode_alike(config: ConfigDict, chosen: Arguments) -> ConfigDict:
+    """Evaluates by the leaderboard's decoder where the flag "consensus" says so; nothing is trained otherwise."""
+    if "consensus" in chosen.flags:
+        few = {"num_samples": 2, "max_tokens": 8} if chosen.tiny else {}
+        config.evaluate.decoding = ConfigDict({**CONSENSUS, **few})
     return config
 
 
-FIXED_EMBEDDING = {"pattern": "encoder/token_embedding$", "frozen": True}
+ON_CPU = {"dtype": "bfloat16", "unroll": 6}
+"""Of a model on two cores: a quarter to a half of the time of float32 in a plain scan."""
+
+SCRATCH = {
+    "d_model": 256,
+    "num_heads": 4,
+    "head_dim": 64,
+    "d_ff": 1024,
+    # An encoder that reads K passages reads more than a decoder, whose response is one: depth is cheaper below.
+    "num_encoder_layers": 3,
+    "num_decoder_layers": 4,
+    "dropout": 0.1,
+    "embeddings": "minilm",
+}
+"""A generator from scratch, for two cores."""
+
+SMALL_ENCODER = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2}
+FEW_STEPS = {"steps": 4, "log_every_steps": 2, "eval_every_steps": 2, "checkpoint_every_steps": 2}
+"""Of a trial."""
+
+
+def frozen(pattern: str) -> dict[str, Any]:
+    """A group of parameters that are not trained."""
+    return {"pattern": pattern, "frozen": True}
+
+
+FIXED_EMBEDDING = frozen("encoder/token_embedding$")
 """A parameter group for pretrained encoders: half of MiniLM is word embeddings, and few steps change them little."""
 
 
@@ -227,6 +248,25 @@ def index(*, encoder: str, candidates: int, queries: dict[str, int] | None = Non
     """An index stage; `encoder` is the stage that trained it, empty = as pretrained."""
     settings = {"kind": "index", "encoder": encoder, "store": {"method": method}, "candidates": candidates}
     return ConfigDict(settings if queries is None else {**settings, "queries": queries})
+
+
+def seq2seq(model: str, *, data: str, buckets: tuple[int, ...], **models: Any) -> ConfigDict:
+    """A recipe in which a pretrained model learns from texts as they stand, but for its stage "generator".
+
+    Args:
+      model: its name or folder.
+      data: the corpus.
+      buckets: what texts are padded to when they are answered.
+      models: further settings of the section "seq2seq".
+    """
+    config = base(system="seq2seq", data=data)
+    config.run = ("prepare", "generator", "evaluate", "report")
+    generator = {"architecture": "pretrained", "pretrained": model}
+    config.seq2seq = ConfigDict({"generator": generator, "form": "plain", **models})
+    config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": model, "tags": False}})
+    config.evaluate = ConfigDict({"kind": "evaluate", "stage": "generator", "buckets": buckets, "judge": ""})
+    config.report = ConfigDict({"kind": "report"})
+    return config
 
 
 def swaps(**more: Any) -> ConfigDict:
@@ -243,21 +283,14 @@ def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
     """
     config.data.name = "sample"
     models = config[config.system]
-    small = {"d_model": 32, "num_heads": 2, "d_ff": 64}
     if not pretrained:
+        size = {"d_model": 32, "num_heads": 2, "head_dim": 16, "d_ff": 64}
         models.generator.update(
-            {
-                **small,
-                "head_dim": 16,
-                "num_encoder_layers": 2,
-                "num_decoder_layers": 2,
-                "unroll": 1,
-                "embeddings": "",
-            }
+            {**size, "num_encoder_layers": 2, "num_decoder_layers": 2, "unroll": 1, "embeddings": ""}
         )
         config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
     if "retriever" in models:
-        models.retriever = ConfigDict({**small, "num_layers": 2, "normalize": True, "dropout": 0.0})
+        models.retriever = ConfigDict({**SMALL_ENCODER, "normalize": True, "dropout": 0.0})
     models.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})
     # One length everywhere: most of a trial's time is compiling, once for every shape.
     models.layout.update(
@@ -274,8 +307,7 @@ def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
         section = config[name]
         kind = section.get("kind", name)
         if kind == "train":
-            few = {"steps": 4, "batch_size": 8, "accumulate": 1, "buckets": (80,)}
-            section.update({**few, "log_every_steps": 2, "eval_every_steps": 2, "checkpoint_every_steps": 2})
+            section.update({**FEW_STEPS, "batch_size": 8, "accumulate": 1, "buckets": (80,)})
             if "refresh_every_steps" in section:
                 section.refresh_every_steps = 2
         if kind == "index":
@@ -285,6 +317,6 @@ def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
     if "attributes" in config:
         config.attributes.update({"data": "sample", "max_tokens": 16, "buckets": (16,)})
         if not pretrained:
-            config.attributes.encoder = ConfigDict({**small, "num_layers": 2})
+            config.attributes.encoder = ConfigDict(SMALL_ENCODER)
     config.evaluate.update({"buckets": (80,), "batch_size": 16})
     return config

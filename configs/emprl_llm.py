@@ -24,13 +24,8 @@ MACHINES = reg_transformer.MACHINES
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    known = {
-        "models": (*reg_llm.LIGHT, *reg_llm.PRESETS),
-        "folders": True,
-        "forms": FORMS,
-        "flags": FLAGS,
-        "machines": MACHINES,
-    }
+    models = (*reg_llm.LIGHT, *reg_llm.PRESETS)
+    known = {"models": models, "folders": True, "forms": FORMS, "flags": FLAGS, "machines": MACHINES}
     chosen = common.arguments(arg, "emprl_llm.py", **known)
     model = chosen.model or "smollm2"
     machine = chosen.machine or ("cpu" if model in reg_llm.LIGHT else "gpu")

@@ -47,9 +47,8 @@ def recipe(model: str, form: str) -> ConfigDict:
         config.ppo.update({"buckets": start.generator.buckets, "max_validation_examples": 500})
         # ours: in bfloat16 a response that is drawn token by token is rounded otherwise than one that is read at once.
         config.ppo.guard_tolerance = 0.03
-        config.ppo.optimizer.learning_rate = (
-            1.1e-4  # ours: times 450 updates as much as the paper's rate times its updates
-        )
+        # ours: times 450 updates as much as the paper's rate times its updates
+        config.ppo.optimizer.learning_rate = 1.1e-4
     return config
 
 

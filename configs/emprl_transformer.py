@@ -33,6 +33,7 @@ PREFERENCES = ("dpo", "ipo", "kto")
 FORMS = (*ABLATIONS, "retrieval")
 FLAGS = ("dailydialog", "consensus", "tiny")
 MACHINES = reg_transformer.MACHINES
+SAMPLED = {"method": "sample", "top_k": 20, "temperature": 0.9}  # the paper's code
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -48,8 +49,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def flagged(config: ConfigDict, chosen: common.Arguments) -> ConfigDict:
     """The recipe with what its flags add."""
-    if "consensus" in chosen.flags:
-        common.decode_alike(config, tiny=chosen.tiny)
+    common.decode_alike(config, chosen)
     return add_dailydialog(config) if "dailydialog" in chosen.flags else config
 
 
@@ -57,14 +57,7 @@ def reinforced(start: ConfigDict, form: str) -> ConfigDict:
     """A recipe of REG's with identifiers and rewards in place of its end; `form` is empty or one of FORMS."""
     config = common.base(system="emprl", data="empathetic_dialogues")
     config.emprl = start.reg
-    config.emprl.decoding = ConfigDict(
-        {
-            "method": "sample",
-            "top_k": 20,  # the paper's code
-            "temperature": 0.9,  # the paper's code
-            "max_tokens": 29,  # the paper's code: 30, the start token among them
-        }
-    )
+    config.emprl.decoding = ConfigDict({**SAMPLED, "max_tokens": 29})  # the paper's code: 30, with the start token
     before = [name for name in start.run if name not in ("longer", "evaluate", "swaps", "report")]
     for name in before:
         config[name] = start[name]
@@ -77,17 +70,10 @@ def reinforced(start: ConfigDict, form: str) -> ConfigDict:
     config.assess = ConfigDict({"kind": "assess", "judges": ("identifiers", "second_seed")})
     config.ppo = policy(form)
     config.run = ("prepare", "identifiers", "second_seed", "assess", *before[1:], "ppo", "evaluate", "report")
+    judged = {"judge": "identifiers", "second_judge": "second_seed", "linear_judge": True}
+    buckets = start.evaluate.buckets[-1:] if form == "retrieval" else (64, 88)
     config.evaluate = ConfigDict(
-        {
-            "kind": "evaluate",
-            "stage": "ppo",
-            "index": "",
-            "buckets": start.evaluate.buckets[-1:] if form == "retrieval" else (64, 88),
-            "batch_size": 64,
-            "judge": "identifiers",
-            "second_judge": "second_seed",
-            "linear_judge": True,
-        }
+        {"kind": "evaluate", "stage": "ppo", "index": "", "buckets": buckets, "batch_size": 64, **judged}
     )
     if form == "retrieval":
         config.ppo.buckets = config.evaluate.buckets
@@ -129,9 +115,8 @@ def policy(form: str) -> ConfigDict:
         config.update({"loss": form, "beta": 0.1, "batch_size": 8})
         config.optimizer.learning_rate = 1.5e-4
     else:
-        config.optimizer.groups = [
-            {"pattern": "^(trained/)?value/", "learning_rate_scale": 32.0}
-        ]  # starts from nothing
+        # The value head starts from nothing.
+        config.optimizer.groups = [{"pattern": "^(trained/)?value/", "learning_rate_scale": 32.0}]
         config.value_warmup_steps = 40
         config.value_clip = None
         config.value_hidden = 128
@@ -185,10 +170,10 @@ def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
     config.evaluate.update({"second_judge": "", "linear_judge": False})
     config.assess.judges = ("identifiers",)
     config.identifiers = empathy_identifiers.tiny(seed=0)
-    config.emprl.decoding = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 12})
+    config.emprl.decoding = ConfigDict({**SAMPLED, "max_tokens": 12})
     if "ppo" not in config:
         return config
-    config.ppo.rollout = ConfigDict({"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 8})
+    config.ppo.rollout = ConfigDict({**SAMPLED, "max_tokens": 8})
     config.ppo.update({"epochs": 2, "minibatches": 2})
     if config.ppo.task != "ppo":
         config.ppo.rollout.num_samples = 2

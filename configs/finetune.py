@@ -24,42 +24,31 @@ def get_config(arg: str = "") -> ConfigDict:
     if not model or model in ("lora", "tiny"):
         raise ValueError("finetune needs a model; write finetune:FOLDER, finetune:FOLDER,lora or finetune:FOLDER,tiny.")
     chosen = common.arguments(rest, "finetune.py:MODEL", flags=("lora", "tiny"), machines=MACHINES)
-    config = common.base(system="seq2seq", data="jsonl")
-    config.run = ("prepare", "generator", "evaluate", "report")
-    config.seq2seq = ConfigDict(
-        {
-            "generator": {"architecture": "pretrained", "pretrained": model},
-            "form": "plain",
-            "layout": {"max_context_tokens": 256, "max_target_tokens": 64},
-            "own_decoding": True,  # as the model's generation_config.json says
-            "decoding": {"max_tokens": 64},
-        }
+    config = common.seq2seq(
+        model,
+        data="jsonl",
+        buckets=(32, 64, 128, 256),
+        layout={"max_context_tokens": 256, "max_target_tokens": 64},
+        own_decoding=True,  # as the model's generation_config.json says
+        decoding={"max_tokens": 64},
     )
-    config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": model, "tags": False}})
+    config.evaluate.batch_size = 16
     config.generator = common.train(
         task="generator",
-        steps=1000,
-        batch_size=16,
         learning_rate=1e-4,
         buckets=(32, 64, 128, 256),
         emotion_weight=0.0,
         best_metric="nll",
-        eval_every_steps=250,
-        checkpoint_every_steps=250,
-        log_every_steps=50,
-        optimizer={"warmup_steps": 50, "schedule": "linear"},
+        optimizer=common.linear(50),
+        **common.sizes(steps=1000, batch_size=16, evaluations=4, checkpoint_every_steps=250),
     )
     if "lora" in chosen.flags:
         config.seq2seq.lora = ConfigDict({"rank": 16, "alpha": 32.0})
         config.generator.optimizer.learning_rate = 1e-3
-    config.evaluate = ConfigDict(
-        {"kind": "evaluate", "stage": "generator", "buckets": (32, 64, 128, 256), "batch_size": 16, "judge": ""}
-    )
-    config.report = ConfigDict({"kind": "report"})
     if chosen.machine == "gpu":
         common.on_gpu(config, lengths=2)
     if chosen.tiny:
-        config.generator.update({"steps": 4, "eval_every_steps": 2, "checkpoint_every_steps": 2, "log_every_steps": 2})
+        config.generator.update(common.FEW_STEPS)
         config.generator.optimizer.warmup_steps = 1
         config.evaluate.limit = 16
     return config

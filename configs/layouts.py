@@ -17,40 +17,28 @@ class Layout:
     Attributes:
       rows: of every training step, on each chip.
       fsdp: chips that share one copy of the parameters; the rest of the slice lies along `data`.
-      remat: see `models.scanned.rematerialized`.
     """
 
     rows: int
     fsdp: int = 1
-    remat: str = "full"
 
 
 FEWEST_STEPS = 50
 
 CHIPS = {"v5e:2x4": 8, "v5e:16x16": 256, "v5p:2x2x2": 8, "v5p:4x4x4": 64}
 
+_SMALL = (Layout(8), Layout(8), Layout(16), Layout(16))
 LAYOUTS = {
-    "small": {"v5e:2x4": Layout(8), "v5e:16x16": Layout(8), "v5p:2x2x2": Layout(16), "v5p:4x4x4": Layout(16)},
-    "base": {"v5e:2x4": Layout(8), "v5e:16x16": Layout(8), "v5p:2x2x2": Layout(16), "v5p:4x4x4": Layout(16)},
-    "large": {
-        "v5e:2x4": Layout(8, fsdp=4),
-        "v5e:16x16": Layout(8, fsdp=16),
-        "v5p:2x2x2": Layout(16),
-        "v5p:4x4x4": Layout(16),
-    },
-    "xl": {
-        "v5e:2x4": Layout(8, fsdp=8),
-        "v5e:16x16": Layout(8, fsdp=256),
-        "v5p:2x2x2": Layout(16, fsdp=2),
-        "v5p:4x4x4": Layout(16, fsdp=64),
-    },
-    "llama-3.1-8b": {
-        "v5e:2x4": Layout(16, fsdp=4),
-        "v5e:16x16": Layout(16, fsdp=256),
-        "v5p:2x2x2": Layout(16, fsdp=2),
-        "v5p:4x4x4": Layout(16, fsdp=64),
-    },
+    model: dict(zip(CHIPS, layouts, strict=True))
+    for model, layouts in {
+        "small": _SMALL,
+        "base": _SMALL,
+        "large": (Layout(8, fsdp=4), Layout(8, fsdp=16), Layout(16), Layout(16)),
+        "xl": (Layout(8, fsdp=8), Layout(8, fsdp=256), Layout(16, fsdp=2), Layout(16, fsdp=64)),
+        "llama-3.1-8b": (Layout(16, fsdp=4), Layout(16, fsdp=256), Layout(16, fsdp=2), Layout(16, fsdp=64)),
+    }.items()
 }
+"""By model and slice; what is computed again is everything."""
 
 MACHINES = ("cpu", "gpu", *CHIPS)
 
@@ -110,7 +98,7 @@ def on_topology(config: ConfigDict, model: str, topology: str) -> ConfigDict:
     layout, chips = chosen[topology], CHIPS[topology]
     config.mesh.fsdp = layout.fsdp
     config.plan.topology = topology
-    config[config.system].generator.remat = layout.remat
+    config[config.system].generator.remat = "full"
     for name in config.run:
         stage = config[name]
         if stage.kind != "train":

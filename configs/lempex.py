@@ -38,8 +38,17 @@ FORMS = ("no_losses", "no_exemplars", "t5_glove", "no_judges", "t5", "pretrained
          "gold_emotion", "eq10", "unfrozen", "time_axis", "gumbel", "binary", "weights_1", "full_size")  # fmt: skip
 MACHINES = ("cpu", "gpu")
 WHEEL = "flan-t5-small-titles"
-CPU = {"dtype": "bfloat16", "unroll": 6}  # a quarter to a half of the time of float32 in a plain scan
-RHYTHM = {"log_every_steps": 50, "checkpoint_every_steps": 200}
+CHANGES = {
+    "unfrozen": {"frozen_judges": False},
+    "time_axis": {"softmax_axis": "time"},
+    "gumbel": {"soft": "straight_through"},
+    "binary": {"binary": True},
+    "weights_1": {"weights": dict.fromkeys(("emotional_reaction", "interpretation", "exploration", "sentiment"), 1.0)},
+}
+"""Forms that change settings of the generator's stage alone."""
+
+READER = {"pretrained": "minilm", "num_layers": 3, **common.ON_CPU}
+"""The encoder of judges."""
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -53,8 +62,7 @@ def get_config(arg: str = "") -> ConfigDict:
     for form in forms:
         change(config, form)
     config.run = tuple(name for name in config.run if name in config)
-    config = shrink(config) if chosen.tiny else config
-    return common.decode_alike(config, tiny=chosen.tiny) if "consensus" in chosen.flags else config
+    return common.decode_alike(shrink(config) if chosen.tiny else config, chosen)
 
 
 def read(forms: Sequence[str]) -> ConfigDict:
@@ -91,17 +99,9 @@ def recipe() -> ConfigDict:
     config.retriever = lempex_retriever.retriever()
     config.index = lempex_retriever.index(encoder="retriever", queries={"train": 0, "validation": 1000})
     config.generator = generator()
+    judged = {"judge": "annotate", "second_judge": "second_seed", "linear_judge": True}
     config.evaluate = ConfigDict(
-        {
-            "kind": "evaluate",
-            "stage": "generator",
-            "index": "index",
-            "buckets": (40, 72),
-            "batch_size": 32,
-            "judge": "annotate",
-            "second_judge": "second_seed",
-            "linear_judge": True,
-        }
+        {"kind": "evaluate", "stage": "generator", "index": "index", "buckets": (40, 72), "batch_size": 32, **judged}
     )
     config.swaps = common.swaps()
     config.report = ConfigDict({"kind": "report", "paper_row": "LEMPEx", "peers": ""})
@@ -124,7 +124,7 @@ def models() -> ConfigDict:
                 "num_decoder_layers": 4,
                 "dropout": 0.1,
                 "embeddings": "minilm",
-                **CPU,
+                **common.ON_CPU,
             },
             **lempex_retriever.towers(),
             "layout": {  # ours: nearly all texts fit (its code: 200 and 50, 10 exemplars of any length)
@@ -144,18 +144,15 @@ def judges(**more: Any) -> ConfigDict:
     """Classifiers of the three mechanisms over one encoder (the paper: three encoders, T5-base)."""
     return common.train(
         task="attributes.classifier",
-        encoder={"pretrained": "minilm", "num_layers": 3, **CPU},
+        encoder=READER,
         max_tokens=128,
         buckets=(64, 128),
         hide_response_probability=0.0,
         learning_rate=2e-4,
         best_metric="weighted_f1",
         best_mode="max",
-        optimizer={"warmup_steps": 40, "schedule": "linear", "groups": [common.FIXED_EMBEDDING]},
-        steps=300,
-        batch_size=32,
-        eval_every_steps=75,
-        **RHYTHM,
+        optimizer=common.linear(40, groups=[common.FIXED_EMBEDDING]),
+        **common.sizes(steps=300, batch_size=32, evaluations=4),
         **more,
     )
 
@@ -164,18 +161,15 @@ def sentiment() -> ConfigDict:
     """The regressor of VADER's scores (Alg. 1)."""
     return common.train(
         task="attributes.sentiment",
-        encoder={"pretrained": "minilm", "num_layers": 3, **CPU},
+        encoder=READER,
         max_tokens=40,
         buckets=(24, 40),
         max_examples=12_800,
         learning_rate=2e-4,
         best_metric="mae",
-        optimizer={"warmup_steps": 40, "schedule": "linear", "groups": [common.FIXED_EMBEDDING]},
+        optimizer=common.linear(40, groups=[common.FIXED_EMBEDDING]),
         seed=0,
-        steps=400,
-        batch_size=32,
-        eval_every_steps=200,
-        **RHYTHM,
+        **common.sizes(steps=400, batch_size=32, evaluations=2),
     )
 
 
@@ -200,11 +194,8 @@ def generator() -> ConfigDict:
         learning_rate=1e-2,
         best_metric="nll",
         max_validation_examples=1000,
-        optimizer={"method": "adafactor", "warmup_steps": 150, "schedule": "linear"},
-        steps=1000,
-        batch_size=32,
-        eval_every_steps=250,
-        **RHYTHM,
+        optimizer=common.linear(150, method="adafactor"),
+        **common.sizes(steps=1000, batch_size=32, evaluations=4),
     )
 
 
@@ -256,17 +247,7 @@ def change(config: ConfigDict, form: str) -> None:
                 config[name].encoder = ConfigDict(t5)
         generator.optimizer.update({"method": "adamw", "learning_rate": 5e-4, "warmup_steps": 100})
         generator.optimizer.weight_decay = 0.01
-    if form == "unfrozen":
-        generator.frozen_judges = False
-    if form == "time_axis":
-        generator.softmax_axis = "time"
-    if form == "gumbel":
-        generator.soft = "straight_through"
-    if form == "binary":
-        generator.binary = True
-    if form == "weights_1":
-        for name in ("emotional_reaction", "interpretation", "exploration", "sentiment"):
-            generator.weights[name] = 1.0
+    generator.update(CHANGES.get(form, {}))
     if form == "full_size":
         config.lempex.generator.update({"num_encoder_layers": 6, "num_decoder_layers": 6})
         config.lempex.layout.update({"max_context_tokens": 200, "max_passage_tokens": 50, "max_target_tokens": 50})
@@ -285,10 +266,9 @@ def shrink(config: ConfigDict) -> ConfigDict:
         config.lempex.generator = ConfigDict({"architecture": "t5", "preset": "t5-tiny"})
     for name in ("judges", "second_seed", "sentiment"):
         if name in config:
-            config[name].encoder = ConfigDict({"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2})
+            config[name].encoder = ConfigDict(common.SMALL_ENCODER)
             config[name].max_tokens = 64
-    for name in ("judges", "second_seed"):
-        if name in config:
-            config[name].data = "sample"
+            if name != "sentiment":
+                config[name].data = "sample"
     config.evaluate.linear_judge = False
     return config

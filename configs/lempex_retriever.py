@@ -27,8 +27,7 @@ LAYOUT = {"max_query_tokens": 64, "max_key_tokens": 24}  # ours: the newest turn
 def towers() -> dict[str, Any]:
     """The encoders, of the section that all stages share."""
     return {
-        # A quarter to a half of the time of float32 in a plain scan.
-        "retriever": {"pretrained": "minilm", "normalize": True, "dropout": 0.1, "dtype": "bfloat16", "unroll": 6},
+        "retriever": {"pretrained": "minilm", "normalize": True, "dropout": 0.1, **common.ON_CPU},
         "towers": "separate",
         "key_pretrained": "",
     }
@@ -58,7 +57,7 @@ def retriever(**more: Any) -> ConfigDict:
         "checkpoint_every_steps": 100,
         "max_eval_examples": 2000,
         "best_metric": "loss",
-        "optimizer": {"warmup_steps": 40, "schedule": "linear", "groups": [common.FIXED_EMBEDDING]},
+        "optimizer": common.linear(40, groups=[common.FIXED_EMBEDDING]),
     }
     return common.train(**{**settings, **more})
 
@@ -80,12 +79,9 @@ def get_config(arg: str = "") -> ConfigDict:
 def shrink(config: ConfigDict) -> ConfigDict:
     """The same recipe in seconds."""
     config.data.name = "sample"
-    config.lempex.retriever = ConfigDict(
-        {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2, "normalize": True, "dropout": 0.1}
-    )
+    config.lempex.retriever = ConfigDict({**common.SMALL_ENCODER, "normalize": True, "dropout": 0.1})
     config.lempex.layout.update({"max_query_tokens": 16, "max_key_tokens": 16})
     config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
-    few = {"steps": 4, "batch_size": 8, "buckets": (16,)}
-    config.retriever.update({**few, "log_every_steps": 2, "eval_every_steps": 2, "checkpoint_every_steps": 2})
+    config.retriever.update({**common.FEW_STEPS, "batch_size": 8, "buckets": (16,)})
     config.retriever.optimizer.warmup_steps = 1
     return config

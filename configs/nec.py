@@ -51,12 +51,9 @@ def get_config(arg: str = "") -> ConfigDict:
     for form in forms:
         change(config, form)
     leave_out_unread(config)
-    config = shrink(config, model) if chosen.tiny else config
-    if "consensus" not in chosen.flags:
-        return config
-    if idle := {"no_rerank", "random_beam"} & set(forms):
+    if "consensus" in chosen.flags and (idle := {"no_rerank", "random_beam"} & set(forms)):
         raise ValueError(f"nec.py:{arg}: {' and '.join(sorted(idle))} choose among beams, and consensus among samples.")
-    return common.decode_alike(config, tiny=chosen.tiny)
+    return common.decode_alike(shrink(config, model) if chosen.tiny else config, chosen)
 
 
 def read(forms: Sequence[str]) -> ConfigDict:
@@ -101,23 +98,13 @@ def recipe(model: str) -> ConfigDict:
                 "path": "",
                 "tails": 3,  # ours: of five relations; one of each is read
             },
-            "entity": {
-                "source": "wordnet",
-                "path": "/usr/share/wordnet",
-                "tails": 3,
-            },
+            "entity": {"source": "wordnet", "path": "/usr/share/wordnet", "tails": 3},
         }
     )
     config.generator = generator(model)
     config.contrastive = contrastive(model)
     config.evaluate = ConfigDict(
-        {
-            "kind": "evaluate",
-            "stage": "contrastive",
-            "index": "",
-            "buckets": BUCKETS,
-            "judge": "",
-        }
+        {"kind": "evaluate", "stage": "contrastive", "index": "", "buckets": BUCKETS, "judge": ""}
     )
     config.report = ConfigDict({"kind": "report", "paper_row": "NEC", "peers": ""})
     return config
@@ -128,16 +115,7 @@ def models(model: str) -> ConfigDict:
     generators = {
         "t5": {"architecture": "t5", "pretrained": WHEEL, "dropout": 0.1},
         "bart": {"architecture": "bart", "pretrained": "facebook/bart-base", "preset": "bart-base", "dropout": 0.1},
-        "scratch": {
-            "d_model": 256,
-            "num_heads": 4,
-            "head_dim": 64,
-            "d_ff": 1024,
-            "num_encoder_layers": 3,
-            "num_decoder_layers": 4,
-            "dropout": 0.1,
-            "embeddings": "minilm",
-        },
+        "scratch": common.SCRATCH,
     }
     return ConfigDict(
         {
@@ -161,10 +139,7 @@ def models(model: str) -> ConfigDict:
             "facts_as": "sentences",  # the code's; Eq. 3 is "triples"
             "social_tokens": 24,
             "ranker": "",  # the argument "ranker" trains one; ours without it: the selector ranks all facts
-            "selector": {  # the paper: MPNet, not tuned to compare sentences
-                "pretrained": "minilm",
-                "dropout": 0.0,
-            },
+            "selector": {"pretrained": "minilm", "dropout": 0.0},  # the paper: MPNet, not tuned to compare sentences
         }
     )
 
@@ -177,11 +152,7 @@ def generator(model: str) -> ConfigDict:
         learning_rate=1e-3 if model == "scratch" else 3e-4,  # the paper: 1e-5 for BART-base
         best_metric="nll",
         patience=2,
-        optimizer={
-            "warmup_steps": 100,
-            "schedule": "linear",
-            "weight_decay": 0.01,
-        },
+        optimizer=common.linear(100, weight_decay=0.01),
     )
 
 
@@ -203,11 +174,7 @@ def contrastive(model: str) -> ConfigDict:
         buckets=BUCKETS,
         learning_rate=2e-4 if model == "scratch" else 5e-5,
         best_metric="loss",
-        optimizer={
-            "warmup_steps": 30,
-            "schedule": "linear",
-            "weight_decay": 0.01,
-        },
+        optimizer=common.linear(30, weight_decay=0.01),
     )
 
 
@@ -224,17 +191,14 @@ def add_ranker(config: ConfigDict) -> None:
         best_metric="pair_accuracy",
         best_mode="max",
         **common.sizes(steps=300, batch_size=32, evaluations=3),
-        optimizer={
-            "warmup_steps": 30,
-            "schedule": "linear",
-        },
+        optimizer=common.linear(30),
     )
 
 
 def budget(config: ConfigDict, machine: str) -> None:
     """Steps, batches and arithmetic: what depends on the machine, one of MACHINES."""
     if machine == "cpu":
-        config.nec.generator.update({"dtype": "bfloat16", "unroll": 6})
+        config.nec.generator.update(common.ON_CPU)
         config.generator.update(common.sizes(steps=900, batch_size=32, evaluations=6))
         config.contrastive.update(common.sizes(steps=150, batch_size=16, evaluations=3))
         config.evaluate.batch_size = 32
@@ -256,16 +220,10 @@ def change(config: ConfigDict, form: str) -> None:
         config.evaluate.stage = "generator"
         config.nec.decoding = ConfigDict({"method": "beam", "num_beams": 5, "max_tokens": 30})
         del config.contrastive
-    if form == "no_entity":
-        config.nec.entity = False
-    if form == "no_social":
-        config.nec.social = False
-    if form == "no_self":
-        contrast.own = 0
-    if form == "no_frequent":
-        contrast.frequent = 0
-    if form == "no_emotion":
-        contrast.different = 0
+    if form in ("no_entity", "no_social"):
+        config.nec[form.removeprefix("no_")] = False
+    if form in ("no_self", "no_frequent", "no_emotion"):
+        contrast[{"no_self": "own", "no_frequent": "frequent", "no_emotion": "different"}[form]] = 0
     if form == "no_rerank" and "rerank" in config.nec.decoding:
         config.nec.decoding.rerank_similarity = 0.0
     if form == "random_beam":
@@ -283,7 +241,7 @@ def shrink(config: ConfigDict, model: str) -> ConfigDict:
     config = common.shrink(config)
     if model == "t5":
         config.nec.generator = ConfigDict({"architecture": "t5", "preset": "t5-tiny"})
-    config.nec.selector = ConfigDict({"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2, "dropout": 0.0})
+    config.nec.selector = ConfigDict({**common.SMALL_ENCODER, "dropout": 0.0})
     config.nec.layout = ConfigDict({"max_context_tokens": 24, "max_passage_tokens": 64, "max_target_tokens": 16})
     config.nec.social_tokens = 12
     config.nec.decoding = ConfigDict({"method": "beam", "num_beams": 3, "max_tokens": 12, **reranks})
@@ -296,7 +254,7 @@ def shrink(config: ConfigDict, model: str) -> ConfigDict:
         if name in config and "optimizer" in config[name]:
             config[name].optimizer.warmup_steps = 1
     if "ranker" in config:
-        config.ranker.encoder = ConfigDict({"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2})
+        config.ranker.encoder = ConfigDict(common.SMALL_ENCODER)
         config.ranker.max_tokens = 48
     if "contrastive" in config:
         contrast = config.contrastive.contrast

@@ -28,19 +28,17 @@ def get_config(arg: str = "") -> ConfigDict:
         raise ValueError(f"published needs a name; write published:{' or published:'.join(BASES)}.")
     base, lora, learnt = BASES[chosen.model]
     chat = base == "smollm2"  # whose template takes 30 tokens
-    config = common.base(system="seq2seq", data="empathetic_dialogues")
-    config.run = ("prepare", "generator", "evaluate", "report")
-    config.seq2seq = ConfigDict(
-        {
-            # Adapters are small, so that what they miss by dropout outweighs what they overfit.
-            "generator": {"architecture": "pretrained", "pretrained": base, "dropout": 0.0},
-            "form": "plain",
-            "layout": {"max_context_tokens": 128 if chat else 96, "max_target_tokens": 32},
-            "lora": {"pattern": r"attention/(query|key|value|out)$|feed_forward/", **lora},
-            "decoding": common.CONSENSUS,
-        }
+    config = common.seq2seq(
+        base,
+        data="empathetic_dialogues",
+        buckets=(128,) if chat else (32, 96),
+        layout={"max_context_tokens": 128 if chat else 96, "max_target_tokens": 32},
+        lora={"pattern": r"attention/(query|key|value|out)$|feed_forward/", **lora},
+        decoding=common.CONSENSUS,
     )
-    config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": base, "tags": False}})
+    # Adapters are small, so that what they miss by dropout outweighs what they overfit.
+    config.seq2seq.generator.dropout = 0.0
+    config.evaluate.batch_size = 16
     config.generator = common.train(
         task="generator",
         **common.sizes(**learnt, evaluations=5, max_validation_examples=200 if chat else 500),
@@ -48,17 +46,11 @@ def get_config(arg: str = "") -> ConfigDict:
         buckets=(64, 96, 128) if chat else (32, 64, 96),
         emotion_weight=0.0,
         best_metric="nll",
-        optimizer={"warmup_steps": 50, "schedule": "linear", "weight_decay": 0.0},
+        optimizer=common.linear(50, weight_decay=0.0),
     )
-    lengths = (128,) if chat else (32, 96)
-    config.evaluate = ConfigDict(
-        {"kind": "evaluate", "stage": "generator", "buckets": lengths, "batch_size": 16, "judge": ""}
-    )
-    config.report = ConfigDict({"kind": "report"})
     if chosen.tiny:
         config.data.name = "sample"
         config.seq2seq.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})
-        config.generator.update({"steps": 4, "batch_size": 8, "eval_every_steps": 2, "checkpoint_every_steps": 2})
-        config.generator.update({"buckets": (128,), "log_every_steps": 2, "max_validation_examples": 8})
+        config.generator.update({**common.FEW_STEPS, "batch_size": 8, "buckets": (128,), "max_validation_examples": 8})
         config.evaluate.update({"buckets": (128,), "limit": 16})
     return config

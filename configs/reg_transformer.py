@@ -96,22 +96,8 @@ def models() -> ConfigDict:
     """What all stages share."""
     return ConfigDict(
         {
-            "generator": {
-                "d_model": 256,
-                "num_heads": 4,
-                "head_dim": 64,
-                "d_ff": 1024,
-                # The encoder reads K passages where the decoder reads one response: depth is cheaper below.
-                "num_encoder_layers": 3,
-                "num_decoder_layers": 4,
-                "dropout": 0.1,
-                "embeddings": "minilm",
-            },
-            "retriever": {
-                "pretrained": "minilm",
-                "normalize": True,
-                "dropout": 0.1,
-            },
+            "generator": common.SCRATCH,
+            "retriever": {"pretrained": "minilm", "normalize": True, "dropout": 0.1},
             "layout": {  # ours: 99% of contexts have at most 116 words (LEMPEx reads 200 tokens and 50)
                 "max_context_tokens": 72,
                 "max_passage_tokens": 47,
@@ -119,15 +105,7 @@ def models() -> ConfigDict:
                 "max_query_tokens": 64,
                 "max_key_tokens": 64,
             },
-            "decoding": {  # ours, by validation (PAPERS.md): what samples agree on, about as long as people's replies
-                "method": "sample",
-                "num_samples": 16,
-                "temperature": 0.57,
-                "rerank": "consensus",
-                "rerank_length": 0.35,
-                "max_tokens": 30,
-                "no_repeat_ngram": 3,
-            },
+            "decoding": common.CONSENSUS,
             "attributes": True,
             "exemplars": "apart",  # ours (PAPERS.md): the paper puts each behind the context
             "passages": 6,  # Table 5
@@ -148,7 +126,7 @@ def attributes() -> ConfigDict:
         learning_rate=2e-4,
         best_metric="accuracy",
         best_mode="max",
-        optimizer={"warmup_steps": 40, "schedule": "linear", "groups": [common.FIXED_EMBEDDING]},
+        optimizer=common.linear(40, groups=[common.FIXED_EMBEDDING]),
     )
 
 
@@ -160,7 +138,7 @@ def generator() -> ConfigDict:
         learning_rate=1e-3,
         best_metric="nll",
         max_validation_examples=1000,
-        optimizer={"warmup_steps": 300, "schedule": "linear", "weight_decay": 0.01},
+        optimizer=common.linear(300, weight_decay=0.01),
     )
 
 
@@ -176,12 +154,7 @@ def exemplars() -> ConfigDict:
         learning_rate=5e-4,
         best_metric="nll",
         max_validation_examples=1000,
-        optimizer={
-            "warmup_steps": 50,
-            "schedule": "linear",
-            "weight_decay": 0.01,
-            "groups": [{"pattern": "^retriever/", "frozen": True}],
-        },
+        optimizer=common.linear(50, weight_decay=0.01, groups=[common.frozen("^retriever/")]),
     )
 
 
@@ -194,11 +167,9 @@ def emotions() -> ConfigDict:
         # ours: of 1,000 validation contexts drawn at random; what has run so far was chosen on the first 1,000
         best_metric="emotion_accuracy",
         best_mode="max",
-        optimizer={
-            "warmup_steps": 40,
-            "schedule": "linear",
-            "groups": [common.FIXED_EMBEDDING, {"pattern": "^emotion/", "learning_rate_scale": 5.0}],
-        },
+        optimizer=common.linear(
+            40, groups=[common.FIXED_EMBEDDING, {"pattern": "^emotion/", "learning_rate_scale": 5.0}]
+        ),
     )
 
 
@@ -213,11 +184,7 @@ def contrastive() -> ConfigDict:
         learning_rate=5e-5,  # of LEMPEx' retriever here
         best_metric="loss",
         max_eval_examples=2000,
-        optimizer={
-            "warmup_steps": 40,
-            "schedule": "linear",
-            "groups": [common.FIXED_EMBEDDING, {"pattern": "^emotion", "frozen": True}],
-        },
+        optimizer=common.linear(40, groups=[common.FIXED_EMBEDDING, common.frozen("^emotion")]),
     )
 
 
@@ -244,12 +211,8 @@ def retriever() -> ConfigDict:
         distillation=distillation(),
         learning_rate=2e-6,
         best_metric=None,
-        optimizer={
-            "warmup_steps": 30,
-            "schedule": "linear",
-            # The emotion head has learnt from far more texts.
-            "groups": [common.FIXED_EMBEDDING, {"pattern": "^emotion", "frozen": True}],
-        },
+        # The emotion head has learnt from far more texts.
+        optimizer=common.linear(30, groups=[common.FIXED_EMBEDDING, common.frozen("^emotion")]),
     )
 
 
@@ -263,25 +226,22 @@ def joint() -> ConfigDict:
         retriever_weight=0.2,  # alpha of Eq. 7: ours
         learning_rate=3e-4,
         best_metric="nll",
-        optimizer={
-            "warmup_steps": 30,
-            "schedule": "linear",
-            "weight_decay": 0.01,
-            "groups": [
+        optimizer=common.linear(
+            30,
+            weight_decay=0.01,
+            groups=[
                 common.FIXED_EMBEDDING,
-                {"pattern": "^retriever/emotion", "frozen": True},
+                common.frozen("^retriever/emotion"),
                 {"pattern": "^retriever/", "learning_rate_scale": 0.005},
             ],
-        },
+        ),
     )
 
 
 def budget(config: ConfigDict, machine: str) -> None:
     """Steps, batches and arithmetic: what depends on the machine, one of MACHINES or "slice" (of TPUs)."""
     if machine == "cpu":
-        # A quarter to a half of the time of float32 in a plain scan.
-        arithmetic = {"dtype": "bfloat16", "unroll": 6}
-        queries = {"train": 0, "validation": 1000}  # every training context
+        arithmetic = common.ON_CPU
         config.reg.passages = 3  # half of the time
         sizes = {
             "attributes": common.sizes(steps=400, batch_size=32, evaluations=5),
@@ -294,7 +254,6 @@ def budget(config: ConfigDict, machine: str) -> None:
         config.evaluate.batch_size = 32
     else:
         arithmetic = {"dtype": "bfloat16", **({} if machine == "gpu" else {"remat": "full"})}
-        queries = {"train": 0, "validation": 1000}  # every training context
         sizes = {
             "attributes": common.sizes(steps=800, batch_size=32, evaluations=10),
             "generator": common.sizes(steps=3000, batch_size=64, evaluations=4),
@@ -309,7 +268,7 @@ def budget(config: ConfigDict, machine: str) -> None:
     for name, size in sizes.items():
         config[name].update(size)
     for index in (config.index, config.reindex):
-        index.queries = ConfigDict(queries)
+        index.queries = ConfigDict({"train": 0, "validation": 1000})  # every training context
 
 
 def ablate(config: ConfigDict, form: str) -> None:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from configs import emprl_llm, emprl_transformer, layouts, reg_t5
+from configs import emprl_llm, emprl_transformer, layouts, lempex, reg_t5
 from configs.reg_llm import get_config
 from empax.core.config import ConfigError
 from empax.pipeline.plan import make_plan, plain
@@ -135,6 +135,7 @@ def test_every_layout_fits_its_slice(model):
         (reg_t5, "flan-t5-small-titles,machine=v5e:2x4", "flan-t5-small-titles has a layout for no slice"),
         (reg_t5, "base,small", "two of a kind, 'base' and 'small'"),
         (reg_t5, "sft,no_attributes", "two of a kind, 'sft' and 'no_attributes'"),
+        (lempex, "q=10,q=3", "two of a kind, '10' and '3'"),
         (emprl_llm, "llama-3.1-8b,machine=v5e:16x16", "'machine=v5e:16x16' is unknown; .*machine=cpu, machine=gpu"),
         (
             emprl_llm,

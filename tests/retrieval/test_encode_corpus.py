@@ -15,7 +15,7 @@ from empax.models.dual_encoder import DualEncoder, Towers
 from empax.retrieval import encode
 from empax.retrieval.encode import CorpusEncoder, embedders
 from empax.systems.reg.encoder import EmotionEncoder
-from empax.systems.reg.parts import WithEmotions
+from empax.systems.reg.parts import with_emotions
 
 INSTANCES = [Instance(f"d{i}#2", (f"I lost {i} dogs",), f"oh no {i}", "sad") for i in range(5)]
 
@@ -58,7 +58,9 @@ def test_queries_see_no_response_and_keys_do(encoder):
 
 
 def test_keys_carry_the_emotion_that_is_known(encoder):
-    known = dataclasses.replace(encoder, complete_keys=WithEmotions(EmotionEncoder(encoder.model.query, share=0.5)))
+    known = dataclasses.replace(
+        encoder, complete_keys=functools.partial(with_emotions, EmotionEncoder(encoder.model.query, share=0.5))
+    )
     instances = [*INSTANCES, dataclasses.replace(INSTANCES[0], emotion="")]
     keys = known.embed_keys(instances)
     np.testing.assert_allclose(keys[:, :8], encoder.embed_keys(instances) * 0.5**0.5, rtol=1e-6)

@@ -21,6 +21,7 @@ from empax.pipeline.plan import make_plan, plain
 from empax.planning.sketches import sketch_stage
 from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import Checkpointer
+from tests.systems.learning import random_like
 
 ASKED = [Instance("a#2", ("I lost my keys.",), "Oh no.", "sad"), Instance("b#2", ("We won!",), "Well done!", "joyful")]
 KEY = jax.random.key(0)
@@ -99,8 +100,7 @@ def dense():
 
 CONFIGS = {
     "reg": reg, "dense": dense, "emprl": emprl, "lempex": lempex_config, "classic": classic, "nec": with_ranker,
-    "attributes": attributes,
-    "reflectdiffu": reflect, "seq2seq": seq2seq,
+    "attributes": attributes, "reflectdiffu": reflect, "seq2seq": seq2seq,
 }  # fmt: skip
 
 FOLDERS = [path.name for home in (systems, parts) for path in Path(home.__path__[0]).iterdir() if path.is_dir()]
@@ -121,23 +121,18 @@ def trained(system):
 
 
 STAGES = [(system, stage) for system in SYSTEMS for stage in trained(system)]
-COMPILED_ALIKE = (
-    ("reg", "generator"), ("emprl", "generator"), ("emprl", "grpo"), ("emprl", "dpo"), ("classic", "emotions"),
-    ("nec", "generator"),
-)  # fmt: skip
+COMPILED_ALIKE = ("reg", "generator"), ("classic", "emotions")
 BUILT = [pytest.param(*pair, marks=pytest.mark.slow if pair[0] not in ("reg", "classic") else ()) for pair in STAGES]
 
 
 def made_up(task, batch):
-    """Parameters by their shapes alone: nothing is trained."""
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
-    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype) * 0.1, shapes)
+    return random_like(jax.eval_shape(task.init, KEY, batch), scale=0.1)
 
 
 @pytest.fixture(scope="module")
 def workdirs(finished, tmp_path_factory):
     """By system, a run: REG's is whole; of others, made where they are asked for, stages are built and not trained."""
+    kinds = {"prepare": prepare, "index": index, "knowledge": knowledge}
 
     @functools.cache
     def made(system):
@@ -149,12 +144,8 @@ def workdirs(finished, tmp_path_factory):
         write_json(files.config, config)
         for stage in plan.stages.values():
             context = RunContext(files, plan, stage.name)
-            if stage.kind == "prepare":
-                prepare.run(stage.settings, context)
-            elif stage.kind == "index":
-                index.run(stage.settings, context)
-            elif stage.kind == "knowledge":
-                knowledge.run(stage.settings, context)
+            if stage.kind in kinds:
+                kinds[stage.kind].run(stage.settings, context)
             elif stage.kind == "train":
                 assembly = stage.spec.build(stage.settings, context)
                 rows = assembly.train.collate(
@@ -175,21 +166,16 @@ def test_every_task_is_here():
         assert {f"{name}.{task}" for task in load_system(name).tasks} <= here
 
 
-@pytest.mark.parametrize(("system", "stage"), [*STAGES, ("dense", "contrastive")])
-def test_a_task_is_planned(system, stage):
-    plan = make_plan(config_of(system))
-    found = sketch_stage(plan, plan.stages[stage])
-    assert jax.tree.leaves(found.params)
-
-
 @pytest.mark.parametrize(("system", "stage"), [*STAGES, ("contrast", "generator"), ("dense", "contrastive")])
-def test_a_batch_that_must_stay_whole_is_refused_in_parts_before_any_work(system, stage, tmp_path):
+def test_a_task_is_planned_and_a_batch_that_must_stay_whole_is_refused_in_parts(system, stage, tmp_path):
     config = config_of("reg" if system == "contrast" else system)
     config[stage]["accumulate"] = 2
     if system == "contrast":
         config[stage]["contrast"] = {"weight": 1.0}
     plan = make_plan(config)
-    whole = not getattr(sketch_stage(plan, plan.stages[stage]).sketch.task, "splits_batches", True)
+    planned = sketch_stage(plan, plan.stages[stage])
+    assert jax.tree.leaves(planned.params)
+    whole = not getattr(planned.sketch.task, "splits_batches", True)
     found = [str(problem) for problem in run.find_problems(plan, WorkDir(tmp_path))]
     assert any(f"config.{stage}.accumulate = 2 cuts a batch" in problem for problem in found) == whole
     if system in (*CONFIGS, "contrast"):
@@ -201,23 +187,15 @@ def test_a_batch_that_must_stay_whole_is_refused_in_parts_before_any_work(system
 
 @pytest.mark.parametrize(
     ("system", "stage"),
-    [
-        *(
-            pytest.param(*pair.values, marks=pytest.mark.slow) if pair.values in COMPILED_ALIKE else pair
-            for pair in BUILT
-        )
-    ],
+    [pytest.param(*pair.values, marks=pytest.mark.slow) if pair.values in COMPILED_ALIKE else pair for pair in BUILT],
 )
 def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
     files, plan = workdirs(system)
     index = getattr(plan.stages[stage].settings, "index", "") or "reindex"
     context, settings = RunContext(files, plan, "evaluate"), evaluate.Settings(stage=stage, index=index)
-    task = plan.stages[stage].task
-    spec = plan.stages[stage].spec
+    task, spec = plan.stages[stage].task, plan.stages[stage].spec
     if spec.answer is None:
-        with pytest.raises(
-            ConfigError, match=rf"config\.evaluate\.stage = '{stage}' trains '{task}', which answers noth"
-        ):
+        with pytest.raises(ConfigError, match=rf"evaluate\.stage = '{stage}' trains '{task}', which answers noth"):
             evaluate.load_answerer(settings, context, ())
         return
     found = evaluate.load_answerer(settings, context, ()).respond(ASKED, batch_size=2, seed=0)

@@ -162,9 +162,8 @@ def joint(retriever_weight=0.2):
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 1.0])
 def test_joint_training_weighs_generator_and_retriever_with_all_their_parts(alpha):
     nll, emotion = expected_losses()
-    loss, metrics = joint(retriever_weight=alpha).loss(
-        {"generator": PARAMS, "retriever": None}, {}, BATCH, KEY, train=False
-    )
+    params = {"generator": PARAMS, "retriever": None}
+    loss, metrics = joint(retriever_weight=alpha).loss(params, {}, BATCH, KEY, train=False)
     expected = (1 - alpha) * (nll + 0.3 * emotion) + alpha * (10.0 + 0.5 * 4.0)
     np.testing.assert_allclose(float(loss.total), expected, rtol=1e-5)
     np.testing.assert_allclose(float(metrics["generator_emotion_loss"].value()), EMOTION_NLL.mean(), rtol=1e-5)
@@ -327,11 +326,8 @@ def test_ppo_adds_value_entropy_and_likelihood_with_their_weights(monkeypatch, w
     batch = rollout(policy_weight=jnp.full(ROWS, warm))
     loss, metrics = task.loss({}, {}, batch, KEY, train=False)
     entropy = ppo.entropy(logits, batch.mask, reduction="tokens").value()
-    expected = (
-        warm * metrics["policy_loss"].value()
-        + 0.4 * metrics["value_loss"].value()
-        + warm * (0.5 * 3.0 - 0.02 * entropy)
-    )
+    learnt = metrics["policy_loss"].value() + 0.5 * 3.0 - 0.02 * entropy
+    expected = warm * learnt + 0.4 * metrics["value_loss"].value()
     np.testing.assert_allclose(float(loss.value()), float(expected), rtol=1e-5)
     mask = ANSWER_MASK
     ratio = np.exp(0.05)
@@ -343,23 +339,18 @@ def test_ppo_adds_value_entropy_and_likelihood_with_their_weights(monkeypatch, w
 
 
 def test_grpo_adds_kl_entropy_and_likelihood_with_their_weights(monkeypatch):
-    plain = {"reduction": "tokens", "entropy_weight": 0.0}
-    losses = {}
-    for name, changes in {
-        "plain": {}, "entropy": {"entropy_weight": 0.02}, "likelihood": {"likelihood_weight": 0.5},
-    }.items():  # fmt: skip
-        task, (log_probs, _, logits) = policy_of(Grpo, GrpoTaskSettings(**{**plain, **changes}), monkeypatch)
-        losses[name] = float(
-            task.loss({}, {}, rollout(advantages=jnp.asarray(LOGITS[:, 0, 0])), KEY, train=False)[0].value()
-        )
+    def loss(settings, **changes):
+        task, given = policy_of(Grpo, GrpoTaskSettings(reduction="tokens", **settings), monkeypatch)
+        batch = rollout(advantages=jnp.asarray(LOGITS[:, 0, 0]), **changes)
+        return float(task.loss({}, {}, batch, KEY, train=False)[0].value()), given
+
+    plain, (log_probs, _, logits) = loss({})
     entropy = float(ppo.entropy(logits, jnp.asarray(ANSWER_MASK), reduction="tokens").value())
-    assert losses["entropy"] == pytest.approx(losses["plain"] - 0.02 * entropy, rel=1e-5)
-    assert losses["likelihood"] == pytest.approx(losses["plain"] + 0.5 * 3.0, rel=1e-5)
-    without = rollout(advantages=jnp.asarray(LOGITS[:, 0, 0]), kl_coefficient=jnp.zeros(ROWS))
-    task, _ = policy_of(Grpo, GrpoTaskSettings(**plain), monkeypatch)
+    assert loss({"entropy_weight": 0.02})[0] == pytest.approx(plain - 0.02 * entropy, rel=1e-5)
+    assert loss({"likelihood_weight": 0.5})[0] == pytest.approx(plain + 0.5 * 3.0, rel=1e-5)
     kl = kl_penalty(log_probs, rollout().reference_log_probs, jnp.asarray(ANSWER_MASK), estimator="k3")
-    expected = losses["plain"] - 0.7 * float(np.asarray(kl)[ANSWER_MASK].mean())
-    assert float(task.loss({}, {}, without, KEY, train=False)[0].value()) == pytest.approx(expected, rel=1e-4)
+    expected = plain - 0.7 * float(np.asarray(kl)[ANSWER_MASK].mean())
+    assert loss({}, kl_coefficient=jnp.zeros(ROWS))[0] == pytest.approx(expected, rel=1e-4)
 
 
 def test_references_are_cut_at_the_positions_of_a_decoder_that_learns_them_and_nowhere_else():

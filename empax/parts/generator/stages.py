@@ -64,6 +64,12 @@ def with_earlier(stage: Any, run: RunContext, part: str = "generator") -> Iterat
         yield from with_earlier(run.named(name).settings, run, part)
 
 
+def generator_params(parts: GeneratorParts, run: RunContext, stage: str) -> Params:
+    """{"model", "emotion"} of a finished stage; of a joint stage, of its generator."""
+    params = parts.stage_params(run, stage)
+    return params.get("generator", params)
+
+
 def begun_with(params: Params, known: Params) -> Params:
     """`known`, of an earlier stage, with the contrast of `params` where that stage learnt none."""
     if "contrast" in params:

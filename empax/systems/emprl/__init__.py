@@ -18,13 +18,10 @@ from empax.systems.emprl.stages import answer_policy, build_policy, check_policy
 def check(run: RunContext) -> None:
     """Looks at the generator, and at the retriever where a stage embeds something."""
     check_system(run)
-    if any(_embeds(stage.kind, stage.settings) for stage in run.plan.stages.values()):
+    policies = (one.settings for one in run.plan.stages.values() if isinstance(one.settings, PolicyTaskSettings))
+    expects = any(part.goal == "f1" for policy in policies for part in policy.rewards)
+    if expects or any(stage.kind == "index" for stage in run.plan.stages.values()):
         check_retriever(run)
-
-
-def _embeds(kind: str, settings: object) -> bool:
-    expects = isinstance(settings, PolicyTaskSettings) and any(part.goal == "f1" for part in settings.rewards)
-    return kind == "index" or expects
 
 
 TASKS = {

@@ -13,15 +13,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.systems.emprl.kl import real
+from empax.systems.emprl.kl import Mask, Tokens, real
 
 Form = Literal["sound", "paper_literal"]
 Scale = Literal["group", "batch", "none"]
 
 
-def response_mask(
-    tokens: Int[Array, "B T"], valid: Bool[Array, " B"] | None = None, *, eos_id: int
-) -> Bool[Array, "B T"]:
+def response_mask(tokens: Int[Array, "B T"], valid: Bool[Array, " B"] | None = None, *, eos_id: int) -> Mask:
     """True up to and including the first end-of-sequence token, in rows that are `valid`.
 
     Not "where the token is not padding": a policy can sample the padding id, and in some models it is the end's id.
@@ -31,7 +29,7 @@ def response_mask(
     return mask if valid is None else mask & valid[:, None]
 
 
-def mask_first_token(mask: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
+def mask_first_token(mask: Mask) -> Mask:
     """The mask without each response's first token.
 
     TRL 0.9's mask of encoder-decoders starts one token late, so that in EmpRL's runs the first generated token has no
@@ -41,9 +39,7 @@ def mask_first_token(mask: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
     return mask.at[:, 0].set(False)
 
 
-def token_rewards(
-    scores: Float[Array, " B"], kl: Float[Array, "B T"], mask: Bool[Array, "B T"], *, beta: Float[Array, ""] | float
-) -> Float[Array, "B T"]:
+def token_rewards(scores: Float[Array, " B"], kl: Tokens, mask: Mask, *, beta: Float[Array, ""] | float) -> Tokens:
     r"""The reward of every token: the score on the last one, and everywhere what the KL costs.
 
     .. math:: r_t = [t = T] \, R - \beta \, \mathrm{KL}_t
@@ -53,7 +49,7 @@ def token_rewards(
     Args:
       scores: R of whole responses.
       kl: `kl_penalty`, nats per token.
-      mask: True at tokens that count; the last True of a row is t = T. Rows without any are 0.
+      mask: the last True of a row is t = T. Rows without any are 0.
       beta: the KL coefficient; a controller's `coefficient`.
     """
     rewards = -beta * real(kl, mask) + jnp.where(_remaining(mask) == 1, scores.astype(jnp.float32)[:, None], 0.0)
@@ -125,14 +121,8 @@ class ScoreStatistics:
 
 
 def generalized_advantages(
-    rewards: Float[Array, "B T"],
-    values: Float[Array, "B T"],
-    mask: Bool[Array, "B T"],
-    *,
-    gamma: float,
-    lam: float,
-    form: Form = "sound",
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    rewards: Tokens, values: Tokens, mask: Mask, *, gamma: float, lam: float, form: Form = "sound"
+) -> tuple[Tokens, Tokens]:
     r"""Generalised advantage estimates, and the returns A + V that values are trained on.
 
     .. math:: A_t = \sum_{l=0}^{T-t} (\gamma\lambda)^l \delta_{t+l}, \quad
@@ -150,7 +140,7 @@ def generalized_advantages(
     Args:
       rewards: r_t, `token_rewards`.
       values: V(s_t) of the policy that sampled.
-      mask: True at tokens that count.
+      mask: of the tokens that count.
       gamma: discount, in [0, 1].
       lam: lambda, in [0, 1].
       form: which of the two sums.
@@ -232,6 +222,6 @@ def by_group(
     return grouped, counts, jnp.sum(counts.astype(jnp.float32), axis=1, keepdims=True)
 
 
-def _remaining(mask: Bool[Array, "B T"]) -> Int[Array, "B T"]:
+def _remaining(mask: Mask) -> Int[Array, "B T"]:
     """How many tokens count from here on, this one included; 0 where it does not count."""
     return jnp.where(mask, jnp.cumsum(mask[:, ::-1].astype(jnp.int32), axis=1)[:, ::-1], 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import flax.struct
 import jax
@@ -13,14 +13,14 @@ from empax.core.types import Mean
 
 Estimator = Literal["k1", "k3"]
 
+Tokens: TypeAlias = Float[Array, "B T"]
+"""A number for each token of each response."""
 
-def kl_penalty(
-    log_probs: Float[Array, "B T"],
-    reference_log_probs: Float[Array, "B T"],
-    mask: Bool[Array, "B T"],
-    *,
-    estimator: Estimator = "k1",
-) -> Float[Array, "B T"]:
+Mask: TypeAlias = Bool[Array, "B T"]
+"""True at the tokens that count. What stands elsewhere (NaN too) changes neither value nor gradient."""
+
+
+def kl_penalty(log_probs: Tokens, reference_log_probs: Tokens, mask: Mask, *, estimator: Estimator = "k1") -> Tokens:
     r"""KL(policy || reference) at each token, estimated from the one token that the policy drew; in nats.
 
     .. math::
@@ -35,11 +35,8 @@ def kl_penalty(
       log_probs: of the sampled tokens under the policy; the gradient flows here, with the estimator's own bias: that of
         k1 has mean 0, so in a loss use k3.
       reference_log_probs: of the same tokens under the frozen reference; no gradient flows.
-      mask: True at tokens that count.
+      mask: of the tokens that count; elsewhere the KL is 0.
       estimator: which.
-
-    Returns:
-      0 where the mask is False, whatever stands there.
     """
     log_ratio = real(log_probs, mask) - jax.lax.stop_gradient(real(reference_log_probs, mask))
     if estimator == "k1":
@@ -47,7 +44,7 @@ def kl_penalty(
     return jnp.expm1(-log_ratio) + log_ratio  # expm1: near 0 the terms cancel, and there KL lives
 
 
-def sequence_kl(kl: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Mean:
+def sequence_kl(kl: Tokens, mask: Mask) -> Mean:
     """KL of whole responses: the tokens' summed, averaged over the responses that have any. Nats per response."""
     return Mean.of(jnp.sum(real(kl, mask), axis=1), jnp.any(mask, axis=1))
 

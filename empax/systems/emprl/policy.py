@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from empax.core.types import Mean, Metrics, Params
 from empax.losses.cross_entropy import token_log_probs
@@ -20,14 +20,14 @@ from empax.parts.generator.contrast import Read
 from empax.parts.generator.task import Generator
 from empax.systems.emprl import ppo
 from empax.systems.emprl.advantages import mask_first_token, response_mask
-from empax.systems.emprl.kl import kl_penalty, sequence_kl
+from empax.systems.emprl.kl import Mask, Tokens, kl_penalty, sequence_kl
 from empax.systems.emprl.rewards import Reward
 from empax.systems.emprl.rollouts import PolicyBatch, Rollout, repeat_rows
 from empax.systems.emprl.settings import PpoTaskSettings
 from empax.training.accumulation import TrainingError
 
 log = logging.getLogger("empax")
-Found: TypeAlias = tuple[Float[Array, "B T"], Float[Array, "B T"] | None, Float[Array, "B T V"]]
+Found: TypeAlias = tuple[Tokens, Tokens | None, Float[Array, "B T V"]]
 """Log-probabilities of tokens, the value before each, all logits."""
 
 LEAST = {"distinct_responses": 0.2, "entropy": 0.1, "response_tokens": 3.0}
@@ -65,7 +65,6 @@ class Policy:
     whole: ClassVar[str] = "^value/"
 
     def learns_from(self, name: str) -> int:
-        del name
         return 0
 
     @property
@@ -126,26 +125,23 @@ class Policy:
         parts = self.reward.rate_parts(frozen["reward"], batch)
         return batch.replace(parts=parts, scores=self.reward.total(parts))
 
-    def counted(self, rollout: Rollout) -> Bool[Array, "B T"]:
+    def counted(self, rollout: Rollout) -> Mask:
         """The tokens that are learnt from."""
         return mask_first_token(rollout.mask) if self.settings.mask_first_token else rollout.mask
 
-    def token_kl(self, rollout: Any) -> Float[Array, "B T"]:
+    def token_kl(self, rollout: Any) -> Tokens:
         """To the reference, in nats."""
         return kl_penalty(rollout.log_probs, rollout.reference_log_probs, self.counted(rollout))
-
-    def rated_parts(self, rollout: Any) -> dict[str, Float[Array, " B"]]:
-        """What each part of the reward says, by its name."""
-        names = self.reward.names
-        return {} if rollout.parts is None else {name: rollout.parts[:, i] for i, name in enumerate(names)}
 
     def watched(self, rollout: Any) -> Metrics:
         """What to log of rated responses."""
         valid = rollout.mask.any(axis=1)
         ended = jnp.any(rollout.mask & (rollout.tokens == self.generator.decoder.eos_id), axis=1)
+        names = enumerate(() if rollout.parts is None else self.reward.names)
+        parts: Any = rollout.parts
         return {
             "reward": Mean.of(rollout.scores, valid),
-            **{f"reward_{name}": Mean.of(part, valid) for name, part in self.rated_parts(rollout).items()},
+            **{f"reward_{name}": Mean.of(parts[:, i], valid) for i, name in names},
             # To the reference, nats per response: what the penalty is made of and steers by.
             "kl": sequence_kl(self.token_kl(rollout), self.counted(rollout)),
             "response_tokens": ppo.mean_length(rollout.mask),
@@ -175,7 +171,7 @@ class Policy:
         """The responses in what `credit` gave."""
         return batch
 
-    def objective(self, found: Found, batch: Any, mask: Bool[Array, "B T"]) -> tuple[Mean, Metrics, Float[Array, ""]]:
+    def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
         """The loss, what to log of it, and how much the gold responses' likelihood counts beside it.
 
         Args:
@@ -212,7 +208,7 @@ class Policy:
         weighted = Mean((weights * nll).sum(), (weights * tokens).sum())
         return weighted, {"nll": Mean(nll.sum(), tokens.sum())}
 
-    def guarded(self, log_probs: Float[Array, "B T"], rollout: Rollout, mask: Bool[Array, "B T"]) -> dict[str, Mean]:
+    def guarded(self, log_probs: Tokens, rollout: Rollout, mask: Mask) -> dict[str, Mean]:
         """Means over tokens of what must be 0 before anything is learnt."""
         ratio = jnp.abs(jnp.expm1(jnp.where(mask, log_probs - rollout.log_probs, 0.0)))
         moved = jnp.abs(kl_penalty(log_probs, rollout.reference_log_probs, mask))

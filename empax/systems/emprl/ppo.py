@@ -1,7 +1,6 @@
 """The losses of PPO and GRPO on sampled responses, what to watch while they fall.
 
-Losses come as sums and weights, so that the micro-batches of a mini-batch add up exactly. What stands under a False
-mask (NaN too) changes neither value nor gradient.
+Losses come as sums and weights, so that the micro-batches of a mini-batch add up exactly.
 """
 
 from __future__ import annotations
@@ -13,23 +12,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Mean, Metrics
-from empax.systems.emprl.kl import kl_penalty, real
+from empax.systems.emprl.kl import Mask, Tokens, kl_penalty, real
 
 Reduction = Literal["tokens", "sequences", "sequence_means"]
 Switch = Bool[Array, ""] | None
 Level = Literal["token", "sequence"]
 
 
-def reduce_tokens(values: Float[Array, "B T"], mask: Bool[Array, "B T"], reduction: Reduction) -> Mean:
+def reduce_tokens(values: Tokens, mask: Mask, reduction: Reduction) -> Mean:
     """One number of many tokens.
 
-    Args:
-      values: one for each token.
-      mask: True at tokens that count.
-      reduction: "tokens" averages over all tokens (TRL's PPO, so EmpRL's runs). "sequences" sums over the tokens of a
-        response and averages over responses (EmpRL, Eq. 12 to 15; over a constant length it is Dr. GRPO's).
-        "sequence_means" averages over the tokens of a response, then over responses (Shao et al. 2024, Eq. 3). Rows
-        without a token are no responses.
+    "tokens" averages over all tokens (TRL's PPO, so EmpRL's runs). "sequences" sums over the tokens of a response and
+    averages over responses (EmpRL, Eq. 12 to 15; over a constant length it is Dr. GRPO's). "sequence_means" averages
+    over the tokens of a response, then over responses (Shao et al. 2024, Eq. 3). Rows without a token are no responses.
     """
     if reduction == "tokens":
         return Mean.of(values, mask)
@@ -47,9 +42,7 @@ def weighted_sum(*parts: tuple[float | Float[Array, ""], Mean]) -> Mean:
     return Mean(sum((factor * part.total for factor, part in parts), start=jnp.zeros(())), parts[0][1].weight)
 
 
-def ratio_below(
-    log_probs: Float[Array, "B T"], old_log_probs: Float[Array, "B T"], mask: Bool[Array, "B T"], *, cap: float
-) -> Bool[Array, ""]:
+def ratio_below(log_probs: Tokens, old_log_probs: Tokens, mask: Mask, *, cap: float) -> Bool[Array, ""]:
     """Whether a mini-batch may be learnt from: its mean ratio is at most `cap` (TRL and EmpRL's runs: 10).
 
     For `keep` of all its losses. A mean that is not finite is not below. No gradient flows.
@@ -59,10 +52,10 @@ def ratio_below(
 
 
 def policy_loss(
-    log_probs: Float[Array, "B T"],
-    old_log_probs: Float[Array, "B T"],
-    advantages: Float[Array, "B T"],
-    mask: Bool[Array, "B T"],
+    log_probs: Tokens,
+    old_log_probs: Tokens,
+    advantages: Tokens,
+    mask: Mask,
     *,
     clip: float,
     epsilon_high: float | None = None,
@@ -84,7 +77,7 @@ def policy_loss(
       log_probs: of the sampled tokens under the policy being trained.
       old_log_probs: under the policy that sampled them, neither tempered nor truncated; no gradient flows.
       advantages: A_t, whitened if wished; no gradient flows.
-      mask: True at tokens that count.
+      mask: of the tokens that count.
       clip: epsilon > 0.
       epsilon_high: how far a ratio may rise; None = as far as it may fall, epsilon.
       delta: the most that a ratio counts for; it bounds what a negative advantage can do. None = no bound.
@@ -100,11 +93,11 @@ def policy_loss(
     advantages = jax.lax.stop_gradient(real(advantages, mask))
     high = clip if epsilon_high is None else epsilon_high
 
-    def surrogate(ratio: Float[Array, "B T"]) -> Float[Array, "B T"]:
+    def surrogate(ratio: Tokens) -> Tokens:
         bounded = ratio if delta is None else jnp.minimum(ratio, delta)
         return jnp.minimum(bounded * advantages, jnp.clip(ratio, 1.0 - clip, 1.0 + high) * advantages)
 
-    def ratios(counted: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    def ratios(counted: Mask) -> Tokens:
         log_ratio = _log_ratio(log_probs, old_log_probs, counted)
         if importance_sampling_level == "sequence":
             length = jnp.maximum(jnp.sum(counted.astype(jnp.float32), axis=1, keepdims=True), 1.0)
@@ -124,10 +117,10 @@ def policy_loss(
 
 
 def value_loss(
-    values: Float[Array, "B T"],
-    old_values: Float[Array, "B T"],
-    returns: Float[Array, "B T"],
-    mask: Bool[Array, "B T"],
+    values: Tokens,
+    old_values: Tokens,
+    returns: Tokens,
+    mask: Mask,
     *,
     clip: float | None,
     reduction: Reduction = "tokens",
@@ -145,7 +138,7 @@ def value_loss(
       values: of the value head being trained.
       old_values: at the time of the rollout; no gradient flows.
       returns: R_t of `generalized_advantages`; no gradient flows.
-      mask: True at tokens that count.
+      mask: of the tokens that count.
       clip: epsilon > 0, in units of the values; None = not clipped.
       reduction: as in `policy_loss`.
       keep: as in `policy_loss`.
@@ -167,11 +160,11 @@ def value_loss(
 
 
 def grpo_loss(
-    log_probs: Float[Array, "B T"],
-    old_log_probs: Float[Array, "B T"],
-    reference_log_probs: Float[Array, "B T"],
+    log_probs: Tokens,
+    old_log_probs: Tokens,
+    reference_log_probs: Tokens,
     advantages: Float[Array, " B"],
-    mask: Bool[Array, "B T"],
+    mask: Mask,
     *,
     kl_coefficient: float | Float[Array, ""],
     reduction: Reduction = "sequence_means",
@@ -186,11 +179,11 @@ def grpo_loss(
     length, which the learning rate takes up; DAPO (Yu et al. 2025) is "tokens".
 
     Args:
-      log_probs: of the sampled tokens under the policy being trained.
-      old_log_probs: under the policy that sampled them; no gradient flows.
+      log_probs: as in `policy_loss`, like the next.
+      old_log_probs: of the policy that sampled.
       reference_log_probs: under the frozen reference; no gradient flows.
       advantages: of `grpo_advantages`.
-      mask: True at tokens that count.
+      mask: of the tokens that count.
       kl_coefficient: beta, at least 0.
       reduction: what `mean` is, for both parts.
       keep: as in `policy_loss`.
@@ -208,7 +201,7 @@ def grpo_loss(
     return loss, {**metrics, "policy_loss": policy, "kl": Mean.of(logged, mask)}
 
 
-def entropy(logits: Float[Array, "B T V"], mask: Bool[Array, "B T"], *, reduction: Reduction = "tokens") -> Mean:
+def entropy(logits: Float[Array, "B T V"], mask: Mask, *, reduction: Reduction = "tokens") -> Mean:
     """Entropy of the policy at each position, in nats. The gradient flows; a logit of -inf is a probability of 0."""
     logits = jnp.where(mask[:, :, None], logits.astype(jnp.float32), 0.0)
     log_probs = jax.nn.log_softmax(logits, axis=-1)
@@ -218,15 +211,13 @@ def entropy(logits: Float[Array, "B T V"], mask: Bool[Array, "B T"], *, reductio
     return reduce_tokens(-jnp.sum(probs * log_probs, axis=-1), mask, reduction)
 
 
-def explained_variance(
-    values: Float[Array, "B T"], returns: Float[Array, "B T"], mask: Bool[Array, "B T"]
-) -> Float[Array, ""]:
+def explained_variance(values: Tokens, returns: Tokens, mask: Mask) -> Float[Array, ""]:
     """1 - Var(R - V) / Var(R) over tokens: 1 = V knows the returns, 0 = a constant does as well, below 0 = worse.
 
     0 where the returns do not vary. It does not add up over parts of a batch: take it of the whole rollout.
     """
 
-    def variance(x: Float[Array, "B T"]) -> Float[Array, ""]:
+    def variance(x: Tokens) -> Float[Array, ""]:
         return Mean.of(jnp.square(x - Mean.of(x, mask).value()), mask).value()
 
     values, returns = real(values, mask), real(returns, mask)
@@ -234,12 +225,10 @@ def explained_variance(
     return jnp.where(spread > 0.0, 1.0 - variance(returns - values) / jnp.where(spread > 0.0, spread, 1.0), 0.0)
 
 
-def distinct_share(tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]) -> Mean:
+def distinct_share(tokens: Int[Array, "B T"], mask: Mask) -> Mean:
     """Share of responses that no earlier one in the batch equals; near 0, the policy says one thing to everybody.
 
-    Args:
-      tokens: ids, at least 0.
-      mask: `response_mask`, first token included; rows without a token are no responses.
+    Ids are at least 0; `mask` is `response_mask`, first token included. Rows without a token are no responses.
     """
     ids = jnp.where(mask, tokens, -1)  # so that a response never equals a longer one
     counts = jnp.any(mask, axis=1)
@@ -248,13 +237,11 @@ def distinct_share(tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]) -> Mean:
     return Mean.of((~jnp.any(same & earlier, axis=1)).astype(jnp.float32), counts)
 
 
-def mean_length(mask: Bool[Array, "B T"]) -> Mean:
+def mean_length(mask: Mask) -> Mean:
     """Tokens per response, the end-of-sequence token included; `mask` is `response_mask`."""
     lengths = jnp.sum(mask.astype(jnp.float32), axis=1)
     return Mean.of(lengths, lengths > 0.0)
 
 
-def _log_ratio(
-    log_probs: Float[Array, "B T"], old_log_probs: Float[Array, "B T"], mask: Bool[Array, "B T"]
-) -> Float[Array, "B T"]:
+def _log_ratio(log_probs: Tokens, old_log_probs: Tokens, mask: Mask) -> Tokens:
     return real(log_probs, mask) - jax.lax.stop_gradient(real(old_log_probs, mask))

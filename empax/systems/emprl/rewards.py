@@ -1,4 +1,8 @@
-"""What a response earns: the identifiers' empathy (Eq. 2 to 5), compiled functions, plain functions of texts."""
+"""What a response earns: the identifiers' empathy (Eq. 2 to 5), compiled functions, plain functions of texts.
+
+`probabilities` are of each mechanism's levels for (context, response), `valid` is False on filler rows, whose reward
+is 0.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,53 +34,42 @@ from empax.systems.emprl.expectations import Novelty, balanced_gains, expected_l
 from empax.systems.emprl.rollouts import JudgedContexts, Rollout
 from empax.systems.emprl.settings import RewardSettings
 
+Rows: TypeAlias = Float[Array, " B"]
+Levels: TypeAlias = Float[Array, "B M 3"]
 
-def empathy_reward(
-    probabilities: Float[Array, "B M 3"], wanted: Float[Array, "B M 3"], valid: Bool[Array, " B"]
-) -> Float[Array, " B"]:
-    r"""How likely a response has the empathy levels that are wanted, in (0, 1]; 0 on filler rows.
+
+def empathy_reward(probabilities: Levels, wanted: Levels, valid: Bool[Array, " B"]) -> Rows:
+    r"""How likely a response has the empathy levels that are wanted, in (0, 1]; `wanted` is what each level earns.
 
     .. math:: R_{emp} = \prod_m \sum_l w_{m,l} \, p_m(l)
 
     With w = 1 at the gold response's level and 0 elsewhere this is exp(-sum_m CE(p_m, l_m)).
     Source: EmpRL, Eq. 2 to 5. In logarithms: a product of small probabilities would lose its digits.
-
-    Args:
-      probabilities: of each mechanism's levels for (context, response).
-      wanted: what each level earns.
-      valid: False on filler rows.
     """
     earned = jnp.einsum("BML,BML->BM", probabilities.astype(jnp.float32), wanted)
     return jnp.where(valid, jnp.exp(jnp.log(jnp.maximum(earned, 1e-30)).sum(axis=1)), 0.0)
 
 
-def empathy_gain(
-    probabilities: Float[Array, "B M 3"], gains: Float[Array, "B M 3"], valid: Bool[Array, " B"]
-) -> Float[Array, " B"]:
-    r"""What a response is expected to add to the mean of the mechanisms' weighted F1; 0 on filler rows.
+def empathy_gain(probabilities: Levels, gains: Levels, valid: Bool[Array, " B"]) -> Rows:
+    r"""What a response is expected to add to the mean of the mechanisms' weighted F1.
 
     .. math:: R = \frac{1}{M} \sum_m \sum_l p_m(l) \, G_{m,l}
 
-    Source: ours; EmpRL's Emp-F1 is the mean of the three F1.
-
-    Args:
-      probabilities: of each mechanism's levels for (context, response).
-      gains: G, see `expectations.f1_gains`.
-      valid: False on filler rows.
+    with G the `gains`, see `expectations.f1_gains`. Source: ours; EmpRL's Emp-F1 is the mean of the three F1.
     """
     gained = jnp.einsum("BML,BML->BM", probabilities.astype(jnp.float32), gains)
     return jnp.where(valid, gained.mean(axis=1), 0.0)
 
 
 def trajectory_reward(
-    scores: Float[Array, " B"],
-    probabilities: Float[Array, "B M 3"],
-    wanted: Float[Array, "B M 3"],
+    scores: Rows,
+    probabilities: Levels,
+    wanted: Levels,
     turn: Int[Array, " B"],
     valid: Bool[Array, " B"],
     *,
     shift_penalty: float,
-) -> Float[Array, " B"]:
+) -> Rows:
     r"""A dialogue's reward for each of its listener turns: its own, the dialogue's mean, less sudden shifts.
 
     .. math:: S_t = \tfrac{1}{2} (R_t + \bar R) - \lambda \, \frac{1}{M} \sum_m
@@ -173,7 +166,7 @@ class EmpathyReward:
         covered = [name for judge in self.judges for name in judge.task.mechanisms]
         return log_probs.argmax(axis=2).astype(np.int32)[:, [covered.index(name) for name in MECHANISMS]]
 
-    def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
+    def rate(self, params: Params, rollout: Rollout) -> Rows:
         batch, reader = rollout.batch, self.judges[0].tokenizer
         if self.on_host:
             tokens = np.asarray(distributed.whole(rollout.tokens))
@@ -206,14 +199,14 @@ class CompiledReward:
     Those are placed on the mesh like any other frozen parameters, and no constants of the compiled program.
     """
 
-    function: Callable[..., Float[Array, " B"]]
+    function: Callable[..., Rows]
     on_host = False
 
     @property
     def params(self) -> Params:
         return getattr(self.function, "params", {})
 
-    def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
+    def rate(self, params: Params, rollout: Rollout) -> Rows:
         return self.function(params, rollout) if hasattr(self.function, "params") else self.function(rollout)
 
 
@@ -231,13 +224,12 @@ class TextReward:
     def params(self) -> Params:
         return {}
 
-    def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
+    def rate(self, params: Params, rollout: Rollout) -> Rows:
         """The scores, 0 on filler rows.
 
         Raises:
           ConfigError: the function did not return one finite number for each response.
         """
-        del params
         rows, tokens = (np.asarray(part) for part in distributed.whole((rollout.batch.row, rollout.tokens)))
         whole = np.zeros(len(rows), np.float32)
         if distributed.is_writer():  # nobody promises that the function says the same twice, or that it is cheap
@@ -276,7 +268,7 @@ class Reward:
         """The parameters that `rate` wants, of each part by its number."""
         return {str(i): part.params for i, (_, part) in enumerate(self.parts)}
 
-    def rate(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
+    def rate(self, params: Params, rollout: Rollout) -> Rows:
         return self.total(self.rate_parts(params, rollout))
 
     def rate_parts(self, params: Params, rollout: Rollout) -> Float[Array, "B P"]:
@@ -284,7 +276,7 @@ class Reward:
         rated = [part.rate(params[str(i)], rollout) for i, (_, part) in enumerate(self.parts)]
         return jnp.stack(rated, axis=1).astype(jnp.float32)
 
-    def total(self, rated: Float[Array, "B P"]) -> Float[Array, " B"]:
+    def total(self, rated: Float[Array, "B P"]) -> Rows:
         """The weighted sum of what the parts say."""
         weighted = [weight * rated[:, i] for i, (weight, _) in enumerate(self.parts)]
         return sum(weighted[1:], start=weighted[0])

@@ -32,7 +32,7 @@ from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.answerer import Answerer
 from empax.parts.generator.checks import check_fusion, decodings
 from empax.parts.generator.parts import GeneratorParts
-from empax.parts.generator.stages import answerer_of, context_examples, taught_heads
+from empax.parts.generator.stages import answerer_of, context_examples, generator_params, taught_heads
 from empax.parts.generator.task import Generator
 from empax.parts.generator.trained import Trained, generator_to_export
 from empax.retrieval.index import load_index
@@ -58,12 +58,6 @@ def make_policy(parts: GeneratorParts, stage: PolicyTaskSettings, reward: Reward
     rolled = dataclasses.replace(generator, decoder=parts.decoder(stage.rollout))
     algorithm: Any = ALGORITHMS[type(stage)]  # each with the settings that it belongs to
     return algorithm(rolled, reward, stage)
-
-
-def first_params(parts: GeneratorParts, run: RunContext, stage: str) -> Params:
-    """{"model", "emotion"} of the stage that a policy begins with; of a joint stage, its generator."""
-    params = parts.stage_params(run, stage)
-    return params.get("generator", params)
 
 
 def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
@@ -123,7 +117,7 @@ def _check_decoding(stage: PolicyTaskSettings, run: RunContext) -> None:
 
 def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
     parts = GeneratorParts.of(run, with_params=False)
-    first = first_params(parts, run, stage.start_from)
+    first = generator_params(parts, run, stage.start_from)
     train, answers = _training(parts, run, stage)
     reward = make_reward(
         () if answers is not None else stage.rewards,
@@ -294,7 +288,7 @@ def _sketch_rollout(batch: PolicyBatch, tokens: int, *, has_values: bool) -> Rol
 def answer_policy(stage: PolicyTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
     """The reinforced generator of a finished stage; one that reads exemplars says itself where they come from."""
     parts = GeneratorParts.of(run, with_params=False)
-    first = first_params(parts, run, stage.start_from)
+    first = generator_params(parts, run, stage.start_from)
     model = policy_model(parts, load_params(run.files.stage(options.stage)), first, stage.kept_share)
     # The emotion head is the fine-tuned one: rewards do not teach it.
     return _answerer(parts, run, stage, {"model": parts.lowered(model), "emotion": first["emotion"]}, options)
@@ -324,6 +318,6 @@ def trained_policy(stage: PolicyTaskSettings, run: RunContext, adapters: bool) -
             f"stage {run.stage!r} has no adapters that sit on pretrained weights: export it with --lora=merged."
         )
     parts = GeneratorParts.of(run, with_params=False)
-    model = policy_model(parts, saved, first_params(parts, run, stage.start_from), stage.kept_share)
+    model = policy_model(parts, saved, generator_params(parts, run, stage.start_from), stage.kept_share)
     passages = parts.settings.passages if stage.index else 0
     return generator_to_export(parts, run.stage, model, passages=passages)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from empax.core.types import Mean, Metrics, Params
 from empax.systems.emprl import ppo, preferences
@@ -25,7 +25,7 @@ from empax.systems.emprl.advantages import (
     token_rewards,
     whiten,
 )
-from empax.systems.emprl.kl import KlController, kl_penalty
+from empax.systems.emprl.kl import KlController, Mask, Tokens, kl_penalty
 from empax.systems.emprl.policy import Found, Policy, once
 from empax.systems.emprl.rollouts import Rollout
 from empax.systems.emprl.settings import (
@@ -54,7 +54,7 @@ class RatioPolicy(Policy):
         controller = KlController(jnp.asarray(kl.coefficient, jnp.float32), target, kl.horizon)
         return Memory(controller, ScoreStatistics.empty(), jnp.zeros((), jnp.int32))
 
-    def token_kl(self, rollout: Any) -> Float[Array, "B T"]:
+    def token_kl(self, rollout: Any) -> Tokens:
         given = rollout.log_probs, rollout.reference_log_probs, self.counted(rollout)
         return kl_penalty(*given, estimator=self.settings.kl.estimator)
 
@@ -72,16 +72,14 @@ class RatioPolicy(Policy):
         rows = jnp.full(rollout.tokens.shape[:1], 1.0)
         return rollout.replace(kl_coefficient=coefficient * rows, parts=None), after, metrics
 
-    def options(self, log_probs: Float[Array, "B T"], batch: Rollout, mask: Bool[Array, "B T"]) -> dict[str, Any]:
+    def options(self, log_probs: Tokens, batch: Rollout, mask: Mask) -> dict[str, Any]:
         """What both losses take."""
         settings = self.settings
         keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
         bounds = {name: getattr(settings, name) for name in ("clip", "epsilon_high", "delta")}
         return {**bounds, "reduction": settings.reduction, "keep": keep}
 
-    def with_entropy(
-        self, loss: Mean, logits: Float[Array, "B T V"], mask: Bool[Array, "B T"], factor: Float[Array, ""]
-    ) -> Mean:
+    def with_entropy(self, loss: Mean, logits: Float[Array, "B T V"], mask: Mask, factor: Float[Array, ""]) -> Mean:
         """The loss less the bonus for entropy; without a weight nothing is differentiated for it."""
         settings = self.settings
         if not settings.entropy_weight:
@@ -101,7 +99,6 @@ class Ppo(RatioPolicy):
         return 0 if name.startswith("value/") else self.settings.value_warmup_steps
 
     def credit(self, frozen: Params, batch: Any, memory: Memory) -> tuple[Rollout, Memory, Metrics]:
-        del frozen
         settings, mask = self.settings, self.counted(batch)
         scores, statistics = self.scored(batch, memory)
         rewards = token_rewards(scores, self.token_kl(batch), mask, beta=memory.kl.coefficient)
@@ -119,7 +116,7 @@ class Ppo(RatioPolicy):
         metrics["explained_variance"] = once(ppo.explained_variance(batch.values, returns, mask))
         return credited, after, metrics
 
-    def objective(self, found: Found, batch: Any, mask: Bool[Array, "B T"]) -> tuple[Mean, Metrics, Float[Array, ""]]:
+    def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
         """Eq. 13 to 15."""
         settings, warm, (log_probs, values, logits) = self.settings, batch.policy_weight[0], found
         assert values is not None
@@ -139,7 +136,6 @@ class Grpo(RatioPolicy):
     settings: GrpoTaskSettings
 
     def credit(self, frozen: Params, batch: Any, memory: Memory) -> tuple[Rollout, Memory, Metrics]:
-        del frozen
         scores, statistics = self.scored(batch, memory)
         size = self.settings.rollout.num_samples
         valid = batch.mask.any(axis=1)
@@ -150,7 +146,7 @@ class Grpo(RatioPolicy):
             advantages = grpo_advantages(scores, valid, group_size=size, scale_rewards=scale)
         return self.remembered(batch.replace(advantages=advantages), memory, statistics)
 
-    def objective(self, found: Found, batch: Any, mask: Bool[Array, "B T"]) -> tuple[Mean, Metrics, Float[Array, ""]]:
+    def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
         """`ppo.grpo_loss`."""
         log_probs, _, logits = found
         options = self.options(log_probs, batch, mask)
@@ -174,7 +170,6 @@ class Preference(Policy):
         return batch.replace(scores=jnp.tile(jnp.array([1.0, 0.0]), len(batch.tokens) // 2))
 
     def credit(self, frozen: Params, batch: Any, memory: Any) -> tuple[Any, Any, Metrics]:
-        del frozen
         metrics, valid, rated = self.watched(batch), batch.mask.any(axis=1), batch.replace(parts=None)
         size = 2 if self.settings.pairs else self.settings.rollout.num_samples
         if self.settings.loss == "kto":
@@ -191,7 +186,7 @@ class Preference(Policy):
     def learnt(self, batch: Any) -> Rollout:
         return batch.both if isinstance(batch, preferences.Pairs) else batch
 
-    def objective(self, found: Found, batch: Any, mask: Bool[Array, "B T"]) -> tuple[Mean, Metrics, Float[Array, ""]]:
+    def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
         """Of `preferences` the loss that the settings name."""
         settings, reference = self.settings, self.learnt(batch).reference_log_probs
         ratios = kl_penalty(found[0], reference, mask).sum(axis=1)

@@ -105,6 +105,11 @@ class TurnForm:
         return features.pad(made, length, self.tokenizer.pad_id)
 
 
+def judged_length(source: int, target: int, most: int) -> int:
+    """What classifiers' rows are padded to: source and target together with their frame, few shapes; at most `most`."""
+    return min(max(source + target + 3, 2 * target), most)
+
+
 class LempexExamples(ContextExamples):
     """Instances as LEMPEx' generator reads them.
 
@@ -163,25 +168,21 @@ class LempexExamples(ContextExamples):
         return ids.reshape(*chosen.shape, -1), mask.reshape(*chosen.shape, -1)
 
     def _judged(self, rows: Sequence[int], source: int, target: int) -> dict[str, Any]:
-        """What judges read, as long as source and target together: few shapes."""
+        """What judges read."""
         tokenizer, (before, behind) = self.form.tokenizer, self.form.framing
-        length = min(max(source + target + 3, 2 * target), self.judged)
-        judged, starts, replies = [], [], []
-        for i in rows:
+        length = judged_length(source, target, self.judged)
+
+        def read(i: int) -> tuple[list[int], int, list[int]]:
             if i < 0:
-                judged.append([])
-                starts.append(0)
-                replies.append([])
-                continue
+                return [], 0, []
             context, answer = self.contexts[i].ids, self.targets[i][:-1]
             row, start = frame(tokenizer, context[len(before) : len(context) - len(behind)], answer, length)
-            judged.append(row)
-            starts.append(start)
-            replies.append([tokenizer.cls_id, *answer, tokenizer.sep_id])
+            return row, start, [tokenizer.cls_id, *answer, tokenizer.sep_id]
+
+        judged, starts, replies = zip(*map(read, rows), strict=True)
         picked = np.maximum(rows, 0)
-        (ids, mask), (reply, reply_mask) = (
-            features.pad(texts, columns, self.pad_id) for texts, columns in ((judged, length), (replies, target + 1))
-        )
+        ids, mask = features.pad(judged, length, self.pad_id)
+        reply, reply_mask = features.pad(replies, target + 1, self.pad_id)
         return {
             "judged": ids,
             "judged_mask": mask,

@@ -125,11 +125,6 @@ class TowerParts:
         found = (self.retrieval.encoder.params, (self.keys or self.retrieval.encoder).params)
         return None if found[0] is None else dict(zip(self.towers.names, found, strict=True))
 
-    def random(self, seed: int) -> Params:
-        """Random parameters of the towers."""
-        ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
-        return jax.jit(self.towers.init)(jax.random.key(seed), ids, mask)  # compiled as one: op by op it takes seconds
-
     def corpus_encoder(self, params: Params) -> CorpusEncoder:
         return self.retrieval.corpus_encoder(self.towers, params, params)
 
@@ -138,7 +133,10 @@ def pretrained_towers(run: RunContext) -> CorpusEncoder:
     """The retriever before any training, the paper's "pre-trained DPR"; random from the run's seed without weights."""
     parts = TowerParts.of(run)
     params = parts.initial()
-    return parts.corpus_encoder(parts.random(run.seed) if params is None else params)
+    if params is None:
+        ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
+        params = jax.jit(parts.towers.init)(jax.random.key(run.seed), ids, mask)  # op by op it takes seconds
+    return parts.corpus_encoder(params)
 
 
 def trained_towers(run: RunContext, stage: str) -> CorpusEncoder:
@@ -254,7 +252,6 @@ def trained_retriever(stage: RetrieverTaskSettings, run: RunContext, adapters: b
       ConfigError: adapters are wanted, which a retriever never has.
       CheckpointError: the stage has not been trained.
     """
-    del stage
     params = load_params(run.directory)
     check_adapters(adapters, run, "retriever")
     parts, settings = TowerParts.of(run, with_params=False), run.shared_settings(TowerSettings)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
 from empax.core.config import ConfigError
-from empax.core.protocols import Tokenizer
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import Instance, Params
@@ -37,7 +36,7 @@ from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.stages import answerer_of, pretrained
-from empax.systems.lempex.examples import LempexBatch, LempexExamples, TurnForm
+from empax.systems.lempex.examples import LempexBatch, LempexExamples, TurnForm, judged_length
 from empax.systems.lempex.exemplar_fusion import ExemplarFusion
 from empax.systems.lempex.losses import EmpathyLosses
 from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
@@ -103,7 +102,7 @@ def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
 
 
 def _check_vocabularies(stage: LempexTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError unless the judges read with the vocabulary that the generator writes."""
+    """Raises ConfigError unless judges and generator have one vocabulary, and as many embeddings."""
     generator = run.shared_settings(LempexSettings).generator
     encoders = {name: run.named(name).settings.encoder for name in (*stage.judges, stage.sentiment) if name}
     prepared = run.settings("prepare", PrepareSettings).tokenizer
@@ -114,48 +113,30 @@ def _check_vocabularies(stage: LempexTaskSettings, run: RunContext) -> None:
     rows = load_generator(generator, tokenizer, with_params=False).model.config.vocab_size
     for name, encoder in encoders.items():
         loaded = load_stage_encoder(encoder, run, planned=True)
-        own: Any = loaded.model.encoder
-        check_vocabulary(name, loaded.tokenizer, own.config.vocab_size, tokenizer, rows)
+        own, model = loaded.tokenizer, cast(Any, loaded.model.encoder)
+        own_rows = model.config.vocab_size
+        same = own_rows == rows and own.vocab_size == tokenizer.vocab_size
+        if same and isinstance(own, SubwordTokenizer) and isinstance(tokenizer, SubwordTokenizer):
+            same = own.extends(tokenizer)
+        if not same:
+            raise ConfigError(
+                f"config.{name} reads {own.vocab_size} tokens with {own_rows} embeddings, but the generator writes "
+                f"{tokenizer.vocab_size} with {rows}, and their losses need one vocabulary. Take the tokenizer of the "
+                "judge's encoder (config.prepare.tokenizer, tags = False), or an encoder from scratch."
+            )
 
 
-def check_vocabulary(judge: str, own: Tokenizer, own_rows: int, tokenizer: Tokenizer, rows: int) -> None:
-    """Raises ConfigError unless two tokenizers and the embeddings of their models have the same ids.
-
-    Args:
-      judge: name of its stage.
-      own: what it reads with.
-      own_rows: of its embedding.
-      tokenizer: of the generator.
-      rows: likewise.
-    """
-    same = own_rows == rows and own.vocab_size == tokenizer.vocab_size
-    if same and isinstance(own, SubwordTokenizer) and isinstance(tokenizer, SubwordTokenizer):
-        same = own.extends(tokenizer)
-    if not same:
-        raise ConfigError(
-            f"config.{judge} reads {own.vocab_size} tokens with {own_rows} embeddings, but the generator writes "
-            f"{tokenizer.vocab_size} with {rows}, and their losses need one vocabulary. Take the tokenizer of the "
-            "judge's encoder (config.prepare.tokenizer, tags = False), or an encoder from scratch."
-        )
+def judged_tokens(stage: LempexTaskSettings, run: RunContext) -> int:
+    """The most tokens of context and response that classifiers read; 0 = nothing is judged."""
+    layout = run.shared_settings(LempexSettings).layout
+    if stage.losses != "judges":
+        return 2 * layout.max_target_tokens if stage.losses == "first_state" else 0
+    most = [run.settings(name, ClassifierTaskSettings).max_tokens for name in stage.judges]
+    return min(most, default=layout.max_context_tokens + layout.max_target_tokens)
 
 
-@dataclasses.dataclass(frozen=True)
-class Judges:
-    """The trained judges of a stage.
-
-    Attributes:
-      losses: what asks them.
-      params: theirs.
-      max_tokens: the most that a classifier reads.
-    """
-
-    losses: EmpathyLosses
-    params: Params
-    max_tokens: int
-
-
-def load_judges(stage: LempexTaskSettings, run: RunContext, parts: GeneratorParts) -> Judges:
-    """The judges that `stage` names."""
+def load_judges(stage: LempexTaskSettings, run: RunContext) -> tuple[EmpathyLosses, Params]:
+    """The trained judges that `stage` names: what asks them, and their parameters."""
     found: dict[str, ClassifierJudge] = {}
     for name in stage.judges:
         judge = load_judge(run, name)
@@ -167,33 +148,31 @@ def load_judges(stage: LempexTaskSettings, run: RunContext, parts: GeneratorPart
         regressor = regressor_of(run.settings(stage.sentiment, SentimentTaskSettings), run)
         params["sentiment"] = load_params(run.files.stage(stage.sentiment))
     classifiers = tuple((name, judge.task) for name, judge in found.items())
-    layout = parts.settings.layout
-    most = min([judge.max_tokens for judge in found.values()] or [layout.max_context_tokens + layout.max_target_tokens])
-    return Judges(EmpathyLosses(stage, classifiers, regressor), params, most)
+    return EmpathyLosses(stage, classifiers, regressor), params
 
 
 def build_generator(stage: LempexTaskSettings, run: RunContext) -> Assembly:
     parts = GeneratorParts.of(run, with_params=False)
-    judges = load_judges(stage, run, parts) if stage.losses == "judges" else None
-    empathy = judges.losses if judges is not None else None
+    empathy, judges = load_judges(stage, run) if stage.losses == "judges" else (None, {})
     if stage.losses == "first_state":
         empathy = EmpathyLosses(stage)
     task = generator_task(parts, stage, run, empathy)
     form = TurnForm(parts.tokenizer, parts.settings.layout)
     corpus = Corpus.of(load_instances(run, "train"), form) if stage.index else None
-    most = judges.max_tokens if judges is not None else 2 * form.layout.max_target_tokens if empathy else 0
-    train = _examples(stage, run, "train", form, corpus, judged=most)
+    train = _examples(stage, run, "train", form, corpus, judged=judged_tokens(stage, run))
     validation = _examples(stage, run, "validation", form, corpus, limit=stage.max_validation_examples)
 
-    def initial(params: Params) -> Params:
-        return {**params, **first_params(stage, run, params, judges)}
+    known = {"judges": judges} if judges else {}
 
-    frozen = {"judges": judges.params} if judges is not None and stage.frozen_judges else {}
+    def initial(params: Params) -> Params:
+        return {**params, **first_params(stage, run, params), **({} if stage.frozen_judges else known)}
+
+    frozen = known if stage.frozen_judges else {}
     return Assembly(task, train, validation, frozen=frozen, initial=initial)
 
 
-def first_params(stage: LempexTaskSettings, run: RunContext, params: Params, judges: Judges | None) -> Params:
-    """What does not begin at random: pretrained weights or word vectors, also of the exemplars' encoder, and judges."""
+def first_params(stage: LempexTaskSettings, run: RunContext, params: Params) -> Params:
+    """Pretrained weights or word vectors, also of the exemplars' encoder."""
     settings = run.shared_settings(LempexSettings).generator
     found: Params = {}
     if settings.pretrained or settings.embeddings:
@@ -203,8 +182,6 @@ def first_params(stage: LempexTaskSettings, run: RunContext, params: Params, jud
             own = params["fusion"]["encoder"]
             copied = {name: jax.tree.map(np.array, leaf) for name, leaf in loaded.items() if name in own}
             found["fusion"] = {**params["fusion"], "encoder": {**own, **copied}}
-    if judges is not None and judges.losses.trains_judges:
-        found["judges"] = judges.params
     return found
 
 
@@ -233,8 +210,8 @@ def sketch_generator(stage: LempexTaskSettings, run: RunContext, batch_size: int
     parts, layout = GeneratorParts.of(run, planned=True), run.shared_settings(LempexSettings).layout
     empathy = None
     if stage.losses != "none":
-        settings = {name: run.settings(name, ClassifierTaskSettings) for name in stage.judges}
-        classifiers = tuple((name, planned_classifier(own, run)) for name, own in settings.items())
+        planned = ((name, run.settings(name, ClassifierTaskSettings)) for name in stage.judges)
+        classifiers = tuple((name, planned_classifier(own, run)) for name, own in planned)
         regressor = None
         if stage.sentiment:
             regressor = regressor_of(run.settings(stage.sentiment, SentimentTaskSettings), run, planned=True)
@@ -243,7 +220,8 @@ def sketch_generator(stage: LempexTaskSettings, run: RunContext, batch_size: int
     sizes = {"B": batch_size, "S": length, "T": layout.max_target_tokens}
     if stage.index:
         sizes |= {"K": parts.settings.passages, "P": layout.max_passage_tokens}
-    batch = shapes_of(LempexBatch, **sizes, J=length + sizes["T"] + 3, R=sizes["T"] + 1, C=3)
+    judged = judged_length(length, sizes["T"], judged_tokens(stage, run))
+    batch = shapes_of(LempexBatch, **sizes, J=judged, R=sizes["T"] + 1, C=3)
     batch = dataclasses.replace(batch, other=None, other_mask=None)
     if empathy is None:
         unread = ("judged", "judged_mask", "judged_start", "reply", "reply_mask", "levels", "compound")

@@ -44,8 +44,7 @@ class Chooser:
         settings = self.settings
         facts = [[f for f in facts_of(i) if (settings.social if f.social else settings.entity)] for i in instances]
         scores = self._cosines(instances, facts)
-        if self.ranker is not None:
-            scores = self._ranked(instances, facts, scores, self.ranker)
+        self._rank(instances, facts, scores)
         chosen = [self._chosen(*both) for both in zip(facts, scores, strict=True)]
         return [
             dataclasses.replace(i, notes={**i.notes, "facts": [fact.row() for fact in kept]})
@@ -59,24 +58,17 @@ class Chooser:
             return [[] for _ in instances]
         contexts = self.selector([plain_context(i.context) for i in instances], progress="contexts")
         said = self.selector([fact.words() for found in facts for fact in found], progress="facts")
-        return _split(np.einsum("nd,nd->n", contexts[rows], said), facts)
+        cosines = np.einsum("nd,nd->n", contexts[rows], said)
+        return [part.tolist() for part in np.split(cosines, np.cumsum([len(found) for found in facts])[:-1])]
 
-    def _ranked(
-        self,
-        instances: Sequence[Instance],
-        facts: Sequence[Sequence[Fact]],
-        scores: Sequence[Sequence[float]],
-        ranker: Predictor[Ranker],
-    ) -> list[list[float]]:
-        """`scores` with those of the ranker for facts about things."""
+    def _rank(self, instances: Sequence[Instance], facts: Sequence[Sequence[Fact]], scores: list[list[float]]) -> None:
+        """Changes the scores of facts about things to those of the ranker, if there is one."""
         things = [(i, n) for i, found in enumerate(facts) for n, fact in enumerate(found) if not fact.social]
-        if not things:
-            return [list(row) for row in scores]
-        found = ranker([instances[i].context for i, _ in things], [facts[i][n] for i, n in things])
-        changed = [list(row) for row in scores]
+        if self.ranker is None or not things:
+            return
+        found = self.ranker([instances[i].context for i, _ in things], [facts[i][n] for i, n in things])
         for (i, n), score in zip(things, found, strict=True):
-            changed[i][n] = float(score)
-        return changed
+            scores[i][n] = float(score)
 
     def _chosen(self, facts: Sequence[Fact], scores: Sequence[float]) -> list[Fact]:
         order = sorted(range(len(facts)), key=lambda n: -scores[n])
@@ -84,8 +76,3 @@ class Chooser:
         people = {fact.relation: fact for fact in reversed(scored) if fact.social}
         things = [fact for fact in scored if not fact.social][: self.settings.entity_facts]
         return [*people.values(), *things]
-
-
-def _split(values: np.ndarray, facts: Sequence[Sequence[Fact]]) -> list[list[float]]:
-    ends = np.cumsum([len(found) for found in facts])[:-1]
-    return [part.tolist() for part in np.split(values, ends)]

@@ -119,7 +119,6 @@ class PairExamples:
         return len(self.good)
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> Batch:
-        del rng
         sides = [
             features.pad([rows[i] if i >= 0 else [] for i in indices], length, self.pad_id)
             for rows in (self.good, self.rest)

@@ -53,10 +53,6 @@ class NecSettings(DialogueSettings):
         check_no_exemplars(self.decoding)
 
     @property
-    def reads_facts(self) -> bool:
-        return bool(self.kinds_of_facts)
-
-    @property
     def kinds_of_facts(self) -> tuple[str, ...]:
         """The facts that are read, "social" and "entity"."""
         return tuple(kind for kind in ("social", "entity") if getattr(self, kind))

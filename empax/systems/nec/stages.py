@@ -82,15 +82,8 @@ class NecParts:
             return Nec(self.model, decoder, self.settings.social, label_smoothing=stage.label_smoothing)
         contrast = stage.contrast
         explorer = self.dialogue.decoder(exploring(contrast, decoding)) if contrast.own else None
-        decoder = self.dialogue.decoder(decoding)
-        return Contrastive(
-            self.model,
-            decoder,
-            self.settings.social,
-            explorer,
-            label_smoothing=stage.label_smoothing,
-            contrast=contrast,
-        )
+        given = self.model, self.dialogue.decoder(decoding), self.settings.social, explorer
+        return Contrastive(*given, label_smoothing=stage.label_smoothing, contrast=contrast)
 
 
 def exploring(contrast: CandidateSettings, decoding: DecodeSettings) -> DecodeSettings:
@@ -155,27 +148,20 @@ def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:
 
 
 def build_nec(stage: NecTaskSettings, run: RunContext) -> Assembly:
-    parts, form = _with_form(run)
+    parts = NecParts.of(run)
+    form = parts.form(parts.dialogue)
     splits = {split: load_instances(run, split) for split in ("train", "validation")}
     splits["validation"] = draw(splits["validation"], stage.max_validation_examples)
-    negatives = _negatives(parts, stage, splits["train"])
-    if parts.settings.reads_facts:
+    negatives = None
+    if isinstance(stage, ContrastiveTaskSettings):
+        counts = {"different": stage.contrast.different, "frequent": stage.contrast.frequent}
+        longest = parts.settings.layout.max_target_tokens
+        negatives = Negatives.of(splits["train"], parts.dialogue.tokenizer, longest, **counts)
+    if parts.settings.kinds_of_facts:
         choose = Chooser.of(run)
         splits = {split: choose(instances) for split, instances in splits.items()}
     train, validation = (parts.examples(splits[split], form, negatives) for split in ("train", "validation"))
     return Assembly(parts.task(stage), train, validation, initial=_initial(stage, run))
-
-
-def _with_form(run: RunContext) -> tuple[NecParts, FactForm | TaggedForm]:
-    parts = NecParts.of(run)
-    return parts, parts.form(parts.dialogue)
-
-
-def _negatives(parts: NecParts, stage: NecTaskSettings, train: Sequence[Instance]) -> Negatives | None:
-    if not isinstance(stage, ContrastiveTaskSettings):
-        return None
-    counts = {"different": stage.contrast.different, "frequent": stage.contrast.frequent}
-    return Negatives.of(train, parts.dialogue.tokenizer, parts.settings.layout.max_target_tokens, **counts)
 
 
 def _initial(stage: NecTaskSettings, run: RunContext) -> Callable[[Params], Params] | None:
@@ -206,12 +192,11 @@ def answer_nec(stage: NecTaskSettings, run: RunContext, options: AnswerOptions) 
     parts = NecParts.of(run)
     params = load_params(run.files.stage(options.stage))
     form = parts.form(parts.dialogue.for_answers())
-    reads = parts.settings.reads_facts
     chooser = functools.cache(lambda: Chooser.of(run))
     finder = functools.cache(lambda: find_finder(run))
 
     def make_examples(instances: Sequence[Instance]) -> AnswerExamples:
-        if not reads:
+        if not parts.settings.kinds_of_facts:
             return AnswerExamples(parts.examples(instances, form), [{} for _ in instances])
         lacking = any("facts" not in i.notes for i in instances)
         known = with_facts(finder(), instances) if lacking else instances

@@ -6,29 +6,9 @@ from empax.parts.exemplars.parts import pretrained_encoder
 from empax.parts.exemplars.settings import INDEX_UNREAD
 from empax.parts.generator.checks import check_system
 from empax.parts.generator.stages import GENERATOR
+from empax.systems.reg import settings, stages
 from empax.systems.reg.answers import answer_joint, joint_generator, trained_retriever
 from empax.systems.reg.parts import trained_encoder
-from empax.systems.reg.settings import (
-    DenseTaskSettings,
-    EmotionTaskSettings,
-    JointTaskSettings,
-    RegSettings,
-    RetrieverTaskSettings,
-)
-from empax.systems.reg.stages import (
-    build_dense,
-    build_emotions,
-    build_joint,
-    build_retriever,
-    check_dense,
-    check_emotions,
-    check_joint,
-    check_retriever,
-    sketch_dense,
-    sketch_emotions,
-    sketch_joint,
-    sketch_retriever,
-)
 
 
 def check(run: RunContext) -> None:
@@ -43,31 +23,37 @@ READ_BY_OTHERS = ("generator", "decoding", "form", "own_decoding", "lora", "attr
 
 TASKS = {
     "generator": GENERATOR,
-    "emotions": TaskSpec(EmotionTaskSettings, check_emotions, build_emotions, sketch_emotions, encoder=trained_encoder),
+    "emotions": TaskSpec(
+        settings.EmotionTaskSettings,
+        stages.check_emotions,
+        stages.build_emotions,
+        stages.sketch_emotions,
+        encoder=trained_encoder,
+    ),
     "dense": TaskSpec(
-        DenseTaskSettings,
-        check_dense,
-        build_dense,
-        sketch_dense,
+        settings.DenseTaskSettings,
+        stages.check_dense,
+        stages.build_dense,
+        stages.sketch_dense,
         encoder=trained_encoder,
         models={"retriever": trained_retriever},
         unread=READ_BY_OTHERS,
     ),
     "retriever": TaskSpec(
-        RetrieverTaskSettings,
-        check_retriever,
-        build_retriever,
-        sketch_retriever,
+        settings.RetrieverTaskSettings,
+        stages.check_retriever,
+        stages.build_retriever,
+        stages.sketch_retriever,
         reads_sources=True,
         encoder=trained_encoder,
         models={"retriever": trained_retriever},
         unread=("neighbours",),
     ),
     "joint": TaskSpec(
-        JointTaskSettings,
-        check_joint,
-        build_joint,
-        sketch_joint,
+        settings.JointTaskSettings,
+        stages.check_joint,
+        stages.build_joint,
+        stages.sketch_joint,
         answer=answer_joint,
         searches=True,
         reads_sources=True,
@@ -78,4 +64,4 @@ TASKS = {
     ),
 }
 
-SYSTEM = System("reg", RegSettings, TASKS, encoder=pretrained_encoder, index_unread=INDEX_UNREAD, check=check)
+SYSTEM = System("reg", settings.RegSettings, TASKS, encoder=pretrained_encoder, index_unread=INDEX_UNREAD, check=check)

@@ -82,7 +82,6 @@ def joint_generator(stage: JointTaskSettings, run: RunContext, adapters: bool) -
       ConfigError: the stage has no adapters.
       CheckpointError: it has not been trained.
     """
-    del stage
     saved = load_params(run.directory)
     check_adapters(adapters and not is_adapted(saved), run, "generator")
     parts = GeneratorParts.of(run, with_params=False)
@@ -99,7 +98,6 @@ def trained_retriever(
       ConfigError: adapters are wanted, which a retriever never has.
       CheckpointError: the stage has not been trained.
     """
-    del stage
     params = trained_whole(load_params(run.directory))
     check_adapters(adapters, run, "retriever")
     parts = emotion_parts(run, with_params=False).retrieval

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -64,17 +65,14 @@ class EmotionParts:
         if not model.share:  # no parameter of the emotions reaches a vector
             return self.retrieval.corpus_encoder(model, params, params["encoder"])
         made = self.retrieval.corpus_encoder(model, params, params, model.share)
-        return dataclasses.replace(made, complete_keys=WithEmotions(model))
+        return dataclasses.replace(made, complete_keys=functools.partial(with_emotions, model))
 
 
-@dataclasses.dataclass(frozen=True)
-class WithEmotions:
-    """Puts the emotions of exemplars beside their vectors."""
-
-    model: EmotionEncoder
-
-    def __call__(self, vectors: Float[np.ndarray, "N D"], instances: Sequence[Instance]) -> Float[np.ndarray, "N E"]:
-        return np.asarray(self.model.keys(jnp.asarray(vectors), jnp.asarray(emotion_ids(instances))))
+def with_emotions(
+    model: EmotionEncoder, vectors: Float[np.ndarray, "N D"], instances: Sequence[Instance]
+) -> Float[np.ndarray, "N E"]:
+    """The vectors of exemplars with their emotions beside them."""
+    return np.asarray(model.keys(jnp.asarray(vectors), jnp.asarray(emotion_ids(instances))))
 
 
 @dataclasses.dataclass(frozen=True)

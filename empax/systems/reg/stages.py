@@ -36,7 +36,7 @@ from empax.parts.exemplars.dense import DenseRetriever
 from empax.parts.exemplars.dense_retrieval import Keys, RetrievalBatch, RetrievalExamples
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.checks import GENERATOR_TASKS, check_contrast, check_fusion, check_losses, decodings
-from empax.parts.generator.stages import begun_with, sketch_frozen_generator, sketched
+from empax.parts.generator.stages import begun_with, generator_params, sketch_frozen_generator, sketched
 from empax.retrieval.filters import find_exemplars, load_filter
 from empax.retrieval.index import build_index, load_index
 from empax.systems.reg.encoder import WordsAlone
@@ -104,15 +104,8 @@ def _examples(
     return train, held_out
 
 
-def _g1(parts: RegParts, run: RunContext, stage: str) -> Params:
-    """The generator that `stage` trained, {"model", "emotion"}: of a joint stage, G2."""
-    params = parts.generator.stage_params(run, stage)
-    return params.get("generator", params)
-
-
 def check_emotions(stage: EmotionTaskSettings, run: RunContext) -> None:
     """Raises ConfigError if contexts do not fit the buckets, or a split that the stage reads names no emotion."""
-    del stage
     check_prepared(run)
     dense.check_queries(run)
     data = run.plan.data
@@ -266,7 +259,7 @@ def build_retriever(stage: RetrieverTaskSettings, run: RunContext) -> Assembly:
         retriever_task(parts, stage.distillation),
         train,
         validation,
-        frozen={"generator": parts.generator.lowered(_g1(parts, run, stage.generator))},
+        frozen={"generator": parts.generator.lowered(generator_params(parts.generator, run, stage.generator))},
         # Loaded when it is asked for: what this holds stays in memory beside what training keeps.
         initial=lambda _: parts.retriever_params(run, stage.start_from),
     )
@@ -276,7 +269,7 @@ def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:
     parts = RegParts.of(run)
     made = parts.generator
     train, validation = _examples(parts, run, stage)
-    judge = _g1(parts, run, stage.generator)
+    judge = generator_params(parts.generator, run, stage.generator)
     task = joint_task(parts, stage)
     frozen = {"generator": made.lowered(judge)} if stage.retriever_weight else {}
     # It outlives this, and must not hold the loaded weights beside the trained ones.
@@ -371,7 +364,6 @@ def _sketch_batch(
 
 
 def sketch_emotions(stage: EmotionTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
-    del stage
     parts = RegParts.of(run, planned=True)
     return Sketch(EmotionTask(parts.retriever), shapes_of(Batch, B=batch_size, S=length, T=1))
 

@@ -193,7 +193,6 @@ class Joint:
 
     @property
     def model(self) -> Any:
-        """G2's."""
         return self.generator.model
 
     @property
@@ -243,16 +242,14 @@ class Joint:
         found = {name: heads[name].argmax(axis=-1) for name in self.heads}
         return {**self.generator.nll(generator, batch, read), **found}
 
+    # What follows is that of `ResponseTask`, but for the place of the parameters.
     def target_states(self, params: Params, batch: Any) -> Array:
-        """See `ResponseTask`."""
         return self.generator.target_states(params["generator"], batch)
 
     def with_states(self, params: Params, states: Any) -> Params:
-        """See `ResponseTask`."""
         return {**params, "generator": self.generator.with_states(params["generator"], states)}
 
     def weigh(self, params: Params, batch: Any) -> dict[str, Array]:
-        """See `ResponseTask`."""
         return self.generator.weigh(params["generator"], batch)
 
     def read_before(self, reader: PassageReader, params: Params, batch: Any) -> Any:

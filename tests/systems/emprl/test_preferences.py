@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from empax.core.config import ConfigError
 from empax.core.text_files import DataError
 from empax.core.types import Instance
-from empax.decoding.settings import DecodeSettings
 from empax.systems.emprl import preferences
-from empax.systems.emprl.settings import PreferenceTaskSettings, RewardSettings
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -140,23 +137,6 @@ def test_pairs_of_a_file_are_learnt_from_as_they_stand(toy):
     np.testing.assert_array_equal(batch.counts, [True, True, True, False])
     assert not task.rates_on_host
     assert float(metrics["response_tokens"].value()) == 6.0
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rollout": DecodeSettings("sample")}, "num_samples = 1 must be at least 2"),
-        ({"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing = 0.1 goes with loss = 'dpo', not with 'ipo'"),
-        ({"loss": "kto", "pairs": "f"}, "pairs and loss = 'kto' do not go together"),
-        ({"index": "reindex", "pairs": "f"}, "pairs and index = 'reindex' do not go together"),
-        ({"whole_dialogues": True, "pairs": "f"}, "pairs and dialogues do not go together"),
-        ({"whole_dialogues": True, "rewards": (RewardSettings(shift_penalty=1.0),)}, "shift_penalty goes with PPO"),
-        ({"beta": 0.0}, "beta = 0.0 must be"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_the_config(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        PreferenceTaskSettings(**changes)
 
 
 def test_a_file_of_pairs_is_read_or_its_bad_line_named(toy, tmp_path):

@@ -114,15 +114,21 @@ class Contexts:
         source = self.source[rows][:, :length] * mask
         inputs = LabelledBatch(source, mask, target, target > 0, valid, emotion)
         empty = np.zeros((len(rows), 1), np.int32)
-        return PolicyBatch(
-            inputs=inputs,
-            row=np.asarray(indices, np.int32),
-            context=empty,
-            context_mask=empty > 0,
-            wanted=np.zeros((len(rows), 1, 3), np.float32),
-            turn=np.zeros(len(rows), np.int32),
-            merit=np.zeros(len(rows), np.float32),
-        )
+        nothing = {"turn": np.zeros(len(rows), np.int32), "merit": np.zeros(len(rows), np.float32)}
+        wanted = np.zeros((len(rows), 1, 3), np.float32)
+        return PolicyBatch(inputs, np.asarray(indices, np.int32), empty, empty > 0, wanted, **nothing)
+
+
+def gold_log_probs(params, batch):
+    """Of each token of the gold responses in `Contexts`."""
+    inputs = batch.inputs
+    logits = MODEL.apply({"params": params["model"]}, inputs.source, inputs.source_mask, inputs.target)
+    return np.asarray(jax.nn.log_softmax(logits))[:, np.arange(3), [20, 19, EOS]]
+
+
+def credited(task, frozen, rollout):
+    """The rollout, rated and credited; the memory after it; and what is logged of it."""
+    return task.credit(frozen, task.rate(frozen, rollout), task.init_memory())
 
 
 def frozen(seed=0):
@@ -135,11 +141,8 @@ def frozen(seed=0):
 def train(workdir, *, seed=0, steps=60, start=None, **changes):
     """`fit` of the toy; returns what it returned."""
     given = frozen(seed)
-    groups = (
-        ()
-        if changes.get("grpo") or changes.get("preference")
-        else (ParamGroup(pattern="^value/", learning_rate_scale=3.0),)
-    )
+    has_values = not (changes.get("grpo") or changes.get("preference"))
+    groups = (ParamGroup(pattern="^value/", learning_rate_scale=3.0),) if has_values else ()
     settings = loop.LoopSettings(
         steps=steps, batch_size=32, buckets=(SOURCE,), epochs=4, minibatches=2, seed=seed, log_every_steps=5,
         eval_every_steps=30, checkpoint_every_steps=5, best_metric=None,

@@ -12,6 +12,7 @@ from empax.core.tree import count_params
 from empax.models.t5 import T5Encoder, encoder_alone, t5_from_scratch
 from empax.models.transformer import EncoderDecoder
 from empax.systems.lempex.exemplar_fusion import ExemplarFusion
+from tests.systems.learning import random_like
 
 V, D, K, P = 19, 8, 3, 5
 CONFIG = t5_from_scratch(V, d_model=D, num_heads=2, head_dim=4, d_ff=12, num_encoder_layers=1, num_decoder_layers=1)
@@ -24,8 +25,7 @@ MASK = jnp.asarray(np.arange(P) < np.array([[[5], [2], [1]], [[3], [0], [0]]]))
 
 @pytest.fixture(scope="module")
 def params():
-    shapes = jax.eval_shape(MODEL.init, jax.random.key(0), STATES, EXEMPLARS, MASK)["params"]
-    return jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape) * 0.5, leaf.dtype), shapes)
+    return random_like(jax.eval_shape(MODEL.init, jax.random.key(0), STATES, EXEMPLARS, MASK)["params"], scale=0.5)
 
 
 @jax.jit

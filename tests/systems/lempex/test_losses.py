@@ -12,12 +12,15 @@ import transformers
 
 from empax.core.types import LEVELS, MECHANISMS
 from empax.interop.huggingface import load_pretrained
-from empax.models.bert import bert_config
+from empax.models.bert import BertEncoder, bert_config
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
 from empax.parts.attributes.classifier import Classifier
 from empax.parts.attributes.sentiment import SentimentRegressor
 from empax.systems.lempex.losses import EmpathyLosses, embed_response, level_loss
+from empax.systems.lempex.settings import LossWeights
+from empax.systems.lempex.soft_tokens import soft_tokens
+from tests.systems.learning import keys, learn, random_like
 from tests.systems.lempex import toy
 
 CONTEXTS, RESPONSES = [[5, 6, 7], [8]], [[10, 11], [12, 13, 14]]
@@ -62,12 +65,12 @@ def test_values_and_gradients_are_those_of_a_bert_that_reads_embeddings(batch, t
     ).eval()  # fmt: skip
     theirs.save_pretrained(tmp_path)
     config = bert_config(theirs.config.to_dict())
-    reader = DualEncoder(toy.BertEncoder(config))
+    reader = DualEncoder(BertEncoder(config))
     judge = Classifier(reader, MECHANISMS, ((1.0,) * 3,) * 3)
     encoder = {"encoder": load_pretrained(tmp_path, config).params}
     rng = np.random.default_rng(0)
     heads = {
-        name: toy.random_like(jax.eval_shape(head.init, jax.random.key(0), jnp.zeros((1, 12)))["params"], seed)
+        name: random_like(jax.eval_shape(head.init, jax.random.key(0), jnp.zeros((1, 12)))["params"], seed)
         for seed, (name, head) in enumerate({"judges": judge.heads["head"], "sentiment": ClassificationHead(1)}.items())
     }
     judges = {
@@ -75,7 +78,7 @@ def test_values_and_gradients_are_those_of_a_bert_that_reads_embeddings(batch, t
         "sentiment": {"encoder": encoder, "head": heads["sentiment"]},
     }
     weights = {"emotional_reaction": 0.3, "interpretation": 0.2, "exploration": 0.5, "sentiment": 0.7}
-    stage = toy.make_stage(weights=toy.LossWeights(**weights), temperature=0.8)
+    stage = toy.make_stage(weights=LossWeights(**weights), temperature=0.8)
     losses = EmpathyLosses(stage, (("judges", judge),), SentimentRegressor(reader))
     logits = rng.normal(size=(*batch.target.shape, toy.V)).astype(np.float32)
 
@@ -133,9 +136,9 @@ def test_a_level_that_is_merged_is_one_class_of_two():
 @pytest.mark.parametrize("losses", ["judges", "first_state"])
 def test_only_judges_see_the_response(batch, losses):
     nobody = {} if losses == "judges" else {"judges": (), "sentiment": ""}
-    empathy = toy.make_losses(losses=losses, weights=toy.LossWeights(generation=0.0), **nobody)
+    empathy = toy.make_losses(losses=losses, weights=LossWeights(generation=0.0), **nobody)
     task = toy.make_task(empathy)
-    params = toy.random_like(jax.eval_shape(task.init, jax.random.key(0), batch))
+    params = random_like(jax.eval_shape(task.init, jax.random.key(0), batch))
     frozen = {"judges": toy.random_judges(empathy, batch)} if losses == "judges" else {}
 
     def value(params, batch):
@@ -162,7 +165,7 @@ def test_the_slip_over_time_lets_a_judge_see_what_comes_later(batch):
     found = {}
     for axis in ("vocabulary", "time"):
         for name, given in (("before", logits), ("after", later)):
-            soft = toy.soft_tokens(given, axis=axis)
+            soft = soft_tokens(given, axis=axis)
             count = batch.target_mask.sum(axis=1) - 1
             found[axis, name] = embed_response(toy.READER, judges, batch.reply, soft, jnp.ones_like(count), count)[0]
     np.testing.assert_array_equal(found["vocabulary", "before"], found["vocabulary", "after"])
@@ -170,7 +173,7 @@ def test_the_slip_over_time_lets_a_judge_see_what_comes_later(batch):
 
 
 def test_unknown_levels_and_weights_of_zero_count_nothing(batch):
-    losses, some = toy.make_losses(), toy.make_losses(weights=toy.LossWeights(interpretation=0.0))
+    losses, some = toy.make_losses(), toy.make_losses(weights=LossWeights(interpretation=0.0))
     judges = toy.random_judges(losses, batch)
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(*batch.target.shape, toy.V)), jnp.float32)
     asked = jax.jit(lambda batch: losses(judges, {}, batch, None, logits, None))
@@ -239,15 +242,16 @@ def share_of_the_first(task, params, batch):
 
 
 def steered(even, biased, weight, *, frozen_judges=True):
-    weights = toy.LossWeights(exploration=weight, emotional_reaction=0.0, interpretation=0.0, sentiment=0.0)
+    weights = LossWeights(exploration=weight, emotional_reaction=0.0, interpretation=0.0, sentiment=0.0)
     empathy = EmpathyLosses(
         toy.make_stage(weights=weights, sentiment="", frozen_judges=frozen_judges), (("judges", BAG),)
     )
     task = toy.make_task(empathy)
-    params = toy.random_like(jax.eval_shape(task.init, jax.random.key(0), even), scale=0.1)
+    params = random_like(jax.eval_shape(task.init, jax.random.key(0), even), scale=0.1)
     if not frozen_judges:
         params["judges"] = biased
-    params, metrics = toy.train(task, params, {"judges": biased} if frozen_judges else {}, even, 200)
+    frozen = {"judges": biased} if frozen_judges else {}
+    params, metrics = learn(lambda p, key: task.loss(p, frozen, even, key, train=True), params, keys(200), 0.01)
     return share_of_the_first(task, params, even), float(metrics["exploration_loss"].value() if weight else 0.0)
 
 

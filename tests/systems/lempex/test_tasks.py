@@ -7,10 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import lempex
 from empax.models.heads import EMOTION_HEAD
 from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.task import Generator
+from empax.pipeline.plan import make_plan, plain
+from empax.planning.sketches import sketch_stage
 from empax.systems.lempex.tasks import LempexGenerator
+from tests.systems.learning import keys, learn, random_like
 from tests.systems.lempex import toy
 
 CONTEXTS, RESPONSES = [[5, 6, 7], [8]], [[10, 11], [12, 13, 14]]
@@ -20,10 +24,10 @@ EXEMPLARS = [[[4, 5], [6, 7, 8]], [[9], []]]
 def test_with_every_flag_off_it_is_the_plain_generator():
     model = EncoderDecoder(dataclasses.replace(toy.CONFIG, dropout=0.3))
     batch = toy.make_batch(CONTEXTS, RESPONSES)
-    plain = Generator(model, toy.DECODER, EMOTION_HEAD, emotion_weight=0.0, heads=())
+    theirs = Generator(model, toy.DECODER, EMOTION_HEAD, emotion_weight=0.0, heads=())
     ours = LempexGenerator(model, toy.DECODER, speakers=False)
 
-    params, other = (jax.jit(task.init)(jax.random.key(3), batch) for task in (ours, plain))
+    params, other = (jax.jit(task.init)(jax.random.key(3), batch) for task in (ours, theirs))
     assert set(params) == {"model"}
 
     def learn(task, params):
@@ -31,7 +35,7 @@ def test_with_every_flag_off_it_is_the_plain_generator():
             params
         )
 
-    (loss, grads), (expected, others) = learn(ours, params), learn(plain, other)
+    (loss, grads), (expected, others) = learn(ours, params), learn(theirs, other)
     assert loss == expected  # to the bit, and so are the parameters
     for one, two in zip(jax.tree.leaves(params), jax.tree.leaves(other["model"]), strict=True):
         np.testing.assert_array_equal(one, two)
@@ -43,7 +47,7 @@ def test_with_every_flag_off_it_is_the_plain_generator():
 def whole():
     batch = toy.make_batch(CONTEXTS, RESPONSES, exemplars=EXEMPLARS, other=EXEMPLARS[::-1])
     task = toy.make_task(exemplars=True, speakers=True)
-    return task, toy.random_like(jax.eval_shape(task.init, jax.random.key(0), batch)), batch
+    return task, random_like(jax.eval_shape(task.init, jax.random.key(0), batch)), batch
 
 
 def test_speakers_and_exemplars_change_what_is_read_of_their_row_alone(whole):
@@ -76,7 +80,8 @@ def test_exemplars_that_tell_the_reply_are_used_and_others_cost_likelihood():
         other=[[[w], [w, 6]] for w in words[1:] + words[:1]],
     )  # fmt: skip
     task = toy.make_task(exemplars=True)
-    params, _ = toy.train(task, jax.jit(task.init)(jax.random.key(0), batch), {}, batch, 150)
+    params = jax.jit(task.init)(jax.random.key(0), batch)
+    params, _ = learn(lambda p, key: task.loss(p, {}, batch, key, train=True), params, keys(150), 0.01)
     found = jax.jit(task.read)(params, batch)
     assert np.max(found["nll"]) < 0.2
     assert np.min(found["nll_of_other_exemplars"] - found["nll"]) > 1.0
@@ -91,7 +96,7 @@ def test_judges_are_trained_where_they_are_not_frozen():
     shapes = jax.eval_shape(learning.init, jax.random.key(0), batch)
     assert set(shapes) == {"model", "judges"}
     assert set(jax.eval_shape(fixed.init, jax.random.key(0), batch)) == {"model"}
-    params = toy.random_like(shapes)
+    params = random_like(shapes)
     asked = jax.jit(
         lambda p: fixed.loss({"model": p["model"]}, {"judges": p["judges"]}, batch, jax.random.key(0), train=False)[
             0
@@ -101,6 +106,15 @@ def test_judges_are_trained_where_they_are_not_frozen():
     value, grads = both(params)
     np.testing.assert_allclose(value, asked(params), rtol=1e-6)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads["judges"]["sentiment"]["head"]))
+
+
+def test_a_plan_judges_rows_that_are_cut_as_in_training():
+    config = plain(lempex.get_config("tiny"))
+    for most in (64, 40):
+        config["judges"]["max_tokens"] = most
+        plan = make_plan(config)
+        assert plan.stages["generator"].loop.buckets[-1] > most
+        assert sketch_stage(plan, plan.stages["generator"]).sketch.batch.judged.shape[1] == most
 
 
 def test_validation_has_the_likelihood_alone():

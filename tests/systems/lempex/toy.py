@@ -1,11 +1,10 @@
-"""A LEMPEx of a few words: its parts, a batch, and a loop that trains it in a second."""
+"""A LEMPEx of a few words: its parts, and a batch."""
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 
-from empax.core.types import MECHANISMS, Mean
+from empax.core.types import MECHANISMS
+from empax.data import features
 from empax.decoding.settings import DecodeSettings
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
@@ -17,9 +16,9 @@ from empax.parts.generator.decoder import Decoder
 from empax.systems.lempex.examples import LempexBatch
 from empax.systems.lempex.exemplar_fusion import ExemplarFusion
 from empax.systems.lempex.losses import EmpathyLosses
-from empax.systems.lempex.settings import LempexTaskSettings, LossWeights
-from empax.systems.lempex.soft_tokens import soft_tokens
+from empax.systems.lempex.settings import LempexTaskSettings
 from empax.systems.lempex.tasks import LempexGenerator
+from tests.systems.learning import random_like
 
 V, PAD, EOS, CLS, SEP = 20, 0, 1, 2, 3
 CONFIG = t5_from_scratch(
@@ -35,9 +34,6 @@ REGRESSOR = SentimentRegressor(READER)
 DECODER = Decoder(DecodeSettings(method="greedy", max_tokens=4), start_id=CLS, eos_id=EOS, pad_id=PAD)
 
 
-__all__ = ["BertEncoder", "LossWeights", "Mean", "soft_tokens"]
-
-
 class Words:
     """A tokenizer whose words are numbers."""
 
@@ -45,10 +41,7 @@ class Words:
 
 
 def padded(rows, width):
-    ids = np.zeros((len(rows), width), np.int32)
-    for row, text in zip(ids, rows, strict=True):
-        row[: len(text)] = text
-    return jnp.asarray(ids), jnp.asarray(np.arange(width) < np.array([[len(text)] for text in rows]))
+    return jax.tree.map(jnp.asarray, features.pad(rows, width, PAD))
 
 
 def make_batch(contexts, responses, *, levels=None, compounds=None, exemplars=None, other=None):
@@ -92,29 +85,5 @@ def make_task(empathy=None, *, exemplars=False, speakers=False):
     return LempexGenerator(MODEL, DECODER, fusion, speakers=speakers, empathy=empathy)
 
 
-def random_like(shapes, seed=0, scale=0.3):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * scale, leaf.dtype), shapes)
-
-
 def random_judges(losses, batch, seed=1):
     return random_like(jax.eval_shape(losses.init_judges, jax.random.key(0), batch), seed)
-
-
-def train(task, params, frozen, batch, steps, rate=0.01):
-    optimizer = optax.adam(rate)
-
-    @jax.jit
-    def update(params, state, rng):
-        def loss(params):
-            found, metrics = task.loss(params, frozen, batch, rng, train=True)
-            return found.value(), metrics
-
-        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params)
-        updates, state = optimizer.update(grads, state)
-        return optax.apply_updates(params, updates), state, metrics
-
-    state = optimizer.init(params)
-    for step in range(steps):
-        params, state, metrics = update(params, state, jax.random.key(step))
-    return params, metrics

@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from empax.data import features
 from empax.decoding.settings import DecodeSettings
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 from empax.parts.generator.decoder import Decoder
 from empax.systems.nec.examples import NecBatch
 from empax.systems.nec.settings import SOCIAL, CandidateSettings
 from empax.systems.nec.tasks import Contrastive, Nec
+from tests.systems.learning import random_like
 
 PAD, EOS, START, VOCAB, WIDTH = 0, 1, 2, 24, 16
 BEAM = DecodeSettings("beam", 6, num_beams=3, rerank="similarity")
@@ -41,10 +43,7 @@ def contrastive(*, social=True, decoding=BEAM, own=True, **contrast):
 
 
 def rows(texts, width):
-    ids = np.full((len(texts), width), PAD, np.int32)
-    for row, text in enumerate(texts):
-        ids[row, : len(text)] = text
-    return jnp.asarray(ids), jnp.asarray(np.arange(width) < np.array([len(text) for text in texts])[:, None])
+    return jax.tree.map(jnp.asarray, features.pad(texts, width, PAD))
 
 
 def batch(targets, *, seed=0, width=8, social=True, facts=None, **candidates):
@@ -66,10 +65,8 @@ def batch(targets, *, seed=0, width=8, social=True, facts=None, **candidates):
 
 
 def made_up(task, given):
-    """Random parameters of the right shapes: quicker than those of `initial`, from which a model could learn."""
-    rng = np.random.default_rng(1)
-    shapes = jax.eval_shape(task.init, jax.random.key(0), given)
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, leaf.dtype), shapes)
+    """Quicker than the parameters of `initial`, from which a model could learn."""
+    return random_like(jax.eval_shape(task.init, jax.random.key(0), given), seed=1)
 
 
 def initial(task, given, seed=0):

@@ -15,6 +15,7 @@ from empax.data.knowledge import Fact
 from empax.data.tokenizers import SEPARATOR
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.systems.nec.ranker import PairExamples, Ranker, make_pairs, mark_of, mark_places, render, repeats
+from tests.systems.learning import keys, learn
 
 KNIFE = Fact("knife", "ObjectUse", "cutting bread")
 
@@ -107,8 +108,6 @@ def test_the_loss_is_torchs_margin_ranking_and_cross_entropy(ranker, tokenizer):
 
 @pytest.mark.slow
 def test_it_learns_which_fact_a_response_takes_up(ranker, tokenizer):
-    import optax
-
     facts = [KNIFE, Fact("dog", "AtLocation", "home")]
     texts = ("I lost my knife.", "my dog")
     rows = [Instance(f"{n}#2", (text,), "cutting bread at home", "", {"facts": [f.row() for f in facts]})
@@ -118,15 +117,6 @@ def test_it_learns_which_fact_a_response_takes_up(ranker, tokenizer):
     given = jax.tree.map(
         jnp.asarray, PairExamples(pairs, tokenizer, 40).collate(np.arange(2), 40, np.random.default_rng(0))
     )
-    params, optimizer = ranker.init(jax.random.key(0), given), optax.adam(1e-2)
-    state = optimizer.init(params)
-
-    @jax.jit
-    def step(params, state):
-        gradient = jax.grad(lambda p: ranker.loss(p, {}, given, jax.random.key(0), train=False)[0].value())(params)
-        updates, state = optimizer.update(gradient, state)
-        return optax.apply_updates(params, updates), state
-
-    for _ in range(60):
-        params, state = step(params, state)
-    assert float(ranker.loss(params, {}, given, jax.random.key(0), train=False)[1]["pair_accuracy"].value()) == 1.0
+    loss = lambda params, key: ranker.loss(params, {}, given, key, train=False)  # noqa: E731
+    params, _ = learn(loss, ranker.init(jax.random.key(0), given), keys(60), 1e-2)
+    assert float(loss(params, jax.random.key(0))[1]["pair_accuracy"].value()) == 1.0

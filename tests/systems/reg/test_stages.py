@@ -19,9 +19,8 @@ from empax.parts.generator.stages import build_generator
 from empax.pipeline import evaluate
 from empax.pipeline.plan import make_plan
 from empax.retrieval.index import StaleIndexError
-from empax.systems.reg import SYSTEM, TASKS
 from empax.systems.reg.parts import RegParts
-from empax.systems.reg.settings import EmotionTaskSettings, JointTaskSettings, RegSettings, RetrieverTaskSettings
+from empax.systems.reg.settings import EmotionTaskSettings, JointTaskSettings, RetrieverTaskSettings
 from empax.systems.reg.stages import (
     Refresh,
     build_emotions,
@@ -47,12 +46,6 @@ def answering(run, stage, index="reindex", buckets=(80,)):
 
 def same(one, two):
     return hash_tree(one) == hash_tree(two)
-
-
-def test_the_system_offers_its_settings_and_tasks():
-    assert set(TASKS) == {"generator", "emotions", "dense", "retriever", "joint"}
-    assert SYSTEM.tasks is TASKS
-    assert SYSTEM.settings is RegSettings
 
 
 def test_g1_begins_anew_or_from_an_earlier_stage(finished):

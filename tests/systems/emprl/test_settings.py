@@ -1,0 +1,63 @@
+"""What of EmpRL's settings cannot be."""
+
+import pytest
+
+from empax.core.config import ConfigError
+from empax.decoding.settings import DecodeSettings
+from empax.systems.emprl.settings import (
+    GrpoTaskSettings,
+    KlSettings,
+    PolicyTaskSettings,
+    PpoTaskSettings,
+    PreferenceTaskSettings,
+    RewardSettings,
+)
+
+SHIFTS = {"rewards": (RewardSettings(shift_penalty=1.0),)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "message"),
+    [
+        (RewardSettings, {"kind": "text"}, "need 'module:name'"),
+        (RewardSettings, {"kind": "text", "function": "module.name"}, "must be 'module:name'"),
+        (RewardSettings, {"kind": "text", "function": "a:b", "shift_penalty": 1.0}, "goes with kind = 'empathy'"),
+        (RewardSettings, {"kind": "text", "function": "a:b", "goal": "f1"}, "goal goes with kind = 'empathy'"),
+        (RewardSettings, {"goal": "f1", "shift_penalty": 1.0}, "shift_penalty = 1.0 goes with goal = 'gold'"),
+        (RewardSettings, {"goal": "balanced", "shift_penalty": 1.0}, "goes with goal = 'gold', not with 'balanced'"),
+        (RewardSettings, {"shift_penalty": -1.0}, "shift_penalty = -1.0 must be at least 0"),
+        (RewardSettings, {"stages": ()}, r"stages = \(\); name the stages"),
+        (RewardSettings, {"kind": "novelty", "outputs": 0}, "outputs = 0 must be at least 1"),
+        (RewardSettings, {"kind": "novelty", "share": 1.0}, r"share = .* must lie in \[0, 1\)"),
+        (RewardSettings, {"kind": "novelty", "share": -0.1}, r"share = .* must lie in \[0, 1\)"),
+        (KlSettings, {"coefficient": -1.0}, "at least 0"),
+        (KlSettings, {"target": 0.0}, "above 0"),
+        (PolicyTaskSettings, {"kept_share": 0.0}, r"lie in \(0, 1\]"),
+        (PolicyTaskSettings, SHIFTS, "needs whole_dialogues"),
+        (PolicyTaskSettings, {"whole_dialogues": True, "index": "index"}, "do not go together"),
+        (PolicyTaskSettings, {"rewards": (RewardSettings(),) * 2}, "two parts of kind = 'empathy'"),
+        (PpoTaskSettings, {"rollout": DecodeSettings("greedy")}, "must be 'sample'"),
+        (PpoTaskSettings, {"rollout": DecodeSettings("sample", num_samples=2)}, "groups are GRPO's"),
+        (PpoTaskSettings, {"lam": 1.5}, r"lie in \[0, 1\]"),
+        (PpoTaskSettings, {"value_clip": 0.0}, "None switches clipping off"),
+        (GrpoTaskSettings, {"rollout": DecodeSettings("sample")}, "at least 2: a group"),
+        (GrpoTaskSettings, {**SHIFTS, "whole_dialogues": True}, "goes with PPO alone"),
+        (GrpoTaskSettings, {"delta": 1.1}, "delta = 1.1 must be above 1 .* epsilon_high = 1.2"),
+        (GrpoTaskSettings, {"baseline": "leave_one_out", "scale_rewards": "batch"}, "RLOO does not scale"),
+        (
+            GrpoTaskSettings,
+            {"rollout": DecodeSettings("sample", num_samples=4, more_eos_ids=(5,))},
+            "more_eos_ids must be empty",
+        ),
+        (PreferenceTaskSettings, {"rollout": DecodeSettings("sample")}, "num_samples = 1 must be at least 2"),
+        (PreferenceTaskSettings, {"loss": "ipo", "label_smoothing": 0.1}, "goes with loss = 'dpo', not with 'ipo'"),
+        (PreferenceTaskSettings, {"loss": "kto", "pairs": "f"}, "pairs and loss = 'kto' do not go together"),
+        (PreferenceTaskSettings, {"index": "reindex", "pairs": "f"}, "pairs and index = 'reindex' do not go together"),
+        (PreferenceTaskSettings, {"whole_dialogues": True, "pairs": "f"}, "pairs and dialogues do not go together"),
+        (PreferenceTaskSettings, {**SHIFTS, "whole_dialogues": True}, "shift_penalty goes with PPO"),
+        (PreferenceTaskSettings, {"beta": 0.0}, "beta = 0.0 must be"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(**changes)
