@@ -16,7 +16,7 @@ import regex
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.model_files import read_model_json
-from empax.interop.readers import ADAPTER_CONFIG, merge_advice
+from empax.interop.readers import ADAPTER_CONFIG, MERGE_ADVICE
 from empax.models.lora import MAX_RANK
 
 log = logging.getLogger("empax")
@@ -92,10 +92,6 @@ class Patterns:
         finally:
             self._left -= time.thread_time() - start
 
-    def whole(self, pattern: str, text: str) -> bool:
-        """Whether `pattern` matches all of `text`; errors as of `match`."""
-        return self.match(rf"(?:{pattern})\Z", text) is not None
-
     def end(self, pattern: str, text: str) -> bool:
         """Whether `pattern` matches all of `text`, or all behind one of its dots; errors as of `match`."""
         ends = rf"(?:.*\.)?(?:{pattern})\Z"
@@ -162,7 +158,7 @@ class AdapterConfig:
 
     def _named(self, names: str | tuple[str, ...], module: str) -> bool:
         if isinstance(names, str):
-            return bool(names) and self.patterns.whole(names, module)
+            return bool(names) and self.patterns.match(rf"(?:{names})\Z", module) is not None
         return any(module == name or module.endswith(f".{name}") for name in names)
 
     def _in_layers(self, module: str) -> bool:
@@ -202,6 +198,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     layers = _layers(file, fields.get("layers_to_transform"))
     if layers is not None and isinstance(targets, str):
         raise DataError(f"{file}: layers_to_transform goes with a list of names in target_modules, as PEFT has it.")
+    layers_pattern = _names(file, "layers_pattern", fields.get("layers_pattern") or [])
     config = AdapterConfig(
         file=file,
         base=base,
@@ -215,7 +212,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         targets=_names(file, "target_modules", targets),
         excluded=_names(file, "exclude_modules", fields.get("exclude_modules", [])),
         layers=layers,
-        layers_patterns=_listed(_names(file, "layers_pattern", fields.get("layers_pattern", []))),
+        layers_patterns=(layers_pattern,) if isinstance(layers_pattern, str) else layers_pattern,
         saved=_saved(file, fields.get("modules_to_save", [])),
         patterns=Patterns(file),
     )
@@ -241,7 +238,7 @@ def _check_kind(file: Path, fields: Mapping[str, Any]) -> None:
     if problems:
         raise ConfigError(
             f"{file}: {'; '.join(problems)} is not read here; what is read: LoRA and rank-stabilised LoRA without "
-            f"biases (peft_type = 'LORA', use_dora = false, bias = 'none'). {merge_advice()}"
+            f"biases (peft_type = 'LORA', use_dora = false, bias = 'none'). {MERGE_ADVICE}"
         )
     if off:
         log.warning("%s: fields unknown here, taken to be switched off: %s.", file, ", ".join(off))
@@ -249,15 +246,16 @@ def _check_kind(file: Path, fields: Mapping[str, Any]) -> None:
 
 def _check_patterns(config: AdapterConfig) -> None:
     """Raises DataError for what is no regular expression."""
-    check = config.patterns.check
-    for name, names in (("target_modules", config.targets), ("exclude_modules", config.excluded)):
-        if isinstance(names, str):
-            check(name, names)
-    for pattern in config.layers_patterns:
-        check("layers_pattern", pattern)
-    for name, patterns in (("rank_pattern", config.rank_pattern), ("alpha_pattern", config.alpha_pattern)):
+    found = {
+        "target_modules": [config.targets] if isinstance(config.targets, str) else [],
+        "exclude_modules": [config.excluded] if isinstance(config.excluded, str) else [],
+        "layers_pattern": config.layers_patterns,
+        "rank_pattern": config.rank_pattern,
+        "alpha_pattern": config.alpha_pattern,
+    }
+    for name, patterns in found.items():
         for pattern in patterns:
-            check(name, pattern)
+            config.patterns.check(name, pattern)
 
 
 def _names(file: Path, name: str, value: Any) -> str | tuple[str, ...]:
@@ -267,10 +265,6 @@ def _names(file: Path, name: str, value: Any) -> str | tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise DataError(f"{file}: {name} = {short(value)} must be a list of names or a regular expression.")
     return tuple(value)
-
-
-def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    return ((names,) if names else ()) if isinstance(names, str) else names
 
 
 def _saved(file: Path, value: Any) -> tuple[str, ...]:

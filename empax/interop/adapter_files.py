@@ -18,9 +18,9 @@ from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.interop import mappings
 from empax.interop.adapter_config import AdapterConfig, read_adapter_config, short
-from empax.interop.adapter_embeddings import HEAD, check_adapted, check_replaced
 from empax.interop.readers import ADAPTER_FILES, read_safetensors
-from empax.interop.tensors import Tensor
+from empax.interop.tensors import Tensor, refuse_misfits
+from empax.interop.tied_embeddings import HEAD, check_adapted, check_replaced
 from empax.interop.torch_files import read_torch
 from empax.models.lora import LoraSettings, init_adapters
 
@@ -131,13 +131,8 @@ def read_adapters(folder: Path, mapping: mappings.Mapping, shapes: Params, *, cu
 
     All weights get the rank of the largest adapter, filled up with zeros, which stay zeros in training. Factors that
     differ between modules are taken into B. Where several of our weights are parts of one there (GPT-2's queries, keys
-    and values), each gets the ranks that lead to it.
-
-    Args:
-      folder: holds the adapter.
-      mapping: see above.
-      shapes: see above.
-      cut: layers that the model leaves out; so is what the adapter has on them.
+    and values), each gets the ranks that lead to it. Layers in `cut` are left out of the model, and so is what the
+    adapter has on them.
 
     Raises:
       DataError: the file is broken, or does not hold what its config says, or what the model has.
@@ -146,7 +141,8 @@ def read_adapters(folder: Path, mapping: mappings.Mapping, shapes: Params, *, cu
     config = read_adapter_config(folder)
     whole = jax.eval_shape(lambda: init_adapters(jax.random.key(0), shapes, LoraSettings(pattern="", rank=1)))
     sizes = {name: leaf.shape for name, leaf in named_leaves(whole).items()}
-    places, known = _places(mapping, sizes) | _others(mapping, shapes, sizes), _names(mapping, shapes)
+    places, leaves = _places(mapping, sizes) | _others(mapping, shapes, sizes), named_leaves(shapes)
+    known = {name for row in mapping.rows for name, _, _ in row.parts(leaves[row.ours].shape)}
     found = _sorted_out(folder, mapping, cut)
     asked = {own for own, name in found.names.items() if config.saves(_owner(name))}
     check_adapted(folder, mapping, found.pairs)
@@ -157,9 +153,7 @@ def read_adapters(folder: Path, mapping: mappings.Mapping, shapes: Params, *, cu
         own for own in found.saved if own not in (*asked, mapping.embedding(), HEAD) and not mapping.ignores(own)
     )
     problems += [f"{found.names[own]} belongs to no module of modules_to_save" for own in unasked]
-    if problems:
-        listing = "\n  ".join(problems)
-        raise DataError(f"The adapter in {folder} does not fit its model ({len(problems)} problems):\n  {listing}")
+    refuse_misfits(f"The adapter in {folder} does not fit its model", problems)
     if found.outside:
         log.warning("%s: the adapter is also on %s, not read here.", folder, ", ".join(sorted(found.outside)))
     factors = {module: config.factor_of(pair.name) for module, pair in found.pairs.items()}
@@ -269,15 +263,6 @@ def _misfits(
     if not problems and not found.pairs and not found.saved:
         problems.append("it adapts nothing" + f" but {', '.join(sorted(found.outside))}" * bool(found.outside))
     return sorted(problems)
-
-
-def _names(mapping: mappings.Mapping, shapes: Params) -> set[str]:
-    """The foreign names of all weights of the model."""
-    leaves, names = named_leaves(shapes), set()
-    for row in mapping.rows:
-        layers = leaves[row.ours].shape[0] if "{layer}" in row.foreign else 1
-        names |= {row.foreign.format(layer=layer) for layer in range(layers)}
-    return names
 
 
 def _in_our_terms(

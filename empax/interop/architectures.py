@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
 from empax.core.config import ConfigError
 from empax.core.types import Params
@@ -25,19 +26,20 @@ Config: TypeAlias = TransformerConfig | BertConfig | DecoderOnlyConfig
 C = TypeVar("C", bound=Config)
 
 
+def shapes_of(model: nn.Module) -> Params:
+    """The parameters of `model` by their shapes alone."""
+    ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
+    inputs = (ids, mask, ids) if isinstance(model, EncoderDecoder) else (ids, mask)
+    return jax.eval_shape(lambda rng: model.init(rng, *inputs), jax.random.key(0))["params"]
+
+
 @functools.lru_cache(maxsize=8)  # tracing a model takes a second
 def _shapes(config: Config) -> Params:
-    ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
-    inputs = (ids, mask)
     if isinstance(config, BertConfig):
-        model = BertEncoder(config)
-    elif isinstance(config, DecoderOnlyConfig):
-        model = DecoderOnly(config)
-    elif config.num_decoder_layers:
-        model, inputs = EncoderDecoder(config), (ids, mask, ids)
-    else:
-        model = T5Encoder(config)
-    return jax.eval_shape(lambda rng: model.init(rng, *inputs), jax.random.key(0))["params"]
+        return shapes_of(BertEncoder(config))
+    if isinstance(config, DecoderOnlyConfig):
+        return shapes_of(DecoderOnly(config))
+    return shapes_of(EncoderDecoder(config) if config.num_decoder_layers else T5Encoder(config))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bart": Architecture(bart.bart_config, tables.bart_mapping),
     "blenderbot": Architecture(bart.blenderbot_config, tables.bart_mapping),
     "roberta": Architecture(bert.roberta_config, tables.bert_mapping),
-    "mpnet": Architecture(bert.mpnet_config, tables.mpnet_mapping),
+    "mpnet": Architecture(bert.mpnet_config, tables.bert_mapping),
     "dpr": Architecture(bert.dpr_config, tables.dpr_mapping),
     "mt5": Architecture(t5.mt5_config, tables.t5_mapping),
     "mbart": Architecture(bart.mbart_config, tables.bart_mapping),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from empax.core.config import ConfigError
 from empax.data.model_files import short, warn_of_unknown
@@ -54,17 +54,14 @@ _LLAMA = """hidden_size num_hidden_layers num_attention_heads num_key_value_head
     max_position_embeddings rms_norm_eps rope_theta rope_scaling rope_parameters partial_rotary_factor
     attention_dropout attention_bias"""
 _WINDOWS = "sliding_window use_sliding_window max_window_layers layer_types"
+_T5S = ("t5", "mt5")
+_BARTS = ("bart", "mbart", "blenderbot", "pegasus", "marian")
+_BERTS = ("bert", "roberta", "xlm-roberta", "mpnet", "electra", "dpr")
 _KNOWN: dict[str, str] = {
-    "t5": _T5,
-    "mt5": _T5,
-    "bart": _BART,
-    "mbart": _BART,
-    "blenderbot": _BART,
-    "pegasus": _BART,
+    **dict.fromkeys(_T5S, _T5),
+    **dict.fromkeys(_BARTS, _BART),
     "marian": f"{_BART} decoder_vocab_size share_encoder_decoder_embeddings",
-    "bert": _BERT,
-    "roberta": _BERT,
-    "xlm-roberta": _BERT,
+    **dict.fromkeys(_BERTS, _BERT),
     "mpnet": f"{_BERT} relative_attention_num_buckets",
     "electra": f"{_BERT} {_SUMMARY} embedding_size",
     "dpr": f"{_BERT} projection_dim",
@@ -82,31 +79,32 @@ _KNOWN: dict[str, str] = {
         add_cross_attention""",
 }
 
-_BART_ALIASES = {"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads"}
-_BART_ALIASES |= {"num_hidden_layers": "encoder_layers"}
-_T5_ALIASES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}
-_T5_ALIASES |= {"head_dim": "d_kv"}
-_GPT2_ALIASES = {"hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head"}
-_GPT2_ALIASES |= {"num_hidden_layers": "n_layer"}
-_DISTILBERT_ALIASES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
+
+def _pairs(text: str) -> dict[str, str]:
+    """Two names of a setting, joined by "=", for each word of `text`."""
+    return dict(pair.split("=") for pair in text.split())
+
+
+_T5_ALIASES = _pairs("hidden_size=d_model num_attention_heads=num_heads num_hidden_layers=num_layers head_dim=d_kv")
+_BART_ALIASES = _pairs("""
+    hidden_size=d_model num_attention_heads=encoder_attention_heads num_hidden_layers=encoder_layers""")
 ALIASES: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("t5", "mt5"), _T5_ALIASES),
-    **dict.fromkeys(("bart", "mbart", "blenderbot", "pegasus", "marian"), _BART_ALIASES),
-    "gpt2": _GPT2_ALIASES,
-    "distilbert": _DISTILBERT_ALIASES,
+    **dict.fromkeys(_T5S, _T5_ALIASES),
+    **dict.fromkeys(_BARTS, _BART_ALIASES),
+    "gpt2": _pairs("""
+        hidden_size=n_embd max_position_embeddings=n_positions num_attention_heads=n_head num_hidden_layers=n_layer"""),
+    "distilbert": _pairs("hidden_size=dim num_attention_heads=n_heads num_hidden_layers=n_layers"),
 }
 """Other names of fields, which Transformers takes as well. Source: `attribute_map` of its configuration classes."""
 
-_ENCODERS = ("bert", "roberta", "xlm-roberta", "mpnet", "electra", "dpr", "distilbert")
-_ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "blenderbot", "pegasus", "marian")
 _DEMANDED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "compression_config": (None,),
     "pruned_heads": (None, {}),
 }
 _DEMANDED_OF: dict[str, dict[str, tuple[Any, ...]]] = {
-    **{name: {"is_decoder": (None, False), "add_cross_attention": (None, False)} for name in _ENCODERS},
-    **{name: {"is_decoder": (None, False)} for name in _ENCODER_DECODERS},
+    **{name: {"is_decoder": (None, False)} for name in (*_T5S, *_BARTS)},
+    **{name: {"is_decoder": (None, False), "add_cross_attention": (None, False)} for name in (*_BERTS, "distilbert")},
     "qwen2": {"use_mrope": (None, False)},
 }
 """Fields that would change what is computed, and the values with which they do not."""
@@ -144,7 +142,7 @@ def _contradictions(fields: Mapping[str, Any]) -> list[str]:
     """What two fields say differently of one thing."""
     problems = []
     feed, ends = fields.get("feed_forward_proj"), {}
-    if fields["model_type"] in ("t5", "mt5") and isinstance(feed, str):
+    if fields["model_type"] in _T5S and isinstance(feed, str):
         # Derived from it by Transformers, which writes them too, and then believes them.
         ends = {"is_gated_act": feed.startswith("gated-"), "dense_act_fn": feed.removeprefix("gated-")}
         ends |= {"dense_act_fn": "gelu_new"} if feed == "gated-gelu" else {}
@@ -164,37 +162,57 @@ def _json(value: Any) -> str:
     return {None: "null", False: "false"}[value] if value is None or value is False else str(value)
 
 
-_KINDS = {
-    "sizes": """vocab_size hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size
+_Rule: TypeAlias = tuple[Callable[[Any], bool], str]
+"""Whether a value is right, and what it must be."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30 and math.isfinite(value)
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31
+
+
+def _rules(**kinds: str) -> dict[str, _Rule]:
+    """The rule of each name, by the rules' names."""
+    rules: dict[str, _Rule] = {
+        "sizes": (lambda value: _is_whole(value, 1), "a whole number of at least 1"),
+        "counts": (lambda value: _is_whole(value, 0), "a whole number of at least 0"),
+        "rates": (lambda value: _is_number(value) and 0 <= value < 1, "a number from 0 to below 1"),
+        "numbers": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+        "switches": (lambda value: isinstance(value, bool), "true or false"),
+        "texts": (lambda value: isinstance(value, str), "a text"),
+    }
+    return {name: rules[kind] for kind, names in kinds.items() for name in names.split()}
+
+
+_RULES = _rules(
+    sizes="""vocab_size hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size
         num_hidden_layers max_position_embeddings d_model d_kv d_ff num_layers num_decoder_layers num_heads
         relative_attention_num_buckets relative_attention_max_distance encoder_layers decoder_layers
         encoder_attention_heads decoder_attention_heads encoder_ffn_dim decoder_ffn_dim n_embd n_head n_layer
         n_positions n_inner dim n_heads n_layers hidden_dim embedding_size decoder_vocab_size ffn_dim
         word_embed_proj_dim""",
-    "counts": "type_vocab_size projection_dim decoder_start_token_id max_window_layers",
-    "rates": """dropout dropout_rate attention_dropout activation_dropout hidden_dropout_prob resid_pdrop attn_pdrop
+    counts="type_vocab_size projection_dim decoder_start_token_id max_window_layers",
+    rates="""dropout dropout_rate attention_dropout activation_dropout hidden_dropout_prob resid_pdrop attn_pdrop
         embd_pdrop attention_probs_dropout_prob""",
-    "numbers": "rms_norm_eps layer_norm_eps layer_norm_epsilon rope_theta init_std",
-    "rope_numbers": """factor rope_theta low_freq_factor high_freq_factor original_max_position_embeddings
-        attention_factor beta_fast beta_slow mscale mscale_all_dim""",
-    "switches": """tie_word_embeddings scale_embedding is_decoder normalize_before normalize_embedding
+    numbers="rms_norm_eps layer_norm_eps layer_norm_epsilon rope_theta init_std",
+    switches="""tie_word_embeddings scale_embedding is_decoder normalize_before normalize_embedding
         add_final_layer_norm static_position_embeddings attention_bias mlp_bias scale_attn_weights
         scale_attn_by_inverse_layer_idx add_cross_attention scale_decoder_outputs rope_interleaved
         share_encoder_decoder_embeddings do_layer_norm_before _remove_final_layer_norm enable_bias
         layer_norm_elementwise_affine use_sliding_window""",
-    "texts": "model_type hidden_act activation activation_function feed_forward_proj position_embedding_type",
-}
-_SIZES, _COUNTS, _RATES, _NUMBERS, _ROPE_NUMBERS, _SWITCHES, _TEXTS = (
-    frozenset(names.split()) for names in _KINDS.values()
+    texts="model_type hidden_act activation activation_function feed_forward_proj position_embedding_type",
 )
-_LARGEST = 2**31 - 1
+_ROPE_RULES = _rules(
+    numbers="""factor rope_theta low_freq_factor high_freq_factor original_max_position_embeddings
+        attention_factor beta_fast beta_slow mscale mscale_all_dim""",
+    switches="truncate",
+    texts="type rope_type",
+)
 
-
-def _pairs(text: str) -> dict[str, str]:
-    """Our name of a setting and theirs, joined by "=", for each word of `text`."""
-    return dict(pair.split("=") for pair in text.split())
-
-
+# Our names of settings, and theirs.
 _LLAMA_NAMES = _pairs("""
     d_model=hidden_size num_heads=num_attention_heads num_kv_heads=num_key_value_heads d_ff=intermediate_size
     num_layers=num_hidden_layers max_positions=max_position_embeddings activation=hidden_act
@@ -214,9 +232,9 @@ _BART_NAMES = _pairs("""
     tie_embeddings=tie_word_embeddings""")
 _BERT_NAMES = _LLAMA_NAMES | {"layer_norm_eps": "layer_norm_eps"}
 _THEIR_NAMES: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("t5", "mt5"), _T5_NAMES),
-    **dict.fromkeys(("bart", "blenderbot", "mbart", "marian", "pegasus"), _BART_NAMES),
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra", "mpnet", "dpr"), _BERT_NAMES),
+    **dict.fromkeys(_T5S, _T5_NAMES),
+    **dict.fromkeys(_BARTS, _BART_NAMES),
+    **dict.fromkeys(_BERTS, _BERT_NAMES),
     "distilbert": _BERT_NAMES | DISTILBERT,
     **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), _LLAMA_NAMES),
     "gpt2": _GPT2_NAMES,
@@ -230,17 +248,14 @@ def their_words(message: str, architecture: str) -> str:
     return re.sub(r"\b\w+\b", lambda word: names.get(word[0], word[0]), message)
 
 
-_CHECKED = _SIZES | _COUNTS | _RATES | _NUMBERS | _SWITCHES | _TEXTS
-
-
 def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
     """`fields` without nulls: to Hugging Face a null field is absent."""
-    return {name: value for name, value in fields.items() if value is not None or name not in _CHECKED}
+    return {name: value for name, value in fields.items() if value is not None or name not in _RULES}
 
 
 def check_fields(fields: Mapping[str, Any], file: Path) -> None:
     """Raises ConfigError unless each field that is read here has the type and range of its kind; null is as absent."""
-    problems = list(_problems(fields))
+    problems = _breaches(fields, _RULES)
     for name in ("rope_scaling", "rope_parameters"):
         value = fields.get(name)
         if value is None:
@@ -248,10 +263,7 @@ def check_fields(fields: Mapping[str, Any], file: Path) -> None:
         if not isinstance(value, dict):
             problems.append(f"{name} = {short(value)} must be an object or null")
             continue
-        problems += [f"{name}.{problem}" for problem in _numbers(value, _ROPE_NUMBERS)]
-        for key in ("type", "rope_type"):
-            if not isinstance(value.get(key, ""), str):
-                problems.append(f"{name}.{key} = {short(value[key])} must be a text")
+        problems += [f"{name}.{problem}" for problem in _breaches(value, _ROPE_RULES)]
     named = fields.get("architectures")
     if named is not None and not (isinstance(named, list) and all(isinstance(one, str) for one in named)):
         problems.append(f"architectures = {short(named)} must be a list of names")
@@ -259,29 +271,9 @@ def check_fields(fields: Mapping[str, Any], file: Path) -> None:
         raise ConfigError(f"{file}: {'; '.join(problems)}.")
 
 
-def _problems(fields: Mapping[str, Any]) -> Iterable[str]:
-    yield from _numbers(fields, _NUMBERS)
-    for name, value in fields.items():
-        if value is None:
-            continue
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if name in _SIZES and not (whole and 1 <= value <= _LARGEST):
-            yield f"{name} = {short(value)} must be a whole number of at least 1"
-        elif name in _COUNTS and not (whole and 0 <= value <= _LARGEST):
-            yield f"{name} = {short(value)} must be a whole number of at least 0"
-        elif name in _RATES and not (_is_number(value) and 0 <= value < 1):
-            yield f"{name} = {short(value)} must be a number from 0 to below 1"
-        elif name in _SWITCHES and not isinstance(value, bool):
-            yield f"{name} = {short(value)} must be true or false"
-        elif name in _TEXTS and not isinstance(value, str):
-            yield f"{name} = {short(value)} must be a text"
-
-
-def _numbers(fields: Mapping[str, Any], names: frozenset[str]) -> Iterable[str]:
-    for name in sorted(names & set(fields)):
-        if fields[name] is not None and not (_is_number(fields[name]) and fields[name] > 0):
-            yield f"{name} = {short(fields[name])} must be a number above 0"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30 and math.isfinite(value)
+def _breaches(fields: Mapping[str, Any], rules: Mapping[str, _Rule]) -> list[str]:
+    return [
+        f"{name} = {short(value)} must be {rules[name][1]}"
+        for name, value in fields.items()
+        if value is not None and name in rules and not rules[name][0](value)
+    ]

@@ -152,12 +152,11 @@ def export_generator(
         tensors = foreign_tensors(fields["model_type"], params, config)
     else:
         fields, tensors = own_fields(model), own_tensors(model, params)
-    with new_folder(folder) as new:
+    with new_folder(folder, card=card) as new:
         write_tensors(new, tensors, max_shard_bytes=max_shard_bytes)
         write_json(new / "config.json", fields)
         write_json(new / "generation_config.json", generation_fields(generation, config))
         tokenizer.save(new)
-        _write_card(new, card)
 
 
 def export_retriever(
@@ -198,13 +197,12 @@ def export_retriever(
             max_tokens = min(max_tokens, encoder.config.max_tokens())
     else:
         fields, tensors = own_fields(model), own_tensors(model, params)
-    with new_folder(folder) as new:
+    with new_folder(folder, card=card) as new:
         write_tensors(new, tensors, max_shard_bytes=max_shard_bytes)
         write_json(new / "config.json", fields)
         _write_framing_tokenizer(new, tokenizer, max_tokens)
         if format == "transformers":
             write_modules(new, model, params, tokenizer.reading, size=encoder.config.d_model, max_tokens=max_tokens)
-        _write_card(new, card)
 
 
 def _encoder_fields(encoder: Any, base: Mapping[str, Any] | None, tokenizer: SubwordTokenizer) -> dict[str, Any]:
@@ -331,8 +329,3 @@ def _write_framing_tokenizer(folder: Path, tokenizer: SubwordTokenizer, max_toke
     path = folder / "tokenizer_config.json"
     names = {"cls_token": first, "sep_token": last, "model_max_length": max_tokens, "truncation_side": "left"}
     write_json(path, json.loads(path.read_text(encoding="utf-8")) | names)
-
-
-def _write_card(folder: Path, card: str) -> None:
-    if card:
-        write_text(folder / "README.md", card)

@@ -5,12 +5,11 @@ Source of the names: transformers 4, modeling_flax_pytorch_utils.py, which turne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from flax import serialization
+from flax.traverse_util import flatten_dict
 
 from empax.core.files import DataError, system_errors
 from empax.data.model_files import check_whole
@@ -38,12 +37,15 @@ def read_flax(file: Path) -> dict[str, np.ndarray]:
         raise DataError(
             f"{file} is not a whole msgpack file of Flax ({type(error).__name__}: {error}); fetch the model again."
         ) from error
-    if isinstance(tree, Mapping) and set(tree) == {"params"}:
+    if isinstance(tree, dict) and set(tree) == {"params"}:
         tree = tree["params"]
-    if not isinstance(tree, Mapping):
+    if not isinstance(tree, dict):
         raise DataError(f"{file} holds no parameters by name but a {type(tree).__name__}.")
     tensors = {}
-    for path, array in _leaves(tree):
+    for path, array in flatten_dict(tree).items():
+        path = [str(part) for part in path]
+        if not isinstance(array, np.ndarray):
+            raise DataError(f"{'/'.join(path)} of a Flax model is a {type(array).__name__}, not an array.")
         *modules, name = path
         if any("scan" in module.lower() for module in modules) or (name == "kernel" and array.ndim == 3):
             raise DataError(
@@ -54,14 +56,3 @@ def read_flax(file: Path) -> dict[str, np.ndarray]:
     if not tensors:
         raise DataError(f"{file} holds no array.")
     return tensors
-
-
-def _leaves(tree: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    for name, value in tree.items():
-        here = (*path, str(name))
-        if isinstance(value, Mapping):
-            yield from _leaves(value, here)
-        elif isinstance(value, np.ndarray):
-            yield here, value
-        else:
-            raise DataError(f"{'/'.join(here)} of a Flax model is a {type(value).__name__}, not an array.")

@@ -6,7 +6,7 @@ the numbers is read by `data.gguf`, since its reader believes every count that a
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from empax.core.files import DataError
 from empax.data.gguf import GgufFile, GgufTensor, read_gguf
-from empax.interop.tensors import MappedTensor
+from empax.interop.tensors import LazyTensor, MappedTensor
 
 _PLAIN = {0: np.dtype(np.float32), 1: np.dtype(np.float16), 30: np.dtype(ml_dtypes.bfloat16)}
 _BYTES_AT_ONCE = 1 << 18  # of blocks: what is worked on stays small
@@ -44,38 +44,7 @@ _NAMES = {
 _ROPE_FACTORS = "rope_freqs.weight"
 
 
-@dataclasses.dataclass(frozen=True)
-class GgufWeight:
-    """A tensor of a GGUF file as Hugging Face has it: no longer quantised, rows of queries and keys in its order.
-
-    Attributes:
-      stored: the numbers of the file, or the bytes of its blocks, [rows, bytes].
-      shape: of the tensor.
-      kind: ggml's number for the type.
-      heads: of a projection to queries or keys, how many heads its rows are; 0 of any other.
-    """
-
-    stored: MappedTensor
-    shape: tuple[int, ...]
-    kind: int
-    heads: int = 0
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.stored.dtype if self.kind in _PLAIN else np.dtype(np.float32)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = np.asarray(self.stored)
-        if self.kind not in _PLAIN:
-            array = _dequantize(array, self.kind).reshape(self.shape)
-        if self.heads:
-            # llama.cpp turns neighbouring pairs of a head, Hugging Face a number and that half a head further.
-            pairs = array.reshape(self.heads, -1, 2, *self.shape[1:])
-            array = pairs.swapaxes(1, 2).reshape(self.shape)
-        return array.astype(self.dtype if dtype is None else dtype, copy=bool(copy))
-
-
-def read_gguf_weights(path: Path) -> dict[str, GgufWeight]:
+def read_gguf_weights(path: Path) -> dict[str, LazyTensor]:
     """The tensors of a GGUF file by Hugging Face's names; none is read.
 
     Raises:
@@ -95,8 +64,24 @@ def read_gguf_weights(path: Path) -> dict[str, GgufWeight]:
         count = 0 if turned is None else {"q": heads, "k": groups}[turned[1]]
         if count and row.shape[0] % (2 * count):
             raise DataError(f"{path}: {row.name} has {row.shape[0]} rows, which {count} even heads cannot share.")
-        tensors[_foreign_name(row.name)] = GgufWeight(stored, row.shape, row.kind, count)
+        dtype = _PLAIN.get(row.kind, np.dtype(np.float32))
+        read = functools.partial(_numbers, row, stored, count)
+        tensors[_foreign_name(row.name)] = LazyTensor(row.shape, dtype, read)
     return tensors
+
+
+def _numbers(row: GgufTensor, stored: MappedTensor, heads: int) -> np.ndarray:
+    """The tensor `row` as Hugging Face has it: no longer quantised, rows of queries and keys in its order.
+
+    `heads`: how many heads the rows of a projection to queries or keys are; 0 of any other.
+    """
+    array = np.asarray(stored)
+    if row.kind not in _PLAIN:
+        array = _dequantize(array, row.kind).reshape(row.shape)
+    if heads:
+        # llama.cpp turns neighbouring pairs of a head, Hugging Face a number and that half a head further.
+        array = array.reshape(heads, -1, 2, *row.shape[1:]).swapaxes(1, 2).reshape(row.shape)
+    return array
 
 
 def gguf_fields(path: Path) -> dict[str, Any]:
@@ -182,6 +167,7 @@ def _foreign_name(name: str) -> str:
 
 
 def _stored(path: Path, row: GgufTensor) -> MappedTensor:
+    """The numbers of the file, or the bytes of its blocks, [rows, bytes]."""
     if row.kind in _PLAIN:
         return MappedTensor(path, row.offset, _PLAIN[row.kind], row.shape)
     block, size = _block(path, row)

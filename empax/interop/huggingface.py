@@ -25,14 +25,13 @@ from empax.interop.layouts import plain_names
 from empax.interop.mappings import Mapping as Table
 from empax.interop.onnx_files import has_onnx
 from empax.interop.parameters import import_params
-from empax.interop.readers import is_adapter, merge_advice, open_tensors
+from empax.interop.readers import MERGE_ADVICE, is_adapter, open_tensors
 from empax.interop.t5x import has_t5x
 from empax.interop.tensors import Tensors
 from empax.interop.tied_embeddings import has_own_head, t5_head
 from empax.models.bert import BertConfig
 from empax.models.lora import LoraSettings, merge
 
-_STACKS = ("encoder", "decoder")
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja")
 """What of a model on the hub is fetched beside its weights."""
 
@@ -51,10 +50,7 @@ class Pretrained(NamedTuple):
 def load_config(folder: Path) -> dict[str, Any]:
     """The fields of a folder's `config.json`, or what a GGUF file, or a T5 in ONNX or T5X, says in its place.
 
-    An adapter has those of the model that it sits on.
-
-    Args:
-      folder: a folder, or a GGUF file.
+    An adapter has those of the model that it sits on. `folder` may be a GGUF file itself.
 
     Raises:
       DataError: there is neither, or the config names no `model_type`.
@@ -110,8 +106,9 @@ def _t5_fields(tensors: Tensors, where: Path, *, t5x: bool) -> dict[str, Any]:
     ]
     if lacking:
         raise DataError(f"{where} holds no T5: it lacks the matrices {', '.join(lacking)}.")
-    found = [re.match(r"(encoder|decoder)\.block\.([0-9]{1,6})\.", name) for name in tensors]
-    layers = {stack: 1 + max((int(m[2]) for m in found if m and m[1] == stack), default=-1) for stack in _STACKS}
+    layers = {"encoder": 0, "decoder": 0}
+    for found in filter(None, (re.match(r"(encoder|decoder)\.block\.([0-9]{1,6})\.", name) for name in tensors)):
+        layers[found[1]] = max(layers[found[1]], int(found[2]) + 1)
     (vocab_size, d_model), (buckets, heads), (keys, _), (d_ff, _) = (tensors[name].shape for name in names)
     return {
         "model_type": "t5",
@@ -178,9 +175,6 @@ def load_pretrained(folder: Path, config: Config | None = None, *, shardings: An
       config: what to use in place of the folder's own (other dropout, dtype, fewer layers of a BERT).
       shardings: see `import_params`.
 
-    Returns:
-      The architecture's name, its config, its parameters.
-
     Raises:
       DataError: files are missing or broken, or do not fit each other.
       ConfigError: the architecture is not known here.
@@ -241,7 +235,7 @@ def adapter_base(folder: Path) -> Path:
     except ConfigError as error:
         raise ConfigError(f"{config.file}, base_model_name_or_path: {error}") from error
     if is_adapter(base):
-        raise DataError(f"{config.file} names {base} as its model, which is an adapter itself. {merge_advice()}")
+        raise DataError(f"{config.file} names {base} as its model, which is an adapter itself. {MERGE_ADVICE}")
     return base
 
 
@@ -251,11 +245,7 @@ def generation_folder(folder: Path) -> Path:
 
 
 def read_adapter(folder: Path) -> Adapters:
-    """The adapter in `folder`, without its model.
-
-    Raises:
-      As `load_adapted`.
-    """
+    """The adapter in `folder`, without its model; errors as of `load_adapted`."""
     fields = load_config(folder)
     return _adapters(folder, fields["model_type"], model_config(fields))
 
@@ -305,8 +295,7 @@ def load_adapted(folder: Path, config: Config | None = None, *, shardings: Any =
     rows, bias = load_config(base)["vocab_size"], tensors.get("final_logits_bias")
     if bias is not None and bias.shape == (1, rows) and rows < used.vocab_size:  # transformers lets it grow so
         tensors["final_logits_bias"] = np.pad(np.asarray(bias), ((0, 0), (0, used.vocab_size - rows)))
-    left = mapping.without(tensors, cut)
-    params = _imported(folder, architecture, left, used, shardings)
+    params = _imported(folder, architecture, mapping.without(tensors, cut), used, shardings)
     return Adapted(architecture, used, params, adapters.params, adapters.settings)
 
 

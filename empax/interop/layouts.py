@@ -28,7 +28,7 @@ def plain_names(tensors: Tensors, architecture: str) -> dict[str, Tensor]:
       DataError: an Atlas checkpoint without that part, or with two retrievers, one for queries and one for passages.
     """
     plain = dict(tensors)
-    if any(name.startswith("reader.") for name in plain) or any(_is_atlas_retriever(name) for name in plain):
+    if any(re.match(r"reader\.|retriever\.(module\.)?(query_|passage_)?contriever\.", name) for name in plain):
         plain = _part_of_atlas(plain, architecture)
     if any(name.startswith("encoder.encoder.") for name in plain):
         plain = _renamed(plain, lambda name: re.sub(r"^encoder\.encoder\.", "encoder.", name))
@@ -38,10 +38,6 @@ def plain_names(tensors: Tensors, architecture: str) -> dict[str, Tensor]:
     if architecture == "bert" and "model.embeddings.word_embeddings.weight" in plain:
         plain = _renamed(plain, lambda name: name.removeprefix("model."))  # FiD's retriever
     return plain
-
-
-def _is_atlas_retriever(name: str) -> bool:
-    return re.match(r"retriever\.(module\.)?(query_|passage_)?contriever\.", name) is not None
 
 
 def _part_of_atlas(tensors: dict[str, Tensor], architecture: str) -> dict[str, Tensor]:

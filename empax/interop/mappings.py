@@ -78,13 +78,11 @@ class Row:
     layout: Layout
     optional: bool = False
 
-
-@dataclasses.dataclass(frozen=True)
-class Constant:
-    """An array that a checkpoint may hold and that no model learns: its foreign name, and what makes it."""
-
-    foreign: str
-    make: Callable[[], np.ndarray]
+    def parts(self, shape: tuple[int, ...]) -> list[tuple[str, int | None, tuple[int, ...]]]:
+        """What makes up our parameter of `shape`: foreign name, layer (None = all of it), our shape of the part."""
+        if "{layer}" not in self.foreign:
+            return [(self.foreign, None, shape)]
+        return [(self.foreign.format(layer=layer), layer, shape[1:]) for layer in range(shape[0])]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +91,7 @@ class Mapping:
 
     Attributes:
       rows: every parameter once.
-      constants: what a checkpoint holds beside the parameters, and always alike.
+      constants: arrays that a checkpoint may hold and that no model learns: foreign names, and what makes them.
       copies: foreign names under which the token embedding is written once more.
       prefixes: what foreign names may begin with, to be taken off.
       base: what foreign names of all but the head begin with, to be put on where a model was saved without its head.
@@ -103,7 +101,7 @@ class Mapping:
     """
 
     rows: tuple[Row, ...]
-    constants: tuple[Constant, ...] = ()
+    constants: tuple[tuple[str, Callable[[], np.ndarray]], ...] = ()
     copies: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     base: str = ""

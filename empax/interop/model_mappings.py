@@ -8,7 +8,7 @@ import re
 import jax.numpy as jnp
 import numpy as np
 
-from empax.interop.mappings import CONV_OUT, FLAT, LINEAR, LINEAR_OUT, ROW, SAME, Constant, Layout, Mapping, Row
+from empax.interop.mappings import CONV_OUT, FLAT, LINEAR, LINEAR_OUT, ROW, SAME, Layout, Mapping, Row
 from empax.models.bert import BertConfig
 from empax.models.decoder_only_config import DecoderOnlyConfig
 from empax.models.layers import sinusoidal_positions
@@ -167,7 +167,7 @@ def bart_mapping(config: TransformerConfig) -> Mapping:
         if config.position == "learned":
             rows.append(Row(f"{stack}/position_embedding", positions, SAME))
         else:
-            constants.append(Constant(positions, functools.partial(_sinusoids, config)))
+            constants.append((positions, functools.partial(_sinusoids, config)))
         norms = {}
         if config.embedding_norm:
             norms[f"{stack}/embedding_norm"] = f"{foreign}.layernorm_embedding"
@@ -198,11 +198,6 @@ def _sinusoids(config: TransformerConfig) -> np.ndarray:
     return np.asarray(sinusoidal_positions(positions, config.d_model, config.sinusoids))
 
 
-def bert_mapping(config: BertConfig) -> Mapping:
-    """BERT's encoder without pooler and heads, RoBERTa's, XLM-R's and ELECTRA's."""
-    return _bert_like(config, "", prefixes=("bert.", "roberta.", "electra."))
-
-
 def distilbert_mapping(config: BertConfig) -> Mapping:
     """DistilBERT's encoder without heads."""
     layer, layers = "transformer.layer.{layer}", "stack/layers"
@@ -226,18 +221,14 @@ def distilbert_mapping(config: BertConfig) -> Mapping:
     )
 
 
-def mpnet_mapping(config: BertConfig) -> Mapping:
-    """MPNet's encoder without pooler and head."""
-    return _bert_like(config, "", prefixes=("mpnet.",))
-
-
 def dpr_mapping(config: BertConfig) -> Mapping:
     """The BERT inside a DPR encoder of passages or of questions."""
     sides = {"context": "ctx_encoder", "question": "question_encoder"}
-    return _bert_like(config, f"{sides[config.dpr_side]}.bert_model.")
+    return bert_mapping(config, f"{sides[config.dpr_side]}.bert_model.")
 
 
-def _bert_like(config: BertConfig, base: str, prefixes: tuple[str, ...] = ()) -> Mapping:
+def bert_mapping(config: BertConfig, base: str = "") -> Mapping:
+    """BERT's encoder without pooler and heads, RoBERTa's, XLM-R's, ELECTRA's and MPNet's; `base`: before all names."""
     layer, layers = f"{base}encoder.layer.{{layer}}", "stack/layers"
     embeddings = f"{base}embeddings"
     rows = [
@@ -262,7 +253,7 @@ def _bert_like(config: BertConfig, base: str, prefixes: tuple[str, ...] = ()) ->
     base = re.escape(base)
     return Mapping(
         rows=(*rows, *_norm_rows(norms)),
-        prefixes=prefixes,
+        prefixes=("bert.", "roberta.", "electra.", "mpnet."),
         ignored=(
             rf"{base}embeddings\.(position_ids|token_type_ids)",
             rf"{base}pooler\..*",

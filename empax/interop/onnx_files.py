@@ -5,25 +5,23 @@ Nothing of the graphs is run. What is read of the protobuf messages: github.com/
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 import mmap
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import ml_dtypes
 import numpy as np
 
 from empax.core.files import DataError
 from empax.data.model_files import check_whole
-from empax.interop.tensors import MappedTensor
+from empax.interop.tensors import LazyTensor, MappedTensor, dtypes_of
 
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 
-_DTYPES = {1: np.dtype(np.float32), 2: np.dtype(np.uint8), 3: np.dtype(np.int8), 6: np.dtype(np.int32)}
-_DTYPES |= {7: np.dtype(np.int64), 10: np.dtype(np.float16), 11: np.dtype(np.float64), 16: np.dtype(ml_dtypes.bfloat16)}
+_DTYPES = dtypes_of("1=float32 2=uint8 3=int8 6=int32 7=int64 10=float16 11=float64 16=bfloat16")
 # Numbers of the fields that are read.
 _GRAPH, _NODE, _INITIALIZER = 7, 1, 5
 _NODE_INPUT, _NODE_NAME, _NODE_TYPE = 1, 3, 4
@@ -33,51 +31,19 @@ _Span: TypeAlias = tuple[int, int]
 """First byte of a value in the file, and the byte behind its last."""
 
 
-@dataclasses.dataclass(frozen=True)
-class OnnxWeight:
-    """An initialiser of a graph as Hugging Face has it: no longer quantised, [outputs, inputs].
-
-    Attributes:
-      stored: the numbers of the file.
-      scale, zero_point: the weight is (stored - zero_point) * scale.
-      transposed: whether it is the right factor of a product there, [inputs, outputs].
-    """
-
-    stored: MappedTensor
-    scale: float = 1.0
-    zero_point: int = 0
-    transposed: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.shape[::-1] if self.transposed else self.stored.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        kind = self.stored.dtype
-        return np.dtype(np.float32) if np.issubdtype(kind, np.integer) else kind
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = np.asarray(self.stored)
-        if np.issubdtype(array.dtype, np.integer):
-            array = (array.astype(np.float32) - np.float32(self.zero_point)) * np.float32(self.scale)
-        array = array.T if self.transposed else array
-        return array.astype(self.dtype if dtype is None else dtype, copy=bool(copy))
-
-
 def has_onnx(folder: Path) -> bool:
     """Whether `folder` holds an encoder and a decoder as ONNX files."""
     return (folder / ENCODER).is_file() and (folder / DECODER).is_file()
 
 
-def read_onnx_t5(folder: Path) -> dict[str, OnnxWeight]:
+def read_onnx_t5(folder: Path) -> dict[str, LazyTensor]:
     """The tensors of a T5 by Hugging Face's names; none is read.
 
     Raises:
       DataError: a file is cut short or no ONNX file, keeps its weights elsewhere or in a type that is not read here,
         or neither has a weight of a T5.
     """
-    tensors: dict[str, OnnxWeight] = {}
+    tensors: dict[str, LazyTensor] = {}
     for file, pattern, prefix in (
         (folder / ENCODER, r"(?:\w+\.)?((?:block\.\d+|final_layer_norm|embed_tokens)\..*)", "encoder."),
         (folder / DECODER, r"(?:\w+\.)?((?:decoder|shared|lm_head)\..*)", ""),
@@ -90,7 +56,7 @@ def read_onnx_t5(folder: Path) -> dict[str, OnnxWeight]:
     return tensors
 
 
-def read_onnx(file: Path) -> dict[str, OnnxWeight]:
+def read_onnx(file: Path) -> dict[str, LazyTensor]:
     """The initialisers of one ONNX file, by the names that they had in PyTorch; none is read.
 
     The right factor of a product has lost its name on export: it gets that of the module that multiplies. Of what
@@ -135,13 +101,13 @@ def _parse(file: Path, data: mmap.mmap) -> tuple[dict[str, MappedTensor | float]
     return initialisers, factors
 
 
-def _named(file: Path, initialisers: dict[str, MappedTensor | float], factors: dict[str, str]) -> dict[str, OnnxWeight]:
+def _named(file: Path, initialisers: dict[str, MappedTensor | float], factors: dict[str, str]) -> dict[str, LazyTensor]:
     """The weights of `_parse` with what belongs together put together."""
     weights = {}
     for name, stored in initialisers.items():
         if not isinstance(stored, MappedTensor):
             continue
-        known, factor = name.removesuffix("_quantized"), name in factors
+        known = name.removesuffix("_quantized")
         scale, zero_point = 1.0, 0.0
         if known != name:
             scale, zero_point = (initialisers.get(f"{known}_{part}") for part in ("scale", "zero_point"))
@@ -152,8 +118,17 @@ def _named(file: Path, initialisers: dict[str, MappedTensor | float], factors: d
         theirs = factors.get(name, known)
         if theirs in weights:
             raise ValueError(f"it has two weights {theirs[:80]!r}")
-        weights[theirs] = OnnxWeight(stored, scale, int(zero_point), transposed=factor)
+        dtype = np.dtype(np.float32) if np.issubdtype(stored.dtype, np.integer) else stored.dtype
+        weight = LazyTensor(stored.shape, dtype, functools.partial(_weight, stored, scale, int(zero_point)))
+        weights[theirs] = weight.turned() if name in factors else weight  # [inputs, outputs] there
     return weights
+
+
+def _weight(stored: MappedTensor, scale: float, zero_point: int) -> np.ndarray:
+    array = np.asarray(stored)
+    if not np.issubdtype(array.dtype, np.integer):
+        return array
+    return (array.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
 
 
 def _tensor(file: Path, data: mmap.mmap, span: _Span) -> tuple[str, MappedTensor | float]:
@@ -179,9 +154,9 @@ def _tensor(file: Path, data: mmap.mmap, span: _Span) -> tuple[str, MappedTensor
             raise DataError(f"{file} keeps {name} in another file, which is not read here.")
     if raw is None and not shape and number is not None:
         return name, number
-    if kind not in _DTYPES or raw is None:
-        raise DataError(f"{file}: {name} is of type {kind}; what is read: {', '.join(map(str, _DTYPES))}, as bytes.")
-    tensor = MappedTensor(file, raw[0], _DTYPES[kind], tuple(shape))
+    if str(kind) not in _DTYPES or raw is None:
+        raise DataError(f"{file}: {name} is of type {kind}; what is read: {', '.join(_DTYPES)}, as bytes.")
+    tensor = MappedTensor(file, raw[0], _DTYPES[str(kind)], tuple(shape))
     if tensor.end != raw[1]:
         raise ValueError(f"{name[:80]!r} of shape {shape} has {raw[1] - raw[0]} bytes")
     return name, tensor if shape else float(np.asarray(tensor))

@@ -16,8 +16,9 @@ from empax.core.files import DataError
 from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.model_files import read_model_json
-from empax.interop.parameters import LazyTensor
+from empax.interop.architectures import shapes_of
 from empax.interop.readers import open_tensors
+from empax.interop.tensors import refuse_misfits
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import DualEncoder, Pooling, Projection
@@ -79,7 +80,8 @@ def load_exported(folder: Path) -> Exported:
         model = _own_model(fields)
     except ConfigError as error:
         raise DataError(f"{file} is not what empax writes ({error}); export the model again.") from error
-    found, expected = open_tensors(folder), named_leaves(_shapes(model))
+    shapes = shapes_of(model)
+    found, expected = open_tensors(folder), named_leaves(shapes)
     problems = [f"missing {name}" for name in expected if name not in found]
     problems += [f"surplus {name}" for name in sorted(found) if name not in expected]
     problems += [
@@ -87,14 +89,9 @@ def load_exported(folder: Path) -> Exported:
         for name, leaf in expected.items()
         if name in found and found[name].shape != leaf.shape
     ]
-    if problems:
-        listing = "\n  ".join(problems)
-        raise DataError(f"The weights in {folder} do not fit its config ({len(problems)} problems):\n  {listing}")
-    params = jax.tree.map(
-        jnp.asarray,
-        jax.tree.unflatten(jax.tree.structure(_shapes(model)), [np.asarray(found[name]) for name in expected]),
-    )
-    return Exported(model, params)
+    refuse_misfits(f"The weights in {folder} do not fit its config", problems)
+    leaves = [jnp.asarray(np.asarray(found[name])) for name in expected]
+    return Exported(model, jax.tree.unflatten(jax.tree.structure(shapes), leaves))
 
 
 def own_fields(model: EncoderDecoder | DecoderOnly | DualEncoder) -> dict[str, Any]:
@@ -127,18 +124,9 @@ def _own_model(fields: Mapping[str, Any]) -> EncoderDecoder | DualEncoder:
     )
 
 
-def _shapes(model: EncoderDecoder | DecoderOnly | DualEncoder) -> Params:
-    ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
-    inputs = (ids, mask, ids) if isinstance(model, EncoderDecoder) else (ids, mask)
-    return jax.eval_shape(lambda rng: model.init(rng, *inputs), jax.random.key(0))["params"]
-
-
-def own_tensors(model: EncoderDecoder | DecoderOnly | DualEncoder, params: Params) -> dict[str, LazyTensor]:
-    leaves, expected = named_leaves(params), named_leaves(_shapes(model))
+def own_tensors(model: EncoderDecoder | DecoderOnly | DualEncoder, params: Params) -> dict[str, Any]:
+    leaves, expected = named_leaves(params), named_leaves(shapes_of(model))
     if set(leaves) != set(expected):
         wrong = ", ".join(sorted(set(leaves) ^ set(expected)))
         raise DataError(f"These are not the parameters of this {type(model).__name__}; missing or surplus: {wrong}.")
-    return {
-        name: LazyTensor(tuple(leaf.shape), np.dtype(leaf.dtype), lambda leaf=leaf: np.asarray(leaf))
-        for name, leaf in leaves.items()
-    }
+    return leaves

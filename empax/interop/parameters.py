@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,18 +19,13 @@ from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.interop import mappings
 from empax.interop.architectures import Config, architecture_of
-from empax.interop.tensors import Tensor, Tensors
+from empax.interop.tensors import LazyTensor, Tensor, Tensors, refuse_misfits
 from empax.interop.tied_embeddings import disagreements, untie
 from empax.models.bert import BertConfig
 from empax.models.transformer import TransformerConfig
 
-_Part: TypeAlias = tuple[str, int | None, tuple[int, ...]]
-"""Foreign name, layer (None = it is the whole parameter), our shape of the part."""
-
-
 _READERS = 2
 """Layers that are read at the same time: copying and transposing keeps a core busy, not the disk."""
-
 
 _ALIGNMENT = 64  # bytes; the CPU backend takes memory that is aligned so as it is, and copies any other
 
@@ -48,7 +43,7 @@ class LeafBuilder:
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: DTypeLike, sharding: Sharding | None = None):
-        self._shape = shape
+        self.shape = shape
         self._sharding = sharding
         whole = tuple((0, size) for size in shape)
         self._bounds: dict[jax.Device, tuple[tuple[int, int], ...]] = {}
@@ -80,7 +75,7 @@ class LeafBuilder:
         if self._sharding is None:
             return jax.device_put(next(iter(parts.values())))
         arrays = [jax.device_put(parts[bounds], device) for device, bounds in self._bounds.items()]
-        return jax.make_array_from_single_device_arrays(self._shape, self._sharding, arrays)
+        return jax.make_array_from_single_device_arrays(self.shape, self._sharding, arrays)
 
 
 def _aligned(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
@@ -128,16 +123,12 @@ def import_params(
         headless = isinstance(config, TransformerConfig) and not config.num_decoder_layers
         scaled = isinstance(config, TransformerConfig) and config.output_scale
         problems = disagreements(named, embedding, tied=config.tie_embeddings and not headless, scaled=scaled)
-    if problems:
-        listing = "\n  ".join(problems)
-        raise DataError(f"The weights do not fit this {architecture} ({len(problems)} problems):\n  {listing}")
+    refuse_misfits(f"The weights do not fit this {architecture}", problems)
     leaves: dict[str, Any] = {}
     with ThreadPoolExecutor(_READERS) as pool:
         for row in mapping.rows:
             leaf = LeafBuilder(shapes[row.ours], dtype, places[row.ours])
-            read = functools.partial(_read, leaf, row, named)
-            for _ in pool.map(read, _parts(row, shapes[row.ours])):
-                pass
+            list(pool.map(functools.partial(_read, leaf, row, named), row.parts(leaf.shape)))
             leaves[row.ours] = leaf.finish()
     return unflatten_dict(leaves, sep="/")
 
@@ -159,18 +150,13 @@ def _check_layers(config: Config, num_tensors: int) -> None:
         raise DataError(f"The config asks for {layers} layers, but there are no more than {num_tensors} weights.")
 
 
-def _read(leaf: LeafBuilder, row: mappings.Row, tensors: Tensors, part: _Part) -> None:
-    """One of `_parts` into its place; a tensor that may be absent is zeros."""
+def _read(
+    leaf: LeafBuilder, row: mappings.Row, tensors: Tensors, part: tuple[str, int | None, tuple[int, ...]]
+) -> None:
+    """One of the `row`'s parts into its place; a tensor that may be absent is zeros."""
     name, layer, shape = part
     absent = row.optional and name not in tensors
     leaf.put(np.zeros(shape, np.float32) if absent else row.layout.to_ours(np.asarray(tensors[name]), shape), layer)
-
-
-def _parts(row: mappings.Row, shape: tuple[int, ...]) -> list[_Part]:
-    """What makes up our parameter of `shape`."""
-    if "{layer}" not in row.foreign:
-        return [(row.foreign, None, shape)]
-    return [(row.foreign.format(layer=layer), layer, shape[1:]) for layer in range(shape[0])]
 
 
 def _misfits(tensors: Tensors, mapping: mappings.Mapping, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -178,17 +164,17 @@ def _misfits(tensors: Tensors, mapping: mappings.Mapping, shapes: Mapping[str, t
     problems = []
     used: set[str] = set()
     for row in mapping.rows:
-        for name, _, one in _parts(row, shapes[row.ours]):
+        for name, _, one in row.parts(shapes[row.ours]):
             used.add(name)
             expected = row.layout.foreign_shape(one)
             if name not in tensors:
                 problems += [] if row.optional else [f"missing {name} {list(expected)}"]
             elif tensors[name].shape != expected:
                 problems.append(f"{name} has shape {list(tensors[name].shape)}, must be {list(expected)}")
-    for constant in mapping.constants:
-        used.add(constant.foreign)
-        if constant.foreign in tensors:
-            problems += _other_constant(constant, tensors[constant.foreign])
+    for name, make in mapping.constants:
+        used.add(name)
+        if name in tensors:
+            problems += _other_constant(name, tensors[name], make())
     problems += [f"surplus {name}" for name in sorted(tensors) if name not in used and not mapping.ignores(name)]
     return list(dict.fromkeys(problems))  # a tensor that several rows share is one problem
 
@@ -197,24 +183,15 @@ _ROUNDED = 4e-3
 """How far a constant of about 1 may be off in a file of half precision."""
 
 
-def _other_constant(constant: mappings.Constant, tensor: Tensor) -> list[str]:
-    expected = constant.make()
+def _other_constant(name: str, tensor: Tensor, expected: np.ndarray) -> list[str]:
     if tensor.shape != expected.shape:
-        return [f"{constant.foreign} has shape {list(tensor.shape)}, must be {list(expected.shape)}"]
+        return [f"{name} has shape {list(tensor.shape)}, must be {list(expected.shape)}"]
     if np.abs(np.asarray(tensor).astype(np.float32) - expected).max() > _ROUNDED:
-        return [f"{constant.foreign} holds other numbers than the sines and cosines that a model of this kind has"]
+        return [f"{name} holds other numbers than the sines and cosines that a model of this kind has"]
     return []
 
 
-class LazyTensor(NamedTuple):
-    """A foreign tensor that is made when it is written, so that not all of them are in memory at once."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    make: Callable[[], np.ndarray]
-
-
-def foreign_tensors(architecture: str, params: Params, config: Config) -> dict[str, LazyTensor]:
+def foreign_tensors(architecture: str, params: Params, config: Config) -> dict[str, Tensor]:
     """Our parameters under their foreign names, none of them made yet.
 
     Raises:
@@ -229,19 +206,16 @@ def foreign_tensors(architecture: str, params: Params, config: Config) -> dict[s
         raise DataError(f"These are not the parameters of this {architecture}: {', '.join(surplus)} would be lost.")
     rows: dict[str, list[tuple[mappings.Row, int | None]]] = {}
     for row in mapping.rows:
-        for name, layer, _ in _parts(row, leaves[row.ours].shape):
+        for name, layer, _ in row.parts(leaves[row.ours].shape):
             rows.setdefault(name, []).append((row, layer))
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, parts in rows.items():
         row, layer = parts[0]
         leaf = leaves[row.ours]
         shape = row.layout.foreign_shape(tuple(leaf.shape if layer is None else leaf.shape[1:]))
         tensors[name] = LazyTensor(shape, np.dtype(leaf.dtype), functools.partial(_make_foreign, leaves, parts))
     tensors |= dict.fromkeys(mapping.copies, tensors[mapping.embedding()])
-    for constant in mapping.constants:
-        made = constant.make()
-        tensors[constant.foreign] = LazyTensor(made.shape, made.dtype, constant.make)
-    return tensors
+    return tensors | {name: make() for name, make in mapping.constants}
 
 
 def _make_foreign(leaves: Mapping[str, Any], parts: Sequence[tuple[mappings.Row, int | None]]) -> np.ndarray:
@@ -259,4 +233,4 @@ def export_params(architecture: str, params: Params, config: Config) -> dict[str
     Raises:
       DataError: `params` are not those of the architecture.
     """
-    return {name: tensor.make() for name, tensor in foreign_tensors(architecture, params, config).items()}
+    return {name: np.asarray(tensor) for name, tensor in foreign_tensors(architecture, params, config).items()}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, write_json, write_text
+from empax.core.files import DataError, write_json
 from empax.core.paths import expand
 from empax.core.tree import named_leaves
 from empax.core.types import Params
@@ -22,12 +22,12 @@ from empax.interop.export import Generation, generation_fields
 from empax.interop.huggingface import load_config, read_adapter, resolve
 from empax.interop.layouts import plain_names
 from empax.interop.mappings import LINEAR, Layout
-from empax.interop.parameters import LazyTensor
 from empax.interop.readers import SAFETENSORS, TORCH, is_adapter, open_tensors
 from empax.interop.safetensors_out import new_folder, write_tensors
 from empax.models.bert import BertConfig
 from empax.models.decoder_only_config import DecoderOnlyConfig
 from empax.models.lora import LoraSettings
+from empax.models.transformer_config import TransformerConfig
 
 _WEIGHTS = (SAFETENSORS, TORCH, f"{SAFETENSORS}.index.json", f"{TORCH}.index.json")
 
@@ -73,13 +73,6 @@ def _joined(layouts: Sequence[Layout], pairs: Sequence[tuple[np.ndarray, np.ndar
     return np.concatenate(inward), joined
 
 
-def _task(architecture: str, config: Config) -> str | None:
-    """PEFT's name for what a model does."""
-    if isinstance(config, BertConfig):
-        return None if architecture == "dpr" else "FEATURE_EXTRACTION"  # a DPR's AutoModel is the encoder of questions
-    return "CAUSAL_LM" if isinstance(config, DecoderOnlyConfig) else "SEQ_2_SEQ_LM"
-
-
 def adapter_fields(
     architecture: str, adapters: Params, config: Config, settings: LoraSettings, base: str = ""
 ) -> dict[str, Any]:
@@ -87,10 +80,11 @@ def adapter_fields(
     modules = _modules(architecture, adapters, config)
     joined = {module.pattern: len(module.rows) for module in modules if len(module.rows) > 1}
     side = config.dpr_side if isinstance(config, BertConfig) else ""
+    kinds = {BertConfig: "FEATURE_EXTRACTION", DecoderOnlyConfig: "CAUSAL_LM", TransformerConfig: "SEQ_2_SEQ_LM"}
     dpr = {"base_model_class": f"DPR{side.title()}Encoder", "parent_library": "transformers.models.dpr.modeling_dpr"}
     return {
         "peft_type": "LORA",
-        "task_type": _task(architecture, config),
+        "task_type": None if architecture == "dpr" else kinds[type(config)],  # a DPR's AutoModel is that of questions
         "auto_mapping": dpr if architecture == "dpr" else None,
         "base_model_name_or_path": base or None,
         "r": settings.rank,
@@ -140,16 +134,13 @@ def export_adapters(
     """
     tensors = adapter_tensors(architecture, adapters, config)
     fields = adapter_fields(architecture, adapters, config, settings, base)
-    lazy = {name: LazyTensor(array.shape, array.dtype, lambda array=array: array) for name, array in tensors.items()}
-    with new_folder(folder) as new:
-        write_tensors(new, lazy, stem="adapter_model", max_shard_bytes=2**62)  # PEFT reads one file only
+    with new_folder(folder, card=card) as new:
+        write_tensors(new, tensors, stem="adapter_model", max_shard_bytes=2**62)  # PEFT reads one file only
         write_json(new / "adapter_config.json", fields)
         if generation is not None:
             write_json(new / "generation_config.json", generation_fields(generation, config))
         if tokenizer is not None:
             tokenizer.save(new)
-        if card:
-            write_text(new / "README.md", card)
 
 
 HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}

@@ -41,6 +41,7 @@ _FROM_SCRATCH: dict[str, Callable[..., TransformerConfig]] = {
     "transformer": scratch,
     "t5_from_scratch": t5_from_scratch,
 }
+_SIZES = ("d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "num_decoder_layers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +84,7 @@ class GeneratorSettings:
     dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
-        sizes = ("d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "num_decoder_layers", "unroll")
-        check_numbers(self, *sizes, least=1)
+        check_numbers(self, *_SIZES, "unroll", least=1)
         check_numbers(self, "dropout", least=0, below=1)
         name = self.architecture
         if self.adapters == "kept" and not self.pretrained:
@@ -153,8 +153,7 @@ def load_generator(
     """
     changes: dict[str, Any] = {name: getattr(settings, name) for name in RUN_SETTINGS}
     if settings.architecture in _FROM_SCRATCH:
-        sizes = ("d_model", "num_heads", "head_dim", "d_ff", "num_encoder_layers", "num_decoder_layers")
-        changes |= {name: getattr(settings, name) for name in sizes}
+        changes |= {name: getattr(settings, name) for name in _SIZES}
         make = _FROM_SCRATCH[settings.architecture]
         config = make(tokenizer.vocab_size, start_id=tokenizer.start_id, **changes)
         config = with_dropout(config, settings.dropout)

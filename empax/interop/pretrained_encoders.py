@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -108,6 +109,7 @@ def load_encoder(
       sentences: False = its states are used for something else than retrieval: what a sentence-transformers folder says
         of vectors and texts is left out, but for the pooling.
     """
+    run = {name: getattr(settings, name) for name in RUN_SETTINGS}
     if not settings.pretrained:
         if tokenizer is None:
             raise ConfigError("an encoder without `pretrained` needs a tokenizer to read with.")
@@ -118,16 +120,15 @@ def load_encoder(
             d_ff=settings.d_ff,
             num_layers=settings.num_layers or 2,
             max_positions=settings.max_positions,
-            **{name: getattr(settings, name) for name in RUN_SETTINGS},
+            **run,
         )
-        return LoadedEncoder(
-            _dual(BertEncoder(with_dropout(config, settings.dropout)), settings, None), tokenizer, None
-        )
-    run = {name: getattr(settings, name) for name in RUN_SETTINGS}
+        model = _dual(BertEncoder(with_dropout(config, settings.dropout)), settings, SentenceModules(Path()))
+        return LoadedEncoder(model, tokenizer, None)
     if planned and settings.preset:
         config = (t5_config if "t5" in settings.preset else bert_config)(settings.preset, **run)
         model, config = _encoder_of(config, settings)
-        return LoadedEncoder(_dual(model, settings, None), PlannedTokenizer(config.vocab_size), None)
+        model = _dual(model, settings, SentenceModules(Path()))
+        return LoadedEncoder(model, PlannedTokenizer(config.vocab_size), None)
     folder = resolve(settings.pretrained)
     said = read_modules(folder, pooling=settings.pooling == "auto")
     folder = said.encoder
@@ -168,20 +169,16 @@ def _encoder_of(
     return BertEncoder(config), config
 
 
-def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, said: SentenceModules | None) -> DualEncoder:
-    pooling, normalize, projections, truncate = "mean", False, (), 0
-    if said is not None:
-        pooling, normalize, projections = said.pooling or "mean", said.normalize, said.projections
-        truncate = said.truncate
+def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, said: SentenceModules) -> DualEncoder:
     auto = settings.normalize == "auto"
     return DualEncoder(
         encoder,
-        pooling=pooling if settings.pooling == "auto" else settings.pooling,
+        pooling=(said.pooling or "mean") if settings.pooling == "auto" else settings.pooling,
         # Sentence-transformers cuts vectors behind all modules, so also behind the one that normalises.
-        normalize=(normalize and not truncate) if settings.normalize == "auto" else settings.normalize,
-        projections=projections,
-        truncate=truncate,
-        normalize_whole=auto and normalize and bool(truncate),
+        normalize=(said.normalize and not said.truncate) if settings.normalize == "auto" else settings.normalize,
+        projections=said.projections,
+        truncate=said.truncate,
+        normalize_whole=auto and said.normalize and bool(said.truncate),
     )
 
 

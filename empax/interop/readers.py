@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import ml_dtypes
-import numpy as np
 import safetensors
 
 from empax.core.config import ConfigError
@@ -17,32 +15,23 @@ from empax.interop.flax_files import read_flax
 from empax.interop.gguf import read_gguf_weights
 from empax.interop.onnx_files import DECODER, ENCODER, has_onnx, read_onnx_t5
 from empax.interop.t5x import has_t5x, read_t5x
-from empax.interop.tensors import MappedTensor, Tensor
+from empax.interop.tensors import MappedTensor, Tensor, dtypes_of
 from empax.interop.torch_files import read_torch
 
 SAFETENSORS, TORCH, FLAX = "model.safetensors", "pytorch_model.bin", "flax_model.msgpack"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+MERGE_ADVICE = (
+    "Where PEFT is installed and can merge this kind, make one model of both: `PeftModel.from_pretrained("
+    "AutoModelForCausalLM.from_pretrained(BASE), FOLDER).merge_and_unload().save_pretrained(OUT)` "
+    "(AutoModelForSeq2SeqLM of an encoder-decoder, AutoModel of an encoder); save the tokenizer there too, and give "
+    "OUT."
+)
+"""How PEFT itself makes a whole model of an adapter that is not read here."""
 _ATLAS = "model.pth.tar"
-_READERS = {".safetensors": "safetensors", ".bin": "PyTorch", ".pth": "PyTorch", ".pt": "PyTorch", ".tar": "PyTorch"}
-_READERS |= {".msgpack": "Flax"}
-_DTYPES: dict[str, np.dtype] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U64": np.dtype(np.uint64),
-    "U32": np.dtype(np.uint32),
-    "U16": np.dtype(np.uint16),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
+_DTYPES = dtypes_of("""
+    F64=float64 F32=float32 F16=float16 BF16=bfloat16 F8_E4M3=float8_e4m3fn F8_E5M2=float8_e5m2
+    I64=int64 I32=int32 I16=int16 I8=int8 U64=uint64 U32=uint32 U16=uint16 U8=uint8 BOOL=bool""")
 
 
 def open_tensors(path: Path) -> dict[str, Tensor]:
@@ -115,10 +104,11 @@ def read_safetensors(file: Path) -> dict[str, MappedTensor]:
 def _read_file(file: Path) -> dict[str, Tensor]:
     if is_gguf(file):
         return dict(read_gguf_weights(file))
-    if file.suffix not in _READERS:
-        raise DataError(f"{file} is no file of weights by its name; it must end in {', '.join((*_READERS, '.gguf'))}.")
-    readers = {"safetensors": read_safetensors, "PyTorch": read_torch, "Flax": read_flax}
-    return dict(readers[_READERS[file.suffix]](file))
+    torch = dict.fromkeys((".bin", ".pth", ".pt", ".tar"), read_torch)
+    readers = {".safetensors": read_safetensors, **torch, ".msgpack": read_flax}
+    if file.suffix not in readers:
+        raise DataError(f"{file} is no file of weights by its name; it must end in {', '.join((*readers, '.gguf'))}.")
+    return dict(readers[file.suffix](file))
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
@@ -153,16 +143,6 @@ def is_adapter(folder: Path) -> bool:
             f"{folder.resolve()} for base_model_name_or_path into its {ADAPTER_CONFIG}, and give that folder."
         )
     return ADAPTER_CONFIG in found
-
-
-def merge_advice() -> str:
-    """How PEFT itself makes a whole model of an adapter that is not read here."""
-    return (
-        "Where PEFT is installed and can merge this kind, make one model of both: `PeftModel.from_pretrained("
-        "AutoModelForCausalLM.from_pretrained(BASE), FOLDER).merge_and_unload().save_pretrained(OUT)` "
-        "(AutoModelForSeq2SeqLM of an encoder-decoder, AutoModel of an encoder); save the tokenizer there too, and "
-        "give OUT."
-    )
 
 
 def _no_weights(folder: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,26 +13,18 @@ import safetensors
 import safetensors.numpy
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, system_errors, write_atomically, write_json
-from empax.interop.parameters import LazyTensor
+from empax.core.files import DataError, system_errors, write_atomically, write_json, write_text
+from empax.interop.tensors import Tensor, Tensors
 
 SHARD_BYTES = 5_000_000_000
 """The most bytes of tensors in one file: what the Hub's tools expect."""
 
 
-def write_tensors(
-    folder: Path, tensors: Mapping[str, LazyTensor], *, max_shard_bytes: int = SHARD_BYTES, stem: str = "model"
-) -> list[Path]:
+def write_tensors(folder: Path, tensors: Tensors, *, max_shard_bytes: int = SHARD_BYTES, stem: str = "model") -> None:
     """Writes `STEM.safetensors`, or shards and `STEM.safetensors.index.json` if they hold more than `max_shard_bytes`.
 
-    Args:
-      folder: where to.
-      tensors: in the order of the file.
-      max_shard_bytes: of the tensors in one file; a tensor that is larger gets a file of its own.
-      stem: what the names of the files begin with.
-
-    Returns:
-      The files with tensors. The index is written last: while it is missing, nothing counts.
+    A tensor that is larger than that gets a file of its own. The index is written last: while it is missing, nothing
+    counts.
 
     Raises:
       ConfigError: max_shard_bytes is below 1.
@@ -41,21 +33,18 @@ def write_tensors(
         raise ConfigError(f"max_shard_bytes = {max_shard_bytes} must be at least 1.")
     shards = _plan(tensors, max_shard_bytes)
     if len(shards) == 1:
-        file = folder / f"{stem}.safetensors"
-        _write(file, tensors)
-        return [file]
-    files, weight_map = [], {}
+        _write(folder / f"{stem}.safetensors", tensors)
+        return
+    weight_map = {}
     for number, names in enumerate(shards, start=1):
         file = folder / f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
         _write(file, {name: tensors[name] for name in names})
-        files.append(file)
         weight_map |= dict.fromkeys(names, file.name)
     metadata = {
         "total_size": sum(map(_num_bytes, tensors.values())),
         "total_parameters": sum(math.prod(tensor.shape) for tensor in tensors.values()),
     }
     write_json(folder / f"{stem}.safetensors.index.json", {"metadata": metadata, "weight_map": weight_map})
-    return files
 
 
 def check_new(path: Path) -> None:
@@ -68,8 +57,10 @@ def check_new(path: Path) -> None:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, *, card: str = "") -> Iterator[Path]:
     """A folder to fill, which becomes `path` once everything is in it: `path` is whole or is not there.
+
+    The `card` becomes its README.md; empty = none.
 
     Raises:
       ConfigError: see `check_new`.
@@ -83,6 +74,8 @@ def new_folder(path: Path) -> Iterator[Path]:
         filled.mkdir(parents=True)
         try:
             yield filled
+            if card:
+                write_text(filled / "README.md", card)
             # Files are made under a temporary name that nobody else may read; these are made to be passed on.
             mode = filled.stat().st_mode & 0o666
             for file in filled.rglob("*"):
@@ -93,7 +86,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(filled, ignore_errors=True)
 
 
-def _plan(tensors: Mapping[str, LazyTensor], limit: int) -> list[list[str]]:
+def _plan(tensors: Tensors, limit: int) -> list[list[str]]:
     """Names by shard, filled in order."""
     shards: list[list[str]] = [[]]
     room = limit
@@ -107,13 +100,13 @@ def _plan(tensors: Mapping[str, LazyTensor], limit: int) -> list[list[str]]:
     return shards
 
 
-def _num_bytes(tensor: LazyTensor) -> int:
+def _num_bytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
-def _write(file: Path, tensors: Mapping[str, LazyTensor]) -> None:
+def _write(file: Path, tensors: Tensors) -> None:
     # Contiguous: what is written are the bytes as they lie in memory.
-    arrays = {name: np.ascontiguousarray(tensor.make()) for name, tensor in tensors.items()}
+    arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
 
     def write(path: Path) -> None:
         try:

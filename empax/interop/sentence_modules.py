@@ -15,7 +15,6 @@ from empax.core.protocols import Reading
 from empax.core.text_files import check_regular
 from empax.core.types import Params
 from empax.data.model_files import is_listed, named_path, read_model_json, refuse_unknown, short
-from empax.interop.parameters import LazyTensor
 from empax.interop.readers import is_adapter, open_tensors
 from empax.interop.safetensors_out import write_tensors
 from empax.models.dual_encoder import DualEncoder, Pooling, Projection
@@ -125,7 +124,12 @@ def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
         elif kind == "Normalize":
             _check_sentence(place / "config.json")
             found["normalize"] = True
-    _check_order(order, path)
+    allowed = ["Transformer", "Pooling", *["Dense"] * len(files)]
+    if order not in (allowed, [*allowed, "Normalize"]):
+        raise ConfigError(
+            f"{path} has the order {', '.join(order)}; here it is Transformer, Pooling, then Dense if any, then "
+            "Normalize or nothing."
+        )
     if found["encoder"] != folder and is_adapter(folder):
         raise ConfigError(
             f"{folder} holds an adapter, but {path.name} has its encoder in {found['encoder'].name}: put the adapter's "
@@ -158,16 +162,6 @@ def _modules(path: Path) -> list[tuple[str, Path]]:
     return found
 
 
-def _check_order(order: list[str], path: Path) -> None:
-    denses = order.count("Dense")
-    allowed = ["Transformer", "Pooling", *["Dense"] * denses]
-    if order not in (allowed, [*allowed, "Normalize"]):
-        raise ConfigError(
-            f"{path} has the order {', '.join(order)}; here it is Transformer, Pooling, then Dense if any, then "
-            "Normalize or nothing."
-        )
-
-
 def _transformer(folder: Path) -> dict[str, Any]:
     path = next((folder / name for name in _TEXT_CONFIGS if is_listed(folder / name)), None)
     said = {} if path is None else read_model_json(path)
@@ -188,15 +182,11 @@ def _transformer(folder: Path) -> dict[str, Any]:
     if longest is None and is_listed(names):
         field, file = "model_max_length", names
         longest = read_model_json(names).get(field)
-    longest = None if longest is None else _number(file, field, longest, least=3)
-    longest = None if longest is None or longest >= _NO_LIMIT else int(longest)
+    if longest is not None:
+        if isinstance(longest, bool) or not isinstance(longest, int | float) or not longest >= 3:
+            raise ConfigError(f"{file}: {field} = {short(longest)} must be a number, at least 3.")
+        longest = None if longest >= _NO_LIMIT else int(longest)
     return {"max_tokens": longest, "lower_case": _switch(path or folder, said, "do_lower_case", absent=False)}
-
-
-def _number(path: Path, name: str, value: Any, *, least: int) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
-        raise ConfigError(f"{path}: {name} = {short(value)} must be a number, at least {least}.")
-    return value
 
 
 def _switch(path: Path, said: dict[str, Any], name: str, *, absent: bool) -> bool:
@@ -328,8 +318,7 @@ def write_modules(
         arrays = {"linear.weight": np.ascontiguousarray(np.asarray(layer["kernel"], np.float32).T)}
         if projection.use_bias:
             arrays["linear.bias"] = np.asarray(layer["bias"], np.float32)
-        lazy = {name: LazyTensor(x.shape, x.dtype, lambda x=x: x) for name, x in arrays.items()}
-        write_tensors(folder / place, lazy)
+        write_tensors(folder / place, arrays)
     if model.normalize or model.normalize_whole:
         modules.append((f"{len(modules)}_Normalize", "Normalize"))
         _write_module(folder / modules[-1][0], {})

@@ -76,21 +76,7 @@ def read_state_dict(content: bytes, types: frozenset[str]) -> Any:
       BadPickleError: the pickle is broken.
       RefusedPickleError: it does anything that a state dict does not need.
     """
-    return _read(content, _Machine(types))
-
-
-def _read(content: bytes, machine: _Machine) -> Any:
-    try:
-        for opcode, argument, _ in pickletools.genops(content):
-            if opcode.name == "STOP":
-                return machine.result()
-            machine.run(opcode.name, argument)
-    except BadPickleError:
-        raise
-    # What genops raises on a stream that is cut short or no pickle.
-    except (ValueError, LookupError, OverflowError) as error:
-        raise BadPickleError(str(error)) from error
-    raise BadPickleError("it has no end")
+    return _Machine(types).read(content)
 
 
 def read_plain(content: bytes, names: Collection[Token]) -> Any:
@@ -105,7 +91,7 @@ def read_plain(content: bytes, names: Collection[Token]) -> Any:
       BadPickleError: the pickle is broken.
       RefusedPickleError: it names anything else.
     """
-    return _read(content, _Machine(frozenset(), frozenset(names)))
+    return _Machine(frozenset(), frozenset(names)).read(content)
 
 
 class _Machine:
@@ -120,12 +106,23 @@ class _Machine:
         self._marked: list[list[Any]] = []  # what lay on the stack at each mark
         self._memo: dict[int, Any] = {}
 
-    def result(self) -> Any:
-        if self._marked or len(self._stack) != 1:
-            raise BadPickleError("its end comes too early")
-        return self._stack[0]
+    def read(self, content: bytes) -> Any:
+        """What the pickle `content` stands for; a machine reads one."""
+        try:
+            for opcode, argument, _ in pickletools.genops(content):
+                if opcode.name == "STOP":
+                    if self._marked or len(self._stack) != 1:
+                        raise BadPickleError("its end comes too early")
+                    return self._stack[0]
+                self._run(opcode.name, argument)
+        except BadPickleError:
+            raise
+        # What genops raises on a stream that is cut short or no pickle.
+        except (ValueError, LookupError, OverflowError) as error:
+            raise BadPickleError(str(error)) from error
+        raise BadPickleError("it has no end")
 
-    def run(self, name: str, argument: Any) -> None:
+    def _run(self, name: str, argument: Any) -> None:
         if name in _PUSHES:
             if isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
                 raise RefusedPickleError(f"holds a number of {argument.bit_length()} bits")

@@ -15,11 +15,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from empax.core.files import DataError
 from empax.data.model_files import read_model_json
+from empax.interop.tensors import LazyTensor, dtypes_of
 
 _TARGET = "target."
 _BLOCKS = {
@@ -47,22 +47,13 @@ _WHOLE = {
     },
     **{f"{stack}.{stack}_norm.scale": f"{stack}.final_layer_norm.weight" for stack in _BLOCKS},
 }
-_PROJECTIONS = {
-    "query": "q",
-    "key": "k",
-    "value": "v",
-    "out": "o",
-    "wi": "wi",
-    "wi_0": "wi_0",
-    "wi_1": "wi_1",
-    "wo": "wo",
-}
-
+_PROJECTIONS = {"query": "q", "key": "k", "value": "v", "out": "o"}
+_PROJECTIONS |= {name: name for name in ("wi", "wi_0", "wi_1", "wo")}
 
 _DESCRIPTION = ".zarray"
 _FIELDS = ("zarr_format", "shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters")
 _FIELDS += ("dimension_separator",)
-_DTYPES = {name: np.dtype(name) for name in ("<f2", "<f4", "<f8")} | {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
+_DTYPES = dtypes_of("<f2 <f4 <f8 bfloat16")
 _COMPRESSORS = ("gzip", "zlib")
 _MOST_EXPANDED = 1 << 26
 """Bytes that an array may always take; beyond, no more than `_MOST_RATIO` for each byte of its files."""
@@ -72,32 +63,26 @@ _SHOWN = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class ZarrTensor:
-    """An array of a T5X checkpoint that is read when asked for.
+class _Array:
+    """An array of a T5X checkpoint.
 
     Attributes:
       folder: where its chunks lie.
-      stored_shape: its axes there.
+      shape: its axes there.
       chunks: the axes of a chunk; the last ones may reach beyond the array.
       dtype: of its elements.
       order: "C" or "F", how a chunk is laid out.
       separator: between the numbers in the name of a chunk.
       compressed: whether chunks are deflated.
-      transposed: whether it is as Hugging Face has it only when its axes are turned.
     """
 
     folder: Path
-    stored_shape: tuple[int, ...]
+    shape: tuple[int, ...]
     chunks: tuple[int, ...]
     dtype: np.dtype
     order: Any
     separator: str
     compressed: bool
-    transposed: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored_shape[::-1] if self.transposed else self.stored_shape
 
     @property
     def chunk_bytes(self) -> int:
@@ -105,22 +90,21 @@ class ZarrTensor:
 
     def grid(self) -> list[tuple[int, ...]]:
         """The numbers of the chunks along each axis."""
-        counts = (-(-size // chunk) for size, chunk in zip(self.stored_shape, self.chunks, strict=True))
+        counts = (-(-size // chunk) for size, chunk in zip(self.shape, self.chunks, strict=True))
         return list(itertools.product(*map(range, counts)))
 
     def file(self, place: tuple[int, ...]) -> Path:
         """That of the chunk at `place` in the grid."""
         return self.folder / self.separator.join(map(str, place))
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = np.empty(self.stored_shape, self.dtype)
+    def read(self) -> np.ndarray:
+        array = np.empty(self.shape, self.dtype)
         for place in self.grid():
             starts = [number * chunk for number, chunk in zip(place, self.chunks, strict=True)]
             target = array[tuple(slice(at, at + chunk) for at, chunk in zip(starts, self.chunks, strict=True))]
             chunk = np.frombuffer(self._content(self.file(place)), self.dtype).reshape(self.chunks, order=self.order)
             target[...] = chunk[tuple(map(slice, target.shape))]
-        array = array.T if self.transposed else array
-        return array.astype(self.dtype if dtype is None else dtype, copy=bool(copy))
+        return array
 
     def _content(self, file: Path) -> bytes:
         """The bytes of a chunk, of which no more are unpacked than it can have."""
@@ -144,7 +128,7 @@ def has_t5x(folder: Path) -> bool:
     return (folder / f"{_TARGET}token_embedder.embedding").is_dir()
 
 
-def read_t5x(folder: Path) -> dict[str, ZarrTensor]:
+def read_t5x(folder: Path) -> dict[str, LazyTensor]:
     """The weights in a checkpoint folder of T5X ("checkpoint_1000000"), without the optimizer's; none is read.
 
     Raises:
@@ -158,7 +142,9 @@ def read_t5x(folder: Path) -> dict[str, ZarrTensor]:
             raise DataError(
                 f"{path} is no array of a T5 1.0 or 1.1 with a name for every layer, which is what is read of T5X."
             )
-        tensors[name] = _open(path, transposed=theirs.endswith((".kernel", ".rel_embedding")))
+        array = _open(path)
+        tensor = LazyTensor(array.shape, array.dtype, array.read)
+        tensors[name] = tensor.turned() if theirs.endswith((".kernel", ".rel_embedding")) else tensor
     return tensors
 
 
@@ -174,16 +160,16 @@ def _foreign_name(name: str) -> str | None:
     return f"{module}.{_PROJECTIONS[found[4]]}.weight" if found[4] in _PROJECTIONS else None
 
 
-def _open(folder: Path, *, transposed: bool) -> ZarrTensor:
+def _open(folder: Path) -> _Array:
     """The array in `folder`, whose chunks are all there and may have the size that they must have."""
     file = folder / _DESCRIPTION
     if not file.is_file():
         raise DataError(f"{folder} is no zarr array: it lacks {_DESCRIPTION}; fetch the checkpoint again.")
-    tensor = _described(file, read_model_json(file), transposed=transposed)
-    wanted = math.prod(-(-size // chunk) for size, chunk in zip(tensor.stored_shape, tensor.chunks, strict=True))
+    array = _described(file, read_model_json(file))
+    wanted = math.prod(-(-size // chunk) for size, chunk in zip(array.shape, array.chunks, strict=True))
     if wanted > _MOST_CHUNKS:
         raise DataError(f"{file} asks for {wanted} chunks; fetch the checkpoint again.")
-    chunks = {tensor.file(place) for place in tensor.grid()}
+    chunks = {array.file(place) for place in array.grid()}
     found = {path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")}
     for kind, names in (("lacks", chunks - found), ("has besides its own", found - chunks)):
         if names:
@@ -191,19 +177,19 @@ def _open(folder: Path, *, transposed: bool) -> ZarrTensor:
             more = ", ..." if len(names) > _SHOWN else ""
             raise DataError(f"{folder} {kind} the chunks {shown}{more}; fetch the checkpoint again.")
     size = sum(path.stat().st_size for path in chunks)
-    needed = wanted * tensor.chunk_bytes
-    if needed > (max(_MOST_EXPANDED, size * _MOST_RATIO) if tensor.compressed else size):
+    needed = wanted * array.chunk_bytes
+    if needed > (max(_MOST_EXPANDED, size * _MOST_RATIO) if array.compressed else size):
         raise DataError(f"{folder} has {size} bytes of chunks, too few for {needed}; fetch the checkpoint again.")
-    return tensor
+    return array
 
 
-def _described(file: Path, said: dict[str, Any], *, transposed: bool) -> ZarrTensor:
+def _described(file: Path, said: dict[str, Any]) -> _Array:
     """What the description of an array says.
 
     Raises:
       DataError: it says what no array of T5X has, or what is not known here.
     """
-    compressor, separator = said.get("compressor"), said.get("dimension_separator", ".")
+    compressor, order, separator = said.get("compressor"), said.get("order", "C"), said.get("dimension_separator", ".")
     kind = compressor.get("id") if isinstance(compressor, dict) else compressor
     shape: Any = said.get("shape")
     chunks: Any = said.get("chunks")
@@ -216,7 +202,7 @@ def _described(file: Path, said: dict[str, Any], *, transposed: bool) -> ZarrTen
         and all(map(operator.le, chunks, shape)),  # else a chunk is as large as a file likes
         "dtype": said.get("dtype") in list(_DTYPES),
         "compressor": kind in (None, *_COMPRESSORS),
-        "order": said.get("order", "C") in ("C", "F"),
+        "order": order in ("C", "F"),
         "filters": said.get("filters") in (None, []),
         "dimension_separator": separator in (".", "/"),
     }
@@ -228,8 +214,7 @@ def _described(file: Path, said: dict[str, Any], *, transposed: bool) -> ZarrTen
             "deflated. Fetch the checkpoint again."
         )
     dtype = _DTYPES[said["dtype"]]
-    order = said.get("order", "C")
-    return ZarrTensor(file.parent, tuple(shape), tuple(chunks), dtype, order, separator, kind is not None, transposed)
+    return _Array(file.parent, tuple(shape), tuple(chunks), dtype, order, separator, kind is not None)
 
 
 def _is_shape(value: Any) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import ml_dtypes
 import numpy as np
 
 from empax.core.files import DataError
@@ -27,33 +28,69 @@ class Tensor(Protocol):
     @property
     def dtype(self) -> np.dtype: ...
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray: ...
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray: ...
 
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 """A file or folder of weights: tensors by their foreign names. To read one reads no other."""
 
 
+@dataclasses.dataclass(frozen=True)
+class LazyTensor:
+    """A tensor that is made each time that it is read, so that not all of them are in memory at once."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    make: Callable[[], np.ndarray]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.make().astype(self.dtype if dtype is None else dtype, copy=bool(copy))
+
+    def turned(self) -> LazyTensor:
+        """Its transpose."""
+        return LazyTensor(self.shape[::-1], self.dtype, lambda: self.make().T)
+
+
+def refuse_misfits(what: str, problems: Sequence[str]) -> None:
+    """Raises DataError, which begins with `what`, if there are `problems`: one message for all of them."""
+    if problems:
+        listing = "\n  ".join(problems)
+        raise DataError(f"{what} ({len(problems)} problems):\n  {listing}")
+
+
+def dtypes_of(text: str) -> dict[str, np.dtype]:
+    """NumPy's types by the names of a format: `text` has them as NAME=TYPE, or TYPE alone where both are the same."""
+    pairs = (word.partition("=") for word in text.split())
+    return {name: np.dtype(getattr(ml_dtypes, kind or name, kind or name)) for name, _, kind in pairs}
+
+
 class Checksum:
-    """The CRC-32 of a part of a file; checked when the first tensor in it is read, and then no more."""
+    """The CRC-32 of a part of a file; checked when the first tensor in it is read, and then no more. 0 = there is none.
+
+    Args:
+      file: what it is a part of.
+      offset: its first byte.
+      num_bytes: its length.
+      crc: what its bytes must have.
+    """
 
     def __init__(self, file: Path, offset: int, num_bytes: int, crc: int):
-        self._place = file, offset, num_bytes
-        self._crc = crc
-        self._checked = False
+        self.file, self.offset, self.num_bytes, self.crc = file, offset, num_bytes, crc
+        self._checked = not crc
 
     def check(self) -> None:
         """Raises DataError if these are not the bytes that were written."""
         if self._checked:
             return
-        file, offset, left = self._place
-        found = 0
-        with file.open("rb") as stream:
-            stream.seek(offset)
+        found, left = 0, self.num_bytes
+        with self.file.open("rb") as stream:
+            stream.seek(self.offset)
             while left and (piece := stream.read(min(left, _BYTES_AT_ONCE))):
                 found, left = zlib.crc32(piece, found), left - len(piece)
-        if left or found != self._crc:
-            raise DataError(f"{file} is damaged: the bytes from {offset} on have another checksum; fetch it again.")
+        if left or found != self.crc:
+            raise DataError(
+                f"{self.file} is damaged: the bytes from {self.offset} on have another checksum; fetch it again."
+            )
         self._checked = True
 
 

@@ -8,7 +8,6 @@ against the file first.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 import re
 import struct
@@ -18,39 +17,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from empax.core.files import DataError
 from empax.data.model_files import check_whole
 from empax.interop import state_dicts
 from empax.interop.state_dicts import BadPickleError, Call, RefusedPickleError, Storage, Token
-from empax.interop.tensors import Checksum, MappedTensor
+from empax.interop.tensors import Checksum, MappedTensor, dtypes_of
 
-_STORAGES: dict[str, np.dtype] = {
-    "FloatStorage": np.dtype(np.float32),
-    "DoubleStorage": np.dtype(np.float64),
-    "HalfStorage": np.dtype(np.float16),
-    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
-    "LongStorage": np.dtype(np.int64),
-    "IntStorage": np.dtype(np.int32),
-    "ShortStorage": np.dtype(np.int16),
-    "CharStorage": np.dtype(np.int8),
-    "ByteStorage": np.dtype(np.uint8),
-    "BoolStorage": np.dtype(np.bool_),
-    "ComplexFloatStorage": np.dtype(np.complex64),
-    "ComplexDoubleStorage": np.dtype(np.complex128),
-}
-_TYPES: dict[str, np.dtype] = {  # newer ones, whose storages are bytes
-    "uint16": np.dtype(np.uint16),
-    "uint32": np.dtype(np.uint32),
-    "uint64": np.dtype(np.uint64),
-    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
-    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
-    "float8_e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
-    "float8_e5m2fnuz": np.dtype(ml_dtypes.float8_e5m2fnuz),
-    "float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu),
-}
+_STORAGES = dtypes_of("""
+    FloatStorage=float32 DoubleStorage=float64 HalfStorage=float16 BFloat16Storage=bfloat16 LongStorage=int64
+    IntStorage=int32 ShortStorage=int16 CharStorage=int8 ByteStorage=uint8 BoolStorage=bool
+    ComplexFloatStorage=complex64 ComplexDoubleStorage=complex128""")
+_TYPES = dtypes_of("""
+    uint16 uint32 uint64 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu""")
+"""Newer ones, whose storages are bytes."""
 _NAMES = frozenset((*_STORAGES, *_TYPES))
 
 _ADVICE = "In an environment with PyTorch, load it and save its tensors as safetensors."
@@ -89,15 +70,6 @@ def read_torch(file: Path) -> dict[str, MappedTensor]:
     return tensors
 
 
-@dataclasses.dataclass(frozen=True)
-class _Entry:
-    """Where the bytes of an entry of the archive lie in the file."""
-
-    offset: int
-    num_bytes: int
-    crc: int  # 0: the file was written without checksums
-
-
 class _Archive:
     """The zip file: its pickle, and the storages as parts of the file."""
 
@@ -120,7 +92,7 @@ class _Archive:
         self._pickle = pickles[0]
         self._folder = pickles[0].removesuffix("data.pkl")
         self._infos: Mapping[str, zipfile.ZipInfo] = dict(zip(names, infos, strict=True))
-        self._storages: dict[str, tuple[_Entry, Checksum | None]] = {}
+        self._storages: dict[str, Checksum] = {}
         order = f"{self._folder}byteorder"
         if order in self._infos and self._read(order) != b"little":
             raise DataError(f"{file} was written on a big-endian machine. {_ADVICE}")
@@ -137,8 +109,8 @@ class _Archive:
             raise DataError(f"{self._file} is damaged: {name} does not fit its checksum; fetch it again.")
         return content
 
-    def _entry(self, name: str) -> _Entry:
-        """Where an entry lies, by both of its headers."""
+    def _entry(self, name: str) -> Checksum:
+        """Where an entry lies, by both of its headers; files may be written without checksums."""
         info = self._infos[name]
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.file_size != info.compress_size:
             raise DataError(f"{self._file}: {name} is compressed or encrypted, which PyTorch never does. {_ADVICE}")
@@ -153,9 +125,9 @@ class _Archive:
         offset = info.header_offset + 30 + sum(struct.unpack_from("<HH", head, 26))
         if offset + info.file_size > self._size:
             raise DataError(f"{self._file} is cut short: {name} ends beyond it; fetch it again.")
-        return _Entry(offset, info.file_size, info.CRC)
+        return Checksum(self._file, offset, info.file_size, info.CRC)
 
-    def _storage(self, key: Any) -> tuple[_Entry, Checksum | None]:
+    def _storage(self, key: Any) -> Checksum:
         """The storage that a pickle calls `key`; tensors that share it share its checksum."""
         if (
             type(key) is not str
@@ -164,9 +136,7 @@ class _Archive:
         ):
             raise BadPickleError("it refers to a storage that is not in the file")
         if key not in self._storages:
-            entry = self._entry(f"{self._folder}data/{key}")
-            checksum = Checksum(self._file, entry.offset, entry.num_bytes, entry.crc) if entry.crc else None
-            self._storages[key] = entry, checksum
+            self._storages[key] = self._entry(f"{self._folder}data/{key}")
         return self._storages[key]
 
     def tensor(self, name: str, value: Any) -> MappedTensor | None:
@@ -192,14 +162,14 @@ class _Archive:
         if not (_is_sizes((offset,)) and _is_sizes(size) and _is_sizes(stride) and len(size) == len(stride)):
             raise DataError(f"{self._file} describes a tensor that cannot be: {name} has no sizes or strides.")
         assert isinstance(storage, Storage)
-        entry, checksum = self._storage(storage.key)
+        entry = self._storage(storage.key)
         in_bytes = storage.kind == state_dicts.UNTYPED_STORAGE
         if not _is_sizes((storage.size,)) or storage.size * (1 if in_bytes else dtype.itemsize) != entry.num_bytes:
             raise DataError(f"{self._file} is damaged: the storage of {name} has another size; fetch it again.")
         # As a place in the storage first: nothing may lie beyond it.
         first = offset * dtype.itemsize
         try:
-            tensor = MappedTensor(self._file, entry.offset + first, dtype, size, stride, checksum)
+            tensor = MappedTensor(self._file, entry.offset + first, dtype, size, stride, entry)
         except ValueError as error:
             raise DataError(f"{self._file} describes a tensor that cannot be ({error}); fetch it again.") from error
         if tensor.end > entry.offset + entry.num_bytes:

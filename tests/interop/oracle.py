@@ -6,12 +6,15 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 import transformers
 from flax.traverse_util import unflatten_dict
 
+from empax.core.tree import named_leaves
 from empax.interop.parameters import export_params
 from empax.models.decoder_only import DecoderOnly
+from empax.models.lora import init_adapters
 from empax.models.transformer import EncoderDecoder
 
 
@@ -29,13 +32,32 @@ def perturbed(model, seed=0):
     return model.eval()
 
 
+def import_peft():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its imports
+        return pytest.importorskip("peft", reason="the oracle for adapters is not installed")
+
+
+def loaded_by(kind, *arguments, **options):
+    """What `from_pretrained` of a class of PEFT's gives; a missing or surplus key, of which it warns, is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT's calls of transformers
+        return kind.from_pretrained(*arguments, **options)
+
+
+def drawn_adapters(params, settings):
+    """Our adapters on `params`, away from zero."""
+    rng = np.random.default_rng(0)
+    fresh = init_adapters(jax.random.key(0), params, settings)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, jnp.float32), fresh)
+
+
 def lora_of(model, folder, **settings):
     """PEFT's model on `model`, all that it trains away from zero, after it was saved in `folder`."""
-    generator = torch.Generator().manual_seed(1)
+    peft, generator = import_peft(), torch.Generator().manual_seed(1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its imports and its saving
-        import peft
-
+        warnings.simplefilter("ignore")  # of its saving
         adapted = peft.get_peft_model(model, peft.LoraConfig(**({"r": 3, "lora_alpha": 5} | settings))).eval()
         with torch.no_grad():
             for parameter in adapted.parameters():
@@ -54,10 +76,9 @@ def merged(adapted):
 
 def follow(message, names):
     """Runs the pieces of code that a message gives between backticks, where PEFT and transformers are at hand."""
+    peft = import_peft()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import peft
-
         scope = {name: getattr(transformers, name) for name in re.findall(r"AutoModel\w*", message)}
         scope |= {"PeftModel": peft.PeftModel, "torch": torch, **names}
         pieces = re.findall("`([^`]+)`", message)
@@ -103,6 +124,22 @@ def ids_and_mask(batch, length, vocab, *, pad, seed=1):
     mask[0, length - 3 :] = False
     mask[1, :2] = False
     return np.where(mask, ids, pad), mask
+
+
+def assert_same_weights(found, expected):
+    """The tensors of `found` are those of `expected`, which may hold more."""
+    for name, value in found.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def assert_same_bytes(found, expected, *, surplus=False):
+    """The leaves of `found` are those of `expected` to the bit; `surplus`: that may hold more."""
+    found, expected = named_leaves(found), named_leaves(expected)
+    assert found.keys() <= expected.keys() if surplus else found.keys() == expected.keys()
+    for name, leaf in found.items():
+        one, other = np.asarray(leaf), np.asarray(expected[name])
+        assert (one.dtype, one.shape) == (other.dtype, other.shape), name
+        assert one.tobytes() == other.tobytes(), name
 
 
 def assert_close(value, expected, *, rtol=1e-5, err_msg=""):

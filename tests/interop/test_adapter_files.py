@@ -5,7 +5,6 @@ import functools
 import json
 import re
 import shutil
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-import transformers
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
@@ -23,52 +21,26 @@ from empax.interop.parameters import export_params
 from empax.interop.peft import base_beneath, export_adapters
 from empax.interop.pretrained import GeneratorSettings, check_kept, check_weights, load_generator
 from empax.models.lora import LoraSettings, adapt, init_adapters, merge
+from tests.interop import oracle
+from tests.interop.tiny import VOCAB, class_of
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of its imports
-    peft = pytest.importorskip("peft", reason="the oracle for adapters is not installed")
-
-VOCAB = 37
-STACKS = {
-    f"{stack}_{key}": value
-    for stack in ("encoder", "decoder")
-    for key, value in (("layers", 2), ("attention_heads", 3), ("ffn_dim", 26))
-}
-T5 = {"vocab_size": VOCAB, "d_model": 20, "d_kv": 5, "num_heads": 3, "d_ff": 28, "num_layers": 2}
-T5 |= {"decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu"}
-BART = {"vocab_size": VOCAB, "d_model": 21, "max_position_embeddings": 19, **STACKS}
-LLAMA = {"vocab_size": VOCAB, "hidden_size": 20, "num_attention_heads": 4, "intermediate_size": 27}
-LLAMA |= {"num_hidden_layers": 2, "max_position_embeddings": 23, "num_key_value_heads": 2, "head_dim": 6}
-GPT2 = {"vocab_size": VOCAB, "n_embd": 20, "n_head": 4, "n_layer": 2, "n_positions": 23, "bos_token_id": 1}
-OPT = {"vocab_size": VOCAB, "hidden_size": 20, "num_attention_heads": 4, "num_hidden_layers": 2, "ffn_dim": 27}
-OPT |= {"max_position_embeddings": 23}
-MAKERS = {
-    "t5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)),
-    "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**BART)),
-    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, eos_token_id=1)),
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, tie_word_embeddings=False)),
-}
-
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory, oracle):
-    """A folder for each kind of model."""
-    root = tmp_path_factory.mktemp("bases")
-    for name, make in MAKERS.items():
-        torch.manual_seed(0)
-        oracle.perturbed(make()).save_pretrained(root / name)
-    return root
+peft = oracle.import_peft()
+NAMES = ("t5", "bart", "gpt2", "llama")
 
 
 @pytest.fixture
-def written(oracle):
-    """Makes an adapter of PEFT's on the model in `base`, saved in `folder`."""
+def bases(saved):
+    """A folder for each kind of model; the Llama has a head of its own, T5's layers are gated."""
+    changes = {"t5": {"feed_forward_proj": "gated-gelu"}, "llama": {"tie_word_embeddings": False}}
+    return {name: saved(name, **changes.get(name, {})) for name in NAMES}
 
-    def write(base, folder, *, change=lambda model: None, **settings):
-        auto = transformers.AutoModelForSeq2SeqLM if base.name in ("t5", "bart") else transformers.AutoModelForCausalLM
-        model = auto.from_pretrained(base)
-        change(model)
-        return oracle.lora_of(model, folder, **settings)
+
+@pytest.fixture
+def written(adapter, bases):
+    """Makes an adapter of PEFT's on one of the models."""
+
+    def write(name, folder="adapter", **settings):
+        return adapter(name, folder, base=bases[name], **settings)
 
     return write
 
@@ -110,17 +82,14 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_an_adapter_is_merged_as_peft_merges_it(case, bases, tmp_path, written):
     name, settings = CASES[case]
-    theirs = written(bases / name, tmp_path / "adapter", **settings)
+    theirs = written(name, **settings)
     theirs.merge_and_unload().save_pretrained(tmp_path / "merged")
     kept, merged = load_adapted(tmp_path / "adapter"), load_pretrained(tmp_path / "merged")
     kind, config, found = kept.merged()
     assert (kind, config) == (name, merged.config)
-    found, base, replaced = named_leaves(found), named_leaves(base_of(bases / name)), named_leaves(kept.params)
-    changed = set()
-    for key, expected in named_leaves(merged.params).items():
-        np.testing.assert_allclose(found[key], expected, rtol=1e-5, atol=1e-6, err_msg=key)
-        if np.abs(found[key] - base[key]).max() > 1e-3:
-            changed.add(key)
+    found, base, replaced = named_leaves(found), named_leaves(base_of(bases[name])), named_leaves(kept.params)
+    oracle.assert_same_weights(named_leaves(merged.params), found)
+    changed = {key for key, value in base.items() if np.abs(found[key] - value).max() > 1e-3}
     replaced = {key for key, value in replaced.items() if not np.array_equal(value, base[key])}
     assert changed == {key.rpartition("/")[0] for key in named_leaves(kept.adapters)} | replaced
     assert len(replaced) == {
@@ -137,11 +106,11 @@ def base_of(folder):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", MAKERS)
-def test_logits_are_pefts_with_the_adapter_merged_or_kept(name, bases, tmp_path, oracle, written):
-    theirs = written(bases / name, tmp_path, **EVERY, use_rslora=True)
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_pefts_with_the_adapter_merged_or_kept(name, tmp_path, written):
+    theirs = written(name, **EVERY, use_rslora=True)
     expected = oracle.expected_of(theirs)
-    kept = load_adapted(tmp_path)
+    kept = load_adapted(tmp_path / "adapter")
     oracle.assert_close(oracle.logits_of(kept.config, kept.merged().params), expected)
     with theirs.disable_adapter():
         assert np.abs(oracle.expected_of(theirs) - expected).max() > 0.1
@@ -150,48 +119,36 @@ def test_logits_are_pefts_with_the_adapter_merged_or_kept(name, bases, tmp_path,
         oracle.assert_close(oracle.logits_of(kept.config, apart), expected)
 
 
-def test_a_file_of_pytorch_holds_the_same(bases, tmp_path, written):
-    written(bases / "llama", tmp_path, target_modules=["v_proj"])
-    expected = named_leaves(load_pretrained(tmp_path).params)
-    file = tmp_path / "adapter_model.safetensors"
+def test_a_file_of_pytorch_holds_the_same(plain):
+    expected = load_pretrained(plain).params
+    file = plain / "adapter_model.safetensors"
     torch.save({k: torch.tensor(v) for k, v in safetensors.numpy.load_file(file).items()}, file.with_suffix(".bin"))
     file.unlink()
-    found = named_leaves(load_pretrained(tmp_path).params)
-    assert all(np.array_equal(found[key], value) for key, value in expected.items())
+    oracle.assert_same_bytes(load_pretrained(plain).params, expected)
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", MAKERS)
-def test_an_adapter_of_a_grown_vocabulary(name, bases, tmp_path, oracle, written):
+@pytest.mark.parametrize("name", NAMES)
+def test_an_adapter_of_a_grown_vocabulary(name, tmp_path, written):
     """BART's has a bias that grows with it, and is in no file."""
     target = {"gpt2": "c_attn", "t5": "v"}.get(name, "v_proj")
     theirs = written(
-        bases / name,
-        tmp_path,
+        name,
         target_modules=[target],
         change=lambda model: model.resize_token_embeddings(VOCAB + 3, mean_resizing=False),
     )
-    assert load_config(tmp_path)["vocab_size"] == VOCAB + 3
-    kind, config, params = load_pretrained(tmp_path)
-    expected = oracle.merged(theirs)
-    for key, value in export_params(kind, params, config).items():
-        np.testing.assert_allclose(value, expected[key], rtol=1e-5, atol=1e-6, err_msg=key)
-
-
-def drawn(params, settings):
-    """Adapters on `params`, away from zero."""
-    rng = np.random.default_rng(0)
-    fresh = init_adapters(jax.random.key(0), params, settings)
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), fresh)
+    assert load_config(tmp_path / "adapter")["vocab_size"] == VOCAB + 3
+    kind, config, params = load_pretrained(tmp_path / "adapter")
+    oracle.assert_same_weights(export_params(kind, params, config), oracle.merged(theirs))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bart"])
 def test_what_is_written_here_comes_back_the_same(name, bases, tmp_path):
     """Also of GPT-2, whose queries and values become parts of one adapter."""
-    _, config, params = load_pretrained(bases / name)
+    _, config, params = load_pretrained(bases[name])
     settings = LoraSettings(pattern="attention/(query|value|out)$|wi$", rank=3, alpha=5.0, dropout=0.25)
-    adapters = drawn(params, settings)
-    export_adapters(tmp_path / "out", name, adapters, config, settings, base=str(bases / name))
+    adapters = oracle.drawn_adapters(params, settings)
+    export_adapters(tmp_path / "out", name, adapters, config, settings, base=str(bases[name]))
     kept = load_adapted(tmp_path / "out")
     jax.tree.map(np.testing.assert_array_equal, kept.adapters, adapters)
     assert (kept.settings.rank, kept.settings.alpha, kept.settings.dropout) == (3, 5.0, 0.25)
@@ -199,35 +156,17 @@ def test_what_is_written_here_comes_back_the_same(name, bases, tmp_path):
     assert jax.tree.map(jnp.shape, again) == jax.tree.map(jnp.shape, adapters)
 
 
-KIN = {
-    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**LLAMA)),
-    "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**LLAMA)),
-    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**LLAMA)),
-    "opt": lambda: transformers.OPTForCausalLM(transformers.OPTConfig(**OPT)),
-}
-
-
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", KIN)
-def test_peft_merges_what_is_written_here_of_other_decoders(name, tmp_path, oracle):
-    torch.manual_seed(0)
-    theirs = oracle.perturbed(KIN[name]())
-    theirs.save_pretrained(tmp_path / "base")
-    _, config, params = load_pretrained(tmp_path / "base")
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "mistral", "opt"])
+def test_peft_merges_what_is_written_here_of_other_decoders(name, tmp_path, saved):
+    _, config, params = load_pretrained(saved(name))
     settings = LoraSettings(pattern="attention/|feed_forward/", rank=2, alpha=3.0)
-    adapters = drawn(params, settings)
-    export_adapters(tmp_path / "out", name, adapters, config, settings, base=str(tmp_path / "base"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a missing or surplus key is a warning
-        warnings.simplefilter("ignore", FutureWarning)
-        merged = peft.PeftModel.from_pretrained(theirs, tmp_path / "out").merge_and_unload()
-    found = export_params(name, merge(params, adapters, settings), config)
-    expected = oracle.tensors_of(merged)
-    for key, array in found.items():
-        np.testing.assert_allclose(array, expected[key], rtol=1e-5, atol=1e-6, err_msg=key)
-    again = named_leaves(load_pretrained(tmp_path / "out").params)
-    for key, array in named_leaves(merge(params, adapters, settings)).items():
-        np.testing.assert_allclose(again[key], array, rtol=1e-5, atol=1e-6, err_msg=key)
+    adapters = oracle.drawn_adapters(params, settings)
+    export_adapters(tmp_path / "out", name, adapters, config, settings, base=str(saved(name)))
+    expected = merge(params, adapters, settings)
+    loaded = oracle.loaded_by(peft.PeftModel, class_of(name).from_pretrained(saved(name)), tmp_path / "out")
+    oracle.assert_same_weights(export_params(name, expected, config), oracle.merged(loaded))
+    oracle.assert_same_weights(named_leaves(load_pretrained(tmp_path / "out").params), named_leaves(expected))
 
 
 def edited(folder, **changes):
@@ -236,8 +175,8 @@ def edited(folder, **changes):
 
 
 @pytest.fixture
-def plain(bases, tmp_path, written):
-    written(bases / "llama", tmp_path / "plain", target_modules=["q_proj", "v_proj"])
+def plain(tmp_path, written):
+    written("llama", "plain", target_modules=["q_proj", "v_proj"])
     return tmp_path / "plain"
 
 
@@ -289,7 +228,7 @@ def test_adapters_that_do_not_fit_are_errors(changes, message, plain):
 
 
 def test_files_that_are_missing_or_belong_to_another_model(plain, bases, tmp_path):
-    edited(plain, base_model_name_or_path=str(bases / "gpt2"))
+    edited(plain, base_model_name_or_path=str(bases["gpt2"]))
     with pytest.raises(DataError, match=r"q_proj is no linear layer here that LoRA adapts"):
         load_pretrained(plain)
     edited(plain, base_model_name_or_path="somebody/model", revision="v2")
@@ -313,7 +252,7 @@ class Ids:
 def test_a_generator_keeps_adapters_apart_where_asked(plain, bases):
     settings = GeneratorSettings("pretrained", str(plain), adapters="kept")
     loaded = load_generator(settings, Ids())
-    kept, base = load_adapted(plain), base_of(bases / "llama")
+    kept, base = load_adapted(plain), base_of(bases["llama"])
     jax.tree.map(np.testing.assert_array_equal, loaded.adapters, kept.adapters)
     jax.tree.map(np.testing.assert_array_equal, loaded.params, base)
     merged = load_generator(GeneratorSettings("llama", str(plain)), Ids())
@@ -332,34 +271,34 @@ def test_a_generator_keeps_adapters_apart_where_asked(plain, bases):
     ).groups()
     check_kept(settings, LoraSettings(rank=int(rank), alpha=float(alpha), pattern=pattern))
     with pytest.raises(ConfigError, match="holds none; set adapters = 'merged'"):
-        load_generator(GeneratorSettings("pretrained", str(bases / "llama"), adapters="kept"), Ids())
+        load_generator(GeneratorSettings("pretrained", str(bases["llama"]), adapters="kept"), Ids())
     with pytest.raises(ConfigError, match="needs pretrained"):
         GeneratorSettings("llama", preset="tiny", adapters="kept")
 
 
 def test_what_adapters_sit_on_that_are_trained_further(plain, bases, tmp_path, written):
-    config = load_pretrained(bases / "llama").config
+    config = load_pretrained(bases["llama"]).config
 
     def beneath(folder, *, kept, config=config):
         return base_beneath(str(folder), config, kept=kept, instead="merge them")
 
-    assert beneath(bases / "llama", kept=False) == str(bases / "llama")
-    assert beneath(plain, kept=True) == str(bases / "llama")
+    assert beneath(bases["llama"], kept=False) == str(bases["llama"])
+    assert beneath(plain, kept=True) == str(bases["llama"])
     with pytest.raises(ConfigError, match="weights that no folder holds: merge them"):
         beneath(plain, kept=False)
     for name, settings in (("saved", {"modules_to_save": ["lm_head"]}), ("on", {"target_modules": ["lm_head"]})):
-        written(bases / "llama", tmp_path / name, **({"target_modules": ["q_proj"]} | settings))
+        written("llama", name, **({"target_modules": ["q_proj"]} | settings))
         with pytest.raises(ConfigError, match="weights that no folder holds: merge them"):
             beneath(tmp_path / name, kept=True)
     with pytest.raises(ConfigError, match=r"added 2 rows to the embedding of llama, .* merge them"):
-        beneath(bases / "llama", kept=False, config=dataclasses.replace(config, vocab_size=VOCAB + 2))
+        beneath(bases["llama"], kept=False, config=dataclasses.replace(config, vocab_size=VOCAB + 2))
 
 
 def test_the_tokenizer_is_the_models_where_an_adapter_has_none(tmp_path, bases):
     from empax.data.bpe import train_bpe
     from empax.data.tokenizer_folders import load_tokenizer
 
-    shutil.copytree(bases / "llama", tmp_path / "base")
+    shutil.copytree(bases["llama"], tmp_path / "base")
     train_bpe(["a b"], vocab_size=300).save(tmp_path / "base")
     folder = tmp_path / "adapter"
     folder.mkdir()

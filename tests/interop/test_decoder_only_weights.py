@@ -7,110 +7,71 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-import transformers
 
 from empax.core.files import DataError
 from empax.core.tree import count_params
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.huggingface import load_pretrained
 from empax.interop.parameters import export_params, import_params
-
-
-def tiny_llama(**changes):
-    settings = {"vocab_size": 37, "hidden_size": 20, "intermediate_size": 27, "num_hidden_layers": 3}
-    settings |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "tie_word_embeddings": False}
-    return noisy(transformers.LlamaForCausalLM(transformers.LlamaConfig(**(settings | changes))))
-
-
-def tiny_gpt2(**changes):
-    settings = {"vocab_size": 37, "n_embd": 20, "n_head": 4, "n_layer": 3, "n_positions": 17, "bos_token_id": 1}
-    return noisy(transformers.GPT2LMHeadModel(transformers.GPT2Config(**(settings | {"eos_token_id": 1} | changes))))
-
-
-def tiny_kin(kind, **changes):
-    """A Qwen2, Qwen3 or Mistral of the same sizes."""
-    settings = {"vocab_size": 37, "hidden_size": 20, "intermediate_size": 27, "num_hidden_layers": 3}
-    settings |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
-    model, config = getattr(transformers, f"{kind}ForCausalLM"), getattr(transformers, f"{kind}Config")
-    return noisy(model(config(**(settings | changes))))
-
-
-def tiny_opt(**changes):
-    settings = {"vocab_size": 37, "hidden_size": 20, "num_attention_heads": 4, "num_hidden_layers": 3, "ffn_dim": 27}
-    return noisy(transformers.OPTForCausalLM(transformers.OPTConfig(**settings, max_position_embeddings=17, **changes)))
-
-
-def noisy(model):
-    torch.manual_seed(0)
-    with torch.no_grad():  # away from the initial ones and zeros, or errors would hide
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.eval()
-
-
-def tensors_of(model):
-    return {name: value.detach().numpy() for name, value in model.state_dict().items()}
+from tests.interop import oracle
+from tests.interop.tiny import tiny
 
 
 def config_of(model):
     return ARCHITECTURES[model.config.model_type].config(model.config.to_dict())
 
 
-MAKERS = {
-    "llama": tiny_llama,
-    "llama-tied-biased": lambda: tiny_llama(tie_word_embeddings=True, attention_bias=True),
-    "gpt2": tiny_gpt2,
-    "gpt2-untied": lambda: tiny_gpt2(tie_word_embeddings=False),
-    "qwen2": lambda: tiny_kin("Qwen2", tie_word_embeddings=True),
-    "qwen3": lambda: tiny_kin("Qwen3"),
-    "qwen3-biased": lambda: tiny_kin("Qwen3", attention_bias=True),
-    "mistral": lambda: tiny_kin("Mistral"),
-    "opt": tiny_opt,
-    "opt-350m": lambda: tiny_opt(do_layer_norm_before=False, word_embed_proj_dim=12, tie_word_embeddings=False),
-    "opt-unbiased": lambda: tiny_opt(enable_bias=False, _remove_final_layer_norm=True),
+MODELS = {
+    "llama": {"tie_word_embeddings": False},
+    "llama tied, biased": {"tie_word_embeddings": True, "attention_bias": True},
+    "gpt2": {},
+    "gpt2 untied": {"tie_word_embeddings": False},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {},
+    "qwen3 biased": {"attention_bias": True},
+    "mistral": {},
+    "opt": {},
+    "opt of 350m": {"do_layer_norm_before": False, "word_embed_proj_dim": 12, "tie_word_embeddings": False},
+    "opt unbiased": {"enable_bias": False, "_remove_final_layer_norm": True},
 }
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", MODELS)
 def test_folder_comes_back_byte_for_byte(tmp_path, name):
-    model = MAKERS[name]()
+    model = tiny(name.partition(" ")[0], **MODELS[name])
     model.save_pretrained(tmp_path / "theirs")
     architecture, config, params = load_pretrained(tmp_path / "theirs")
     assert architecture == model.config.model_type
     exported = export_params(architecture, params, config)
     saved = safetensors.numpy.load_file(tmp_path / "theirs" / "model.safetensors")
-    assert set(exported) == set(saved)
-    for key, array in saved.items():
-        assert (exported[key].dtype, exported[key].shape) == (array.dtype, array.shape)
-        assert exported[key].tobytes() == array.tobytes(), key
+    oracle.assert_same_bytes(exported, saved)
 
     (tmp_path / "ours").mkdir()
     safetensors.numpy.save_file(exported, tmp_path / "ours" / "model.safetensors", {"format": "pt"})
     model.config.save_pretrained(tmp_path / "ours")
     again, report = type(model).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(report.values())
-    for key, array in tensors_of(model).items():
-        np.testing.assert_array_equal(tensors_of(again)[key], array, err_msg=key)
+    oracle.assert_same_bytes(oracle.tensors_of(model), oracle.tensors_of(again))
 
 
 def test_gpt2_queries_keys_and_values_are_cut_where_theirs_are():
-    model = tiny_gpt2()
-    params = import_params("gpt2", tensors_of(model), config_of(model))
+    model = tiny("gpt2")
+    params = import_params("gpt2", oracle.tensors_of(model), config_of(model))
     states = np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)
     with torch.no_grad():
-        joined = model.transformer.h[2].attn.c_attn(torch.tensor(states)[None])[0]
+        joined = model.transformer.h[1].attn.c_attn(torch.tensor(states)[None])[0]
     for name, expected in zip(("query", "key", "value"), joined.split(20, dim=-1), strict=True):
-        weight, bias = (np.asarray(params["layers"]["attention"][f"{name}{end}"][2]) for end in ("", "_bias"))
+        weight, bias = (np.asarray(params["layers"]["attention"][f"{name}{end}"][1]) for end in ("", "_bias"))
         found = np.einsum("TD,DHN->THN", states, weight) + bias
         np.testing.assert_allclose(found, expected.reshape(5, 4, 5), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, tiny_opt])
-def test_old_checkpoints_buffers_are_passed_over(make):
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "opt"])
+def test_old_checkpoints_buffers_are_passed_over(architecture):
     """And GPT-2's first files were saved without their head: names lack their beginning."""
-    model = make()
-    architecture, config, tensors = model.config.model_type, config_of(model), tensors_of(model)
+    model = tiny(architecture)
+    config, tensors = config_of(model), oracle.tensors_of(model)
     expected = import_params(architecture, tensors, config)
     base = "transformer." if architecture == "gpt2" else "model."
     old = {name.removeprefix(base): array for name, array in tensors.items()}
@@ -124,23 +85,23 @@ def test_old_checkpoints_buffers_are_passed_over(make):
 
 
 def test_one_error_lists_everything_that_does_not_fit():
-    model = tiny_gpt2()
-    tensors = tensors_of(model)
+    model = tiny("gpt2")
+    tensors = oracle.tensors_of(model)
     tensors["transformer.h.1.attn.c_attn.weight"] = np.zeros((20, 61), np.float32)
-    del tensors["transformer.h.2.attn.c_attn.bias"]
+    del tensors["transformer.h.0.attn.c_attn.bias"]
     tensors["transformer.h.0.adapter.weight"] = np.zeros(3, np.float32)
     with pytest.raises(DataError) as caught:
         import_params("gpt2", tensors, config_of(model))
     message = str(caught.value)
     assert "3 problems" in message
     assert "transformer.h.1.attn.c_attn.weight has shape [20, 61], must be [20, 60]" in message
-    assert "missing transformer.h.2.attn.c_attn.bias [60]" in message
+    assert "missing transformer.h.0.attn.c_attn.bias [60]" in message
     assert "surplus transformer.h.0.adapter.weight" in message
 
 
 def test_heads_are_neither_dropped_nor_made_up():
-    model = tiny_llama()
-    config, tensors = config_of(model), tensors_of(model)
+    model = tiny("llama", tie_word_embeddings=False)
+    config, tensors = config_of(model), oracle.tensors_of(model)
     tied = dataclasses.replace(config, tie_embeddings=True)
     with pytest.raises(
         DataError, match=r"lm_head\.weight is not model\.embed_tokens\.weight.*tie_word_embeddings to false"

@@ -6,65 +6,36 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 from flax import serialization
 
 from empax.interop import architectures, huggingface
+from tests.interop import oracle
+from tests.interop.tiny import tiny
 
 PAGE = (Path(__file__).parents[2] / "docs" / "where-did-my-flax-t5-go.md").read_text(encoding="utf-8")
 ANSWERS, LEARNS, EMBEDS, FIRST, *EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-SIZES = {"vocab_size": 31, "hidden_size": 12, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
-STACKS = {
-    f"{stack}_{key}": value
-    for stack in ("encoder", "decoder")
-    for key, value in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 16))
-}
-SEQ2SEQ = {"vocab_size": 31, "d_model": 12, "max_position_embeddings": 16, **STACKS}
-T5 = {"vocab_size": 31, "d_model": 12, "d_kv": 6, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-START = {"decoder_start_token_id": 30, "pad_token_id": 30}
 NEAR = {
-    "mt5": lambda: transformers.MT5ForConditionalGeneration(transformers.MT5Config(**T5)),
-    "gtr-t5": lambda: transformers.T5EncoderModel(transformers.T5Config(**T5)),
-    "mbart": lambda: transformers.MBartForConditionalGeneration(
-        transformers.MBartConfig(**SEQ2SEQ, decoder_start_token_id=7)
-    ),
-    "opus-mt": lambda: transformers.MarianMTModel(transformers.MarianConfig(**SEQ2SEQ, **START)),
-    "pegasus": lambda: transformers.PegasusForConditionalGeneration(transformers.PegasusConfig(**SEQ2SEQ)),
-    "xlm-roberta": lambda: transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**SIZES)),
-    "distilbert": lambda: transformers.DistilBertModel(
-        transformers.DistilBertConfig(vocab_size=SIZES["vocab_size"], dim=12, n_heads=2, n_layers=1, hidden_dim=16)
-    ),
-    "electra": lambda: transformers.ElectraModel(transformers.ElectraConfig(**SIZES, embedding_size=8)),
+    "mt5": "mt5",
+    "gtr-t5": "T5EncoderModel",
+    "mbart": "mbart",
+    "opus-mt": "marian",
+    "pegasus": "pegasus",
+    "xlm-roberta": "xlm-roberta",
+    "distilbert": "distilbert",
+    "electra": "electra",
 }
+FAMILIES = NEAR | {name: name for name in ("t5", "bart", "blenderbot", "roberta", "mpnet", "dpr")}
+FAMILIES |= {"contriever": "bert", "Qwen": "qwen2", "Llama": "llama", "gpt": "gpt2", "GPT": "gpt2"}
 
 
-def tiny(name):
-    """A random model of the kind that `name` is."""
-    t = transformers
-    for family, make in NEAR.items():
-        if family in name:
-            return make()
-    if "t5" in name:
-        return t.T5ForConditionalGeneration(t.T5Config(**T5, decoder_start_token_id=0))
-    if "bart" in name:
-        return t.BartForConditionalGeneration(t.BartConfig(**SEQ2SEQ))
-    if "blenderbot" in name:
-        return t.BlenderbotForConditionalGeneration(t.BlenderbotConfig(**SEQ2SEQ))
-    if "contriever" in name:
-        return t.BertModel(t.BertConfig(**SIZES))
-    if "roberta" in name:
-        return t.RobertaModel(t.RobertaConfig(**SIZES))
-    if "mpnet" in name:
-        return t.MPNetModel(t.MPNetConfig(**SIZES))
-    if "dpr" in name:
-        return t.DPRContextEncoder(t.DPRConfig(**SIZES))
-    if "Qwen" in name:
-        return t.Qwen2ForCausalLM(t.Qwen2Config(**SIZES, num_key_value_heads=1))
-    if "Llama" in name:
-        return t.LlamaForCausalLM(t.LlamaConfig(**SIZES))
-    return t.GPT2LMHeadModel(
-        t.GPT2Config(vocab_size=SIZES["vocab_size"], n_embd=12, n_head=2, n_layer=1, eos_token_id=1)
-    )
+def model_for(name, folder, **changes):
+    """A random model of the kind that `name` is, which is written to `folder`."""
+    model = tiny(next(kind for family, kind in FAMILIES.items() if family in name), **changes)
+    model.save_pretrained(folder)
+    if "flax" in name:
+        (folder / "model.safetensors").unlink()
+        (folder / "flax_model.msgpack").write_bytes(serialization.to_bytes(oracle.flax_tree(model)))
+    return model
 
 
 NAMES = [re.search(r'resolve\("(.*?)"\)', text)[1] for text in EXAMPLES]
@@ -72,28 +43,17 @@ ENCODERS = ("gtr-t5", "roberta", "distilbert", "electra", "mpnet", "contriever",
 
 
 @pytest.fixture
-def entered(tmp_path, monkeypatch, oracle, load_module):
+def entered(tmp_path, monkeypatch, load_module):
     """Makes the folder that the page names, with a tiny model, and goes to where it is."""
 
     def enter(name, folder):
-        return _enter(name, tmp_path / folder, monkeypatch, oracle, load_module)
+        positions = {} if "t5" in name else {"max_position_embeddings": 128}
+        model_for(name, tmp_path / folder, vocab_size=384, **positions)
+        load_module(Path(__file__).parents[1] / "end_to_end" / "conftest.py").write_tokenizer(tmp_path / folder)
+        monkeypatch.chdir(tmp_path)
+        return tmp_path
 
     return enter
-
-
-def _enter(name, folder, monkeypatch, oracle, load_module):
-    for sizes in (SIZES, SEQ2SEQ, T5):
-        monkeypatch.setitem(sizes, "vocab_size", 384)
-    monkeypatch.setitem(SEQ2SEQ, "max_position_embeddings", 128)
-    torch.manual_seed(0)
-    model = tiny(name)
-    model.save_pretrained(folder)
-    load_module(Path(__file__).parents[1] / "end_to_end" / "conftest.py").write_tokenizer(folder)
-    if "flax" in name:
-        (folder / "model.safetensors").unlink()
-        (folder / "flax_model.msgpack").write_bytes(serialization.to_bytes(oracle.flax_tree(model)))
-    monkeypatch.chdir(folder.parent)
-    return folder.parent
 
 
 def test_a_flax_folder_answers_in_three_lines(entered, capsys):
@@ -112,8 +72,8 @@ def test_the_front_door_is_open_to_every_architecture(name, entered, capsys):
     assert encodes or float(capsys.readouterr().out.splitlines()[-1]) > 1
 
 
-def test_the_page_has_an_example_for_every_architecture_that_is_known():
-    shown = {tiny(name).config.model_type for name in NAMES}
+def test_the_page_has_an_example_for_every_architecture_that_is_known(tmp_path):
+    shown = {model_for(name, tmp_path).config.model_type for name in NAMES}
     # Those of one section share an example.
     assert shown | {"qwen3", "mistral", "opt"} == set(architectures.ARCHITECTURES)
 
@@ -132,17 +92,11 @@ def example_of(name, text):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("example", [example_of(*one) for one in zip(NAMES, EXAMPLES, strict=True)])
-def test_an_example_runs_and_gives_what_torch_gives(example, tmp_path, monkeypatch, oracle):
-    torch.manual_seed(0)
+def test_an_example_runs_and_gives_what_torch_gives(example, tmp_path, monkeypatch):
     models = {}
 
     def resolve(name):
-        models[name] = tiny(name).eval()
-        models[name].save_pretrained(tmp_path)
-        if "flax" in name:
-            (tmp_path / "model.safetensors").unlink()
-            tree = oracle.flax_tree(models[name])
-            (tmp_path / "flax_model.msgpack").write_bytes(serialization.to_bytes(tree))
+        models[name] = model_for(name, tmp_path)
         return tmp_path
 
     monkeypatch.setattr(huggingface, "resolve", resolve)

@@ -15,7 +15,7 @@ import transformers
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
-from empax.core.tree import map_named, named_leaves
+from empax.core.tree import map_named
 from empax.data.bpe import train_bpe
 from empax.data.features import encode_for_bert, pad
 from empax.data.tokenizer_folders import load_tokenizer
@@ -23,14 +23,16 @@ from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Generation, export_generator, export_retriever, t5_fields
 from empax.interop.huggingface import load_pretrained
 from empax.interop.own_format import load_exported
-from empax.interop.parameters import LazyTensor, export_params
+from empax.interop.parameters import export_params
 from empax.interop.readers import open_tensors
 from empax.interop.safetensors_out import write_tensors
+from empax.interop.tensors import LazyTensor
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import T5Encoder, encoder_alone, t5_config
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.parts.generator.decoder import Decoder
+from tests.interop import oracle
 
 TEXTS = [
     "I lost my job today and I do not know what to do.",
@@ -80,14 +82,6 @@ def generation(**settings):
 GREEDY = generation(method="greedy", max_tokens=7)
 
 
-def assert_same_bytes(one, two):
-    one, two = named_leaves(one), named_leaves(two)
-    assert one.keys() == two.keys()
-    for name, leaf in one.items():
-        assert (leaf.shape, leaf.dtype) == (two[name].shape, two[name].dtype), name
-        assert np.asarray(leaf).tobytes() == np.asarray(two[name]).tobytes(), name
-
-
 @pytest.mark.oracle
 @pytest.mark.parametrize("gated", [False, True], ids=["v1.0", "v1.1"])
 def test_transformers_loads_a_generator_to_the_same_logits_and_back_come_the_same_bytes(gated, tmp_path):
@@ -108,7 +102,7 @@ def test_transformers_loads_a_generator_to_the_same_logits_and_back_come_the_sam
     loaded = load_pretrained(tmp_path / "out")
     assert loaded.architecture == "t5"
     assert loaded.config == model.config
-    assert_same_bytes(loaded.params, params)
+    oracle.assert_same_bytes(loaded.params, params)
     assert (tmp_path / "out" / "README.md").read_text() == "# Card\n"
     assert load_tokenizer(tmp_path / "out").backend.to_str() == TOKENIZER.backend.to_str()
 
@@ -177,10 +171,10 @@ def test_shards_hold_every_tensor_once_and_load_as_one_file_does(tmp_path):
         assert not found.keys() & tensors.keys()
         found |= tensors
     expected = export_params("t5", params, model.config)
-    assert_same_bytes(found, expected)
+    oracle.assert_same_bytes(found, expected)
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in expected.values())
     assert index["metadata"]["total_parameters"] == sum(tensor.size for tensor in expected.values())
-    assert_same_bytes(load_pretrained(tmp_path / "out").params, params)
+    oracle.assert_same_bytes(load_pretrained(tmp_path / "out").params, params)
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "out")
     np.testing.assert_array_equal(theirs.lm_head.weight.detach().numpy(), params["output_embedding"])
 
@@ -242,7 +236,7 @@ def test_a_retriever_gives_the_same_vectors_in_transformers_and_sentence_transfo
 
     loaded = load_pretrained(out)
     assert dataclasses.replace(loaded.config, dropout=0.1, attention_dropout=None) == model.encoder.config
-    assert_same_bytes({"encoder": loaded.params}, params)
+    oracle.assert_same_bytes({"encoder": loaded.params}, params)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its imports
@@ -266,7 +260,7 @@ def test_a_model_that_transformers_does_not_have_is_refused_and_written_in_our_o
     export_generator(tmp_path / "out", model, params, TOKENIZER, GREEDY, format="empax", max_shard_bytes=5000)
     loaded = load_exported(tmp_path / "out")
     assert loaded.model == model
-    assert_same_bytes(loaded.params, params)
+    oracle.assert_same_bytes(loaded.params, params)
     with pytest.raises(ConfigError, match="model_type = 'empax' is not read here"):
         load_pretrained(tmp_path / "out")
 
@@ -288,7 +282,7 @@ def test_retrievers_in_our_own_format(encoder, tmp_path):
     export_retriever(tmp_path / "out", model, params, TOKENIZER, max_tokens=12, format="empax")
     loaded = load_exported(tmp_path / "out")
     assert loaded.model == model
-    assert_same_bytes(loaded.params, params)
+    oracle.assert_same_bytes(loaded.params, params)
 
 
 def test_a_folder_of_our_own_that_does_not_fit_lists_everything(tmp_path):

@@ -12,6 +12,7 @@ from empax.interop import gguf as interop_gguf
 from empax.interop.gguf import gguf_fields, read_gguf_weights
 from empax.interop.huggingface import load_config, model_config, resolve
 from empax.interop.readers import open_tensors
+from tests.interop.tiny import tiny
 
 HEADS, GROUPS = 4, 2
 PARTS = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
@@ -21,21 +22,15 @@ PARTS |= {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 PARTS |= {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 
 
+def tiny_kin(kind, *, hidden_size=64, **changes):
+    """A Llama, Qwen2, Qwen3 or Mistral with rows of whole blocks."""
+    sizes = {"hidden_size": hidden_size, "head_dim": hidden_size // HEADS, "intermediate_size": 96}
+    sizes |= {"num_attention_heads": HEADS, "num_key_value_heads": GROUPS, "max_position_embeddings": 128}
+    return tiny(kind, **sizes | {"rms_norm_eps": 1e-6, "tie_word_embeddings": False} | changes)
+
+
 def tiny_llama(**changes):
-    torch.manual_seed(0)
-    settings = {"vocab_size": 37, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    settings |= {"num_attention_heads": HEADS, "num_key_value_heads": GROUPS, "max_position_embeddings": 128}
-    settings |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(settings | changes))).eval()
-
-
-def tiny_kin(kind, **changes):
-    """A Qwen2, Qwen3 or Mistral of the same sizes."""
-    fields = tiny_llama().config.to_dict() | {"architectures": None, "rms_norm_eps": 1e-6} | changes
-    fields.pop("model_type")
-    config = getattr(transformers, f"{kind}Config")(**fields)
-    torch.manual_seed(0)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    return tiny_kin("llama", **{"rms_norm_eps": 1e-5} | changes)
 
 
 def llama_cpp_name(name):
@@ -116,9 +111,9 @@ def test_other_quantizations_are_read_as_the_package_reads_them(tmp_path, kind, 
 
 
 KIN = {
-    "qwen2": (lambda: tiny_kin("Qwen2", tie_word_embeddings=True), lambda writer: None),
-    "qwen3": (lambda: tiny_kin("Qwen3", head_dim=32), lambda writer: writer.add_key_length(32)),
-    "mistral": (lambda: tiny_kin("Mistral", sliding_window=7), lambda writer: writer.add_sliding_window(7)),
+    "qwen2": (lambda: tiny_kin("qwen2", tie_word_embeddings=True), lambda writer: None),
+    "qwen3": (lambda: tiny_kin("qwen3", head_dim=32), lambda writer: writer.add_key_length(32)),
+    "mistral": (lambda: tiny_kin("mistral", sliding_window=7), lambda writer: writer.add_sliding_window(7)),
 }
 
 
@@ -145,14 +140,14 @@ def test_yarn_and_windows_in_the_metadata(tmp_path):
         writer.add_rope_scaling_orig_ctx_len(64)
         writer.add_rope_scaling_yarn_beta_fast(16.0)
 
-    written(tmp_path / "a.gguf", tiny_kin("Qwen2"), name="qwen2", change=change)
+    written(tmp_path / "a.gguf", tiny_kin("qwen2"), name="qwen2", change=change)
     expected = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16.0}
     assert gguf_fields(tmp_path / "a.gguf")["rope_scaling"] == expected
     for more, message in (
         (lambda writer: writer.add_rope_scaling_yarn_attn_factor(2.0), "yarn_attn_factor = 2.0 is not read here"),
         (lambda writer: writer.add_sliding_window(8), "sliding_window = 8 does not say which layers"),
     ):
-        written(tmp_path / "a.gguf", tiny_kin("Qwen2"), name="qwen2", change=lambda w, more=more: (change(w), more(w)))
+        written(tmp_path / "a.gguf", tiny_kin("qwen2"), name="qwen2", change=lambda w, more=more: (change(w), more(w)))
         with pytest.raises(DataError, match=message):
             gguf_fields(tmp_path / "a.gguf")
     written(tmp_path / "a.gguf", tiny_llama(), change=lambda writer: writer.add_sliding_window(8))

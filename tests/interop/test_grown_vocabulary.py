@@ -20,31 +20,19 @@ from empax.interop.grown_vocabulary import grow_vocabulary
 from empax.interop.huggingface import load_config, load_pretrained
 from empax.interop.pretrained import GeneratorSettings, load_generator
 from empax.parts.generator.parts import places
+from tests.interop.tiny import tiny
 
 TEXTS = ["we won the cup", "i lost my job today", "the dog is happy"]
 SPARE = 2  # rows of the embedding that no id of the model's own tokenizer has
 GENERATION = {"max_tokens": 9, "min_tokens": 0, "method": "greedy", "no_repeat_ngram": 0}
 
 
-def model_of(name, rows):
-    if name == "llama":
-        sizes = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2}
-        return transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(vocab_size=rows, tie_word_embeddings=False, **sizes)
-        )
-    sizes = {"attention_heads": 2, "ffn_dim": 20, "layers": 1}
-    both = {f"{stack}_{key}": value for key, value in sizes.items() for stack in ("encoder", "decoder")}
-    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "decoder_start_token_id": 1}
-    return transformers.BartForConditionalGeneration(
-        transformers.BartConfig(vocab_size=rows, d_model=16, max_position_embeddings=12, **both, **ids)
-    )
-
-
 @pytest.fixture(params=["bart", "llama"])
-def folder(request, tmp_path, oracle):
+def folder(request, tmp_path):
     own = train_bpe(TEXTS, vocab_size=300)
-    torch.manual_seed(0)
-    oracle.perturbed(model_of(request.param, own.vocab_size + SPARE)).save_pretrained(tmp_path / "model")
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "decoder_start_token_id": 1}
+    changes = {"bart": ids | {"d_model": 24}, "llama": {"tie_word_embeddings": False}}[request.param]
+    tiny(request.param, vocab_size=own.vocab_size + SPARE, **changes).save_pretrained(tmp_path / "model")
     own.save(tmp_path / "model")
     return tmp_path / "model"
 

@@ -19,23 +19,10 @@ from empax.interop.readers import open_tensors
 from empax.models.bert import BertEncoder, bert_config
 from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import t5_config
+from tests.interop import oracle
+from tests.interop.tiny import tiny
 
 NUM_TEXTS = 100
-
-
-def tiny_bert(seed=0, **changes):
-    torch.manual_seed(seed)
-    settings = {"vocab_size": 37, "hidden_size": 20, "num_attention_heads": 4, "intermediate_size": 27}
-    settings |= {"num_hidden_layers": 3, "max_position_embeddings": 17, "attn_implementation": "eager"}
-    model = transformers.BertModel(transformers.BertConfig(**(settings | changes)), add_pooling_layer=False).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
-
-
-def tensors_of(model):
-    return {name: value.detach().numpy() for name, value in model.state_dict().items()}
 
 
 def dialogue_texts(folder):
@@ -60,10 +47,10 @@ def test_minilm_embeds_as_torch_does(real_data_if_any):
     model = DualEncoder(BertEncoder(pretrained.config), normalize=True)
     params = {"params": {"encoder": pretrained.params}}
     ours = model.apply(params, jnp.asarray(batch["input_ids"]), jnp.asarray(mask), method="embed")
-    oracle = transformers.BertModel.from_pretrained(folder).eval()
+    theirs = transformers.BertModel.from_pretrained(folder).eval()
     with torch.no_grad():
         inputs = torch.tensor(batch["input_ids"]), torch.tensor(batch["attention_mask"])
-        states = oracle(inputs[0], attention_mask=inputs[1]).last_hidden_state.numpy()
+        states = theirs(inputs[0], attention_mask=inputs[1]).last_hidden_state.numpy()
     means = np.stack([row[real].mean(0) for row, real in zip(states, mask, strict=True)])
     means /= np.linalg.norm(means, axis=1, keepdims=True)
     assert np.sum(ours * means, axis=1).min() >= 0.99999
@@ -78,14 +65,14 @@ def minilm():
 
 
 def test_more_layers_than_the_checkpoint_has_is_an_error():
-    model = tiny_bert()
-    with pytest.raises(DataError, match=r"missing encoder\.layer\.3"):
-        import_params("bert", tensors_of(model), bert_config(model.config.to_dict(), num_layers=4))
+    model = tiny("bert")
+    with pytest.raises(DataError, match=r"missing encoder\.layer\.2"):
+        import_params("bert", oracle.tensors_of(model), bert_config(model.config.to_dict(), num_layers=3))
 
 
 def test_prefix_of_a_bigger_model_is_taken_off():
-    model = tiny_bert()
-    tensors = tensors_of(model)
+    model = tiny("bert")
+    tensors = oracle.tensors_of(model)
     config = bert_config(model.config.to_dict())
     prefixed = {f"bert.{name}": array for name, array in tensors.items()} | {"cls.predictions.bias": np.zeros(3)}
     plain, other = import_params("bert", tensors, config), import_params("bert", prefixed, config)
@@ -93,7 +80,7 @@ def test_prefix_of_a_bigger_model_is_taken_off():
 
 
 def test_half_precision_weights_become_float32(tmp_path):
-    model = tiny_bert().to(torch.bfloat16)
+    model = tiny("bert").to(torch.bfloat16)
     model.save_pretrained(tmp_path)
     params = load_pretrained(tmp_path).params
     expected = model.embeddings.word_embeddings.weight.float().detach().numpy()
@@ -109,7 +96,7 @@ def test_folder_errors_say_what_is_wrong(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     with pytest.raises(ConfigError, match="lacks vocab_size"):
         load_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(tiny_bert().config.to_json_string())
+    (tmp_path / "config.json").write_text(tiny("bert").config.to_json_string())
     with pytest.raises(DataError, match=r"holds no weights that are read here \(model\.safetensors"):
         load_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").write_text("hello")

@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from empax.core.config import ConfigError
 from empax.data.model_files import unknown_fields, warn_once
 from empax.interop.architectures import ARCHITECTURES
-from empax.interop.config_fields import ALIASES, known_fields
+from empax.interop.config_fields import ALIASES, check_fields, known_fields
 from empax.interop.huggingface import load_config, model_config
 
 FILE = Path("config.json")
@@ -103,6 +103,10 @@ def test_other_names_of_a_field_are_taken_as_transformers_takes_them(name, field
     theirs = CONFIG_MAPPING[name].from_pretrained(tmp_path)
     written = theirs.to_dict()
     assert model_config(load_config(tmp_path)) == model_config({**written, "model_type": name})
+
+
+def test_a_null_in_a_scaling_is_as_absent():
+    check_fields({"model_type": "llama", "rope_scaling": {"rope_type": None, "type": "linear", "factor": 2.0}}, FILE)
 
 
 def test_a_distilbert_has_the_epsilon_of_transformers_whatever_its_file_says():

@@ -1,7 +1,6 @@
 """Adapters written here against PEFT."""
 
 import json
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -25,66 +24,22 @@ from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.lora import LoraSettings, adapt, init_adapters, merge
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig
+from tests.interop import oracle
+from tests.interop.tiny import SIZES, class_of, tiny
 
+ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "mpnet", "dpr")
+NEAR = ("mbart", "pegasus", "xlm-roberta", "distilbert", "electra")
+"""What differs from another in names or norms alone."""
+ALL = ("t5", "bart", "blenderbot", "mbart", "pegasus", "llama", "gpt2", *ENCODERS)
 SETTINGS = LoraSettings(pattern=r"attention/(query|out)$|decoder/layers/feed_forward/", rank=3, alpha=5.0, dropout=0.1)
 
 
-def tiny_t5():
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 37, "d_model": 20, "d_kv": 5, "num_heads": 3, "d_ff": 28, "num_layers": 2}
-    fields = transformers.T5Config(**sizes, feed_forward_proj="gated-gelu", decoder_start_token_id=0)
-    theirs = transformers.T5ForConditionalGeneration(fields).eval()
-    config = t5_config(fields.to_dict())
-    params = import_params("t5", {name: value.numpy() for name, value in theirs.state_dict().items()}, config)
-    adapters = init_adapters(jax.random.key(0), params, SETTINGS)
-    rng = np.random.default_rng(0)
-    adapters = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, jnp.float32), adapters)
-    return theirs, config, params, adapters
-
-
-BART = {"vocab_size": 37, "d_model": 21, "max_position_embeddings": 19}
-for stack in ("encoder", "decoder"):
-    BART |= {f"{stack}_attention_heads": 3, f"{stack}_ffn_dim": 26, f"{stack}_layers": 2}
-BERT = {"vocab_size": 37, "hidden_size": 20, "num_attention_heads": 4, "intermediate_size": 27, "num_hidden_layers": 2}
-BERT |= {"max_position_embeddings": 23}
-LLAMA = BERT | {"num_key_value_heads": 2, "head_dim": 6}
-GPT2 = {"vocab_size": 37, "n_embd": 20, "n_head": 4, "n_layer": 2, "n_positions": 23, "bos_token_id": 1}
-T5 = {"vocab_size": 37, "d_model": 20, "d_kv": 5, "num_heads": 3, "d_ff": 28, "num_layers": 2}
-T5 |= {"decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu"}
-MAKERS = {
-    "t5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)),
-    "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**BART)),
-    "blenderbot": lambda: transformers.BlenderbotForConditionalGeneration(transformers.BlenderbotConfig(**BART)),
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)),
-    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, eos_token_id=1)),
-    "bert": lambda: transformers.BertModel(transformers.BertConfig(**BERT)),
-    "roberta": lambda: transformers.RobertaModel(transformers.RobertaConfig(**BERT)),
-    "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**BERT)),
-    "dpr": lambda: transformers.DPRContextEncoder(transformers.DPRConfig(**BERT)),
-}
-NEAR = {  # what differs from one above in names or norms alone
-    "mbart": lambda: transformers.MBartForConditionalGeneration(
-        transformers.MBartConfig(**BART, decoder_start_token_id=2)
-    ),
-    "pegasus": lambda: transformers.PegasusForConditionalGeneration(transformers.PegasusConfig(**BART)),
-    "xlm-roberta": lambda: transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**BERT)),
-    "distilbert": lambda: transformers.DistilBertModel(
-        transformers.DistilBertConfig(vocab_size=37, dim=20, n_heads=4, hidden_dim=27, n_layers=2)
-    ),
-    "electra": lambda: transformers.ElectraModel(transformers.ElectraConfig(**BERT, embedding_size=14)),
-}
-MAKERS |= NEAR
 PARTS = LoraSettings(pattern=r"attention/(query|value|out)$|feed_forward/wi$", rank=3, alpha=5.0, dropout=0.1)
 
 
-def load_with_peft(model, folder):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its imports
-        peft = pytest.importorskip("peft")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a missing or surplus key is a warning
-        warnings.simplefilter("ignore", FutureWarning)  # PEFT's calls of transformers
-        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
+def t5_adapters():
+    config = t5_config(SIZES["t5"] | {"feed_forward_proj": "gated-gelu"})
+    return config, oracle.drawn_adapters(ARCHITECTURES["t5"].shapes(config), SETTINGS)
 
 
 def inputs_of(config):
@@ -102,18 +57,15 @@ def inputs_of(config):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in NEAR)) for name in MAKERS])
-def test_peft_loads_the_adapters_to_the_same_results_and_gradients(name, tmp_path, oracle):
-    torch.manual_seed(0)
-    theirs = oracle.perturbed(MAKERS[name]())
-    fields = theirs.config.to_dict()
-    config = ARCHITECTURES[name].config(fields)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in NEAR)) for name in ALL])
+def test_peft_loads_the_adapters_to_the_same_results_and_gradients(name, tmp_path):
+    theirs = tiny(name)
+    config = ARCHITECTURES[name].config(theirs.config.to_dict())
     params = import_params(name, oracle.tensors_of(theirs), config)
-    rng = np.random.default_rng(0)
-    adapters = init_adapters(jax.random.key(0), params, PARTS)
-    adapters = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, jnp.float32), adapters)
+    adapters = oracle.drawn_adapters(params, PARTS)
     export_adapters(tmp_path / "out", name, adapters, config, PARTS)
-    loaded = load_with_peft(theirs, tmp_path / "out")
+    peft_model = oracle.import_peft().PeftModel
+    loaded = oracle.loaded_by(peft_model, theirs, tmp_path / "out", is_trainable=True).eval()
     arguments, keywords, real = inputs_of(config)
     kinds = {TransformerConfig: EncoderDecoder, DecoderOnlyConfig: DecoderOnly, BertConfig: BertEncoder}
     model = kinds[type(config)](config)
@@ -141,51 +93,38 @@ def test_peft_loads_the_adapters_to_the_same_results_and_gradients(name, tmp_pat
             oracle.assert_close(grads[key], parameter.grad.numpy() * own[key], err_msg=key)
             compared.add(key)
     assert compared == set(grads)
-    modules = {TransformerConfig: 4 + 7, BertConfig: 4, DecoderOnlyConfig: 4}[type(config)]  # in both stacks, if two
-    assert len(grads) == 2 * 2 * (modules - (name == "gpt2"))  # two layers, A and B
-
-
-ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "mpnet", "dpr", "dpr-question")
+    modules = 2 * (3 if name == "gpt2" else 4) + (3 * 7 if isinstance(config, TransformerConfig) else 0)
+    assert len(grads) == 2 * modules  # A and B
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", ENCODERS)
-def test_peft_finds_an_encoder_by_what_its_adapters_say(name, tmp_path, oracle):
+@pytest.mark.parametrize("name", [*ENCODERS, "dpr-question"])
+def test_peft_finds_an_encoder_by_what_its_adapters_say(name, tmp_path, saved):
     """Without a class that somebody names, down to the encoder of questions or of passages of a DPR."""
-    if name == "dpr-question":
-        name, theirs = "dpr", transformers.DPRQuestionEncoder(transformers.DPRConfig(**BERT))
-    else:
-        theirs = MAKERS[name]()
-    oracle.perturbed(theirs).save_pretrained(tmp_path / "base")
-    _, config, params = load_pretrained(tmp_path / "base")
-    rng = np.random.default_rng(0)
-    adapters = init_adapters(jax.random.key(0), params, PARTS)
-    adapters = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), adapters)
-    base = base_beneath(str(tmp_path / "base"), config, kept=False, instead="merge them")
+    kind = "DPRQuestionEncoder" if name == "dpr-question" else name
+    name, _, _ = name.partition("-question")
+    folder = saved(kind)
+    _, config, params = load_pretrained(folder)
+    adapters = oracle.drawn_adapters(params, PARTS)
+    base = base_beneath(str(folder), config, kept=False, instead="merge them")
     export_adapters(tmp_path / "out", name, adapters, config, PARTS, base=base)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its imports
-        peft = pytest.importorskip("peft")
-        auto = peft.AutoPeftModel if name == "dpr" else peft.AutoPeftModelForFeatureExtraction
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a missing or surplus key is a warning
-        warnings.simplefilter("ignore", FutureWarning)
-        loaded = auto.from_pretrained(tmp_path / "out")
-    assert type(loaded.get_base_model()) is type(theirs)
-    expected = oracle.merged(loaded)
-    for key, value in export_params(name, merge(params, adapters, PARTS), config).items():
-        np.testing.assert_allclose(value, expected[key], rtol=1e-5, atol=1e-6, err_msg=key)
+    peft = oracle.import_peft()
+    auto = peft.AutoPeftModel if name == "dpr" else peft.AutoPeftModelForFeatureExtraction
+    loaded = oracle.loaded_by(auto, tmp_path / "out")
+    assert type(loaded.get_base_model()) is class_of(kind)
+    found = export_params(name, merge(params, adapters, PARTS), config)
+    oracle.assert_same_weights(found, oracle.merged(loaded))
 
 
 def test_adapters_name_only_a_model_that_transformers_loads(tmp_path):
     """A folder of Flax is none, but what it becomes by the advice is."""
-    made = DecoderOnly(ARCHITECTURES["gpt2"].config(GPT2))
+    made = DecoderOnly(ARCHITECTURES["gpt2"].config(SIZES["gpt2"]))
     ids = jnp.zeros((1, 1), jnp.int32)
     params = made.init(jax.random.key(0), ids, ids == 0)["params"]
     tensors = export_params("gpt2", params, made.config)
     flax = tmp_path / "flax"
     flax.mkdir()
-    transformers.GPT2Config(**GPT2, eos_token_id=1).save_pretrained(flax)
+    transformers.GPT2Config(**SIZES["gpt2"]).save_pretrained(flax)
     tree = unflatten_dict({tuple(name.split(".")): value for name, value in tensors.items()})
     (flax / "flax_model.msgpack").write_bytes(serialization.msgpack_serialize(tree))
     with pytest.raises(
@@ -197,7 +136,7 @@ def test_adapters_name_only_a_model_that_transformers_loads(tmp_path):
 
 
 def test_parts_of_one_weight_become_one_adapter_of_a_higher_rank(tmp_path):
-    config = ARCHITECTURES["gpt2"].config(GPT2)
+    config = ARCHITECTURES["gpt2"].config(SIZES["gpt2"])
     shapes = ARCHITECTURES["gpt2"].shapes(config)
     settings = LoraSettings(pattern="attention/(query|value|out)$", rank=3, alpha=6.0)
     adapters = jax.tree.map(jnp.ones_like, init_adapters(jax.random.key(0), shapes, settings))
@@ -217,7 +156,7 @@ def test_parts_of_one_weight_become_one_adapter_of_a_higher_rank(tmp_path):
 
 
 def test_layout_and_names(tmp_path):
-    _, config, _, adapters = tiny_t5()
+    config, adapters = t5_adapters()
     export_adapters(tmp_path / "out", "t5", adapters, config, SETTINGS, base="google/t5", card="# Adapters\n")
     tensors = safetensors.numpy.load_file(tmp_path / "out" / "adapter_model.safetensors")
     first = "base_model.model.decoder.block.1.layer.1.EncDecAttention."
@@ -233,7 +172,7 @@ def test_layout_and_names(tmp_path):
 
 
 def test_what_cannot_be_written_is_refused(tmp_path):
-    _, config, _, adapters = tiny_t5()
+    config, adapters = t5_adapters()
     with pytest.raises(
         DataError, match=r"a t5 has no model/decoder/layers/attention/out, .*adapters of the model alone"
     ):

@@ -20,6 +20,7 @@ from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models.bert import BertEncoder
 from empax.models.decoder_only import DecoderOnly
 from empax.models.t5 import t5_from_scratch
+from tests.interop.tiny import BART
 
 TOKENIZER = PlannedTokenizer(500)
 
@@ -123,18 +124,7 @@ def test_a_random_decoder_only_model_by_its_preset():
         load_generator(GeneratorSettings(architecture="llama", preset="gpt2"), TOKENIZER)
 
 
-SIZES = {
-    "vocab_size": 510,
-    "d_model": 6,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 8,
-    "decoder_ffn_dim": 8,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "max_position_embeddings": 9,
-    "decoder_start_token_id": 3,
-}
+SIZES = BART | {"vocab_size": 510, "decoder_start_token_id": 3}
 
 
 @pytest.mark.parametrize("architecture", ["bart", "blenderbot"])

@@ -23,6 +23,7 @@ from empax.interop.own_format import load_exported
 from empax.interop.pretrained_encoders import EncoderSettings, check_prompts, load_encoder
 from empax.interop.sentence_modules import read_modules
 from empax.models.dual_encoder import DualEncoder, Projection
+from tests.interop.tiny import tiny
 
 WIDTH = 18
 TEXTS = ["I lost my keys today.", "Oh no!", "We went to the sea, and it rained."]
@@ -41,14 +42,8 @@ def st():
 def base(tmp_path_factory):
     """A folder with a tiny BERT and a tokenizer that keeps capitals."""
     folder = tmp_path_factory.mktemp("base")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": WIDTH, "num_attention_heads": 3, "intermediate_size": 24, "num_hidden_layers": 2}
-    config = transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=80, **sizes)
-    model = transformers.BertModel(config, add_pooling_layer=False)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
+    sizes = {"vocab_size": len(WORDS), "hidden_size": WIDTH, "num_attention_heads": 3, "max_position_embeddings": 80}
+    tiny("bert", **sizes).save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(WORDS))
     transformers.BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=False).save_pretrained(folder)
     return folder
@@ -76,6 +71,13 @@ def written(st, base, folder, *, pooling="mean", dense=(), normalize=False, prom
         file = folder / "sentence_bert_config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | said))
         return st.SentenceTransformer(str(folder), device="cpu")
+
+
+def encoded(st, folder, texts=TEXTS):
+    """The vectors that sentence-transformers gives."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return st.SentenceTransformer(str(folder), device="cpu").encode(texts, show_progress_bar=False)
 
 
 def vectors(loaded, rows):
@@ -167,10 +169,7 @@ def test_vectors_that_are_cut_may_be_normalised_and_are_written_as_they_are(st, 
         np.testing.assert_allclose(found, unit if normalize is True else expected, rtol=1e-5, atol=1e-5)
         again = tmp_path / f"again_{normalize}"
         export_retriever(again, loaded.model, loaded.params, loaded.tokenizer, max_tokens=60, base=None)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            encoded = st.SentenceTransformer(str(again), device="cpu").encode(TEXTS, show_progress_bar=False)
-        np.testing.assert_allclose(encoded, found, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(encoded(st, again), found, rtol=1e-5, atol=1e-5)
         own = tmp_path / f"own_{normalize}"
         export_retriever(own, loaded.model, loaded.params, loaded.tokenizer, max_tokens=60, format="empax")
         read = load_exported(own)
@@ -302,13 +301,10 @@ def test_an_export_gives_the_same_vectors_there(pooling, st, base, tmp_path):
     fresh = jax.jit(model.init)(jax.random.key(0), ids, ids > 0)["params"]
     params = {**fresh, "encoder": loaded.params["encoder"]}
     export_retriever(tmp_path / "out", model, params, loaded.tokenizer, max_tokens=60)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        theirs = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
     rows = encode_for_bert(loaded.tokenizer, TEXTS, 60)
     ids, mask = map(jnp.asarray, pad(rows, 64, loaded.tokenizer.pad_id))
     expected = np.asarray(embed(model, params, ids, mask))
-    np.testing.assert_allclose(theirs.encode(TEXTS, show_progress_bar=False), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(encoded(st, tmp_path / "out"), expected, rtol=1e-5, atol=1e-5)
     again = load_encoder(EncoderSettings(pretrained=str(tmp_path / "out"), dropout=0.0), None)
     np.testing.assert_allclose(vectors(again, rows), expected, rtol=1e-6, atol=1e-6)
 
@@ -336,10 +332,7 @@ def test_the_front_door_leaves_the_prompt_out_of_the_pooling_where_the_folder_sa
     np.testing.assert_allclose(model.embed(TEXTS), expected, atol=1e-5)
     model.save(tmp_path / "out")
     np.testing.assert_allclose(empax.load(tmp_path / "out").embed(TEXTS), expected, atol=1e-5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        again = st.SentenceTransformer(str(tmp_path / "out"), device="cpu")
-    np.testing.assert_allclose(again.encode(TEXTS), expected, atol=1e-5)
+    np.testing.assert_allclose(encoded(st, tmp_path / "out"), expected, atol=1e-5)
     with_prompt = json.loads((tmp_path / "in" / "1_Pooling" / "config.json").read_text()) | {"include_prompt": True}
     (tmp_path / "in" / "1_Pooling" / "config.json").write_text(json.dumps(with_prompt))
     if pooling != "lasttoken":  # whose token is never one of the prompt

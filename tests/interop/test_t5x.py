@@ -10,36 +10,19 @@ import numpy as np
 import pytest
 import tensorstore
 import torch
-import transformers
 
 from empax.core.files import DataError
 from empax.interop.huggingface import load_config, load_pretrained
 from empax.interop.readers import open_tensors
 from empax.models.transformer import EncoderDecoder
+from tests.interop.tiny import VOCAB, tiny
 
-VOCAB = 37
 
-
-def tiny(version):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCAB, "d_model": 20, "d_kv": 5, "num_heads": 3, "d_ff": 28, "num_layers": 2}
+def t5(version):
     gated = version == "1.1"
-    config = transformers.T5Config(
-        **sizes,
-        num_decoder_layers=3,
-        decoder_start_token_id=0,
-        relative_attention_num_buckets=32,
-        feed_forward_proj="gated-gelu" if gated else "relu",
-    )
-    config.scale_decoder_outputs = not gated
-    model = transformers.T5ForConditionalGeneration(config).eval()
-    if gated:  # the config ties the two in silence, whatever it is told
-        model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, 20))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    assert torch.equal(model.lm_head.weight, model.shared.weight) == (not gated)
-    return model
+    feed = "gated-gelu" if gated else "relu"
+    changes = {"feed_forward_proj": feed, "scale_decoder_outputs": not gated, "relative_attention_max_distance": 128}
+    return tiny("t5", own_head=gated, **changes)
 
 
 def arrays(model):
@@ -96,7 +79,7 @@ def checkpoint(folder, model, dtype=np.float32):
 @pytest.mark.oracle
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_a_checkpoint_alone_gives_the_logits_of_pytorch(version, tmp_path):
-    model = tiny(version)
+    model = t5(version)
     folder = checkpoint(tmp_path / "checkpoint_1000", model)
     fields = load_config(folder)
     assert fields["feed_forward_proj"] == {"1.0": "relu", "1.1": "gated-gelu"}[version]
@@ -113,13 +96,13 @@ def test_a_checkpoint_alone_gives_the_logits_of_pytorch(version, tmp_path):
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory):
-    return checkpoint(tmp_path_factory.mktemp("half"), tiny("1.0"), jnp.bfloat16)
+    return checkpoint(tmp_path_factory.mktemp("half"), t5("1.0"), jnp.bfloat16)
 
 
 def test_half_precision_comes_as_it_is_stored(half):
     embedding = open_tensors(half)["shared.weight"]
     assert embedding.dtype == jnp.bfloat16
-    expected = tiny("1.0").shared.weight.detach().numpy()
+    expected = t5("1.0").shared.weight.detach().numpy()
     np.testing.assert_array_equal(np.asarray(embedding), np.asarray(expected, jnp.bfloat16))
 
 
@@ -164,7 +147,7 @@ def test_damage_and_other_models_are_named(damage, said, whole, tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return checkpoint(tmp_path_factory.mktemp("whole"), tiny("1.0"))
+    return checkpoint(tmp_path_factory.mktemp("whole"), t5("1.0"))
 
 
 def test_a_short_file_is_no_array_of_a_gigabyte(tmp_path):

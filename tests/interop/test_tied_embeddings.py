@@ -1,27 +1,24 @@
 """Whether a T5 has a head of its own, and whether its logits are scaled: as transformers reads the same folder."""
 
+import functools
 import json
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
+from empax.core.config import ConfigError
 from empax.interop.export import Generation, export_generator
 from empax.interop.huggingface import load_config, load_pretrained, model_config
 from empax.models.transformer import EncoderDecoder
+from tests.interop import oracle
+from tests.interop.tiny import VOCAB, tiny
 
-SIZES = {"vocab_size": 37, "d_model": 20, "d_kv": 5, "num_heads": 3, "d_ff": 28, "num_layers": 1}
-VOCAB = SIZES["vocab_size"]
 
-
-def folder_of(path, *, kind="T5", head=False, shared=True, **said):
+def folder_of(path, *, kind="t5", head=False, shared=True, **said):
     """What transformers saves of a T5; `head`: with one of its own; `said`: fields of config.json, None = none."""
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SIZES, decoder_start_token_id=0, feed_forward_proj="gated-gelu")
-    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
-    model.save_pretrained(path)
+    tiny(kind, feed_forward_proj="gated-gelu").save_pretrained(path)
     tensors = load_file(path / "model.safetensors")
     assert "lm_head.weight" not in tensors
     if head:
@@ -60,14 +57,14 @@ def test_head_and_scale_are_those_of_transformers(case, tmp_path):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("case", ["v1.0 with a head of its own", "v1.1 with one embedding"])
-def test_logits_and_gradients_are_those_of_transformers(case, tmp_path, oracle):
+def test_logits_and_gradients_are_those_of_transformers(case, tmp_path):
     said, head = CASES[case]
     folder = folder_of(tmp_path / "saved", head=head, **said)
-    assert_as_transformers(folder, oracle)
+    assert_as_transformers(folder)
     pretrained = load_pretrained(folder)
     greedy = Generation({"max_tokens": 4, "method": "greedy", "min_tokens": 0}, start_id=0, eos_id=1, pad_id=0)
     export_generator(tmp_path / "exported", EncoderDecoder(pretrained.config), pretrained.params, NoTokenizer(), greedy)
-    assert_as_transformers(tmp_path / "exported", oracle)
+    assert_as_transformers(tmp_path / "exported")
 
 
 class NoTokenizer:
@@ -75,7 +72,7 @@ class NoTokenizer:
         pass
 
 
-def assert_as_transformers(folder, oracle):
+def assert_as_transformers(folder):
     model = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
     _, config, params = load_pretrained(folder)
     rng = np.random.default_rng(1)
@@ -88,7 +85,7 @@ def assert_as_transformers(folder, oracle):
 @pytest.mark.parametrize("head", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_head_of_an_mt5_is_that_of_transformers(head, tied, tmp_path):
-    folder = folder_of(tmp_path, kind="MT5", head=head, tie_word_embeddings=tied)
+    folder = folder_of(tmp_path, kind="mt5", head=head, tie_word_embeddings=tied)
     theirs = transformers.MT5ForConditionalGeneration.from_pretrained(folder)
     config = model_config(load_config(folder))
     assert config.tie_embeddings == (theirs.lm_head.weight is theirs.shared.weight) == (not head)
@@ -109,3 +106,70 @@ def test_without_weights_config_json_is_taken_at_its_word(tmp_path):
     (folder / "model.safetensors").unlink()
     config = model_config(load_config(folder))
     assert (config.tie_embeddings, config.output_scale) == (False, False)
+
+
+# Adapters on embeddings that a model has under several names
+
+QUERIES = {"t5": "q", "gpt2": "c_attn"}
+
+
+@pytest.fixture
+def bases(saved):
+    """The folder of a model whose head is its embedding."""
+    return functools.partial(saved, tie_word_embeddings=True)
+
+
+@pytest.fixture
+def written(adapter, bases):
+    """Makes an adapter of PEFT's on one of the models."""
+
+    def write(kind, *, targets=(), **settings):
+        targets = [QUERIES.get(kind, "q_proj"), *targets]
+        return adapter(kind, base=bases(kind), target_modules=targets, **settings)
+
+    return write
+
+
+TIED = {
+    "on the head of GPT-2": ("gpt2", {"targets": ["lm_head"]}),
+    "on the embedding of Qwen2": ("qwen2", {"targets": ["embed_tokens"]}),
+    "on both of Qwen2": ("qwen2", {"targets": ["lm_head"], "ensure_weight_tying": True}),
+    "on the head of T5": ("t5", {"targets": ["lm_head"]}),
+    "on the head of BART": ("bart", {"targets": ["lm_head"]}),
+    "the head of BART": ("bart", {"modules_to_save": ["lm_head"]}),
+    "the head of T5": ("t5", {"modules_to_save": ["lm_head"]}),
+    "the embedding of GPT-2": ("gpt2", {"modules_to_save": ["wte"]}),
+    "two of Qwen2 that differ": ("qwen2", {"modules_to_save": ["lm_head", "embed_tokens"]}),
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("case", TIED)
+def test_a_change_of_one_of_two_tied_embeddings_is_refused_with_advice_that_works(case, written, bases, tmp_path):
+    kind, settings = TIED[case]
+    expected = oracle.expected_of(written(kind, **settings))
+    with pytest.raises(ConfigError) as caught:
+        load_pretrained(tmp_path / "adapter")
+    message = str(caught.value)
+    assert ("the adapter is on" if case.startswith("on") else "the adapter replaces") in message
+    if kind in ("t5", "bart"):
+        message = message.replace("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")  # as it says
+    names = {"BASE": str(bases(kind)), "FOLDER": str(tmp_path / "adapter"), "OUT": str(tmp_path / "out")}
+    oracle.follow(message, names)
+    _, config, params = load_pretrained(tmp_path / "out")
+    oracle.assert_close(oracle.logits_of(config, params), expected)
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+@pytest.mark.parametrize("settings", [{"targets": ["embed_tokens"]}, {"modules_to_save": ["shared"]}])
+def test_an_embedding_of_one_stack_is_refused(kind, settings, written, tmp_path):
+    written(kind, **settings)
+    with pytest.raises(ConfigError, match=r"changes (.*\.)?(embed_tokens|shared) alone, but encoder and decoder share"):
+        load_pretrained(tmp_path / "adapter")
+
+
+@pytest.mark.oracle
+def test_two_embeddings_that_stay_tied_are_read(written, tmp_path):
+    theirs = written("qwen2", modules_to_save=["embed_tokens"], ensure_weight_tying=True)
+    _, config, params = load_pretrained(tmp_path / "adapter")
+    oracle.assert_close(oracle.logits_of(config, params), oracle.expected_of(theirs))
