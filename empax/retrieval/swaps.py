@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from empax.core.types import Instance
 from empax.data.exemplars import dialogue_groups, emotion_ids, num_turns
-from empax.retrieval.filters import ExemplarFilter, find_exemplars
+from empax.retrieval.filters import ExemplarFilter
 from empax.retrieval.index import IndexSettings, build_index
 
 DRAWN = ("random", "same_turn", "same_emotion")
@@ -27,12 +27,8 @@ def draw_exemplars(
 ) -> Int[np.ndarray, "N K"]:
     """Rows of `pairs` drawn at random, each of another dialogue and situation, none of the instance's own.
 
-    Args:
-      kind: one of DRAWN.
-      instances: N of them; one whose emotion is unknown has none of its emotion.
-      pairs: M exemplars.
-      k: how many each gets; -1 stands where there are too few.
-      seed: of the draws.
+    `kind` is one of DRAWN; an instance whose emotion is unknown has no exemplars of its emotion. Each gets k; -1 stands
+    where there are too few.
     """
     if kind == "same_turn":
         wanted, labels = num_turns(instances), num_turns(pairs)
@@ -71,27 +67,13 @@ def nearest_exemplars(
 ) -> Int[np.ndarray, "N K"]:
     """Rows of `pairs` whose replies are nearest to the gold ones: an oracle, which no system can ask.
 
-    Each is of another dialogue and situation, none of the instance's own.
-
-    Args:
-      gold: vectors of the responses of `instances`.
-      replies: vectors of the responses of `pairs`.
-      instances: N of them.
-      pairs: M exemplars.
-      k: how many each gets; -1 stands where there are too few.
+    Each is of another dialogue and situation, none of the instance's own; -1 stands where there are fewer than k.
+    `gold` and `replies` are vectors of the responses of `instances` and of `pairs`.
     """
     groups = dialogue_groups(pairs)
     index = build_index(replies, IndexSettings("exact"), groups=groups, encoder_hash="")
     # So many hold k dialogues.
     searched = k * int(np.unique(groups, return_counts=True)[1].max())
     one_per_dialogue = ExemplarFilter("none", searched, emotion_ids(pairs), one_per_dialogue=True)
-    found = find_exemplars(
-        index,
-        gold,
-        k,
-        groups=dialogue_groups(instances),
-        emotions=emotion_ids(instances),
-        turns=num_turns(instances),
-        filter=one_per_dialogue,
-    )
-    return np.asarray(found.ids)
+    asked = (dialogue_groups(instances), emotion_ids(instances), num_turns(instances))
+    return np.asarray(one_per_dialogue.search(index, gold, k, *asked).ids)
