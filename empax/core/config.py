@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 S = TypeVar("S")
@@ -22,6 +23,7 @@ class ConfigError(UserError, ValueError):
 
 LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT = 1e30  # squares of larger ones leave float32
+_NAMES_SHOWN = 8
 
 
 def check_types(settings: Any) -> None:
@@ -71,6 +73,19 @@ def check_numbers(
         else:
             wanted = f"be {one}" if not fits_low else f"be {other}"
         raise ConfigError(f"{name} = {value!r} must {wanted}{hint and '; '}{hint}.")
+
+
+def check_pattern(name: str, pattern: str) -> None:
+    """Raises ConfigError unless the setting `name` is a regular expression."""
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(f"{name} = {pattern!r} is not a regular expression: {error}.") from error
+
+
+def some_names(names: Sequence[str]) -> str:
+    """The first ones, for a message."""
+    return ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
 
 
 def check_keys(values: Mapping[str, Any], allowed: typing.Iterable[str], *, where: str, owner: str) -> None:

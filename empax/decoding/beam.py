@@ -210,17 +210,9 @@ def _group_continuations(
     less: Float[Array, "B 1 V"] | None = None,
     rng: Randomness | None = None,
 ) -> _Found:
-    """The continuations of one group.
+    """The continuations of one group, whose running hypotheses have log-probabilities `before`.
 
-    Args:
-      logits: of the next token.
-      history: of the running hypotheses.
-      before: their log-probabilities.
-      index: how many tokens they have.
-      start: of the search.
-      settings: of the search.
-      less: what each token's log-probability loses.
-      rng: of `draw_beams`.
+    `less` is what each token's log-probability loses, `rng` that of `draw_beams`.
     """
     batch_size, num, vocab_size = logits.shape
     kept = max(2, 1 + len(start.eos_ids)) * num

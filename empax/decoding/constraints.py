@@ -32,15 +32,9 @@ def penalise(
     settings: DecodeSettings,
     source: Int[Array, "B S"] | None,
 ) -> Float[Array, "B K V"]:
-    """Scores after the two penalties of repetition.
+    """Scores, logits or log-probabilities, after the two penalties of repetition; in text and source -1 = no token.
 
     Source: Keskar et al. 2019, Sec. 4.1, for negative scores as in Hugging Face's `RepetitionPenaltyLogitsProcessor`.
-
-    Args:
-      scores: logits or log-probabilities.
-      text: what each hypothesis has, -1 = no token.
-      settings: `repetition_penalty` and `encoder_repetition_penalty`.
-      source: its tokens, -1 = no token.
     """
     if settings.encoder_repetition_penalty != 1.0 and source is not None:
         scores = _divided(scores, source[:, None], 1.0 / settings.encoder_repetition_penalty)
@@ -162,12 +156,8 @@ def forced_tokens(
 ) -> Int[Array, "#B"] | None:
     """What every hypothesis of an example must take at `index`, -1 = it may choose; None = nothing ever is forced.
 
-    Args:
-      index: how many tokens a hypothesis has.
-      prefix: what the response begins with, -1 = it may choose; goes before the other two.
-      eos_id: the token at `end_at`.
-      first_token: at index 0.
-      end_at: the index at which each response must end.
+    That is `first_token` at 0, and `eos_id` at `end_at`; what the response begins with, `prefix`, goes before both.
+    It is -1 where a hypothesis may choose.
     """
     if prefix is None and first_token is None and end_at is None:
         return None

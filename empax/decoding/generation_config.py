@@ -187,13 +187,8 @@ def options_that_can_be_had(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of a folder that decode an answer here, and the others; each is looked at with those before it.
 
-    `num_return_sequences` is none of either: how many answers there shall be is for the caller to say.
-
-    Args:
-      fields: of the folder.
-      encoder_decoder: whether the model is one.
-      eos_id: of the tokenizer.
-      vocab_size: of the model: an end that it cannot say is left out of several.
+    `num_return_sequences` is none of either: how many answers there shall be is for the caller to say. `eos_id` is the
+    tokenizer's; of several ends, one that lies beyond the model's vocabulary is left out.
     """
     kept: dict[str, Any] = {}
     left: dict[str, Any] = {}
@@ -254,7 +249,7 @@ def _refuse_unread(fields: Mapping[str, Any], method: str, origin: Origin) -> No
 
 def _eos_ids(fields: Mapping[str, Any], origin: Origin) -> tuple[tuple[int, ...], bool]:
     """The ids that end a response, with the one that the last place forces in front, and whether it forces one."""
-    ids, forced = (_several(fields.get(name, ())) for name in ("eos_token_id", "forced_eos_token_id"))
+    ids, forced = (listed(fields.get(name)) for name in ("eos_token_id", "forced_eos_token_id"))
     if not forced:
         return ids, False
     if len(forced) != 1 or forced[0] not in ids:
@@ -265,7 +260,10 @@ def _eos_ids(fields: Mapping[str, Any], origin: Origin) -> tuple[tuple[int, ...]
     return (*forced, *(token for token in ids if token != forced[0])), True
 
 
-def _several(value: Any) -> tuple[int, ...]:
+def listed(value: Any) -> tuple[Any, ...]:
+    """Of one or several; none where it is None."""
+    if value is None:
+        return ()
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 

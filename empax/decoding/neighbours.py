@@ -67,11 +67,7 @@ def copy_probabilities(
     Source: Grave et al. 2017 (a continuous cache), Eq. 2, whose cache holds the exemplars here, and whose similarity is
     the distance of `knn_probabilities`. Nothing is learnt: it is no pointer with a gate (See et al. 2017).
 
-    Args:
-      states: of the hypotheses of each example.
-      exemplars: keys [B, M, D], tokens and mask [B, M].
-      temperature: in units of the distance.
-      vocab_size: V.
+    Exemplars have keys [B, M, D], tokens and mask [B, M]; the temperature is in units of the distance.
     """
     assert exemplars.mask is not None
     scores = -squared_distances(states, exemplars.keys) / temperature
@@ -97,11 +93,8 @@ def interpolated(
 
     .. math:: \log \big((1 - \sum_i \lambda_i) \, p_{model}(w) + \sum_i \lambda_i \, p_i(w)\big)
 
+    `parts` are weights and distributions; one that is all 0 leaves its weight to the model.
     Source: Khandelwal et al. 2020, Eq. 3.
-
-    Args:
-      logits: of the model.
-      parts: weights and distributions; one that is all 0 leaves its weight to the model.
     """
     there = sum((weight * (probs.sum(axis=-1, keepdims=True) > 0.0) for weight, probs in parts), start=jnp.zeros(()))
     own = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1) + jnp.log1p(-there)

@@ -23,6 +23,7 @@ from empax.decoding.generation_config import (
     ModelDecoding,
     Origin,
     decoding_of,
+    listed,
 )
 from empax.decoding.settings import DecodeSettings, num_hypotheses
 
@@ -94,13 +95,8 @@ def call_of(
     alone means beam search, also where the model's folder says `do_sample`; a length that the call gives goes before
     any of the folder's.
 
-    Args:
-      options: of the caller.
-      fields: of the model, under transformers' names; one that the method does not read stays silent.
-      own: has the options of the model that transformers does not have.
-      encoder_decoder: whether the model is one.
-      eos_id: of the tokenizer.
-      vocab_size: of the model.
+    Those of the model are `fields`, under transformers' names, where one that the method does not read stays silent,
+    and `own`, which has what transformers does not. `eos_id` is the tokenizer's.
 
     Raises:
       ConfigError: an option is unknown, is not read by the method, contradicts another, or has a value that is not
@@ -108,11 +104,14 @@ def call_of(
     """
     asked = {name: value for name, value in options.items() if name not in SAME_TEXT}
     check_keys(asked, {*_OFF, *KNOWN} - SAME_TEXT - {"draw_beams"}, where="generate", owner="generate")
-    given = {name: _plain(value) for name, value in options.items()}
+    numbers = np.ndarray | np.generic  # as Python's
+    given = {name: value.tolist() if isinstance(value, numbers) else value for name, value in options.items()}
     theirs, spelled = _translated(given)
     try:
         changes = theirs | _method(given, theirs, fields)
-        _check_lengths(changes, given)
+        for length, new in zip(LENGTHS[::2], LENGTHS[1::2], strict=True):
+            if changes.get(length) is not None and changes.get(new) is not None:
+                raise ConfigError(f"generate: {length} = {given[length]} has no effect beside {new}; give one of them.")
         if "top_k" in changes and changes["top_k"] is None:
             changes["top_k"] = 0
         base = {name: value for name, value in fields.items() if name != "num_return_sequences"}
@@ -128,7 +127,8 @@ def call_of(
         check_ids(settings, vocab_size)
     except ConfigError as error:
         raise ConfigError(re.sub(rf"\b({'|'.join(spelled)})\b", lambda hit: spelled[hit[1]], str(error))) from error
-    counted = () if encoder_decoder else _counted(whole)
+    pairs = zip(("max_tokens", "min_tokens"), LENGTHS[::2], LENGTHS[1::2], strict=True)
+    counted = {ours for ours, length, new in pairs if not encoder_decoder and whole.get(length) and new not in whole}
     ends = (*([] if found.eos_id is None else [found.eos_id]), *settings.more_eos_ids)
     if found.settings.end_at_limit or (given.get("eos_token_id") is not None and eos_id not in ends):
         eos_id = ends[0]
@@ -138,13 +138,6 @@ def call_of(
 
 
 _CALLER = Origin("generate", lambda name: f"leave {name} out")
-
-
-def _plain(value: Any) -> Any:
-    """Numbers and lists of numpy as Python's."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return value
 
 
 def _translated(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -189,13 +182,6 @@ def _method(given: Mapping[str, Any], theirs: Mapping[str, Any], fields: Mapping
     return {"do_sample": False, "num_beams": beams or (own if own > 1 else _OFF["num_beams"])}
 
 
-def _check_lengths(changes: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Raises ConfigError where a length is given twice."""
-    for whole, new in zip(LENGTHS[::2], LENGTHS[1::2], strict=True):
-        if changes.get(whole) is not None and changes.get(new) is not None:
-            raise ConfigError(f"generate: {whole} = {given[whole]} has no effect beside {new}; give one of them.")
-
-
 def _with_ours(
     found: ModelDecoding, given: Mapping[str, Any], own: DecodeSettings, num_texts: Any, *, encoder_decoder: bool
 ) -> DecodeSettings:
@@ -204,7 +190,7 @@ def _with_ours(
     kept = _OURS if not encoder_decoder else _OURS - {"first_token"}
     values |= {name: getattr(own, name) for name in kept - {"more_eos_ids", "end_at_limit"}}
     values |= {name: value for name, value in given.items() if name in _OURS and value is not None}
-    values["more_eos_ids"] = (*found.settings.more_eos_ids, *_listed(given.get("more_eos_ids")))
+    values["more_eos_ids"] = (*found.settings.more_eos_ids, *listed(given.get("more_eos_ids")))
     if given.get("rerank") is None and {"sample": values["num_samples"], "beam": 2}.get(values["method"], 1) < 2:
         values |= {name: _OFF[name] for name in ("rerank", "rerank_exemplars")}  # of the model, for other methods
     if type(num_texts) is not int or num_texts < 1:
@@ -231,14 +217,8 @@ def _with_ours(
 def _check_single_ids(given: Mapping[str, Any], vocab_size: int) -> None:
     """Raises ConfigError for an id of a caller that the model cannot say."""
     for name in IDS:
-        if any(not 0 <= token < vocab_size for token in _listed(given.get(name))):
+        if any(not 0 <= token < vocab_size for token in listed(given.get(name))):
             raise ConfigError(f"generate: {name} = {given[name]} must lie in [0, {vocab_size}), the vocabulary.")
-
-
-def _listed(value: Any) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def _refuse_idle(given: Mapping[str, Any], settings: DecodeSettings, *, encoder_decoder: bool) -> None:
@@ -287,8 +267,3 @@ _HOW = {
     "sample": "tokens are drawn",
 }
 _ADD = {"beam": "num_beams=4", "sample": "do_sample=True"}
-
-
-def _counted(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    pairs = zip(("max_tokens", "min_tokens"), LENGTHS[::2], LENGTHS[1::2], strict=True)
-    return tuple(ours for ours, whole, new in pairs if fields.get(whole) and new not in fields)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Generated
 from empax.core.vectors import unit
+from empax.decoding.hypotheses import gather
 from empax.decoding.sampling import Randomness, noise
 from empax.decoding.settings import DecodeSettings, SimilarityLikelihood
 
@@ -167,7 +168,4 @@ def make_reranker(settings: DecodeSettings, utility: Utility) -> Reranker | None
 def rerank(generated: Generated, worth: Float[Array, "B K"]) -> Generated:
     """The same hypotheses and log-probabilities, the best first; equal ones keep their order."""
     order = jnp.argsort(-worth, axis=1, stable=True)
-    return Generated(
-        tokens=jnp.take_along_axis(generated.tokens, order[:, :, None], axis=1),
-        log_probs=jnp.take_along_axis(generated.log_probs, order, axis=1),
-    )
+    return jax.tree.map(lambda values: gather(values, order), generated)

@@ -27,17 +27,10 @@ Tokens: TypeAlias = tuple[Int[Array, "B S"], Bool[Array, "B S"]]
 """Token ids, and which of them are real."""
 
 
-def generate(
-    step: StepFn,
-    cache: Any,
-    **given: Any,
-) -> Generated:
-    """Decodes by `settings.method`; to be called under `jax.jit`.
+def generate(step: StepFn, cache: Any, **given: Any) -> Generated:
+    """Decodes by `settings.method`; to be called under `jax.jit`. Arguments are those of `search_of`.
 
-    Args:
-      step: see `search_of`.
-      cache: started for K = `num_hypotheses(settings)` and at least `settings.max_tokens` steps.
-      given: see `search_of`.
+    The cache is started for K = `num_hypotheses(settings)` and at least `settings.max_tokens` steps.
 
     Returns:
       Tokens [B, K, T] with T = `max_tokens`, best hypothesis first, and their log-probabilities under the model:

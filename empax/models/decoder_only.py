@@ -45,6 +45,11 @@ def last_tokens(tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]) -> Int[Arra
     return jnp.take_along_axis(tokens, _last_places(mask)[:, None], axis=1)[:, 0]
 
 
+def before_last(mask: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
+    """`mask` without the last real token of each prompt."""
+    return mask & (jnp.arange(mask.shape[1])[None] != _last_places(mask)[:, None])
+
+
 def _last_places(mask: Bool[Array, "B T"]) -> Int[Array, " B"]:
     return mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)
 
@@ -323,8 +328,7 @@ class DecoderOnly(nn.Module):
         _, kept = self._read(tokens, mask, keep=True, deterministic=True)
         assert kept is not None
         # The last token is left to the first step, so that a step is all that ever gives logits.
-        before_last = mask & (jnp.arange(mask.shape[1])[None, :] != _last_places(mask)[:, None])
-        return self._cache(*kept, before_last, num_hypotheses, max_length)
+        return self._cache(*kept, before_last(mask), num_hypotheses, max_length)
 
     def cache_behind(
         self,

@@ -118,14 +118,7 @@ def frame(
 ) -> tuple[Int[Array, "B U"], Bool[Array, "B U"]]:
     """`[CLS] ids [SEP]` inside a compiled function: generated ids as `data.features.encode_for_bert` frames texts.
 
-    Args:
-      ids: rows whose real ids stand on the left.
-      mask: True at those; False at the end-of-sequence id and behind it.
-      cls_id: what stands in front.
-      sep_id: what stands behind.
-
-    Returns:
-      Ids and mask, U = T + 2.
+    Real ids stand on the left; the mask is False at the end-of-sequence id and behind it. U = T + 2.
     """
     columns = jnp.arange(ids.shape[1] + 2)[None]
     end = jnp.sum(mask, axis=1, keepdims=True) + 1

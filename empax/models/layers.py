@@ -22,8 +22,6 @@ from empax.models.arithmetic import add_bias, contract, dropout
 from empax.models.attention_kernels import AttentionKernel, flash_attention, fused_attention, is_fused
 from empax.models.rotary import Rotary, rotate
 
-Activation: TypeAlias = Callable[[jax.Array], jax.Array]
-
 Sinusoids: TypeAlias = Literal["tensor2tensor", "paper"]
 """Which rates `sinusoidal_positions` takes."""
 
@@ -41,7 +39,7 @@ def gelu(values: Float[Array, "..."]) -> Float[Array, "..."]:
     return (0.5 * wide * (1.0 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(values.dtype)
 
 
-ACTIVATIONS: dict[str, Activation] = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
     "gelu": gelu,
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
@@ -150,9 +148,7 @@ def over_last(vector: Num[Array, " D"], ndim: int) -> Num[Array, "*B D"]:
     return vector.reshape((1,) * (ndim - 1) + vector.shape)
 
 
-def normal(stddev: float) -> nn.initializers.Initializer:
-    """Normal initialiser; `stddev` is that of the weights themselves."""
-    return nn.initializers.normal(stddev)
+normal = nn.initializers.normal
 
 
 class Attention(nn.Module):

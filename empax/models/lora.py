@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -28,15 +28,14 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from empax.core.config import ConfigError, check_numbers, check_types
-from empax.core.tree import map_named, named_leaves
+from empax.core.config import ConfigError, check_numbers, check_pattern, check_types, some_names
+from empax.core.tree import map_named, named_leaves, path_name
 from empax.core.types import Params
 from empax.models.arithmetic import LowRankSum, dropout
 from empax.models.layers import logical_axes
 
 MAX_RANK = 1 << 14
 """The smaller side of the largest weights of Llama 3.1 405B: adapters of that rank can be anything."""
-_NAMES_IN_ERRORS = 8
 _LARGEST = 127  # of an int8, symmetric
 
 
@@ -66,10 +65,7 @@ class LoraSettings:
         check_numbers(self, "rank", least=1, most=MAX_RANK)
         check_numbers(self, "alpha", above=0)
         check_numbers(self, "dropout", least=0, below=1)
-        try:
-            re.compile(self.pattern)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise ConfigError(f"pattern = {self.pattern!r} is not a regular expression: {error}.") from error
+        check_pattern("pattern", self.pattern)
 
     @property
     def factor(self) -> float:
@@ -125,8 +121,7 @@ class LowRank(_Box):
         return (base.astype(product.dtype) + self.factor * product).astype(base.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Axes:
+class _Axes(NamedTuple):
     """How the axes of a weight lie: a stack of layers or not, how many axes are inputs."""
 
     stacked: bool
@@ -151,12 +146,9 @@ def _sides(shape: tuple[int, ...], axes: _Axes) -> tuple[int, int]:
 
 
 def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Params:
-    """Adapters for `base`: A normal with variance 1 / inputs, B zero, so that they change nothing yet.
+    """Adapters for `base`, parameters or their shapes; as B is zero, they change nothing yet.
 
-    Args:
-      rng: key.
-      base: parameters of a model, or their shapes.
-      settings: see there.
+    A is normal with variance 1 / inputs.
 
     Returns:
       A tree like `base` with {"a", "b"} in place of every adapted weight, and nothing else.
@@ -171,9 +163,9 @@ def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Param
     }
     if not found:
         names = [name for name, leaf in named_leaves(base).items() if _axes(name, leaf.shape)]
-        shown = ", ".join(names[:_NAMES_IN_ERRORS]) + (", …" if len(names) > _NAMES_IN_ERRORS else "")
         raise ConfigError(
-            f"pattern = {settings.pattern!r} is found in the name of no weight that LoRA can adapt; they are {shown}."
+            f"pattern = {settings.pattern!r} is found in the name of no weight that LoRA can adapt; they are "
+            f"{some_names(names)}."
         )
     sides = [_sides(shape, axes) for shape, axes in found.values()]
     if settings.rank > (most := max(map(min, sides))):
@@ -203,13 +195,9 @@ def adapt(base: Params, adapters: Params, settings: LoraSettings, rng: jax.Array
     """`base` with the adapters in it: what a model is applied to.
 
     Departure: dropout takes away inputs of an adapter for a whole step, one choice for each layer, where Hu et al.
-    choose anew for each token; so adapted weights stay one matrix each.
+    choose anew for each token; so adapted weights stay one matrix each. Without an `rng` there is none.
 
-    Args:
-      base: parameters, plain or from `quantize` and `lower`; no gradient flows to an adapted weight.
-      adapters: of `init_adapters`.
-      settings: the same.
-      rng: None = no dropout.
+    `base` is plain or from `quantize` and `lower`; no gradient flows to an adapted weight.
 
     Raises:
       ConfigError: the adapters are those of another model.
@@ -219,7 +207,7 @@ def adapt(base: Params, adapters: Params, settings: LoraSettings, rng: jax.Array
         owner, _, part = name.rpartition("/")
         pairs.setdefault(owner, {})[part] = leaf
     leaves, structure = jax.tree_util.tree_flatten_with_path(base, is_leaf=_is_box)
-    names = [_name(path) for path, _ in leaves]
+    names = [path_name(path) for path, _ in leaves]
     if missing := sorted(set(pairs) - set(names)):
         raise ConfigError(f"there are adapters for {', '.join(missing)}, which the model does not have.")
     numbers = {name: number for number, name in enumerate(pairs)}
@@ -272,11 +260,12 @@ def stacked(
 def merge(base: Params, adapters: Params, settings: LoraSettings) -> Params:
     """Plain parameters with W + alpha / r * A B in place of every adapted weight, and floats in place of eight bits."""
     adapted = adapt(base, adapters, settings)
-    named = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(adapted, is_leaf=_is_box)}
+    named = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(adapted, is_leaf=_is_box)}
     merged: dict[str, Any] = {}
     for name, leaf in named.items():
         if isinstance(leaf, LowRank):
-            stacked = leaf.a.ndim + leaf.b.ndim - 2 > _ndim(leaf.base)
+            base = leaf.base.values if isinstance(leaf.base, Int8) else leaf.base
+            stacked = leaf.a.ndim + leaf.b.ndim - 2 > base.ndim
             leaf = jax.vmap(LowRank.summed)(leaf) if stacked else leaf.summed()
         merged[name] = _open(leaf)
     return unflatten_dict(merged, sep="/")
@@ -315,13 +304,13 @@ def lower(params: Params, dtype: DTypeLike) -> Params:
     dtype = jnp.dtype(dtype)
     leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_box)
     # BART's kin, known by the bias of their logits, sum tokens and positions also where those are sines.
-    if any(_name(path).endswith(("position_embedding", "output_bias")) for path, _ in leaves):
+    if any(path_name(path).endswith(("position_embedding", "output_bias")) for path, _ in leaves):
         embeddings = r"(^|/)output_embedding$"
     else:
         embeddings = r"(^|/)(token|output)_embedding$"
 
     def put(path: tuple[Any, ...], leaf: Any) -> Any:
-        name = _name(path)
+        name = path_name(path)
         if _is_box(leaf) or (_axes(name, leaf.shape) is None and not re.search(embeddings, name)):
             return leaf
         return leaf.astype(dtype)
@@ -333,13 +322,5 @@ def _open(leaf: Any) -> Any:
     return leaf.unbox() if _is_box(leaf) else leaf
 
 
-def _ndim(leaf: Any) -> int:
-    return leaf.values.ndim if isinstance(leaf, Int8) else leaf.ndim
-
-
 def _is_box(leaf: Any) -> bool:
     return isinstance(leaf, _Box)
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    return "/".join(str(part.key) for part in path)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.models.decoder_only import DecoderOnly, PromptCache
+from empax.models.decoder_only import DecoderOnly, PromptCache, before_last, last_tokens
 from empax.models.fusion_in_decoder import Around
 
 
@@ -48,7 +48,7 @@ class PromptedDecoder(Around):
     def _with_prefix(self, mask: Bool[Array, "B S"]) -> Bool[Array, "B R"]:
         """Which tokens the cache holds: the prefix and the source, but not the start."""
         if self.start_id is None:
-            mask = mask & (jnp.arange(mask.shape[1])[None] != _last(mask)[:, None])
+            mask = before_last(mask)
         return jnp.concatenate([jnp.ones((mask.shape[0], len(self.prefix)), bool), mask], axis=1)
 
     def encode(
@@ -59,7 +59,7 @@ class PromptedDecoder(Around):
         tokens = jnp.concatenate([prefix, source], axis=1)
         hidden, key, value = self.model.read(tokens, self._with_prefix(source_mask), deterministic=deterministic)
         if self.start_id is None:
-            start = jnp.take_along_axis(source, _last(source_mask)[:, None], axis=1)[:, 0]
+            start = last_tokens(source, source_mask)
         else:
             start = jnp.full(source.shape[:1], self.start_id, source.dtype)
         return PromptStates(hidden[:, len(self.prefix) :], key, value, start)
@@ -85,11 +85,6 @@ class PromptedDecoder(Around):
         return self.model.cache_behind(
             states.key, states.value, mask, num_hypotheses=num_hypotheses, max_length=max_length
         )
-
-
-def _last(mask: Bool[Array, "B S"]) -> Int[Array, " B"]:
-    """The column of each row's last real token."""
-    return mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)
 
 
 class FusionInPrompt(PromptedDecoder):

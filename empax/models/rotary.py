@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,15 +35,12 @@ class RopeScaling:
     original_positions: int
 
     def __post_init__(self) -> None:
-        if self.factor < 1.0:
-            raise ConfigError(f"rope scaling: factor = {self.factor} must be at least 1.")
+        _check_at_least_1(self, "factor", "original_positions")
         if not 0.0 < self.low_freq_factor < self.high_freq_factor:
             raise ConfigError(
                 f"rope scaling: low_freq_factor = {self.low_freq_factor} must be above 0 and below "
                 f"high_freq_factor = {self.high_freq_factor}."
             )
-        if self.original_positions < 1:
-            raise ConfigError(f"rope scaling: original_positions = {self.original_positions} must be at least 1.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +56,7 @@ class LinearScaling:
     factor: float
 
     def __post_init__(self) -> None:
-        if self.factor < 1.0:
-            raise ConfigError(f"rope scaling: factor = {self.factor} must be at least 1.")
+        _check_at_least_1(self, "factor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,10 +83,7 @@ class YarnScaling:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        if self.factor < 1.0:
-            raise ConfigError(f"rope scaling: factor = {self.factor} must be at least 1.")
-        if self.original_positions < 1:
-            raise ConfigError(f"rope scaling: original_positions = {self.original_positions} must be at least 1.")
+        _check_at_least_1(self, "factor", "original_positions")
         if not 0.0 < self.beta_slow <= self.beta_fast:
             raise ConfigError(
                 f"rope scaling: beta_slow = {self.beta_slow} must be above 0 and at most beta_fast = {self.beta_fast}."
@@ -110,6 +103,12 @@ class YarnScaling:
     def _feature(self, turns: float, pairs: int, theta: float) -> float:
         """The pair of features that makes so many full turns within the context of pretraining."""
         return pairs * math.log(self.original_positions / (turns * 2 * math.pi)) / math.log(theta)
+
+
+def _check_at_least_1(scaling: Any, *names: str) -> None:
+    for name in names:
+        if getattr(scaling, name) < 1:
+            raise ConfigError(f"rope scaling: {name} = {getattr(scaling, name)} must be at least 1.")
 
 
 AnyScaling: TypeAlias = RopeScaling | LinearScaling | YarnScaling

@@ -50,11 +50,8 @@ class DecodeCache:
     def with_weights(self, weights: Params, table: Any, *, dtype: DTypeLike, apart: bool) -> Any:
         """The same with what every step multiplies with, converted once; a CPU gains nothing by that.
 
-        Args:
-          weights: the scanned layers' parameters.
-          table: of the logits.
-          dtype: of the arithmetic.
-          apart: each layer's part of what is stacked for itself.
+        `weights` are the scanned layers' parameters, `table` is that of the logits. `apart`: each layer's part of what
+        is stacked for itself.
         """
         if jnp.dtype(dtype) == jnp.float32 or backend() == "cpu":
             return self._cut(weights) if apart else self

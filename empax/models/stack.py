@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.sharding import keep_rows_split
 from empax.models.arithmetic import contract, rows_of
 from empax.models.feed_forward import ConvFeedForward, ConvWindow, FeedForward
-from empax.models.layers import Dropout, Norm, normal, relative_bucket
+from empax.models.layers import Dropout, normal, relative_bucket
 from empax.models.memory_attention import Memories, MemoryAttention, SingleMemory
 from empax.models.scanned import DecodeCache, extend_cache, rematerialized, scan_layers, step_layers
 from empax.models.transformer_config import TransformerConfig
@@ -54,16 +54,16 @@ class Layer(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        dtype = jnp.dtype(c.dtype)
         self.attention, self.attention_norm = c.make_attention(), c.make_norm()
         if self.cross:
             self.cross_attention, self.cross_attention_norm = c.make_attention(), c.make_norm()
             for name in c.memories:
                 setattr(self, name, SingleMemory(c) if c.single_memories else MemoryAttention(c))
-        inner = c.inner_dropout_rate()
         if c.feed_forward_kernel > 1:
-            self.feed_forward = c.make_convolution(causal=self.cross)
+            sizes = (c.d_model, c.d_ff, c.feed_forward_kernel)
+            self.feed_forward = ConvFeedForward(*sizes, c.activation, c.use_bias, c.dropout, self.cross, c.init_scale)
         else:
+            inner, dtype = c.inner_dropout_rate(), jnp.dtype(c.dtype)
             self.feed_forward = FeedForward(c.d_ff, c.activation, c.use_bias, inner, c.init_scale, dtype)
         self.feed_forward_norm = c.make_norm()
         self.dropout = Dropout(c.dropout)
@@ -231,9 +231,9 @@ class Stack(nn.Module):
             init = normal(c.init_scale * c.d_model**-0.5)
             self.embedding_projection = self.param("embedding_projection", init, (c.d_model, c.d_model))
         if c.embedding_norm:
-            self.embedding_norm = Norm(c.norm, c.layer_norm_eps, jnp.dtype(c.dtype))
+            self.embedding_norm = c.make_norm()
         if c.final_norm:
-            self.final_norm = Norm(c.norm, c.layer_norm_eps, jnp.dtype(c.dtype))
+            self.final_norm = c.make_norm()
         self.dropout = Dropout(c.dropout)
 
     def project(self, embedded: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -254,12 +254,8 @@ class Stack(nn.Module):
         if c.position != "relative":
             return None
         distance = keys[None, :] - queries[:, None]
-        bucket = relative_bucket(
-            distance,
-            bidirectional=not self.decoder,
-            num_buckets=c.relative_buckets,
-            max_distance=c.relative_max_distance,
-        )
+        sizes = {"num_buckets": c.relative_buckets, "max_distance": c.relative_max_distance}
+        bucket = relative_bucket(distance, bidirectional=not self.decoder, **sizes)
         return jnp.transpose(rows_of(self.relative_bias, bucket), (2, 0, 1))[None]
 
     def _scan(self, function: Any, carry: Any, per_layer: Any, *shared: Any) -> Any:

@@ -85,11 +85,8 @@ def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Transf
 def t5_from_scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
     """A T5 v1.0 of any size: pre-norm without biases, unscaled attention, tied and scaled output.
 
-    By default LEMPEx' "GloVe-T5" (Majumder et al., Sec. 3.2): with its 21,132 words 27,575,184 parameters.
-
-    Args:
-      vocab_size: of the tokenizer, special ids included.
-      changes: any field of TransformerConfig.
+    By default LEMPEx' "GloVe-T5" (Majumder et al., Sec. 3.2): with its 21,132 words 27,575,184 parameters. `changes`
+    are any fields of TransformerConfig.
     """
     fields = {"d_model": 300, "d_kv": 50, "d_ff": 2048, "num_heads": 6, "num_layers": 6, "vocab_size": vocab_size}
     return dataclasses.replace(t5_config(fields), **changes)

@@ -24,9 +24,7 @@ __all__ = ["DecodeCache", "EncoderDecoder", "Memory", "TransformerConfig", "scra
 def scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
     """The paper's first backbone, trained from nothing: pre-LN, biases, tied embeddings, relative positions.
 
-    Args:
-      vocab_size: of the tokenizer, special ids included.
-      changes: any field of TransformerConfig.
+    The vocabulary holds the special ids too; `changes` are any fields of TransformerConfig.
     """
     defaults = TransformerConfig(
         vocab_size=vocab_size,
@@ -45,11 +43,8 @@ def scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
 def word_level(vocab_size: int, **changes: Any) -> TransformerConfig:
     """MoEL's lineage: pre-norm, attention without biases, sinusoids, projected embeddings.
 
+    `changes` are the sizes, and any other fields of TransformerConfig.
     Source: the released code of MoEL (Lin et al. 2019), which MIME, EmpDG, CEM and ReflectDiffu follow.
-
-    Args:
-      vocab_size: of the vocabulary of words, special ids included.
-      changes: the sizes, and any other field of TransformerConfig.
     """
     lineage: dict[str, Any] = {
         "attention_bias": False,
@@ -126,12 +121,8 @@ class EncoderDecoder(nn.Module):
     ) -> Float[Array, "B S D"]:
         """Encoder states; those of padding are numbers without meaning.
 
-        Args:
-          source: ids, or None where `embedded` stands for their embeddings.
-          source_mask: True = real.
-          embedded: inputs that are no ids, before the embedding's scale and positions.
-          added: vectors to add to those of the tokens (speakers, segments), before scale and positions too.
-          deterministic: without dropout.
+        `embedded` stands for the embeddings of `source`, which is then None; `added` are vectors to add to them
+        (speakers, segments). Both are taken before the embedding's scale and positions.
         """
         self._check_length(source_mask.shape[1])
         if embedded is None:
@@ -155,28 +146,17 @@ class EncoderDecoder(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Decoder states, teacher-forced: state t predicts `target[:, t]`, having read the tokens before it.
 
-        Args:
-          target: ids.
-          states: of the encoder.
-          states_mask: True = real.
-          memories: what `config.memories` names.
-          start: stands for the scaled embedding of `start_id` (EmpDG, KEMP: the projected logits of the emotion).
-          deterministic: without dropout.
+        `memories` are what `config.memories` names; `start` stands for the scaled embedding of `start_id` (EmpDG, KEMP:
+        the projected logits of the emotion).
         """
-        return self._decoded(target, states, states_mask, memories, start, deterministic, with_weights=False)[0]
+        options: dict[str, Any] = {"memories": memories, "start": start, "deterministic": deterministic}
+        return self._decoded(target, states, states_mask, **options, with_weights=False)[0]
 
     def decode_with_weights(
-        self,
-        target: Int[Array, "B T"],
-        states: Float[Array, "B S D"],
-        states_mask: Bool[Array, "B S"],
-        *,
-        memories: Memories | None = None,
-        start: Float[Array, "B D"] | None = None,
-        deterministic: bool = True,
+        self, target: Int[Array, "B T"], states: Float[Array, "B S D"], states_mask: Bool[Array, "B S"], **options: Any
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T S"]]:
         """`decode_hidden`, and the last layer's attention to the source, averaged over heads: what copying needs."""
-        hidden, weights = self._decoded(target, states, states_mask, memories, start, deterministic, with_weights=True)
+        hidden, weights = self._decoded(target, states, states_mask, **options, with_weights=True)
         assert weights is not None
         return hidden, weights
 
@@ -185,10 +165,10 @@ class EncoderDecoder(nn.Module):
         target: Int[Array, "B T"],
         states: Float[Array, "B S D"],
         states_mask: Bool[Array, "B S"],
-        memories: Memories | None,
-        start: Float[Array, "B D"] | None,
-        deterministic: bool,
         *,
+        memories: Memories | None = None,
+        start: Float[Array, "B D"] | None = None,
+        deterministic: bool = True,
         with_weights: bool,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T S"] | None]:
         inputs = self.decoder_inputs(target, start=start, deterministic=deterministic)

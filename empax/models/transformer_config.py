@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from empax.core.config import ConfigError, check_numbers
 from empax.models.attention_kernels import AttentionKernel
-from empax.models.feed_forward import ConvFeedForward
 from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS, Attention, Norm, Sinusoids
 
 Remat: TypeAlias = Literal["none", "minimal", "full"]
@@ -22,9 +21,7 @@ _SIZES = ("vocab_size", "d_model", "num_heads", "head_dim", "d_ff", "unroll")
 def check_layers(config: Any, *more: str) -> None:
     """Raises ConfigError for an activation, a type of arithmetic or a size that no Transformer here has.
 
-    Args:
-      config: settings of a Transformer.
-      more: fields beside `_SIZES` that are at least 1.
+    `more` are fields beside `_SIZES` that are at least 1.
     """
     known = sorted([*ACTIVATIONS, *GATED_ACTIVATIONS])
     if config.activation not in known:
@@ -126,7 +123,6 @@ class TransformerConfig:
             raise ConfigError(f"memories = {self.memories} must not take the name of a part of the layer, {taken[0]}.")
 
     def make_attention(self) -> Attention:
-        """One attention of a layer."""
         return Attention(
             self.d_model,
             self.num_heads,
@@ -145,21 +141,7 @@ class TransformerConfig:
         return rate if self.inner_dropout else 0.0
 
     def make_norm(self) -> Norm:
-        """One norm."""
         return Norm(self.norm, self.layer_norm_eps, jnp.dtype(self.dtype))
-
-    def make_convolution(self, *, causal: bool) -> ConvFeedForward:
-        """The feed-forward where `feed_forward_kernel` > 1."""
-        return ConvFeedForward(
-            self.d_model,
-            self.d_ff,
-            self.feed_forward_kernel,
-            self.activation,
-            self.use_bias,
-            self.dropout,
-            causal,
-            self.init_scale,
-        )
 
     def initial_embedding_stddev(self) -> float:
         """Of initial embeddings, of tokens as of positions."""

@@ -59,8 +59,6 @@ def run(settings: Any, run: RunContext) -> dict[str, Any]:
         settings=dataclasses.replace(loop, seed=run.seed),
         frozen=assembly.frozen,
         directory=run.directory,
-        metrics_path=run.files.metrics,
-        stage=run.stage,
         initial=assembly.initial,
         on_refresh=assembly.on_refresh,
         on_end=assembly.on_end,

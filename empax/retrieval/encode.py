@@ -76,7 +76,6 @@ def embed(
     tokens_per_batch: int | None = None,
     buckets: Sequence[int] = BUCKETS,
     mesh: Mesh | None = None,
-    axis: str = "data",
     progress: str | None = None,
 ) -> Float[np.ndarray, "N ..."]:
     """Embeds every text of a corpus, in the order given.
@@ -100,8 +99,7 @@ def embed(
       pad_id: what to fill with; masked.
       tokens_per_batch: padded tokens in one batch, the bound on memory; None = 32,768, on a CPU 1,024.
       buckets: allowed padded lengths.
-      mesh: spreads the rows of a batch over its `axis`; None = the default device.
-      axis: name of the mesh axis that holds the data.
+      mesh: spreads the rows of a batch over its axis "data"; None = the default device.
       progress: see `core.progress`; None = nothing is shown. 10,000 texts or more are announced in the log too.
 
     Returns:
@@ -116,8 +114,8 @@ def embed(
     lengths = np.array([len(ids) for ids in token_ids], np.int64)
     ordered = np.array(sorted(buckets))
     _check_lengths(lengths, int(ordered[-1]))
-    shards = 1 if mesh is None else mesh.shape[axis]
-    sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(axis))
+    shards = 1 if mesh is None else mesh.shape["data"]
+    sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec("data"))
     params = params if sharding is None else jax.device_put(params, NamedSharding(sharding.mesh, PartitionSpec()))
     run = jax.jit(apply)
     example = jax.ShapeDtypeStruct((shards, int(ordered[0])), np.int32)

@@ -35,8 +35,7 @@ class ExactIndex:
     Args:
       embeddings: N >= 1 rows, float32 or float16, finite; a memory-mapped array is read shard by shard.
       groups: one number >= 0 per row (the dialogue it comes from), or NO_GROUP; None = no exclusion.
-      mesh: spreads the rows over its `axis`, each device searching its own; None = one device.
-      axis: name of the mesh axis that holds the data.
+      mesh: spreads the rows over its axis "data", each device searching its own; None = one device.
       chunk_rows: rows scored at a time on one device for 256 queries; None = as its memory allows.
 
     Raises:
@@ -49,20 +48,18 @@ class ExactIndex:
         *,
         groups: Int[np.ndarray, " N"] | None = None,
         mesh: Mesh | None = None,
-        axis: str = "data",
         chunk_rows: int | None = None,
     ):
         chunk_rows = _rows_at_a_time() if chunk_rows is None else chunk_rows
         self.num_rows, self.dim = embeddings.shape
         self.has_groups = groups is not None
-        self._mesh = Mesh(np.array(jax.local_devices()[:1]), (axis,)) if mesh is None else mesh
-        self._axis = axis
+        self._mesh = Mesh(np.array(jax.local_devices()[:1]), ("data",)) if mesh is None else mesh
         if self.num_rows < 1 or chunk_rows < 1:
             raise ValueError(f"{self.num_rows} rows, chunk_rows = {chunk_rows}: both must be at least 1.")
         row_groups = np.full(self.num_rows, NO_GROUP, np.int32) if groups is None else groups.astype(np.int32)
         if row_groups.shape != (self.num_rows,):
             raise ValueError(f"groups of shape {row_groups.shape}; it must be ({self.num_rows},), one per row.")
-        shards = self._mesh.shape[axis]
+        shards = self._mesh.shape["data"]
         per_shard = -(-self.num_rows // shards)
         self._chunks = -(-per_shard // chunk_rows)
         chunk = -(-per_shard // self._chunks)
@@ -82,7 +79,7 @@ class ExactIndex:
             missing = np.full((stop - start - len(rows), *values.shape[1:]), filler, values.dtype)
             return np.concatenate([rows, missing]) if len(missing) else rows
 
-        sharding = NamedSharding(self._mesh, PartitionSpec(self._axis))
+        sharding = NamedSharding(self._mesh, PartitionSpec("data"))
         return jax.make_array_from_callback((padded, *values.shape[1:]), sharding, part)
 
     def search(
@@ -113,7 +110,7 @@ class ExactIndex:
             asked[:, -1] = NO_GROUP
             asked[: stop - start, -1] = query_groups[start:stop]
             result = _search(self._rows, self._groups, asked, self._count, k=k,
-                             chunks=self._chunks_for(block), mesh=self._mesh, axis=self._axis,
+                             chunks=self._chunks_for(block), mesh=self._mesh,
                              gpu=jax.default_backend() == "gpu")  # fmt: skip
             found.append((stop - start, result))  # still being computed: the next block is prepared meanwhile
         rows = [np.asarray(result)[:count] for count, result in found]
@@ -143,11 +140,7 @@ def _device_memory() -> int:
 class ExactInParts:
     """As `ExactIndex`, of rows that are too many for the devices: some at a time are put there, and let go again.
 
-    Args:
-      embeddings: N >= 1 rows; a memory-mapped array is read part by part.
-      groups: as for ExactIndex.
-      mesh: as for ExactIndex.
-      part_rows: rows on the devices at a time.
+    A memory-mapped array is read part by part, of `part_rows`.
     """
 
     def __init__(
@@ -221,18 +214,18 @@ def _blocks(num_queries: int) -> Iterator[tuple[int, int, int]]:
         yield start, stop, next(size for size in _QUERY_BLOCKS if size >= stop - start)
 
 
-@functools.partial(jax.jit, static_argnames=("k", "chunks", "mesh", "axis", "gpu"))
-def _search(rows, groups, asked, num_rows, *, k, chunks, mesh, axis, gpu):
+@functools.partial(jax.jit, static_argnames=("k", "chunks", "mesh", "gpu"))
+def _search(rows, groups, asked, num_rows, *, k, chunks, mesh, gpu):
     """Best k of each shard, then the best k of those; returns ids beside the bits of scores, replicated."""
-    spread, whole = PartitionSpec(axis), PartitionSpec()
+    spread, whole = PartitionSpec("data"), PartitionSpec()
     queries, query_groups = jax.lax.bitcast_convert_type(asked[:, :-1], jnp.float32), asked[:, -1]
 
     def local(rows, groups, queries, query_groups, num_rows):
-        first = jax.lax.axis_index(axis) * rows.shape[0]
+        first = jax.lax.axis_index("data") * rows.shape[0]
         same = (rows, groups, queries, query_groups, num_rows, first)
-        return _best_of_rows(*same, k=k, chunks=chunks, axis=axis, gpu=gpu)
+        return _best_of_rows(*same, k=k, chunks=chunks, gpu=gpu)
 
-    side_by_side = PartitionSpec(None, axis)
+    side_by_side = PartitionSpec(None, "data")
     searched = jax.shard_map(
         local, mesh=mesh, in_specs=(spread, spread, whole, whole, whole), out_specs=(side_by_side, side_by_side)
     )
@@ -267,7 +260,7 @@ def _products_of_halves(queries: Float[Array, "Q D"], rows: Float[Array, "R D"])
     return jnp.ldexp(high_products + low_products * 2.0**-11, exponents)
 
 
-def _best_of_rows(rows, groups, queries, query_groups, num_rows, first, *, k, chunks, axis, gpu):
+def _best_of_rows(rows, groups, queries, query_groups, num_rows, first, *, k, chunks, gpu):
     size = rows.shape[0] // chunks
     best_of = (
         jax.lax.top_k if size % group_width(size) else largest
@@ -285,7 +278,7 @@ def _best_of_rows(rows, groups, queries, query_groups, num_rows, first, *, k, ch
         return _merge(ids, scores, k), None
 
     none = (jnp.full((queries.shape[0], k), -1, jnp.int32), jnp.full((queries.shape[0], k), -jnp.inf, jnp.float32))
-    none = jax.lax.pcast(none, (axis,), to="varying")  # every shard finds its own
+    none = jax.lax.pcast(none, ("data",), to="varying")  # every shard finds its own
     starts = first + size * jnp.arange(chunks, dtype=jnp.int32)
     parts = (rows.reshape(chunks, size, rows.shape[1]), groups.reshape(chunks, size), starts)
     best, _ = jax.lax.scan(one_chunk, none, parts)

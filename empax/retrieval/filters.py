@@ -130,14 +130,8 @@ def find_exemplars(
 ) -> Retrieved:
     """The k best rows of each query through `filter`, if there is one; never of the query's own group.
 
-    Args:
-      index: with groups.
-      queries: of the encoder that made the index.
-      k: at least 1.
-      groups: of the queries.
-      emotions: gold ones of the queries, index into EMOTIONS, -1 = unknown; only the filter "gold_emotion" looks.
-      turns: of the queries, how many turns there are.
-      filter: None = nothing is dropped.
+    Groups, emotions and turns are those of the queries. Emotions are the gold ones, index into EMOTIONS, -1 = unknown;
+    only the filter "gold_emotion" looks at them.
     """
     if filter is None:
         return index.search(queries, k, query_groups=groups)

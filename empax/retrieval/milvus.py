@@ -179,9 +179,9 @@ def _digest(embeddings: np.ndarray, groups: np.ndarray | None, settings: MilvusS
     return digest.hexdigest()[:16]
 
 
-def require(module: str = "pymilvus") -> None:
+def require() -> None:
     """Raises ConfigError if pymilvus is not installed; imports nothing."""
-    if importlib.util.find_spec(module) is None:
+    if importlib.util.find_spec("pymilvus") is None:
         raise ConfigError(
             "store.method = 'milvus' needs pymilvus, which is not installed; pip install 'empax[milvus]', or set "
             "store.method = 'scann' or 'exact'."

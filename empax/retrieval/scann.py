@@ -197,9 +197,9 @@ class ScannIndex:
         self._searcher.serialize(str(folder), relative_path=True)
 
 
-def require(module: str = "scann") -> None:
+def require() -> None:
     """Raises ConfigError if ScaNN is not installed; imports nothing."""
-    if importlib.util.find_spec(module) is None:
+    if importlib.util.find_spec("scann") is None:
         raise ConfigError(
             "store.method = 'scann' needs ScaNN, which is not installed. On Linux: pip install scann. Elsewhere, and "
             "for up to some 100,000 rows, set store.method = 'exact'."

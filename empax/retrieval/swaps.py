@@ -27,12 +27,8 @@ def draw_exemplars(
 ) -> Int[np.ndarray, "N K"]:
     """Rows of `pairs` drawn at random, each of another dialogue and situation, none of the instance's own.
 
-    Args:
-      kind: one of DRAWN.
-      instances: N of them; one whose emotion is unknown has none of its emotion.
-      pairs: M exemplars.
-      k: how many each gets; -1 stands where there are too few.
-      seed: of the draws.
+    `kind` is one of DRAWN; an instance whose emotion is unknown has no exemplars of its emotion. Each gets k; -1 stands
+    where there are too few.
     """
     if kind == "same_turn":
         wanted, labels = num_turns(instances), num_turns(pairs)
@@ -71,14 +67,8 @@ def nearest_exemplars(
 ) -> Int[np.ndarray, "N K"]:
     """Rows of `pairs` whose replies are nearest to the gold ones: an oracle, which no system can ask.
 
-    Each is of another dialogue and situation, none of the instance's own.
-
-    Args:
-      gold: vectors of the responses of `instances`.
-      replies: vectors of the responses of `pairs`.
-      instances: N of them.
-      pairs: M exemplars.
-      k: how many each gets; -1 stands where there are too few.
+    Each is of another dialogue and situation, none of the instance's own; -1 stands where there are fewer than k.
+    `gold` and `replies` are vectors of the responses of `instances` and of `pairs`.
     """
     groups = dialogue_groups(pairs)
     index = build_index(replies, IndexSettings("exact"), groups=groups, encoder_hash="")

@@ -277,8 +277,6 @@ class TextModel:
                 settings=loop,
                 frozen=adapted.freeze({"model": self.params}, {}) if adapted else {},
                 directory=folder / "finetune",
-                metrics_path=folder / "metrics.jsonl",
-                stage="finetune",
                 initial=None if adapted else start,
             ).params
         if adapted is None or settings is None:

@@ -46,10 +46,7 @@ class CheckpointError(UserError, RuntimeError):
 
 
 class Checkpointer:
-    """Saves and restores the training state of one stage. Saves run in the background, one at a time.
-
-    Args:
-      directory: the stage's folder.
+    """Saves and restores the training state of one stage, in its folder. Saves run in the background, one at a time.
 
     Raises:
       CheckpointError: from any method, if the previous save failed (a full disk, for one). Checkpoints that were
@@ -70,15 +67,10 @@ class Checkpointer:
 
         The state may be donated to the next step at once. Call after `save_best` of the same step, if there is one.
         """
-        rest = {
-            "step": state.step,
-            "rng": jax.random.key_data(state.rng),
-            "opt_state": _numbered(state.opt_state),
-            **_remembered(state),
-        }
+        rest = _rest(state, jax.random.key_data(state.rng))
         items = {"params": ocp.args.PyTreeSave(state.params), "rest": ocp.args.PyTreeSave(rest)}
-        leaves = {**_signature(state.params, "params"), **_signature(rest, "rest")}
-        self._start(self._directory / _FOLDERS["last"] / str(step), items, {"extra": dict(extra), "leaves": leaves})
+        record = {"extra": dict(extra), "leaves": _signature(params=state.params, rest=rest)}
+        self._start(self._directory / _FOLDERS["last"] / str(step), items, record)
 
     def save_best(self, step: int, params: Params, value: float | None) -> None:
         """Starts saving the parameters with the best evaluation so far and returns; None = nothing was evaluated."""
@@ -210,13 +202,8 @@ class Checkpointer:
 
     def _restore(self, path: Path, record: Mapping[str, Any], template: TrainState) -> TrainState:
         rng = jax.eval_shape(jax.random.key_data, template.rng)
-        rest = {
-            "step": template.step,
-            "rng": jax.ShapeDtypeStruct(rng.shape, rng.dtype, sharding=_sharding(template.step)),
-            "opt_state": _numbered(template.opt_state),
-            **_remembered(template),
-        }
-        _check_signature(path, record["leaves"], {**_signature(template.params, "params"), **_signature(rest, "rest")})
+        rest = _rest(template, jax.ShapeDtypeStruct(rng.shape, rng.dtype, sharding=_sharding(template.step)))
+        _check_signature(path, record["leaves"], _signature(params=template.params, rest=rest))
         made = self._orbax.restore(
             path,
             args=ocp.args.Composite(
@@ -244,11 +231,9 @@ def meet(name: str) -> None:
 
 
 def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Params:
-    """The parameters of a stage as numpy arrays; no model is needed to read them.
+    """The parameters of the stage in `directory`, the best by validation or the last checkpointed, as numpy arrays.
 
-    Args:
-      directory: the stage's folder.
-      which: "best" by validation, or the "last" checkpointed.
+    No model is needed to read them.
 
     Raises:
       CheckpointError: the stage has not been trained, or what it left is damaged: of a stage that has ended, nothing
@@ -342,10 +327,11 @@ def _like(template: Any, numbered: Mapping[str, Any]) -> Any:
     return jax.tree.unflatten(jax.tree.structure(template), [numbered[str(i)] for i in range(len(numbered))])
 
 
-def _remembered(state: TrainState) -> dict[str, Any]:
-    """Nothing at all where the task remembers nothing: Orbax would not give an empty tree back."""
+def _rest(state: TrainState, rng: Any) -> dict[str, Any]:
+    """What is kept beside the parameters; no memory where there is none: Orbax would not give an empty tree back."""
     memory = _numbered(state.memory)
-    return {"memory": memory} if memory else {}
+    kept = {"step": state.step, "rng": rng, "opt_state": _numbered(state.opt_state)}
+    return {**kept, "memory": memory} if memory else kept
 
 
 def _verified(path: Path) -> dict[str, Any]:
@@ -360,8 +346,8 @@ def _verified(path: Path) -> dict[str, Any]:
     return record
 
 
-def _signature(tree: Any, prefix: str) -> dict[str, str]:
-    return {f"{prefix}/{name}": f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree).items()}
+def _signature(**trees: Any) -> dict[str, str]:
+    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(trees).items()}
 
 
 def _check_signature(path: Path, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:

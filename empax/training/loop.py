@@ -72,8 +72,6 @@ def fit(
     settings: LoopSettings,
     frozen: Params,
     directory: Path,
-    metrics_path: Path,
-    stage: str,
     initial: Callable[[Params], Params] | None = None,
     on_refresh: Callable[[int, Params | None], None] | None = None,
     on_end: Callable[[int, Params], None] | None = None,
@@ -91,9 +89,8 @@ def fit(
       validation: None = no evaluation; the last parameters then count as best.
       settings: see there.
       frozen: given to the task unchanged; no gradient flows.
-      directory: the stage's folder: checkpoints, and `result.json` once training has ended.
-      metrics_path: the run's metrics.jsonl; TensorBoard files go to `tensorboard/STAGE` beside it.
-      stage: name of the stage in logs.
+      directory: the stage's folder, called after it: checkpoints, and `result.json` once training has ended. Beside it
+        lie the run's metrics.jsonl, and TensorBoard's files in `tensorboard/STAGE`.
       initial: maps freshly initialised parameters to those to start from (pretrained ones, another stage's); same
         structure and shapes. Not called when going on from a checkpoint.
       on_refresh: called as (n, params) before update n (from 0) for every positive multiple n of
@@ -113,7 +110,7 @@ def fit(
       CheckpointError: a checkpoint cannot be written.
       Interrupted: Ctrl-C or SIGTERM, after saving.
     """
-    ended = directory / RESULT
+    ended, stage = directory / RESULT, directory.name
     if ended.exists():
         return FitResult(params=load_params(directory), **read_sealed(ended))
     mesh = make_mesh() if mesh is None else mesh
@@ -123,9 +120,8 @@ def fit(
         raise ConfigError(f"refresh_every_steps = {settings.refresh_every_steps}, but {stage} has nothing to refresh.")
     with contextlib.ExitStack() as stack:
         run = _Run(
-            stack, task, train, validation, settings, frozen, directory=directory, metrics_path=metrics_path,
-            stage=stage, initial=initial, on_refresh=on_refresh, mesh=mesh, logical=logical, profile=profile,
-            sinks=sinks,
+            stack, task, train, validation, settings, frozen, directory=directory, initial=initial,
+            on_refresh=on_refresh, mesh=mesh, logical=logical, profile=profile, sinks=sinks,
         )  # fmt: skip
         run.train_to_end()
     result = run.result()
@@ -150,8 +146,6 @@ class _Run:
         frozen: Params,
         *,
         directory: Path,
-        metrics_path: Path,
-        stage: str,
         initial: Callable[[Params], Params] | None,
         on_refresh: Callable[[int, Params | None], None] | None,
         mesh: Mesh,
@@ -163,7 +157,8 @@ class _Run:
 
         Meanwhile the first update is compiled, and the first evaluation if that takes longer.
         """
-        self.task, self.train, self.settings, self.stage, self.mesh = task, train, settings, stage, mesh
+        self.task, self.train, self.settings, self.mesh = task, train, settings, mesh
+        self.stage = stage = directory.name
         self.validation = validation
         if validation is not None:
             self.validation = some_of(validation, settings.max_eval_examples, seed=settings.seed)
@@ -196,13 +191,12 @@ class _Run:
 
         self.log: MetricsLog | None = None  # of the process that writes
         if distributed.is_writer():
-            board = metrics_path.parent / "tensorboard" / stage
+            path, board = directory.parent / "metrics.jsonl", directory.parent / "tensorboard" / stage
             trackers = open_sinks(sinks, directory, dataclasses.asdict(settings))
-            self.log = stack.enter_context(
-                MetricsLog(
-                    metrics_path, stage=stage, resume_step=self.step, rows=rows, tensorboard=board, trackers=trackers
-                )
+            opened = MetricsLog(
+                path, stage=stage, resume_step=self.step, rows=rows, tensorboard=board, trackers=trackers
             )
+            self.log = stack.enter_context(opened)
         self.bar = stack.enter_context(contextlib.closing(ProgressBar(stage, steps=settings.steps, initial=self.step)))
         self.signals = stack.enter_context(InterruptSignals())
         self.train_step: Callable[[TrainState, Params, AnyBatch], tuple[TrainState, Metrics]] = self.programs.train

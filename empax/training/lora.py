@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from empax.core.protocols import OnlineTask, ReinforcedTask, Task
-from empax.core.tree import named_leaves
 from empax.core.types import AnyBatch, Mean, Metrics, Params
 from empax.models.lora import LoraSettings, adapt, init_adapters, lower, merge, quantize
 
@@ -97,9 +97,11 @@ class LoraTask:
 
     def _split(self, params: Params) -> tuple[Params, Params]:
         """What is trained as it is, and the rest."""
-        whole = self.task.whole
-        kept = {name: bool(whole) and re.search(whole, name) is not None for name in named_leaves(params)}
-        return _select(params, kept, True), _select(params, kept, False)
+        trained, rest = {}, {}
+        for path, leaf in flatten_dict(params).items():
+            whole = self.task.whole and re.search(self.task.whole, "/".join(path))
+            (trained if whole else rest)[path] = leaf
+        return unflatten_dict(trained), unflatten_dict(rest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,22 +162,6 @@ def lora_task(task: AdaptableTask, settings: LoraSettings, dtype: str = "float32
     return (OnlineLoraTask if isinstance(task, OnlineTask) else LoraTask)(task, settings, dtype)
 
 
-def _select(tree: Any, kept: dict[str, bool], wanted: bool, prefix: str = "") -> Params:
-    """The part of a tree of nested dicts whose leaves are marked `wanted`; no empty dicts."""
-    selected: Params = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if not isinstance(value, dict):
-            if kept[name] == wanted:
-                selected[key] = value
-        elif part := _select(value, kept, wanted, f"{name}/"):
-            selected[key] = part
-    return selected
-
-
 def _join(one: Params, two: Params) -> Params:
     """Both trees in one; no leaf is in both."""
-    joined = dict(one)
-    for key, value in two.items():
-        joined[key] = _join(joined[key], value) if key in joined else value
-    return joined
+    return unflatten_dict({**flatten_dict(one), **flatten_dict(two)})

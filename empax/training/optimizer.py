@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -12,14 +13,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from empax.core.config import ConfigError, check_numbers
+from empax.core.config import ConfigError, check_numbers, check_pattern, some_names
 from empax.core.protocols import ReinforcedTask, Task
 from empax.core.tree import map_named, named_leaves
 from empax.core.types import Params
 
 Schedule: TypeAlias = Literal["constant", "linear", "cosine", "rsqrt"]
-
-_NAMES_IN_ERRORS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +40,7 @@ class ParamGroup:
     warmup_steps: int | None = None
 
     def __post_init__(self) -> None:
-        _check_pattern("pattern", self.pattern)
+        check_pattern("pattern", self.pattern)
         check_numbers(self, "learning_rate_scale", "warmup_steps", least=0)
 
 
@@ -91,7 +90,7 @@ class OptimizerSettings:
     groups: tuple[ParamGroup, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_pattern("no_decay_pattern", self.no_decay_pattern)
+        check_pattern("no_decay_pattern", self.no_decay_pattern)
         check_numbers(self, "learning_rate", "weight_decay", "warmup_steps", least=0)
         check_numbers(self, "b1", "b2", "ema_decay", least=0, below=1)
         check_numbers(self, "eps", least=1e-30)
@@ -167,7 +166,8 @@ def make_optimizer(
     late = {name: start for name, start in (starts or {}).items() if start}
     parts = [_moments(settings, late), _scale_by_learning_rate(settings, labels, total_steps, late)]
     if settings.weight_decay:
-        parts.insert(1, optax.add_decayed_weights(settings.weight_decay, mask=_decay_mask(settings)))
+        decays = functools.partial(map_named, lambda name, _: re.search(settings.no_decay_pattern, name) is None)
+        parts.insert(1, optax.add_decayed_weights(settings.weight_decay, mask=decays))
     if settings.clip_norm is not None:
         parts.insert(0, optax.clip_by_global_norm(settings.clip_norm))
     if settings.ema_decay:
@@ -283,19 +283,14 @@ def _scale_by_learning_rate(
     return optax.GradientTransformation(init, update)
 
 
-def _decay_mask(settings: OptimizerSettings) -> Callable[[Params], Params]:
-    return lambda params: map_named(lambda name, _: re.search(settings.no_decay_pattern, name) is None, params)
-
-
 def _labels(settings: OptimizerSettings, params: Params) -> Params:
     """The index of each parameter's group, -1 = none."""
     names = list(named_leaves(params))
     for index, group in enumerate(settings.groups):
         if not any(re.search(group.pattern, name) for name in names):
-            shown = ", ".join(names[:_NAMES_IN_ERRORS]) + (", …" if len(names) > _NAMES_IN_ERRORS else "")
             raise ConfigError(
                 f"optimizer.groups[{index}].pattern = {group.pattern!r} is found in none of the {len(names)} parameter "
-                f"names; change the pattern. Names are such as {shown}."
+                f"names; change the pattern. Names are such as {some_names(names)}."
             )
 
     def label(name: str, leaf: Any) -> int:
@@ -307,10 +302,3 @@ def _labels(settings: OptimizerSettings, params: Params) -> Params:
     if all(index >= 0 and settings.groups[index].frozen for index in jax.tree.leaves(labels)):
         raise ConfigError("optimizer.groups freeze every parameter: nothing is left to train; narrow a pattern.")
     return labels
-
-
-def _check_pattern(name: str, pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{name} = {pattern!r} is not a regular expression: {error}.") from error

@@ -56,11 +56,9 @@ class Programs:
     learning_rate: Callable[[int], jax.Array]
 
     def lower_update(self, frozen: Params, batch: AnyBatch) -> list[jax.stages.Lowered]:
-        """What an update on a batch of these shapes calls, traced: `explore` or `begin`, and `train` on what they give.
+        """What an update calls, traced: `explore` or `begin`, and `train` on what they give.
 
-        Args:
-          frozen: see `core.protocols.Task`.
-          batch: as it lies on the devices.
+        The batch is one of these shapes, as it lies on the devices.
         """
         lowered: list[jax.stages.Lowered] = []
         if self.explore is not None:
@@ -74,10 +72,7 @@ class Programs:
         return [*lowered, self.train.lower(self.template, frozen, batch)]
 
     def first_state(self, initial: Callable[[Params], Params] | None) -> TrainState:
-        """The state before the first update.
-
-        Args:
-          initial: maps fresh parameters to those to start from; None keeps the fresh ones.
+        """The state before the first update; `initial` maps fresh parameters to those to start from.
 
         Raises:
           ValueError: `initial` changes the structure, a shape or a type.
@@ -127,15 +122,7 @@ class Compiling:
 def make_programs(
     task: Task, settings: LoopSettings, batch: AnyBatch, *, mesh: Mesh, logical: Mapping[str, str]
 ) -> Programs:
-    """The programs of a stage.
-
-    Args:
-      task: what is trained.
-      settings: the loop's.
-      batch: any batch of the task's data; it fixes the model's dimensions.
-      mesh: the devices.
-      logical: over which axis of the mesh parameters are split, by the names of their axes.
-    """
+    """The programs of a stage; `batch`, any of the task's data, fixes the model's dimensions. `logical`: see `fit`."""
     init_rng, rng = jax.random.split(jax.random.key(settings.seed))
     # A program of its own, so that it is traced once for all that follows.
     init = jax.jit(lambda rng, batch: task.init(rng, batch))

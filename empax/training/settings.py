@@ -95,12 +95,7 @@ class LoopSettings:
 def within_passes(settings: LoopSettings, num_examples: int, most: int) -> LoopSettings:
     """The settings with fewer steps, where theirs pass over the examples more than `most` times.
 
-    Warm-ups, and what comes every so many updates, become shorter by the same factor.
-
-    Args:
-      settings: of the stage.
-      num_examples: that it learns from.
-      most: passes over them; 0 = any number.
+    Warm-ups, and what comes every so many updates, become shorter by the same factor. `most` = 0: any number of passes.
     """
     steps = max(-(-most * num_examples // settings.batch_size), 1)
     if not most or steps >= settings.steps:

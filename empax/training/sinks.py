@@ -60,7 +60,19 @@ class _Stage(NamedTuple):
         return f"{self.group}/{self.directory.name}"
 
 
-class _Wandb:
+class _Run:
+    """What wandb and trackio begin: both have the same calls."""
+
+    _run: Any
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Wandb(_Run):
     def __init__(self, stage: _Stage) -> None:
         import wandb  # type: ignore[reportMissingImports]
 
@@ -74,12 +86,6 @@ class _Wandb:
             config=dict(stage.settings),
             settings=wandb.Settings(console="off"),  # it would take the terminal from the progress bar
         )
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 class _Mlflow:
@@ -106,7 +112,7 @@ class _Mlflow:
         self._client.set_terminated(self._id)
 
 
-class _Trackio:
+class _Trackio(_Run):
     def __init__(self, stage: _Stage) -> None:
         import trackio  # type: ignore[reportMissingImports]
 
@@ -118,12 +124,6 @@ class _Trackio:
             config=dict(stage.settings),
             embed=False,
         )
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 def _folder(directory: Path) -> Path:
@@ -147,12 +147,8 @@ def check_sinks(names: Sequence[str]) -> None:
 def open_sinks(names: Sequence[str], directory: Path, settings: Mapping[str, Any]) -> list[Sink]:
     """Begins a run with each tracker, or goes on with the one that a stopped stage began.
 
-    A tracker that fails, now or later, is left out with a warning: it ends no training.
-
-    Args:
-      names: of the trackers.
-      directory: the stage's folder; its sinks/runs.json keeps what the runs are called.
-      settings: of the stage, as the trackers show them.
+    A tracker that fails, now or later, is left out with a warning: it ends no training. In the stage's `directory`,
+    sinks/runs.json keeps what the runs are called.
     """
     if not names:
         return []
@@ -160,11 +156,7 @@ def open_sinks(names: Sequence[str], directory: Path, settings: Mapping[str, Any
     stage = _Stage(directory, settings, {"id": secrets.token_hex(4)})
     with contextlib.suppress(OSError, DataError):
         stage.ids.update(read_json(path))
-    opened: list[Sink] = []
-    for name in names:
-        guarded = _Guarded(name)
-        guarded.begin(lambda name=name: _SINKS[name](stage))
-        opened.append(guarded)
+    opened: list[Sink] = [_Guarded(name, stage) for name in names]
     write_json(path, stage.ids)
     return opened
 
@@ -172,12 +164,9 @@ def open_sinks(names: Sequence[str], directory: Path, settings: Mapping[str, Any
 class _Guarded:
     """A tracker that says nothing more once it has failed."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, stage: _Stage) -> None:
         self._name = name
-        self._sink: Sink | None = None
-
-    def begin(self, make: Callable[[], Sink]) -> None:
-        self._sink = self._tried(make)
+        self._sink: Sink | None = self._tried(lambda: _SINKS[name](stage))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if (sink := self._sink) is not None:

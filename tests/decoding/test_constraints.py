@@ -131,29 +131,6 @@ def test_tokens_outside_the_vocabulary_are_refused(changes, message):
         check_ids(DecodeSettings(**changes), VOCAB)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"bad_words": ((),)}, "at least one id"),
-        ({"suppress_tokens": (-1,)}, "suppress_tokens = .* at least 0"),
-        ({"suppress_tokens": (3,), "first_token": 3}, "first_token = 3 is in suppress_tokens"),
-        ({"method": "beam", "num_beams": 4, "num_beam_groups": 3}, "num_beam_groups = 3 must divide num_beams = 4"),
-        ({"method": "beam", "diversity_penalty": 1.0}, "diversity_penalty = 1.0 .* num_beam_groups above 1"),
-        (
-            {"method": "beam", "num_beams": 2, "num_return_sequences": 3},
-            r"num_return_sequences = 3 must lie in \[1, 2\]",
-        ),
-        ({"method": "beam", "num_return_sequences": 1, "rerank": "consensus"}, "one hypothesis"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0"),
-        ({"min_p": 1.5}, "min_p = 1.5"),
-        ({"typical_p": 0.0}, "typical_p = 0.0"),
-    ],
-)
-def test_settings_say_what_is_allowed(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        DecodeSettings(**changes)
-
-
 def test_options_of_the_source_need_it():
     ids = {"batch_size": 1, "start_id": 0, "eos_id": 1, "pad_id": 2}
     with pytest.raises(

@@ -7,30 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BlenderbotConfig,
-    BlenderbotForConditionalGeneration,
-    GenerationConfig,
-    MarianConfig,
-    MarianMTModel,
-    MBartConfig,
-    MBartForConditionalGeneration,
-    MT5Config,
-    MT5ForConditionalGeneration,
-    PegasusConfig,
-    PegasusForConditionalGeneration,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+import transformers
 
-from empax.core.config import ConfigError, to_settings
 from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.parameters import import_params
 from empax.models.transformer import EncoderDecoder
+from tests.decoding.hugging_face import found_by
 
 VOCAB, LENGTH, BATCH = 61, 9, 12
 IDS = {
@@ -72,12 +56,14 @@ CASES += [
 ]
 
 
-_BARTS = {
-    "bart": (BartForConditionalGeneration, BartConfig),
-    "blenderbot": (BlenderbotForConditionalGeneration, BlenderbotConfig),
-    "mbart": (MBartForConditionalGeneration, MBartConfig),
-    "marian": (MarianMTModel, MarianConfig),
-    "pegasus": (PegasusForConditionalGeneration, PegasusConfig),
+CLASSES = {
+    "bart": ("BartForConditionalGeneration", "BartConfig"),
+    "blenderbot": ("BlenderbotForConditionalGeneration", "BlenderbotConfig"),
+    "mbart": ("MBartForConditionalGeneration", "MBartConfig"),
+    "marian": ("MarianMTModel", "MarianConfig"),
+    "pegasus": ("PegasusForConditionalGeneration", "PegasusConfig"),
+    "t5": ("T5ForConditionalGeneration", "T5Config"),
+    "mt5": ("MT5ForConditionalGeneration", "MT5Config"),
 }
 
 
@@ -86,19 +72,16 @@ def models(name):
     torch.manual_seed(0)
     ids = IDS[name]
     is_t5 = name in ("t5", "mt5")
+    model, config = (getattr(transformers, part) for part in CLASSES[name])
     if not is_t5:
         sizes = {"attention_heads": 3, "ffn_dim": 40, "layers": 2}
         both = {f"{stack}_{key}": value for key, value in sizes.items() for stack in ("encoder", "decoder")}
         both |= {"vocab_size": VOCAB, "d_model": 21, "max_position_embeddings": 16}
         both |= {"decoder_start_token_id": ids["start"], "eos_token_id": ids["eos"], "pad_token_id": ids["pad"]}
-        model, config = _BARTS[name]
         theirs = model(config(**both, scale_embedding=name == "mbart")).eval()
     else:
         sizes = {"d_model": 20, "d_kv": 5, "d_ff": 40, "num_layers": 2, "num_heads": 3}
         sizes |= {"vocab_size": VOCAB, "decoder_start_token_id": 0, "relative_attention_num_buckets": 8}
-        model, config = (
-            (T5ForConditionalGeneration, T5Config) if name == "t5" else (MT5ForConditionalGeneration, MT5Config)
-        )
         theirs = model(config(**sizes)).eval()
     size = theirs.config.d_model
     # Untied and scaled up, so that responses differ, do not repeat one token, and end.
@@ -116,7 +99,7 @@ def models(name):
             theirs.final_logits_bias.normal_().mul_(0.5)
         else:
             theirs.lm_head.weight[ids["eos"]] *= 2.0
-    theirs.generation_config = GenerationConfig()  # or what a test leaves open would be taken from the model's
+    theirs.generation_config = transformers.GenerationConfig()  # or what a test leaves open would be the model's
     fields = theirs.config.to_dict()
     ours = ARCHITECTURES[name].config(fields, tie_embeddings=False)
     assert ours.start_id == ids["start"]
@@ -157,9 +140,7 @@ def decode_ours(name, settings, source, mask, prefix):
             functools.partial(apply, method="step"),
             cache,
             batch_size=len(source),
-            start_id=ids["start"],
-            eos_id=ids["eos"],
-            pad_id=ids["pad"],
+            **{f"{name}_id": ids[name] for name in ("start", "eos", "pad")},
             settings=settings,
             prefix=prefix,
         )
@@ -172,36 +153,14 @@ def decode_theirs(name, settings, source, mask, prefix):
     theirs, ids = models(name)[0], IDS[name]
     num = num_hypotheses(settings)
     beam = {"length_penalty": settings.length_penalty, "early_stopping": settings.early_stopping} if num > 1 else {}
-    config = GenerationConfig(
-        max_length=1 + LENGTH,
-        min_new_tokens=settings.min_tokens or None,
-        no_repeat_ngram_size=settings.no_repeat_ngram or None,
-        num_beams=num,
-        num_return_sequences=num,
-        do_sample=False,
-        pad_token_id=ids["pad"],
-        eos_token_id=ids["eos"],
-        decoder_start_token_id=ids["start"],
-        forced_bos_token_id=settings.first_token,
-        forced_eos_token_id=ids["eos"] if settings.end_at_limit else None,
-        return_dict_in_generate=True,
-        output_scores=True,
-        **beam,
-    )
     given = np.concatenate([np.full((len(source), 1), ids["start"]), prefix], axis=1)
-    out = theirs.generate(
-        torch.tensor(source, dtype=torch.long),
-        attention_mask=torch.tensor(mask).long(),
-        decoder_input_ids=torch.tensor(given),
-        generation_config=config,
-    )
-    new = out.sequences[:, 1:].reshape(len(source), num, -1).numpy()
-    tokens = np.full((len(source), num, LENGTH), ids["pad"])
-    tokens[:, :, : new.shape[-1]] = new
-    ended = np.cumsum(tokens == ids["eos"], axis=-1) - (tokens == ids["eos"]) > 0
-    tokens[ended] = ids["pad"]
-    scores = out.sequences_scores.reshape(len(source), num).numpy() if num > 1 else None
-    return tokens, scores
+    return found_by(
+        theirs, source, mask, skip=1, num=num, new=LENGTH, eos=ids["eos"], pad=ids["pad"], given=given,
+        max_length=1 + LENGTH, min_new_tokens=settings.min_tokens or None,
+        no_repeat_ngram_size=settings.no_repeat_ngram or None, decoder_start_token_id=ids["start"],
+        forced_bos_token_id=settings.first_token, forced_eos_token_id=ids["eos"] if settings.end_at_limit else None,
+        **beam,
+    )  # fmt: skip
 
 
 @pytest.mark.oracle
@@ -265,5 +224,3 @@ def test_forcing_goes_before_forbidding():
 def test_a_prefix_longer_than_the_response_is_refused():
     with pytest.raises(ValueError, match="prefix of 3 tokens is longer than max_tokens = 2"):
         flat(DecodeSettings("greedy", 2), jnp.zeros((2, 3), jnp.int32))
-    with pytest.raises(ConfigError, match=r"config\.x: first_token = -1"):
-        to_settings(DecodeSettings, {"first_token": -1}, where="config.x")

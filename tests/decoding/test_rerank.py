@@ -151,18 +151,5 @@ def test_a_config_names_the_reranker():
         "": None, "consensus": Consensus(utility, 0.5, 0.0), "likelihood": Likelihood(0.5),
         "random": Random(), "similarity": Similarity(0.2, "normalised"),
     }  # fmt: skip
-
-
-def test_the_share_of_the_cosine_lies_between_nothing_and_all():
-    with pytest.raises(ValueError, match=r"rerank_similarity = 1\.5"):
-        DecodeSettings(method="beam", rerank="similarity", rerank_similarity=1.5)
-    settings = DecodeSettings(method="beam", rerank="similarity", rerank_likelihood="probability")
-    assert make_reranker(settings, utility) == Similarity(0.7, "probability")
-
-
-def test_one_hypothesis_agrees_with_nobody():
-    with pytest.raises(ValueError, match="not allowed with one hypothesis"):
-        DecodeSettings(method="sample", rerank="consensus")
-    for name in ("", "likelihood"):
-        with pytest.raises(ValueError, match=r"rerank_exemplars = 1\.0 is not allowed without rerank"):
-            DecodeSettings(method="beam", rerank=name, rerank_exemplars=1.0)
+    to_the_letter = DecodeSettings(method="beam", rerank="similarity", rerank_likelihood="probability")
+    assert make_reranker(to_the_letter, utility) == Similarity(0.7, "probability")

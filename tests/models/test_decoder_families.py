@@ -5,7 +5,14 @@ import transformers
 
 from empax.core.config import ConfigError
 from empax.interop.huggingface import model_config
-from empax.models.decoder_families import llama_config, mistral_config, opt_config, qwen2_config, qwen3_config
+from empax.models.decoder_families import (
+    gpt2_config,
+    llama_config,
+    mistral_config,
+    opt_config,
+    qwen2_config,
+    qwen3_config,
+)
 from empax.models.decoder_only_config import DecoderOnlyConfig
 from empax.models.rotary import YarnScaling
 
@@ -13,6 +20,7 @@ SIZES = {"vocab_size": 37, "hidden_size": 24, "intermediate_size": 40, "num_hidd
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6}
 OPT = {"vocab_size": 37, "hidden_size": 24, "ffn_dim": 40, "num_hidden_layers": 3, "num_attention_heads": 4}
 OPT |= {"max_position_embeddings": 64}
+GPT2 = {"vocab_size": 37, "n_embd": 24, "n_head": 4, "n_layer": 3, "n_positions": 64}
 
 
 @pytest.mark.oracle
@@ -65,25 +73,21 @@ def test_families_differ_where_their_layers_do():
         (mistral_config, {"sliding_window": 0}, "sliding_window = 0 of a Mistral must be a whole number of at least 1"),
         (mistral_config, {"layer_types": ["full_attention"] * 3}, "layer_types = .* of a Mistral is not supported"),
         (mistral_config, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.type = 'dynamic' of a Mi"),
+        (opt_config, {"ffn_dim": None}, "an OPT lacks ffn_dim"),
+        (opt_config, {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine = False of an OPT"),
+        (opt_config, {"activation_function": "tanh"}, "activation_function of an OPT = 'tanh'"),
+        (opt_config, {"num_attention_heads": 5}, "multiple of num_attention_heads = 5 in an OPT"),
+        (gpt2_config, {"n_positions": None}, "lacks n_positions"),
+        (gpt2_config, {"activation_function": "tanh"}, "activation_function of a GPT-2 = 'tanh'"),
+        (gpt2_config, {"scale_attn_weights": False}, "scale_attn_weights = False"),
+        (gpt2_config, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+        (gpt2_config, {"add_cross_attention": True}, "add_cross_attention = True"),
+        (gpt2_config, {"n_head": 5}, "multiple of n_head = 5"),
     ],
 )
 def test_what_is_not_supported_is_named(make, changes, message):
     with pytest.raises(ConfigError, match=message):
-        make(SIZES | changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"ffn_dim": None}, "an OPT lacks ffn_dim"),
-        ({"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine = False of an OPT"),
-        ({"activation_function": "tanh"}, "activation_function of an OPT = 'tanh'"),
-        ({"num_attention_heads": 5}, "multiple of num_attention_heads = 5 in an OPT"),
-    ],
-)
-def test_an_opt_that_is_not_supported_is_named(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        opt_config(OPT | changes)
+        make({opt_config: OPT, gpt2_config: GPT2}.get(make, SIZES) | changes)
 
 
 def test_windows_belong_to_layers():

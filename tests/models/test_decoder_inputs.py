@@ -1,5 +1,7 @@
 """What an encoder-decoder takes beside ids, and what it gives beside logits: off, they change nothing."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,25 +10,14 @@ import pytest
 from empax.core.config import ConfigError
 from empax.models.memory_attention import Memory
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
-from tests.models.test_transformer import B, S, T, V, example, shaken
+from tests.models import test_transformer
+from tests.models.test_transformer import B, S, T, V, example
 
 M, D = 4, 20
 SMALL = {"d_model": D, "num_heads": 3, "head_dim": 5, "d_ff": 28, "num_encoder_layers": 1, "num_decoder_layers": 2}
 
 
-def make(**changes):
-    model = EncoderDecoder(scratch(V, **(SMALL | changes)))
-    ids, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
-    memories = {name: Memory(jnp.zeros((1, 2, D)), jnp.ones((1, 2), bool)) for name in changes.get("memories", ())}
-
-    def init(rng):
-        def run(module):
-            states = module.encode(ids, mask)
-            return module.decode_hidden(ids, states, mask, memories=memories)
-
-        return model.init(rng, method=run)
-
-    return model, shaken(jax.jit(init)(jax.random.key(0))["params"])
+make = functools.partial(test_transformer.make, **SMALL)
 
 
 def facts(seed=3, mask=((1, 1, 1, 0), (1, 0, 0, 0))):
@@ -96,7 +87,7 @@ def test_cached_decoding_equals_teacher_forcing(form):
 def test_an_empty_memory_leaves_the_plain_model(pre_norm):
     model, params = make(memories=("facts",), pre_norm=pre_norm)
     plain = EncoderDecoder(scratch(V, **SMALL, pre_norm=pre_norm))
-    own = jax.tree.map(lambda leaf: leaf, params)
+    own = jax.tree.map(lambda leaf: leaf, params)  # a copy of the dicts
     del own["decoder"]["layers"]["facts"]
     inputs = example()
     expected = logits(plain, own, *inputs)

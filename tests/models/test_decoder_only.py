@@ -18,6 +18,7 @@ from empax.interop.architectures import ARCHITECTURES
 from empax.interop.parameters import export_params, import_params
 from empax.models.decoder_only import DecoderOnly, gpt2_config, last_tokens, llama_config
 from empax.models.rotary import rotation_rates, rotation_size
+from tests.decoding.hugging_face import found_by
 
 VOCAB, EOS, PAD, NEW = 97, 1, 0, 9
 ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -174,41 +175,17 @@ def decode_ours(model, params, settings, tokens, mask, prefix=None):
         cache = apply(tokens, mask, num_hypotheses=num, max_length=NEW, method="start_cache")
         assert cache.cross_key.shape == (2, len(tokens), model.config.num_kv_heads, model.config.head_dim, 8)
         return generate(
-            functools.partial(apply, method="step"),
-            cache,
-            batch_size=len(tokens),
-            start_id=last_tokens(tokens, mask),
-            eos_id=EOS,
-            pad_id=PAD,
-            settings=settings,
-            prefix=prefix,
-        )
+            functools.partial(apply, method="step"), cache, batch_size=len(tokens), start_id=last_tokens(tokens, mask),
+            eos_id=EOS, pad_id=PAD, settings=settings, prefix=prefix,
+        )  # fmt: skip
 
     return decode(params, tokens, mask, prefix)
 
 
 def decode_theirs(model, num, new, tokens, mask):
     """[N, num, new] tokens, whether each row ended, and scores: log-probabilities over lengths; `num` = 1 is greedy."""
-    config = transformers.GenerationConfig(
-        max_new_tokens=new,
-        num_beams=num,
-        num_return_sequences=num,
-        do_sample=False,
-        pad_token_id=PAD,
-        eos_token_id=EOS,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
-    out = model.generate(
-        torch.tensor(np.asarray(tokens)).long(),
-        attention_mask=torch.tensor(np.asarray(mask)).long(),
-        generation_config=config,
-    )
-    made = out.sequences[:, tokens.shape[1] :].reshape(len(tokens), num, -1).numpy()
-    found = np.full((len(tokens), num, new), PAD)
-    found[:, :, : made.shape[-1]] = made
-    found[np.cumsum(found == EOS, axis=-1) - (found == EOS) > 0] = PAD  # theirs fills with the end token
-    scores = out.sequences_scores.reshape(len(tokens), num).numpy() if num > 1 else None
+    sizes = {"skip": tokens.shape[1], "num": num, "new": new, "max_new_tokens": new}
+    found, scores = found_by(model, tokens, mask, eos=EOS, pad=PAD, **sizes)
     return found, (found == EOS).any(-1), scores
 
 
@@ -421,22 +398,6 @@ def test_old_and_new_config_files_read_alike():
 def test_llama_that_is_not_supported_is_named(changes, message):
     with pytest.raises(ConfigError, match=message):
         llama_config(tiny_llama().config.to_dict() | changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"n_positions": None}, "lacks n_positions"),
-        ({"activation_function": "tanh"}, "activation_function of a GPT-2 = 'tanh'"),
-        ({"scale_attn_weights": False}, "scale_attn_weights = False"),
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
-        ({"add_cross_attention": True}, "add_cross_attention = True"),
-        ({"n_head": 5}, "multiple of n_head = 5"),
-    ],
-)
-def test_gpt2_that_is_not_supported_is_named(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        gpt2_config(tiny_gpt2().config.to_dict() | changes)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from empax.core.tree import named_leaves
 from empax.models import transformer
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.layers import logical_axes
+from empax.models.memory_attention import Memory
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
 
 B, S, T, V = 2, 7, 5, 29
@@ -20,7 +21,9 @@ SMALL = {"d_model": 20, "num_heads": 3, "head_dim": 5, "d_ff": 28, "num_encoder_
 def make(**changes):
     model = EncoderDecoder(scratch(V, **(SMALL | changes)))
     ids, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
-    return model, shaken(jax.jit(model.init)(jax.random.key(0), ids, mask, ids)["params"])
+    memories = {name: Memory(jnp.zeros((1, 2, model.config.d_model)), mask) for name in model.config.memories}
+    init = jax.jit(functools.partial(model.init, memories=memories))
+    return model, shaken(init(jax.random.key(0), ids, mask, ids)["params"])
 
 
 def shaken(params):
@@ -77,10 +80,9 @@ def test_cached_decoding_equals_teacher_forcing(changes):
     assert (cache.weights is not None) == ("unroll" in changes)
     first = cache.cross_key[0]  # of the first layer, stacked or apart
     assert first.shape[0] == B  # once per example, not per hypothesis
-    step = jax.jit(lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="step"))
     tokens = jnp.full((B, 3), model.config.start_id)
     for t in range(T):
-        logits, cache = step(tokens, cache)
+        logits, cache = apply(model, params, tokens, cache, method="step")
         assert logits.dtype == jnp.float32
         for k in range(3):
             np.testing.assert_allclose(logits[:, k], expected[k][:, t], rtol=1e-5, atol=1e-5)
@@ -117,14 +119,13 @@ def test_reordered_cache_continues_the_parents(small):
     histories = np.stack([np.asarray(target), np.flip(np.asarray(target), 0)], axis=1)  # [B, 2, T]
     parents = np.array([[1, 1], [1, 0]])
     cache = apply(model, params, states, mask, num_hypotheses=2, max_length=T, method="start_cache")
-    step = jax.jit(lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="step"))
     tokens = jnp.full((B, 2), model.config.start_id)
     for t in range(3):
-        _, cache = step(tokens, cache)
+        _, cache = apply(model, params, tokens, cache, method="step")
         tokens = jnp.asarray(histories[:, :, t])
     cache = cache.reorder(jnp.asarray(parents))
     histories = np.take_along_axis(histories, parents[:, :, None], axis=1)
-    logits, _ = step(jnp.asarray(histories[:, :, 2]), cache)
+    logits, _ = apply(model, params, jnp.asarray(histories[:, :, 2]), cache, method="step")
     for k in range(2):
         expected = apply(model, params, source, mask, jnp.asarray(histories[:, k]))
         np.testing.assert_allclose(logits[:, k], expected[:, 3], rtol=1e-5, atol=1e-5)
@@ -199,11 +200,11 @@ def test_dropout_draws_differ_by_key_and_layer(small):
     model, params = small
     source, mask, _ = example()
 
+    @jax.jit
     def encode(seed):
         rngs = {"dropout": jax.random.key(seed)}
         return model.apply({"params": params}, source, mask, method="encode", deterministic=False, rngs=rngs)
 
-    encode = jax.jit(encode)
     np.testing.assert_array_equal(encode(0), encode(0))
     assert np.abs(encode(0) - encode(1)).max() > 1e-3
 
@@ -271,8 +272,7 @@ def test_fusion_has_the_parameters_of_the_plain_model(small):
     model, params = small
     source, mask, target = example()
     shapes = jax.eval_shape(FusionInDecoder(model).init, jax.random.key(0), source[:, None], mask[:, None], target)
-    expected = {name: leaf.shape for name, leaf in named_leaves(params).items()}
-    assert {name: leaf.shape for name, leaf in named_leaves(shapes["params"]).items()} == expected
+    assert jax.tree.map(jnp.shape, shapes["params"]) == jax.tree.map(jnp.shape, params)
 
 
 def test_fusion_of_one_passage_is_the_plain_model(small):
@@ -286,9 +286,10 @@ def test_changing_a_passage_leaves_the_states_of_others(small):
     model, params = small
     source, mask = passages()
     fusion = FusionInDecoder(model)
-    encode = jax.jit(lambda source: fusion.apply({"params": params}, source, mask, method="encode"))
-    before = encode(source).reshape(B, 3, S, -1)
-    after = encode(source.at[:, 1].add(-1)).reshape(B, 3, S, -1)
+    before, after = (
+        apply(fusion, params, given, mask, method="encode").reshape(B, 3, S, -1)
+        for given in (source, source.at[:, 1].add(-1))
+    )
     np.testing.assert_array_equal(before[:, [0, 2]], after[:, [0, 2]])
     assert np.abs(before[:, 1] - after[:, 1]).max() > 1e-3
 
@@ -315,9 +316,8 @@ def test_fusion_reads_every_passage_and_decodes_from_a_cache(small):
         assert np.abs(changed - expected).max() > 1e-3
     states = apply(fusion, params, source, mask, method="encode")
     cache = apply(fusion, params, states, mask, num_hypotheses=1, max_length=T, method="start_cache")
-    step = jax.jit(lambda tokens, cache: fusion.apply({"params": params}, tokens, cache, method="step"))
     tokens = jnp.full((B, 1), model.config.start_id)
     for t in range(T):
-        logits, cache = step(tokens, cache)
+        logits, cache = apply(fusion, params, tokens, cache, method="step")
         np.testing.assert_allclose(logits[:, 0], expected[:, t], rtol=1e-5, atol=1e-5)
         tokens = target[:, t : t + 1]

@@ -55,7 +55,7 @@ def test_scores_are_float32_products_of_what_is_stored(dtype):
 
 def traced(index, queries, *, gpu):
     asked = np.zeros((queries, index.dim + 1), np.int32)
-    settings = {"k": 5, "chunks": 1, "mesh": index._mesh, "axis": "data", "gpu": gpu}
+    settings = {"k": 5, "chunks": 1, "mesh": index._mesh, "gpu": gpu}
     return exact._search.trace(index._rows, index._groups, asked, index._count, **settings)
 
 

@@ -69,6 +69,7 @@ def test_never_returns_the_own_group(saved):
     index, _ = saved
     query_groups = np.arange(0, ROWS // 3, 40)
     found = np.asarray(index.search(index.embeddings[query_groups * 3], 6, query_groups).ids)
+    assert (found >= 0).all()
     assert not (index.groups[found] == query_groups[:, None]).any()
     assert (np.asarray(index.search(index.embeddings[query_groups * 3], 6).ids[:, 0]) == query_groups * 3).all()
 

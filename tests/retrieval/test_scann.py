@@ -127,14 +127,6 @@ def test_blocks_of_queries_lose_none(monkeypatch, index):
     assert index.search(queries[:0], 5).ids.shape == (0, 5)
 
 
-def test_never_returns_the_own_group(rows, index):
-    query_groups = np.arange(0, ROWS // 5, 10)
-    found = np.asarray(index.search(rows[query_groups * 5], 8, query_groups=query_groups).ids)
-    assert (found >= 0).all()
-    assert not (found // 5 == query_groups[:, None]).any()
-    assert (np.asarray(index.search(rows[query_groups * 5], 8).ids) // 5 == query_groups[:, None]).any()
-
-
 def test_rows_of_no_group_are_never_excluded(rows):
     index = ScannIndex(rows, ScannSettings(), groups=np.full(ROWS, NO_GROUP))
     assert np.asarray(index.search(rows[:1], 3, query_groups=np.array([NO_GROUP])).ids)[0, 0] == 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import resource
@@ -39,20 +40,27 @@ def fingerprint(state):
     return hash_tree(dataclasses.replace(state, rng=jax.random.key_data(state.rng)))
 
 
-def saved(directory, *steps):
-    """Saves one checkpoint per step, each of its own values."""
-    checkpointer = Checkpointer(directory)
-    for step in steps:
-        checkpointer.save(step, make_state(step), {"best_value": step / 3})
-    checkpointer.close()
+def opened(directory):
+    return contextlib.closing(Checkpointer(directory))
+
+
+def saved(directory, *steps, best=()):
+    """Saves the best parameters of these steps and one checkpoint per step, each of its own values, in their order."""
+    with opened(directory) as checkpointer:
+        for step in sorted({*steps, *best}):
+            if step in best:
+                checkpointer.save_best(step, make_state(step).params, 1.0)
+            if step in steps:
+                checkpointer.save(step, make_state(step), {"best_value": step / 3})
 
 
 def restore(directory, template=None):
-    checkpointer = Checkpointer(directory)
-    try:
+    with opened(directory) as checkpointer:
         return checkpointer.restore_latest(make_state() if template is None else template)
-    finally:
-        checkpointer.close()
+
+
+def steps_in(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_the_state_of_adafactor_comes_back_and_goes_on_the_same(tmp_path):
@@ -61,15 +69,20 @@ def test_the_state_of_adafactor_comes_back_and_goes_on_the_same(tmp_path):
     optimizer = make_optimizer(settings, params, 10)
     _, opt_state = optimizer.update(params, optimizer.init(params), params)
     state = dataclasses.replace(make_state(), opt_state=opt_state)
-    checkpointer = Checkpointer(tmp_path)
-    checkpointer.save(7, state, {})
-    checkpointer.close()
+    with opened(tmp_path) as checkpointer:
+        checkpointer.save(7, state, {})
     _, found, _ = restore(tmp_path, jax.eval_shape(lambda: state))
     assert fingerprint(found) == fingerprint(state)
     for one, other in zip(
         *(jax.tree.leaves(optimizer.update(params, s.opt_state, params)) for s in (found, state)), strict=True
     ):
         np.testing.assert_array_equal(one, other)
+
+
+def flipped(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
 
 
 def damage(path, how):
@@ -80,9 +93,7 @@ def damage(path, how):
         next(file for file in files if file.name == "manifest.ocdbt").unlink()
     elif how == "flipped bit":
         file = max((file for file in files if file.parent.name == "d"), key=lambda file: file.stat().st_size)
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 1
-        file.write_bytes(data)
+        flipped(file, file.stat().st_size // 2)
     elif how == "empty mark":
         (path / "COMPLETE").write_text("")
 
@@ -99,14 +110,13 @@ def test_round_trip_is_bitwise_and_typed_key_survives(tmp_path):
 def test_saving_does_not_mind_donation(tmp_path):
     """The state is overwritten in place while its save is still under way."""
     update = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf * 2, state), donate_argnums=0)
-    checkpointer = Checkpointer(tmp_path)
     state = make_state(5, rows=40_000)
     expected = hash_tree(state.params)
-    checkpointer.save(1, state, {})
-    moving = (state.params, state.opt_state)
-    for _ in range(5):
-        moving = update(moving)
-    checkpointer.close()
+    with opened(tmp_path) as checkpointer:
+        checkpointer.save(1, state, {})
+        moving = (state.params, state.opt_state)
+        for _ in range(5):
+            moving = update(moving)
     assert hash_tree(load_params(tmp_path, "last")) == expected
 
 
@@ -131,12 +141,6 @@ def test_all_damaged_starts_anew_and_says_so(tmp_path, caplog):
         assert restore(tmp_path) is None
     assert "training starts anew" in caplog.text
     assert restore(tmp_path / "nothing") is None
-
-
-def flipped(path, position):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_record_with_a_changed_bit_counts_no_more(tmp_path, caplog):
@@ -167,20 +171,15 @@ def test_a_record_of_an_older_version_still_counts(tmp_path):
 
 
 def test_a_record_may_hold_what_json_has_no_word_for(tmp_path):
-    checkpointer = Checkpointer(tmp_path)
-    checkpointer.save(3, make_state(3), {"best_value": float("nan"), "rows": ("a",)})
-    checkpointer.close()
+    with opened(tmp_path) as checkpointer:
+        checkpointer.save(3, make_state(3), {"best_value": float("nan"), "rows": ("a",)})
     assert restore(tmp_path)[2] == {"best_value": None, "rows": ["a"]}
 
 
 @pytest.mark.parametrize("how", ["unfinished", "missing file", "flipped bit", "empty mark", "gone"])
 def test_damaged_best_parameters_are_refused_before_training_goes_on(tmp_path, how):
     """They are what the stage would give in the end."""
-    checkpointer = Checkpointer(tmp_path / "generator")
-    checkpointer.save_best(2, make_state(2).params, 1.0)
-    for step in (2, 4, 6):
-        checkpointer.save(step, make_state(step), {})
-    checkpointer.close()
+    saved(tmp_path / "generator", 2, 4, 6, best=(2,))
     best = tmp_path / "generator" / "best" / "2"
     shutil.rmtree(best) if how == "gone" else damage(best, how)
     message = r"best/2, the best parameters until step 4, is damaged .*no checkpoint is older.*--redo=generator"
@@ -189,11 +188,7 @@ def test_damaged_best_parameters_are_refused_before_training_goes_on(tmp_path, h
 
 
 def test_damaged_best_parameters_are_met_again_where_an_older_checkpoint_knows_others(tmp_path, caplog):
-    checkpointer = Checkpointer(tmp_path)
-    for step in (2, 4):
-        checkpointer.save_best(step, make_state(step).params, 1.0)
-        checkpointer.save(step, make_state(step), {})
-    checkpointer.close()
+    saved(tmp_path, 2, 4, best=(2, 4))
     damage(tmp_path / "best" / "4", "flipped bit")
     assert restore(tmp_path)[0] == 2
     assert "best/4, the best parameters until step 4, is damaged" in caplog.text
@@ -201,52 +196,28 @@ def test_damaged_best_parameters_are_met_again_where_an_older_checkpoint_knows_o
 
 
 def test_keeps_the_newest_and_the_best_they_know(tmp_path):
-    checkpointer = Checkpointer(tmp_path)
-    for step in (1, 2, 3, 4):
-        if step in (1, 3):
-            checkpointer.save_best(step, make_state(step).params, 1.0)
-        checkpointer.save(step, make_state(step), {})
-        checkpointer.wait()
-        if step == 3:  # the checkpoint of step 2 knows no better than the best of step 1
-            assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["1", "3"]
-    checkpointer.close()
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
-    assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["3"]
+    saved(tmp_path, 1, 2, 3, best=(1, 3))
+    assert steps_in(tmp_path / "best") == ["1", "3"]  # the checkpoint of step 2 knows no better than the best of step 1
+    saved(tmp_path, 4)
+    assert steps_in(tmp_path / "checkpoints") == ["3", "4"]
+    assert steps_in(tmp_path / "best") == ["3"]
 
 
-def test_best_saved_after_the_restored_step_is_forgotten(tmp_path):
-    checkpointer = Checkpointer(tmp_path)
-    checkpointer.save_best(2, make_state(2).params, 1.0)
-    checkpointer.save(3, make_state(3), {})
-    checkpointer.save_best(4, make_state(4).params, 0.5)
-    checkpointer.close()
-    restore(tmp_path)
-    assert hash_tree(load_params(tmp_path)) == hash_tree(make_state(2).params)
+@pytest.mark.parametrize(("best", "known"), [((2, 4), 2), ((2, 3), 3)])
+def test_best_saved_after_the_restored_step_is_forgotten_and_at_it_stays(tmp_path, best, known):
+    saved(tmp_path, 3, best=best)
+    assert restore(tmp_path)[0] == 3
+    assert hash_tree(load_params(tmp_path)) == hash_tree(make_state(known).params)
 
 
 def test_best_saved_before_any_checkpoint_is_forgotten(tmp_path):
-    checkpointer = Checkpointer(tmp_path)
-    checkpointer.save_best(0, make_state().params, None)
-    checkpointer.close()
+    saved(tmp_path, best=(0,))
     assert restore(tmp_path) is None
-    assert list((tmp_path / "best").iterdir()) == []
-
-
-def test_best_saved_at_the_restored_step_stays(tmp_path):
-    checkpointer = Checkpointer(tmp_path)
-    checkpointer.save_best(2, make_state(2).params, 1.0)
-    checkpointer.save_best(3, make_state(3).params, 0.5)
-    checkpointer.save(3, make_state(3), {})
-    checkpointer.close()
-    restore(tmp_path)
-    assert hash_tree(load_params(tmp_path)) == hash_tree(make_state(3).params)
+    assert steps_in(tmp_path / "best") == []
 
 
 def test_load_params_needs_no_model(tmp_path):
-    checkpointer = Checkpointer(tmp_path)
-    checkpointer.save_best(2, make_state(2).params, 1.0)
-    checkpointer.save(3, make_state(3), {})
-    checkpointer.close()
+    saved(tmp_path, 3, best=(2,))
     for which, scale in (("best", 2), ("last", 3)):
         params = load_params(tmp_path, which)
         assert all(type(leaf) is np.ndarray and leaf.dtype == np.float32 for leaf in jax.tree.leaves(params))
@@ -294,9 +265,8 @@ def test_full_disk_names_what_failed_and_leaves_the_earlier_checkpoint(tmp_path,
     checkpointer.close()
     step, state, _ = restore(tmp_path)
     assert (step, fingerprint(state)) == (3, fingerprint(make_state(3)))
-    checkpointer = Checkpointer(tmp_path)
-    checkpointer.save(9, big, {})  # room again
-    checkpointer.close()
+    with opened(tmp_path) as checkpointer:
+        checkpointer.save(9, big, {})  # room again
     assert hash_tree(load_params(tmp_path, "last")) == hash_tree(big.params)
 
 
@@ -324,7 +294,7 @@ def test_half_written_folders_of_a_killed_process_are_removed(tmp_path):
     shutil.copytree(tmp_path / "checkpoints" / "3", tmp_path / "checkpoints" / "6.orbax-checkpoint-tmp")
     (tmp_path / "checkpoints" / "6.orbax-checkpoint-tmp" / "COMPLETE").unlink()
     assert restore(tmp_path)[0] == 3
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]
+    assert steps_in(tmp_path / "checkpoints") == ["3"]
 
 
 @pytest.mark.multidevice

@@ -20,6 +20,7 @@ from empax.core import memory
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import read_json, read_jsonl
 from empax.core.manifest import read_sealed
+from empax.core.sharding import MeshSettings
 from empax.core.tree import hash_tree, named_leaves
 from empax.core.types import Mean
 from empax.training import loop
@@ -108,31 +109,35 @@ class Stopped(BaseException):
     pass
 
 
-@pytest.mark.slow
-def test_stopped_at_many_steps_in_turn_ends_bit_identical(tiny, tmp_path, monkeypatch, unbroken):
+@pytest.fixture
+def train_to(tiny, monkeypatch):
+    """`tiny.train` that ends as by a kill once so many updates have been made."""
+
     def stop():
         raise Stopped
 
+    def train(step, *args, **options):
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "ProgressBar", tiny.stop_at(step, stop))
+            with pytest.raises(Stopped):
+                tiny.train(*args, **options)
+
+    return train
+
+
+@pytest.mark.slow
+def test_stopped_at_many_steps_in_turn_ends_bit_identical(tiny, train_to, tmp_path, unbroken):
     kept = []
     for step in (1, 4, 7, 9, 11, 13, 14):
-        monkeypatch.setattr(loop, "ProgressBar", tiny.stop_at(step, stop))
-        with pytest.raises(Stopped):
-            tiny.train(tmp_path)
+        train_to(step, tmp_path)
         kept.append(sorted(int(path.parent.name) for path in tmp_path.glob("tiny/checkpoints/*/COMPLETE"))[-1:])
     assert kept == [[], [3], [6], [6], [9], [12], [12]]
-    monkeypatch.undo()
     tiny.train(tmp_path)
     assert remains(tmp_path) == unbroken[1]
 
 
-def test_damaged_newest_checkpoint_falls_back_and_ends_bit_identical(tiny, tmp_path, monkeypatch, unbroken, caplog):
-    def stop():
-        raise Stopped
-
-    monkeypatch.setattr(loop, "ProgressBar", tiny.stop_at(10, stop))
-    with pytest.raises(Stopped):
-        tiny.train(tmp_path)
-    monkeypatch.undo()
+def test_damaged_newest_checkpoint_falls_back_and_ends_bit_identical(tiny, train_to, tmp_path, unbroken, caplog):
+    train_to(10, tmp_path)
     newest = tmp_path / "tiny" / "checkpoints" / "9"
     largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-7])
@@ -315,21 +320,13 @@ def test_eight_devices_give_the_loss_curve_of_one(tiny, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.multidevice
-def test_sharded_state_trains_and_resumes_like_a_replicated_one(tiny, tmp_path, monkeypatch):
-    from empax.core.sharding import MeshSettings
-
+def test_sharded_state_trains_and_resumes_like_a_replicated_one(tiny, train_to, tmp_path):
     settings = tiny.settings(steps=6, eval_batch_size=8, refresh_every_steps=0)
-    one = tiny.train(tmp_path / "one", task=tiny.TinyTask(), settings=settings)
+    options = {"task": tiny.TinyTask(), "settings": settings}
+    one = tiny.train(tmp_path / "one", **options)
     mesh = loop.make_mesh(MeshSettings(data=2, fsdp=4))
-
-    def stop():
-        raise Stopped
-
-    monkeypatch.setattr(loop, "ProgressBar", tiny.stop_at(4, stop))
-    with pytest.raises(Stopped):
-        tiny.train(tmp_path / "fsdp", task=tiny.TinyTask(), settings=settings, mesh=mesh)
-    monkeypatch.undo()
-    sharded = tiny.train(tmp_path / "fsdp", task=tiny.TinyTask(), settings=settings, mesh=mesh)
+    train_to(4, tmp_path / "fsdp", **options, mesh=mesh)
+    sharded = tiny.train(tmp_path / "fsdp", **options, mesh=mesh)
     for name, leaf in named_leaves(one.params).items():
         np.testing.assert_allclose(named_leaves(sharded.params)[name], leaf, rtol=1e-4, atol=1e-6, err_msg=name)
 
@@ -364,26 +361,17 @@ def test_a_profile_is_a_trace_and_changes_nothing(tiny, tmp_path, caplog, unbrok
     assert f"a trace of some updates is in {tmp_path / 'profile'}" in caplog.text
 
 
-def test_refresh_is_called_before_its_step_and_replayed_between(tiny, tmp_path, monkeypatch):
+def test_refresh_is_called_before_its_step_and_replayed_between(tiny, train_to, tmp_path):
     calls = []
-    examples = tiny.TinyExamples(24)
 
     def on_refresh(step, params):
         calls.append((step, params is not None))
 
-    def stop():
-        raise Stopped
-
-    def train():
-        return tiny.train(tmp_path, train=examples, on_refresh=on_refresh, settings=tiny.settings(steps=11))
-
-    monkeypatch.setattr(loop, "ProgressBar", tiny.stop_at(8, stop))
-    with pytest.raises(Stopped):
-        train()
+    options = {"on_refresh": on_refresh, "settings": tiny.settings(steps=11)}
+    train_to(8, tmp_path, **options)
     assert calls == [(5, True)]
     calls.clear()
-    monkeypatch.undo()
-    train()  # from the checkpoint after update 6
+    tiny.train(tmp_path, **options)  # from the checkpoint after update 6
     assert calls == [(5, False), (10, True)]
 
 

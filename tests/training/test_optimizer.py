@@ -182,6 +182,7 @@ def test_pattern_that_matches_nothing_is_refused_with_names():
         ({"clip_norm": 0.0}, "clip_norm = 0.0 must be above 0"),
         ({"learnig_rate": 1.0}, "did you mean 'learning_rate'"),
         ({"no_decay_pattern": "["}, "no_decay_pattern = '\\[' is not a regular expression"),
+        ({"no_decay_pattern": "a{99999999999}"}, "not a regular expression: the repetition number is too large"),
         ({"groups": [{"pattern": "a", "learning_rate_scale": -1.0}]}, r"groups\[0\]: learning_rate_scale = -1.0"),
     ],
 )

@@ -25,6 +25,11 @@ def state_of(task, optimizer, batch, seed=0):
     return make(batch)
 
 
+def stepped(tiny, task, optimizer, batch, /, **options):
+    """State and metrics after one update."""
+    return make_train_step(task, optimizer, **options)(state_of(task, optimizer, batch), tiny.frozen(), batch)
+
+
 def batch_of(tiny, rows):
     examples = tiny.TinyExamples(8)
     return examples.collate(np.asarray(rows), tiny.LENGTH, np.random.default_rng(0))
@@ -34,10 +39,7 @@ def test_eight_rows_are_four_micro_batches_of_two(tiny):
     """The rows differ in their number of tokens, so a mean of means would be wrong."""
     task, optimizer, batch = tiny.TinyTask(), optax.sgd(0.5), batch_of(tiny, range(8))
     assert len(set(batch.target_mask.sum(1))) > 1
-    whole, split = (
-        make_train_step(task, optimizer, accumulate=n)(state_of(task, optimizer, batch), tiny.frozen(), batch)
-        for n in (1, 4)
-    )
+    whole, split = (stepped(tiny, task, optimizer, batch, accumulate=n) for n in (1, 4))
     for name in ("loss", "accuracy", "grad_norm"):
         np.testing.assert_allclose(split[1][name].value(), whole[1][name].value(), rtol=1e-6, err_msg=name)
         np.testing.assert_allclose(split[1][name].weight, whole[1][name].weight, err_msg=name)
@@ -93,9 +95,7 @@ def test_filler_rows_change_nothing(tiny, accumulate):
     task, optimizer = tiny.TinyTask(), optax.adam(0.1)
     results = []
     for rows in ([0, 1, 2, 3], [0, 1, 2, 3, -1, -1, -1, -1]):
-        batch = batch_of(tiny, rows)
-        step = make_train_step(task, optimizer, accumulate=accumulate)
-        results.append(step(state_of(task, optimizer, batch), tiny.frozen(), batch))
+        results.append(stepped(tiny, task, optimizer, batch_of(tiny, rows), accumulate=accumulate))
     (a, metrics_a), (b, metrics_b) = results
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a.params, b.params)
     assert float(metrics_a["loss"].weight) == float(metrics_b["loss"].weight)
@@ -117,8 +117,7 @@ def test_frozen_parameters_stay_without_state_and_the_others_move(tiny):
     optimizer = make_optimizer(settings, params, 10)
     before = jax.tree.map(np.asarray, params)
     step = make_train_step(task, optimizer, trained=trained_mask(settings, params))
-    free = make_train_step(task, optax.sgd(0.1))
-    metrics_free = free(state_of(task, optax.sgd(0.1), batch), tiny.frozen(), batch)[1]
+    metrics_free = stepped(tiny, task, optax.sgd(0.1), batch)[1]
     state = state_of(task, optimizer, batch)
     shapes = [leaf.shape for leaf in jax.tree.leaves(state.opt_state)]
     assert before["embed"]["table"].shape not in shapes
@@ -138,11 +137,10 @@ def test_dropout_depends_on_the_step_alone(tiny):
     _, again = step(state_of(task, optimizer, batch), tiny.frozen(), batch)
     assert float(first["loss"].total) == float(again["loss"].total)
     assert float(first["loss"].total) != float(second["loss"].total)
-    evaluated = make_eval_step(task)(task.init(jax.random.key(0), batch), tiny.frozen(), batch, jax.random.key(0))
-    expected = task.loss(task.init(jax.random.key(0), batch), tiny.frozen(), batch, jax.random.key(0), train=False)[
-        0
-    ].value()
-    np.testing.assert_allclose(evaluated["loss"].value(), expected, rtol=1e-6)
+    params = task.init(jax.random.key(0), batch)
+    evaluated = make_eval_step(task)(params, tiny.frozen(), batch, jax.random.key(0))
+    expected, _ = task.loss(params, tiny.frozen(), batch, jax.random.key(0), train=False)
+    np.testing.assert_allclose(evaluated["loss"].value(), expected.value(), rtol=1e-6)
 
 
 def test_micro_batches_draw_different_masks(tiny):
@@ -174,17 +172,10 @@ def test_every_micro_batch_lies_on_every_device(tiny):
     task, optimizer = tiny.TinyTask(), optax.sgd(0.5)
     mesh = make_mesh(MeshSettings(data=4))
     batch = batch_of(tiny, range(8))
-    alone = make_train_step(task, optimizer, accumulate=2)(state_of(task, optimizer, batch), tiny.frozen(), batch)
-    state = state_of(task, optimizer, batch)
-    step = make_train_step(
-        task,
-        optimizer,
-        state=shard_params(jax.eval_shape(lambda: state_of(task, optimizer, batch)), mesh),
-        batch=batch_sharding(mesh),
-        replicated=replicated(mesh),
-        accumulate=2,
-    )
-    together = step(state, tiny.frozen(), batch)
+    alone = stepped(tiny, task, optimizer, batch, accumulate=2)
+    places = {"batch": batch_sharding(mesh), "replicated": replicated(mesh)}
+    places["state"] = shard_params(jax.eval_shape(lambda: state_of(task, optimizer, batch)), mesh)
+    together = stepped(tiny, task, optimizer, batch, accumulate=2, **places)
     np.testing.assert_allclose(together[1]["loss"].value(), alone[1]["loss"].value(), rtol=1e-6)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), together[0].params, alone[0].params
@@ -194,7 +185,7 @@ def test_every_micro_batch_lies_on_every_device(tiny):
 def test_uneven_micro_batches_are_refused(tiny):
     task, optimizer, batch = tiny.TinyTask(), optax.sgd(0.5), batch_of(tiny, range(8))
     with pytest.raises(ValueError, match="a batch of 8 rows does not divide into 3 micro-batches"):
-        make_train_step(task, optimizer, accumulate=3)(state_of(task, optimizer, batch), tiny.frozen(), batch)
+        stepped(tiny, task, optimizer, batch, accumulate=3)
 
 
 def test_explore_gives_the_batch_to_learn_from(tiny):

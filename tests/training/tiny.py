@@ -29,7 +29,7 @@ VOCABULARY, WIDTH, LENGTH = 11, 8, 6
 
 @dataclasses.dataclass(frozen=True)
 class TinyTask:
-    """Predicts each target token from the mean of the source embeddings; `nan_at` makes one update go wrong."""
+    """Predicts each target token from the mean of the source embeddings."""
 
     dropout: float = 0.0
 
@@ -129,8 +129,6 @@ def train(workdir, *, task=None, **changes):
         "settings": settings(),
         "frozen": frozen(),
         "directory": directory,
-        "metrics_path": workdir / "metrics.jsonl",
-        "stage": "tiny",
         "on_refresh": on_refresh,
         "mesh": one_device(),
     }

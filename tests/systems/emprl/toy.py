@@ -156,8 +156,6 @@ def train(workdir, *, seed=0, steps=60, start=None, **changes):
         settings=settings,
         frozen=given,
         directory=Path(workdir) / "ppo",
-        metrics_path=Path(workdir) / "metrics.jsonl",
-        stage="ppo",
         initial=lambda params: {**params, "model": first},
         mesh=make_mesh(MeshSettings(data=1), devices=jax.devices()[:1]),
     )

@@ -220,10 +220,7 @@ def test_a_batch_is_not_cut(tmp_path):
     for name in ("accumulate", "minibatches"):
         settings = LoopSettings(steps=1, batch_size=16, buckets=(1,), **{name: 2})
         with pytest.raises(ConfigError, match=rf"config\.retriever\.{name} = 2 cuts a batch of 16, .*set {name} = 1"):
-            fit(
-                task, train=examples, validation=None, settings=settings, frozen={}, directory=tmp_path,
-                metrics_path=tmp_path / "metrics.jsonl", stage="retriever",
-            )  # fmt: skip
+            fit(task, train=examples, validation=None, settings=settings, frozen={}, directory=tmp_path / "retriever")
 
 
 def tiny(**sections):

@@ -1,0 +1,34 @@
+"""What Hugging Face's `generate` finds, as our searches give it."""
+
+import numpy as np
+import torch
+from transformers import GenerationConfig
+
+
+def found_by(model, inputs, mask, *, skip, num, new, eos, pad, given=None, **options):
+    """Tokens [N, num, new], and scores of a beam: log-probabilities over lengths. `num` = 1 is greedy.
+
+    Args:
+      model: of transformers.
+      inputs: prompts, or sources of an encoder.
+      mask: which of them are real.
+      skip: how many columns of what it gives stand before the response.
+      num: hypotheses of each example.
+      new: tokens of a response.
+      eos: the end.
+      pad: behind the end.
+      given: what the decoder has read; None = as `options` say.
+      options: of its GenerationConfig.
+    """
+    config = GenerationConfig(
+        num_beams=num, num_return_sequences=num, do_sample=False, pad_token_id=pad, eos_token_id=eos,
+        return_dict_in_generate=True, output_scores=True, **options,
+    )  # fmt: skip
+    more = {} if given is None else {"decoder_input_ids": torch.tensor(given)}
+    inputs, mask = (torch.tensor(np.asarray(array)).long() for array in (inputs, mask))
+    out = model.generate(inputs, attention_mask=mask, generation_config=config, **more)
+    made = out.sequences[:, skip:].reshape(len(inputs), num, -1).numpy()
+    tokens = np.full((len(inputs), num, new), pad)
+    tokens[:, :, : made.shape[-1]] = made
+    tokens[np.cumsum(tokens == eos, axis=-1) - (tokens == eos) > 0] = pad  # some models fill with the end token
+    return tokens, out.sequences_scores.reshape(len(inputs), num).numpy() if num > 1 else None
