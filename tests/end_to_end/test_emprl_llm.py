@@ -9,8 +9,9 @@ from empax.core.files import read_json, read_jsonl
 from empax.core.tree import named_leaves
 from empax.interop.huggingface import load_pretrained
 from empax.parts.generator.parts import GeneratorParts
+from empax.parts.generator.stages import generator_params
 from empax.serving.export import ExportSettings, export_run
-from empax.systems.emprl.stages import first_params, policy_model
+from empax.systems.emprl.stages import policy_model
 from empax.training.checkpoint import load_params
 from tests.plans import context_of
 
@@ -40,7 +41,7 @@ def adapted(recipe, llama, tmp_path_factory):
 def test_a_policy_is_adapters_on_the_fine_tuned_model(adapted):
     run = completed(adapted)
     parts = GeneratorParts.of(run)
-    tuned, policy = first_params(parts, run, "generator"), load_params(adapted / "ppo")
+    tuned, policy = generator_params(parts, run, "generator"), load_params(adapted / "ppo")
     assert set(policy) == {"adapters", "trained"}  # a checkpoint does not hold the model
     assert set(policy["trained"]) == {"value"}
     pretrained, before = parts.generator.params, tuned["model"]
@@ -59,7 +60,7 @@ def test_a_policy_is_adapters_on_the_fine_tuned_model(adapted):
 def test_adapted_policies_are_exported_whole(adapted, tmp_path):
     run = context_of(adapted, "ppo")
     parts = GeneratorParts.of(run, with_params=False)
-    expected = policy_model(parts, load_params(adapted / "ppo"), first_params(parts, run, "generator"), 1.0)
+    expected = policy_model(parts, load_params(adapted / "ppo"), generator_params(parts, run, "generator"), 1.0)
     assert "of stage ppo" in export_run(adapted, tmp_path / "out", ExportSettings())
     found = load_pretrained(tmp_path / "out", parts.generator.model.config).params
     jax.tree.map(np.testing.assert_array_equal, found, expected)
