@@ -144,7 +144,7 @@ def export_generator(
         if base is not None and base["model_type"] != "t5":
             # The vocabulary may have grown by the tokens that the run has added.
             sizes = [name for name in ("vocab_size", "decoder_vocab_size") if name in base]
-            fields = {**base, **dict.fromkeys(sizes, config.vocab_size), "dtype": "float32"}
+            fields = _in_float32(base, dict.fromkeys(sizes, config.vocab_size))
         elif isinstance(config, TransformerConfig):
             fields = t5_fields(config, eos_id=generation.eos_id, pad_id=generation.pad_id)
         else:
@@ -211,12 +211,12 @@ def _encoder_fields(encoder: Any, base: Mapping[str, Any] | None, tokenizer: Sub
     Raises:
       ConfigError: transformers has no encoder like this one.
     """
-    size = {"vocab_size": encoder.config.vocab_size, "dtype": "float32"}  # it may have grown
+    size = {"vocab_size": encoder.config.vocab_size}  # it may have grown
     if isinstance(encoder, BertEncoder):
         if base is None or base["model_type"] == "bert":
             return bert_fields(encoder.config, pad_id=tokenizer.pad_id)
         layers = "n_layers" if base["model_type"] == "distilbert" else "num_hidden_layers"
-        return {**base, **size, layers: encoder.config.num_layers}
+        return _in_float32(base, {**size, layers: encoder.config.num_layers})
     assert isinstance(encoder, T5Encoder)
     if base is None:
         whole = dataclasses.replace(encoder.config, tie_embeddings=True, output_scale=True)
@@ -227,7 +227,12 @@ def _encoder_fields(encoder: Any, base: Mapping[str, Any] | None, tokenizer: Sub
             'this encoder alone; the format "empax" writes any.'
         )
     kind = f"{base['model_type'].upper()}EncoderModel"
-    return {**base, **size, "architectures": [kind], "is_encoder_decoder": False}
+    return _in_float32(base, {**size, "architectures": [kind], "is_encoder_decoder": False})
+
+
+def _in_float32(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes`, as the config of weights in float32; older configs call the type "torch_dtype"."""
+    return {name: value for name, value in base.items() if name != "torch_dtype"} | {**changes, "dtype": "float32"}
 
 
 def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, read_json, write_json
+from empax.core.files import read_json, write_json
 
 log = logging.getLogger("empax")
 
@@ -154,7 +154,7 @@ def open_sinks(names: Sequence[str], directory: Path, settings: Mapping[str, Any
         return []
     path = _folder(directory) / "runs.json"
     stage = _Stage(directory, settings, {"id": secrets.token_hex(4)})
-    with contextlib.suppress(OSError, DataError):
+    with contextlib.suppress(OSError, ValueError, TypeError):  # ids of its own serve as well
         stage.ids.update(read_json(path))
     opened: list[Sink] = [_Guarded(name, stage) for name in names]
     write_json(path, stage.ids)

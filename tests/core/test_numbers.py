@@ -42,6 +42,7 @@ NEEDED = {
     "evaluate.Settings": {"stage": "generator"},
     "assess.Settings": {"judges": ("identifiers",)},
     "generator.settings.LossSettings": {"function": "module:name"},
+    "RewardSettings": {"kind": "novelty"},
     "FinetuneSettings": {
         "epochs": 1,
         "batch_size": 8,

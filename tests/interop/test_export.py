@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError
+from empax.core.files import DataError, read_json
 from empax.core.tree import map_named
 from empax.data.bpe import train_bpe
 from empax.data.features import encode_for_bert, pad
@@ -263,6 +263,17 @@ def test_a_model_that_transformers_does_not_have_is_refused_and_written_in_our_o
     oracle.assert_same_bytes(loaded.params, params)
     with pytest.raises(ConfigError, match="model_type = 'empax' is not read here"):
         load_pretrained(tmp_path / "out")
+
+
+def test_the_type_that_an_older_config_gives_is_not_kept(tmp_path):
+    model, params = dual(normalize=True)
+    export_retriever(tmp_path / "bert", model, params, TOKENIZER, max_tokens=12)
+    older = read_json(tmp_path / "bert" / "config.json") | {"model_type": "electra", "torch_dtype": "float16"}
+    del older["dtype"]
+    export_retriever(tmp_path / "out", model, params, TOKENIZER, max_tokens=12, base=older)
+    written = read_json(tmp_path / "out" / "config.json")
+    assert written["dtype"] == "float32"
+    assert "torch_dtype" not in written
 
 
 @pytest.mark.parametrize("encoder", ["bert", "t5_encoder"])

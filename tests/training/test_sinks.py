@@ -120,6 +120,16 @@ def test_a_tracker_gets_the_keys_of_tensorboard_and_after_a_resume_no_step_twice
     assert [(row["step"], row["split"]) for row in rows] == [(step, split) for step, split, _ in LOGGED]
 
 
+@pytest.mark.parametrize("content", ["[1, 2]", "3", '{"id": ', "null"])
+def test_ids_that_cannot_be_read_begin_new_runs_of_trackers(content, stand_ins, tmp_path):
+    names = tmp_path / "run" / "generator" / "sinks" / "runs.json"
+    names.parent.mkdir(parents=True)
+    names.write_text(content)
+    train(tmp_path / "run", ["wandb"])
+    assert read_json(names)["id"]
+    assert flat(stand_ins["wandb"].points)
+
+
 def test_without_trackers_nothing_is_left_of_them(tmp_path):
     train(tmp_path / "run", [])
     assert not (tmp_path / "run" / "generator").exists()

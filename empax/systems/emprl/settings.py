@@ -59,9 +59,10 @@ class RewardSettings:
         check_numbers(self, "share", least=0, below=1)
         if self.function and self.function.count(":") != 1:
             raise ConfigError(f"function = {self.function!r} must be 'module:name'.")
-        own = {"shift_penalty": self.shift_penalty, "goal": self.goal != "gold"}
-        for name in (name for name, changed in own.items() if changed and self.kind != "empathy"):
-            raise ConfigError(f"{name} goes with kind = 'empathy', not with {self.kind!r}.")
+        own = {"empathy": ("shift_penalty", "goal", "stages"), "novelty": ("outputs", "share")}
+        for kind, name in ((kind, name) for kind, names in own.items() for name in names):
+            if self.kind != kind and getattr(self, name) != getattr(RewardSettings, name):
+                raise ConfigError(f"{name} goes with kind = {kind!r}, not with {self.kind!r}.")
         if self.goal != "gold" and self.shift_penalty:
             raise ConfigError(f"shift_penalty = {self.shift_penalty} goes with goal = 'gold', not with {self.goal!r}.")
 
@@ -148,6 +149,10 @@ class PolicyTaskSettings:
             raise ConfigError("whole_dialogues and index do not go together: exemplars belong to single turns.")
         if sum(reward.kind == "empathy" for reward in self.rewards) > 1:
             raise ConfigError("rewards has two parts of kind = 'empathy'; give one both stages.")
+        if self.max_turns != PolicyTaskSettings.max_turns and not self.whole_dialogues:
+            raise ConfigError(f"max_turns = {self.max_turns} needs whole_dialogues = True.")
+        if self.likelihood_focus and not self.likelihood_weight:
+            raise ConfigError(f"likelihood_focus = {self.likelihood_focus} needs a likelihood_weight above 0.")
         if any(reward.shift_penalty for reward in self.rewards) and not self.whole_dialogues:
             raise ConfigError("shift_penalty needs whole_dialogues = True: single turns have no shifts.")
 

@@ -111,7 +111,7 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         log_prob = jnp.take_along_axis(thought.policy, action[:, None], axis=1)[:, 0]
         batch = batch.replace(actions=thought.actions, action=action, log_prob=log_prob)  # type: ignore[attr-defined]
         if self.stage.reward == "empathy":
-            reply = self.generate(params, frozen, batch, rng).tokens[:, 0]
+            reply = self.generate(params, frozen, batch, jax.random.fold_in(rng, 2)).tokens[:, 0]
             return batch.replace(reply=reply)  # type: ignore[attr-defined]
         return batch.replace(reward=self.reward(params, batch, thought, action))  # type: ignore[attr-defined]
 
