@@ -28,7 +28,7 @@ def test_the_table_has_what_a_run_with_that_weight_would_report(finished, tmp_pa
     plan, on = read_plan(files), NeighbourSettings(**{f"{kind}_weight": 0.5})
     plan = dataclasses.replace(plan, system_settings=dataclasses.replace(plan.system_settings, neighbours=on))
     run = RunContext(files, plan, "evaluate")
-    near = 1e-3 if kind == "copy" else 5e-3  # states of 16 bits, which are padded otherwise here
+    near = 4e-3 if kind == "copy" else 3e-2  # 2% of what 0.2 changes: states of 16 bits are padded otherwise here
     made = evaluate.load_answerer(run.settings("evaluate", evaluate.Settings), run, ())
     asked = draw(load_instances(run, "validation"), 6)
     for weight in (0.0, 0.2):

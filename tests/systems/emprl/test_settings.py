@@ -32,7 +32,6 @@ SHIFTS = {"rewards": (RewardSettings(shift_penalty=1.0),)}
         (RewardSettings, {"kind": "novelty", "share": -0.1}, r"share = .* must lie in \[0, 1\)"),
         (RewardSettings, {"outputs": 9}, "outputs goes with kind = 'novelty', not with 'empathy'"),
         (RewardSettings, {"kind": "text", "function": "a:b", "share": 0.1}, "share goes with kind = 'novelty'"),
-        (RewardSettings, {"kind": "novelty", "stages": ("a",)}, "stages goes with kind = 'empathy'"),
         (KlSettings, {"coefficient": -1.0}, "at least 0"),
         (KlSettings, {"target": 0.0}, "above 0"),
         (PolicyTaskSettings, {"kept_share": 0.0}, r"lie in \(0, 1\]"),
