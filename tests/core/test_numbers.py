@@ -95,7 +95,7 @@ ZERO_REFUSED = (
     "facts_tokens", "social_tokens", "own_tokens", "max_piece_tokens", "max_candidates", "tails", "entity_facts",
     "hidden", "rows@study", "comparisons", "max_source_tokens",
     "knn", "knn_temperature", "copy_temperature", "facts@AlignmentSettings",
-    "tokens@AlignmentSettings", "each@ConceptsSettings", "beta@PreferenceTaskSettings",
+    "tokens@AlignmentSettings", "tail_tokens", "each@ConceptsSettings", "beta@PreferenceTaskSettings",
     "places", "num_actions", "restore_steps", "state_time", "weight@ContrastSettings", "weight@nec",
 )  # fmt: skip
 """Fields for which 0 means nothing; for all others it switches something off, or means all."""

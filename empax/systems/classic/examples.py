@@ -112,14 +112,14 @@ class ClassicExamples(LabelledExamples):
         found = [self.cognition[i] if i >= 0 else nothing for i in rows]
         arrays: dict[str, Any] = {}
         texts = {
-            "turns": ([turns for turns, _, _ in found], 1 + sizes.clauses),
-            "feelings": ([feelings for _, feelings, _ in found], 1 + sizes.clauses),
-            "tails": ([[ids for _, _, ids in tails] for _, _, tails in found], sizes.facts),
+            "turns": ([turns for turns, _, _ in found], 1 + sizes.clauses, sizes.tokens),
+            "feelings": ([feelings for _, feelings, _ in found], 1 + sizes.clauses, sizes.tokens),
+            "tails": ([[ids for _, _, ids in tails] for _, _, tails in found], sizes.facts, sizes.tail_tokens),
         }
-        for name, (texts_of, most) in texts.items():
+        for name, (texts_of, most, length) in texts.items():
             flat = [ids for row in texts_of for ids in [*row, *[[]] * (most - len(row))]]
-            ids, mask = features.pad(flat, sizes.tokens, self.pad_id)
-            arrays[name], arrays[f"{name}_mask"] = (x.reshape(len(rows), most, sizes.tokens) for x in (ids, mask))
+            ids, mask = features.pad(flat, length, self.pad_id)
+            arrays[name], arrays[f"{name}_mask"] = (x.reshape(len(rows), most, length) for x in (ids, mask))
         tails = [tails for *_, tails in found]
         arrays["of"], _ = features.pad([[of for of, *_ in row] for row in tails], sizes.facts, -1)
         arrays["relation"], _ = features.pad([[relation for _, relation, _ in row] for row in tails], sizes.facts, 0)
@@ -155,7 +155,7 @@ def _followed(instance: Instance, tokenizer: Tokenizer, sizes: AlignmentSettings
         if fact.relation == FEELINGS:
             feelings[of] += ids
         elif fact.relation in COGNITION:
-            tails.append((of, COGNITION.index(fact.relation), [tokenizer.cls_id, *ids][: sizes.tokens]))
+            tails.append((of, COGNITION.index(fact.relation), [tokenizer.cls_id, *ids][: sizes.tail_tokens]))
     turns = [[tokenizer.cls_id, *features.keep_newest(ids, sizes.tokens - 1)] for ids in tokenizer.encode_batch(texts)]
     return turns, [ids[: sizes.tokens] for ids in feelings], tails[: sizes.facts]
 

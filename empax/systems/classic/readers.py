@@ -46,8 +46,8 @@ class FactTexts:
     turns_mask: Bool[Array, "B U X"]
     feelings: Int[Array, "B U X"]
     feelings_mask: Bool[Array, "B U X"]
-    tails: Int[Array, "B P X"]
-    tails_mask: Bool[Array, "B P X"]
+    tails: Int[Array, "B P Y"]
+    tails_mask: Bool[Array, "B P Y"]
     of: Int[Array, "B P"]
     relation: Int[Array, "B P"]
 

@@ -243,7 +243,7 @@ def test_rows_have_the_turn_its_clauses_and_their_facts():
     assert clauses(turn) == ["I lost my dog.", "I cried!"]
     assert clauses("I lost my dog.") == []
     tokenizer = train_words(["i lost my dog . i cried ! oh no ! sad alone to cry lose pet"], min_count=1)
-    sizes = AlignmentSettings(clauses=2, facts=2, tokens=6)
+    sizes = AlignmentSettings(clauses=2, facts=2, tokens=6, tail_tokens=2)
     asked = [told, Instance("b#2", ("Hi.",), "Oh!", "")]
     examples = rows_of(asked, tokenizer, readers=("alignment",), alignment=sizes)
     found = examples.collate(np.array([0, 1, -1]), 9, np.random.default_rng(0)).cognition
@@ -254,7 +254,7 @@ def test_rows_have_the_turn_its_clauses_and_their_facts():
 
     assert words("turns", 0) == ["[CLS] dog . i cried !", "[CLS] i lost my dog .", "[CLS] i cried !"]
     assert words("feelings", 0) == ["sad", "alone", ""]
-    assert words("tails", 0) == ["[CLS] to lose", "[CLS] sad"]  # of the best rank
+    assert words("tails", 0) == ["[CLS] to", "[CLS] sad"]  # of the best rank
     assert found.of[0].tolist() == [2, 0]
     assert [COGNITION[i] for i in found.relation[0]] == ["xNeed", "xEffect"]
     assert not found.tails_mask[1:].any()
