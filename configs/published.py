@@ -55,7 +55,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if chosen.tiny:
         config.data.name = "sample"
         config.seq2seq.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})
-        config.seq2seq.generator.unroll = 1
+        config.seq2seq.generator.update({"dtype": "float32", "unroll": 1})
         config.generator.update({**common.FEW_STEPS, "batch_size": 8, "buckets": (128,), "max_validation_examples": 8})
         config.evaluate.update({"buckets": (128,), "limit": 16})
     return config
