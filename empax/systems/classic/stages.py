@@ -212,7 +212,8 @@ def sketch_generator(stage: ClassicTaskSettings, run: RunContext, batch_size: in
         "intensity": settings.reads_concepts,
         "concepts": settings.reads_concepts and most,
     }
-    batch = shapes_of(ClassicBatch, **sizes, K=most, U=1 + aligned.clauses, P=aligned.facts, X=aligned.tokens)
+    sizes |= {"K": most, "U": 1 + aligned.clauses, "P": aligned.facts, "X": aligned.tokens, "Y": aligned.tail_tokens}
+    batch = shapes_of(ClassicBatch, **sizes)
     absent = [name for name, wanted in there.items() if not wanted]
     return Sketch(parts.task(stage), dataclasses.replace(batch, **dict.fromkeys(absent)), frozen)
 
