@@ -83,7 +83,9 @@ class Patterns:
         """
         start = time.thread_time()
         try:
-            return regex.match(pattern, text, timeout=max(self._left, 1e-3))
+            if self._left <= 0:
+                raise TimeoutError
+            return regex.match(pattern, text, timeout=self._left)
         except TimeoutError as error:
             raise ConfigError(
                 f"{self._file}: the regular expression {short(pattern)} takes for ever on the name {text!r}; write it "
