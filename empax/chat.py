@@ -63,11 +63,7 @@ def main(argv: list[str]) -> None:
     session.reply(["Hello."])  # compiles
     read_anything()
     print(announcement() if _SAFETY.value else "The model answers everything: --nosafety.", flush=True)
-    try:
-        converse(session, _EXEMPLARS.value)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        sys.exit(130)
+    converse(session, _EXEMPLARS.value)
 
 
 def read_anything() -> None:

@@ -41,7 +41,7 @@ def run_command(
     anywhere: bool = False,
     overrides: dict[str, str] | None = None,
 ) -> None:
-    """Runs `main` with the flags of the command line, and exits with what it returns.
+    """Runs `main` with the flags of the command line, and exits with what it returns, or with 130 at Ctrl-C.
 
     Args:
       main: of the words that are no flags, the command's own before them.
@@ -58,7 +58,11 @@ def run_command(
         overrides.update(values)
     if anywhere:
         flags.FLAGS.set_gnu_getopt()
-    app.run(main, argv=words, flags_parser=functools.partial(_parse_flags, module=module))
+    try:
+        app.run(main, argv=words, flags_parser=functools.partial(_parse_flags, module=module))
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def _parse_flags(argv: list[str], *, module: str) -> list[str]:

@@ -13,6 +13,15 @@ ERRORS = {
     "a.txt: No such file.": (FileNotFoundError(2, "No such file", "a.txt"),),
 }
 
+STOPPED = """
+from empax.core.command import run_command
+
+def main(argv):
+    raise KeyboardInterrupt
+
+run_command(main, __name__)
+"""
+
 
 @pytest.mark.parametrize(("said", "error"), [(said, error) for said, errors in ERRORS.items() for error in errors])
 def test_what_the_user_can_mend_is_said_in_one_line(said, error, capsys):
@@ -34,3 +43,8 @@ def test_a_mistake_of_the_code_is_no_such_error():
 
     with pytest.raises(RuntimeError, match="ours"):
         main()
+
+
+def test_ctrl_c_is_one_line_and_ends_with_130(command):
+    ran = command("-c", STOPPED)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "\ninterrupted\n")
