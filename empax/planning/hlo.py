@@ -79,14 +79,11 @@ class Program:
 
     def work(self) -> Work:
         """See `Work`."""
-        flops = traffic = 0.0
+        flops, traffic = self._cost(self.entry)
         found: dict[tuple[str, int], Collective] = {}
         seen: set[tuple[str, float]] = set()
-        for name, times, fused in self._runs(self.entry, 1.0, fused=False):
+        for name, times, _ in self._runs(self.entry, 1.0, fused=False):
             for one in self.computations[name].instructions.values():
-                flops += times * self._flops(name, one)
-                if not fused:
-                    traffic += times * self._traffic(name, one)
                 if (kind := one.opcode) not in COLLECTIVES:
                     continue
                 if kind == "all-reduce" and "reduce-scatter" in name:  # how TPUs write one: reduce, keep a slice
@@ -109,7 +106,7 @@ class Program:
         return Work(flops, traffic, tuple(sorted(found.values(), key=lambda one: (-one.bytes, one.kind))))
 
     def _runs(self, name: str, times: float, *, fused: bool) -> Iterator[tuple[str, float, bool]]:
-        """Every computation that runs below `name`, how often, and whether inside a fusion."""
+        """Every computation that runs below `name`, how often, and whether inside a fusion; the costliest branches."""
         yield name, times, fused
         for one in self.computations[name].instructions.values():
             if one.opcode == "while":
@@ -118,10 +115,20 @@ class Program:
             elif one.opcode == "conditional":
                 branches = re.findall(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%[\w.\-]+))",
                                       one.attributes)  # fmt: skip
-                for branch in NAME.findall(" ".join(" ".join(pair) for pair in branches)):
-                    yield from self._runs(branch, times, fused=fused)
+                names = NAME.findall(" ".join(" ".join(pair) for pair in branches))
+                yield from self._runs(max(names, key=self._cost), times, fused=fused)
             elif callee := attribute(one, "calls") or (attribute(one, "to_apply") if one.opcode == "call" else ""):
                 yield from self._runs(callee, times, fused=fused or one.opcode == "fusion")
+
+    def _cost(self, name: str) -> tuple[float, float]:
+        """Operations and bytes of memory traffic of one run of a computation."""
+        flops = traffic = 0.0
+        for below, times, fused in self._runs(name, 1.0, fused=False):
+            for one in self.computations[below].instructions.values():
+                flops += times * self._flops(below, one)
+                if not fused:
+                    traffic += times * self._traffic(below, one)
+        return flops, traffic
 
     def _trips(self, name: str, loop: Instruction, condition: str) -> int:
         if known := re.search(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)', loop.attributes):

@@ -113,6 +113,17 @@ def test_loops_in_loops():
     assert work_of(function, (12, 12), (4, 12)).flops == 15 * 2 * 4 * 12 * 12
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_of_branches_the_costliest_counts(place):
+    def function(index, weights, states):
+        branches = [lambda s: s + 1.0, lambda s: s @ weights]
+        branches.insert(place, lambda s: s @ weights @ weights)
+        return jax.lax.switch(index, branches, states)
+
+    work = work_of(function, jax.ShapeDtypeStruct((), jnp.int32), (12, 12), (4, 12))
+    assert work.flops == 2 * 2 * 4 * 12 * 12
+
+
 @pytest.mark.multidevice
 def test_what_is_gathered(mesh):
     split, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
