@@ -296,6 +296,12 @@ def test_what_is_just_allowed_is_read(text):
     assert parse_json(text) == json.loads(text)
 
 
+@pytest.mark.parametrize(("raw", "says"), [(b"\n\xff", "UTF-8"), (b"\n\0", "a NUL byte")])
+def test_an_empty_first_line_counts(raw, says):
+    with pytest.raises(DataError, match=rf"^x, line 2: .*{says}"):
+        text_files.decode(raw, "x")
+
+
 def test_the_bounds_are_the_last_that_are_taken(tmp_path, monkeypatch):
     assert text_files.parse_object(json.dumps({"a": "x" * 100_000})) == {"a": "x" * 100_000}
     with pytest.raises(DataError, match="a text of 100001 characters; at most 100000"):

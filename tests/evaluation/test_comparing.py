@@ -81,6 +81,18 @@ def test_the_rows_are_described_by_the_system_whose_dialogues_are_drawn(labels):
     assert found["systems"]["b"] == with_ids["systems"]["b"]
 
 
+def test_intervals_draw_whole_dialogues():
+    some = [
+        dataclasses.replace(row, response=row.reference) if i // 2 in (0, 3) else row for i, row in enumerate(OTHER)
+    ]
+    found = compare_systems({"a": some, "b": OTHER}, settings=FAST, names=("rouge_l",))
+    own = found["systems"]["a"]["metrics"]["rouge_l"]
+    assert own == pytest.approx(score(some, settings=FAST).metrics["rouge_l"])
+    assert found["pairs"][0]["metrics"]["rouge_l"]["first"] == own
+    by_row = score([dataclasses.replace(row, id="") for row in some], settings=FAST).metrics["rouge_l"]
+    assert own["low"] < by_row["low"] < by_row["high"] < own["high"]
+
+
 def test_metrics_with_inputs_of_different_kinds_are_left_out_with_the_reason():
     others = rows_of([row.response for row in OTHER], num_tokens=7)
     (pair,) = compare_systems({"a": GOOD, "b": others}, settings=FAST, names=NAMES)["pairs"]

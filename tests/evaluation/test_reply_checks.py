@@ -235,6 +235,10 @@ def test_texts_without_a_common_word_are_not_judged():
     assert reply_checks.shuffled([Prediction((), "", "")] * 30) == []
 
 
+def test_few_rows_are_not_shuffled(people):
+    assert [len(reply_checks.shuffled(people[:n])) for n in (1, 3, 7, 8)] == [0, 0, 0, 1]
+
+
 @pytest.mark.slow
 @pytest.mark.real_data
 def test_people_of_empathetic_dialogues_pass(real_data):

@@ -104,6 +104,13 @@ def test_interval_edge_cases():
         interval(rare, dialogues=np.arange(3))
 
 
+def test_how_far_out_the_ends_lie_depends_on_the_number_of_dialogues(monkeypatch):
+    asked = []
+    monkeypatch.setattr(significance, "tails", lambda number: asked.append(number) or (0.1, 0.9))
+    interval(mean_statistic(np.arange(24.0)), dialogues=np.repeat(np.arange(12), 2))
+    assert asked == [12]
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_randomisation_test_is_two_sided_and_matches_scipy(sign):
