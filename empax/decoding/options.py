@@ -144,7 +144,7 @@ def _translated(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     """Options under transformers' names, and how the caller spells what messages name otherwise."""
     theirs, spelled = {}, {}
     for name, value in given.items():
-        if name in _OURS or name == "method":
+        if name == "method":
             continue
         other = _THEIRS.get(name, name)
         if other in theirs:
