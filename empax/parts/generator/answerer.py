@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 import re
@@ -28,6 +29,7 @@ from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.parts.generator.parts import places
 from empax.parts.generator.settings import QuestionSettings
 
+_QUESTION_STREAM = 1 << 30  # of the keys of the first question that is asked; batches are fewer
 _BATCHES_OF_FREED_MEMORY = 8
 _WORDS = 3
 """Of the answer to a question that is asked first."""
@@ -48,6 +50,9 @@ class AnswerExamples:
     notes: Sequence[Mapping[str, Any]]
     words: Sequence[Sequence[str]] = ()
 
+
+_Asking: TypeAlias = tuple[int, tuple[str, ...], bytes]
+"""A seed, a context, and the rows of the exemplars that are given beside it."""
 
 MakeExamples: TypeAlias = Callable[[Sequence[Instance]], AnswerExamples]
 
@@ -97,7 +102,7 @@ class Answerer:
         single: bool = False,
         questions: Sequence[QuestionSettings] = (),
     ):
-        self._questions, self._told = tuple(questions), dict[tuple[int, tuple[str, ...]], dict[str, str]]()
+        self._questions, self._told = tuple(questions), dict[_Asking, dict[str, str]]()
         self._single = single
         self.task, self.tokenizer, self.buckets = task, tokenizer, tuple(buckets)
         self._make_examples, self._labels = make_examples, dict(labels or {})
@@ -169,37 +174,48 @@ class Answerer:
         instance has its own seed, its answer is that to it alone, in a first batch.
         `exemplars` are shown in place of those that it finds: rows of `exemplars.pairs`, [N, K], -1 = none.
         """
-        instances = self._with_told(instances, batch_size, seed)
+        instances = self._with_told(instances, batch_size, seed, exemplars)
         return self._respond(instances, batch_size, seed, progress, kept, exemplars)
 
     def _with_told(
-        self, instances: Sequence[Instance], batch_size: int, seed: int | Sequence[int]
+        self, instances: Sequence[Instance], batch_size: int, seed: int | Sequence[int], exemplars: np.ndarray | None
     ) -> Sequence[Instance]:
-        """The instances with what this says of their contexts; with one seed each context is asked about once."""
+        """The instances with what this says of their contexts; with one seed, each is asked about once.
+
+        Beside other exemplars it is another question.
+        """
         if not self._questions:
             return instances
         if self._single:
             self._told.clear()  # who answers people keeps nothing that they said
         seeds = [seed] * len(instances) if isinstance(seed, int) else seed
-        asking = [(each, i.context) for each, i in zip(seeds, instances, strict=True)]
-        left = {key: i for key, i in zip(asking, instances, strict=True) if key not in self._told}
-        new, own = list(left.values()), seed if isinstance(seed, int) else [each for each, _ in left]
+        rows = [b""] * len(instances) if exemplars is None else [row.tobytes() for row in exemplars]
+        asking = [(each, i.context, row) for each, i, row in zip(seeds, instances, rows, strict=True)]
+        left = {key: place for place, key in enumerate(asking) if key not in self._told}
+        new, own = [instances[place] for place in left.values()], [each for each, *_ in left]
         # The same exemplars beside each question: a search would look for the question too.
-        shown = self.exemplars.find(new)[0] if new and self.exemplars is not None else None
-        for name, text in ((question.name, question.text) for question in self._questions if new):
+        if exemplars is not None:
+            shown = exemplars[list(left.values())]
+        else:
+            shown = self.exemplars.find(new)[0] if new and self.exemplars is not None else None
+        for number, question in enumerate(self._questions if new else ()):
+            name, text = question.name, question.text
             asked = [
                 dataclasses.replace(
                     i, context=(*i.context[:-1], f"{i.context[-1]}\n\n{text}"), response="", notes=self._noted(i, key)
                 )
-                for key, i in left.items()
+                for key, i in zip(left, new, strict=True)
             ]
-            said = self._respond(asked, batch_size, own, f"asked first: {name}", None, shown)
+            said = self._respond(
+                asked, batch_size, seed if isinstance(seed, int) else own, f"asked first: {name}", None, shown,
+                stream=_QUESTION_STREAM + number,
+            )  # fmt: skip
             for key, answer in zip(left, said, strict=True):
                 words = re.findall(r"[^\W\d_][\w'-]*", answer.response)[:_WORDS]
                 self._told.setdefault(key, {}).update({name: " ".join(words)} if words else {})
         return [dataclasses.replace(i, notes=self._noted(i, key)) for key, i in zip(asking, instances, strict=True)]
 
-    def _noted(self, instance: Instance, asking: tuple[int, tuple[str, ...]]) -> dict[str, Any]:
+    def _noted(self, instance: Instance, asking: _Asking) -> dict[str, Any]:
         return {**instance.notes, TOLD: dict(self._told.get(asking, {}))}
 
     def _respond(
@@ -210,10 +226,14 @@ class Answerer:
         progress: str | None,
         kept: AnswerStore | None,
         exemplars: np.ndarray | None,
+        stream: int | None = None,
     ) -> list[Prediction]:
         made_of = self._make_examples(instances) if exemplars is None else self._shown(instances, exemplars)
         unknown = _count_unknown(self.tokenizer, [i.response for i in instances])
         keys = jax.random.key(seed) if isinstance(seed, int) else jax.vmap(jax.random.key)(np.asarray(seed, np.uint32))
+        if stream is not None:
+            fold = functools.partial(jax.random.fold_in, data=stream)
+            keys = fold(keys) if isinstance(seed, int) else jax.vmap(fold)(keys)
 
         def ask(number: int, indices: np.ndarray, batch: Any) -> Any:
             rng = folded(keys, number) if isinstance(seed, int) else folded(Draws(keys[indices]), 0)
@@ -243,7 +263,7 @@ class Answerer:
         kept: AnswerStore | None = None,
     ) -> list[Prediction]:
         """Likelihoods of gold responses beside given exemplars; see `core.protocols.ExemplarAnswering`."""
-        instances = self._with_told(instances, batch_size, seed)
+        instances = self._with_told(instances, batch_size, seed, exemplars)
         made_of = self._shown(instances, exemplars)
         unknown = _where_unknown(self.tokenizer, [i.response for i in instances])
 

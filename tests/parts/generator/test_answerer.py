@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from empax.core.files import DataError, write_jsonl
-from empax.core.types import EMOTIONS, Generated, Instance
+from empax.core.types import EMOTIONS, Generated, Instance, Prediction
 from empax.data.batches import SequenceExamples
 from empax.data.bpe import train_bpe
 from empax.data.words import train_words
@@ -148,6 +148,44 @@ class Drawing(Bag):
         noise = sampling.noise(rng, jax.random.gumbel, (len(batch.source), TOKENIZER.vocab_size))
         found = jax.lax.top_k(self.logits(params, batch) + 3.0 * noise, self.tokens)[1].astype(jnp.int32)
         return Generated(found[:, None], jnp.zeros((len(found), 1)))
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_questions_are_asked_beside_the_exemplars_that_are_given(weighed, monkeypatch):
+    """Not beside its own, whose answers the prompt would then hold."""
+    shown = []
+
+    class Showing(Searched):
+        def show(self, instances, rows, scores):
+            shown.append((instances[0].context[-1].endswith("what?"), rows.ravel().tolist()))
+            return super().show(instances, rows, scores)
+
+    made = Answerer(
+        Bag(tokens=9), PARAMS, Showing(), TOKENIZER, (64,), labels={"intent": INTENTS},
+        questions=(QuestionSettings("emotion", "what?"),),
+    )  # fmt: skip
+    monkeypatch.setattr(made, "_each", lambda examples, *_: [Prediction(("a",), "b", "")] * len(examples))
+    for rows in ([-1, 7, -1], [-1, 7, -1], [7, 7, -1]):
+        given = np.array(rows)[:, None]
+        if weighed:
+            made.weigh(ASKED, given, batch_size=2, seed=0)
+        else:
+            made.respond(ASKED, batch_size=2, seed=0, exemplars=given)
+    replies = [(False, [-1, 7, -1]), (False, [-1, 7, -1]), (False, [7, 7, -1])]
+    assert shown == [(True, [-1, 7]), *replies[:2], (True, [7]), replies[2]]
+
+
+@pytest.mark.parametrize("seed", [0, [7, 8]])
+def test_each_question_and_the_reply_draw_by_keys_of_their_own(seed):
+    made = Answerer(
+        Drawing(tokens=9), PARAMS, Searched(), TOKENIZER, (64,), labels={"intent": INTENTS},
+        questions=(QuestionSettings("emotion", "what?"), QuestionSettings("intent", "why?")),
+    )  # fmt: skip
+    keys, ask = [], made._answer
+    made._answer = lambda params, batch, rng: keys.append(getattr(rng, "keys", rng)) or ask(params, batch, rng)
+    made.respond(ASKED[:2], batch_size=2, seed=seed)
+    found = np.concatenate([np.asarray(jax.random.key_data(key)).reshape(-1, 2) for key in keys])
+    assert len({tuple(row) for row in found.tolist()}) == len(found) == 3 * np.size(seed)
 
 
 def test_with_a_seed_for_each_an_answer_is_the_same_alone_and_among_others():
