@@ -70,6 +70,7 @@ from empax.systems.classic.concepts import ConceptPicker, ConceptsSettings
 from empax.systems.classic.examples import emotional_words
 from empax.systems.lempex import retriever
 from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
+from empax.systems.nec.settings import NecSettings
 from tests.data import small_wordnet
 from tests.own_corpus import write_rows
 from tests.plans import changed, plan_of
@@ -276,7 +277,18 @@ SETTINGS = [
     ),
 ]  # fmt: skip
 
+CUT = "parts/generator/checks.py", "which cuts contexts; set it to at most {}, or add {} to"
+
 RECIPES = [
+    recipe_case(*CUT, {"classic.max_context_tokens": 64}, {"classic.max_context_tokens": 48}, of="classic"),
+    recipe_case(
+        *CUT, {"classic.max_context_tokens": 64, "generator.buckets": (48, 64), "evaluate.buckets": (48, 64)},
+        {"classic.max_context_tokens": 64,
+         **dict.fromkeys(("emotions.buckets", "generator.buckets", "evaluate.buckets"), (48, 64))}, of="classic",
+    ),
+    recipe_case(*CUT, {"reflectdiffu.max_context_tokens": 41}, {"reflectdiffu.max_context_tokens": 40},
+                of="reflectdiffu"),
+    recipe_case(*CUT, {"lempex.layout.max_context_tokens": 81}, {"lempex.layout.max_context_tokens": 80}, of="lempex"),
     recipe_case(
         "core/system.py", "name {} before this one", {"joint.generator": "g1"}, {"joint.generator": "generator"},
     ),
@@ -306,6 +318,14 @@ RECIPES = [
     section(
         LempexSettings, {"generator": {"architecture": "t5", "pretrained": "folder"}}, "systems/lempex/settings.py",
         "is not how LEMPEx reads; leave it out", {"form": "plain"}, {},
+    ),
+    section(
+        LempexSettings, {}, "systems/lempex/settings.py", "is not how LEMPEx reads; leave it out",
+        {"exemplars": "joined"}, {},
+    ),
+    section(
+        NecSettings, {}, "systems/nec/settings.py", "which NEC does not retrieve; leave it out",
+        {"exemplars": "joined"}, {},
     ),
     section(
         LempexTaskSettings, {}, "systems/lempex/settings.py", "name stages there where losses is", {"losses": "judges"},

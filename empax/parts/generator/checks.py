@@ -97,6 +97,17 @@ def _check_lengths(run: RunContext, parts: GeneratorParts) -> None:
         check_fits(model, **{f"prompt{among} + {stage.name}.buckets + answer": tokens})
 
 
+def check_whole_contexts(where: str, max_context_tokens: int, run: RunContext) -> None:
+    """Raises ConfigError if the stage, or an evaluation of it, would cut contexts that the setting `where` allows."""
+    for stage in filter(_reads_sources, (run.named(run.stage), *run.evaluations)):
+        if (longest := _buckets(stage)[-1]) < max_context_tokens:
+            raise ConfigError(
+                f"{where}.max_context_tokens = {max_context_tokens} is more than the longest of config.{stage.name}."
+                f"buckets, {longest}, which cuts contexts; set it to at most {longest}, or add {max_context_tokens} to "
+                "the buckets of each stage."
+            )
+
+
 def _reads_exemplars(stage: Stage, run: RunContext) -> bool:
     """Whether a stage reads exemplars, or evaluates one that does."""
     if stage.kind == "evaluate":

@@ -21,6 +21,7 @@ from empax.data.knowledge import SOCIAL_RELATIONS, told
 from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
 from empax.parts.generator.answerer import Answerer, AnswerExamples
+from empax.parts.generator.checks import check_whole_contexts
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
 from empax.parts.knowledge.finder import check_knowledge, find_finder, with_facts
@@ -56,10 +57,11 @@ def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
     """Whether each loss has a weight, and the facts and stages that are read come before.
 
     Raises:
-      ConfigError: one has none, or they do not.
+      ConfigError: one has none, or they do not; or contexts would be cut.
     """
     check_prepared(run)
     settings, where = run.shared_settings(ClassicSettings), f"config.{run.stage}.weights"
+    check_whole_contexts(run.shared, settings.max_context_tokens, run)
     losses = settings.losses
     readers = settings.fact_readers.items()
     check_knowledge(run, **{kind: f"{run.shared}.readers without {', '.join(names)}" for kind, names in readers})

@@ -21,7 +21,7 @@ from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, load_
 from empax.core.text_functions import TWO_ROWS
 from empax.core.types import Instance, Params
 from empax.data import own
-from empax.data.batches import draw, draw_dialogues
+from empax.data.batches import draw, draw_dialogues, draw_rows
 from empax.data.exemplars import ContextExamples, LabelledBatch
 from empax.data.store import check_candidates, check_prepared, load_instances, planned_instances, planned_notes
 from empax.models.heads import EMOTION_HEAD
@@ -224,6 +224,8 @@ def _training(
         return _examples(parts, run, stage, "train", stage.max_examples), None
     instances, rejected = read_pairs(pairs)
     check_apart(pairs, instances, load_instances(run, "test"))
+    kept = draw_rows(len(instances), stage.max_examples)
+    instances, rejected = [instances[row] for row in kept], [rejected[row] for row in kept]
     answers = given_answers(instances, rejected, parts.tokenizer, stage.rollout.max_tokens)
     return ContextExamples(instances, parts.form(exemplars=False)), answers
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.types import MECHANISMS
-from empax.parts.generator.settings import ContrastSettings
+from empax.parts.generator.settings import ContrastSettings, DialogueSettings
 from empax.systems.lempex.retriever import TowerSettings
 from empax.systems.lempex.soft_tokens import SoftAxis, SoftForm
 
@@ -36,8 +36,9 @@ class LempexSettings(TowerSettings):
         for name, value in wrong.items():
             if value:
                 raise ConfigError(f"{name} = {value} is nothing that LEMPEx has; leave it out.")
-        if self.form != "dialogue":
-            raise ConfigError(f"form = {self.form!r} is not how LEMPEx reads; leave it out.")
+        for name in ("form", "exemplars"):
+            if (value := getattr(self, name)) != getattr(DialogueSettings, name):
+                raise ConfigError(f"{name} = {value!r} is not how LEMPEx reads; leave it out.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,6 +34,7 @@ from empax.parts.encoder.stages import load_stage_encoder
 from empax.parts.encoder.task import Predictor
 from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.generator.answerer import Answerer, AnswerExamples
+from empax.parts.generator.checks import check_whole_contexts
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.stages import answerer_of, pretrained
 from empax.systems.lempex.examples import LempexBatch, LempexExamples, TurnForm, judged_length
@@ -64,11 +65,13 @@ def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
 
     Raises:
       ConfigError: they do not, or labels or judges leave out a mechanism that has a weight, or judges read another
-        vocabulary than the generator's.
+        vocabulary than the generator's; or contexts would be cut.
     """
     check_prepared(run)
+    settings = run.shared_settings(LempexSettings)
+    check_whole_contexts(f"{run.shared}.layout", settings.layout.max_context_tokens, run)
     if stage.index:
-        check_candidates(run, stage.index, ("train", "validation"), run.shared_settings(LempexSettings).passages)
+        check_candidates(run, stage.index, ("train", "validation"), settings.passages)
     if stage.losses == "none":
         return
     annotating = [one for one in map(run.named, run.before()) if one.kind == "annotate"]

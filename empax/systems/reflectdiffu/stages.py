@@ -23,6 +23,7 @@ from empax.models.transformer import EncoderDecoder
 from empax.parts.attributes import check_identifiers, load_identifiers
 from empax.parts.encoder.stages import load_stage_encoder
 from empax.parts.generator.answerer import Answerer, AnswerExamples
+from empax.parts.generator.checks import check_whole_contexts
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
 from empax.systems.reflectdiffu.examples import NO_PRIOR, ReflectBatch, ReflectExamples
@@ -114,9 +115,11 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     """Whether the stages that it reads are there.
 
     Raises:
-      ConfigError: they are not, come later, or leave something else; or there are no intents.
+      ConfigError: they are not, come later, or leave something else; or there are no intents, or contexts would be
+        cut.
     """
     check_prepared(run)
+    check_whole_contexts(run.shared, run.shared_settings(ReflectSettings).max_context_tokens, run)
     if stage.reasons:
         run.earlier("reasons", stage.reasons, tasks=("reflectdiffu.reasons",))
     if stage.reward == "empathy":

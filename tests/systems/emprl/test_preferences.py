@@ -1,6 +1,7 @@
 """DPO, IPO, KTO: losses and gradients as the papers print them, what is preferred in a group, pairs from a file."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from empax.core.files import write_jsonl
 from empax.core.text_files import DataError
 from empax.core.types import Instance
-from empax.systems.emprl import preferences
+from empax.systems.emprl import preferences, stages
+from empax.systems.emprl.settings import PreferenceTaskSettings
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -137,6 +140,23 @@ def test_pairs_of_a_file_are_learnt_from_as_they_stand(toy):
     np.testing.assert_array_equal(batch.counts, [True, True, True, False])
     assert not task.rates_on_host
     assert float(metrics["response_tokens"].value()) == 6.0
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_as_many_pairs_are_learnt_from_as_the_stage_says(toy, tmp_path, monkeypatch, most):
+    write_jsonl(
+        tmp_path / "pairs.jsonl",
+        [{"context": [f"context {n}"], "chosen": f"w{n}", "rejected": f"w{n + 10}"} for n in range(8)],
+    )
+    monkeypatch.setattr(stages, "ContextExamples", lambda instances, form: [i.response for i in instances])
+    monkeypatch.setattr(stages, "load_instances", lambda run, split: [])
+    parts = SimpleNamespace(tokenizer=toy.Words(), form=lambda exemplars: None)
+    stage = PreferenceTaskSettings(pairs=str(tmp_path / "pairs.jsonl"), max_examples=most)
+    chosen, answers = stages._training(parts, None, stage)
+    assert len(chosen) == len(answers) == (most or 8)
+    numbers = [int(word[1:]) for word in chosen]
+    np.testing.assert_array_equal(answers[:, :, 0], [[n, n + 10] for n in numbers])
+    assert numbers == sorted(numbers)
 
 
 def test_a_file_of_pairs_is_read_or_its_bad_line_named(toy, tmp_path):
