@@ -239,7 +239,10 @@ def _method(fields: Mapping[str, Any], origin: Origin) -> str:
 
 
 def _refuse_unread(fields: Mapping[str, Any], method: str, origin: Origin) -> None:
-    for name, off in (_UNREAD | _UNREAD_BY_METHOD[method]).items():
+    unread = _UNREAD | _UNREAD_BY_METHOD[method]
+    if fields.get("do_sample", False):  # of beams, too
+        unread |= _UNREAD_BY_METHOD["sample"]
+    for name, off in unread.items():
         if name in fields and fields[name] not in off:
             raise ConfigError(
                 f"{origin.where}: {name} = {fields[name]!r} would change the text and is not here; "

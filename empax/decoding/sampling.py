@@ -81,13 +81,17 @@ def sample_tokens(
 def truncated(
     logits: Float[Array, "*B V"], *, top_k: int, top_p: float, min_p: float, typical_p: float, at_least_tokens: int
 ) -> Float[Array, "*B V"]:
-    """Sets to -inf what `sample_tokens` would not draw from scaled logits, but for the `at_least_tokens` likeliest."""
+    """Sets to -inf what `sample_tokens` would not draw from scaled logits.
+
+    The `at_least_tokens` likeliest stay, or with `typical_p` as many of those that come first there.
+    """
     stays = logits
     if 0 < top_k < logits.shape[-1]:
         stays = jnp.where(logits >= largest(logits, top_k)[0][..., -1:], logits, -jnp.inf)
-    stays = typical(at_least(nucleus(stays, top_p), min_p), typical_p)
-    likeliest = largest(logits, min(at_least_tokens, logits.shape[-1]))[0][..., -1:]
-    return jnp.where(logits >= likeliest, logits, stays)
+    fewest = min(at_least_tokens, logits.shape[-1])
+    stays = at_least(nucleus(stays, top_p), min_p)
+    stays = jnp.where(logits >= largest(logits, fewest)[0][..., -1:], logits, stays)
+    return typical(stays, typical_p, at_least_tokens=fewest)
 
 
 def nucleus(logits: Float[Array, "*B V"], top_p: float | Float[Array, ""]) -> Float[Array, "*B V"]:
@@ -113,8 +117,10 @@ def at_least(logits: Float[Array, "*B V"], min_p: float) -> Float[Array, "*B V"]
     return jnp.where(probs < min_p * jnp.max(probs, axis=-1, keepdims=True), -jnp.inf, logits)
 
 
-def typical(logits: Float[Array, "*B V"], typical_p: float) -> Float[Array, "*B V"]:
+def typical(logits: Float[Array, "*B V"], typical_p: float, *, at_least_tokens: int = 1) -> Float[Array, "*B V"]:
     """Keeps the smallest set of tokens with information nearest to its mean that reaches `typical_p`; ties stay.
+
+    The first `at_least_tokens` of them stay in any case.
 
     Source: Meister et al. 2023, Eq. 10 and 11.
     """
@@ -123,8 +129,9 @@ def typical(logits: Float[Array, "*B V"], typical_p: float) -> Float[Array, "*B 
     log_probs = jax.nn.log_softmax(logits, axis=-1)
     probs = jnp.exp(log_probs)
     entropy = -jnp.sum(jnp.where(probs > 0, log_probs * probs, 0.0), axis=-1, keepdims=True)
-    away = _bits(jnp.abs(-log_probs - entropy))
-    stays = _first_mass(_bits(jnp.float32(jnp.inf)) - away, probs, typical_p, largest_key=jnp.inf)
+    away = jnp.abs(-log_probs - entropy)
+    stays = _first_mass(_bits(jnp.float32(jnp.inf)) - _bits(away), probs, typical_p, largest_key=jnp.inf)
+    stays |= -away >= largest(-away, at_least_tokens)[0][..., -1:]
     return jnp.where(stays, logits, -jnp.inf)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 import itertools
 import re
 from collections.abc import Callable, Iterable
@@ -95,7 +94,9 @@ def moel_tokens(text: str) -> tuple[str, ...]:
 
 def tokenize_13a(text: str) -> tuple[str, ...]:
     """Tokens of mteval-v13a, sacrebleu's default: punctuation apart, but not inside numbers; case kept."""
-    text = html.unescape(text.replace("<skipped>", "").replace("-\n", "").replace("\n", " "))
+    text = text.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
+    for entity, sign in (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">")):
+        text = text.replace(entity, sign)
     text = re.sub(r"""([!-&(-+/:-@\[-`{-~])""", r" \1 ", f" {text} ")
     text = re.sub(r"([^0-9])([.,])", r"\1 \2 ", text)
     text = re.sub(r"([.,])([^0-9])", r" \1 \2", text)

@@ -207,9 +207,7 @@ def _llama_like(fields: Mapping[str, Any], model: str, *, head_dim: int | None) 
 def _late_windows(fields: Mapping[str, Any], model: str) -> tuple[int, ...]:
     """The windows of a Qwen's layers: by `layer_types`, or from layer `max_window_layers` on."""
     layers = fields["num_hidden_layers"]
-    window = (
-        _window(field_or(fields, "sliding_window", 4096), model) if field_or(fields, "use_sliding_window", False) else 0
-    )
+    window = _window(fields.get("sliding_window", 4096), model) if field_or(fields, "use_sliding_window", False) else 0
     kinds = field_or(fields, "layer_types", None)
     if kinds is None:
         first = field_or(fields, "max_window_layers", 28)

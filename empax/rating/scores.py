@@ -114,7 +114,8 @@ def _of_pairs(key: Key, rated: Sequence[Answer], aspect: str) -> Summary:
         for (i, one), (j, two) in itertools.combinations(enumerate(key.systems), 2):
             both = wins[i, j] + wins[j, i]
             rates[f"{one} : {two}"] = float(wins[i, j] / both) if both else math.nan
-        return {"win_rates": rates, "strengths": dict(zip(key.systems, strengths(wins).tolist(), strict=True))}
+        found = np.where((wins + wins.T).any(axis=1), strengths(wins), np.nan)
+        return {"win_rates": rates, "strengths": dict(zip(key.systems, found.tolist(), strict=True))}
 
     return summary
 
@@ -152,7 +153,7 @@ def _of_scales(key: Key, rated: Sequence[Answer], aspect: str) -> Summary:
 
 
 def _with_intervals(summary: Summary, rated: Sequence[Answer], samples: int, seed: int) -> dict[str, Any]:
-    """Every number of `summary` as [value, low, high]; contexts and raters are drawn."""
+    """Every number of `summary` as [value, low, high]; contexts and raters are drawn. NaN where nobody has rated."""
     contexts = np.unique([answer.item.id for answer in rated], return_inverse=True)[1]
     people = np.unique([answer.rater for answer in rated], return_inverse=True)[1]
     rng, several = np.random.default_rng(seed), people.max() > 0
@@ -163,11 +164,14 @@ def _with_intervals(summary: Summary, rated: Sequence[Answer], samples: int, see
 
     drawn = [summary(times(contexts) * times(people) if several else times(contexts)) for _ in range(samples)]
     value = summary(np.ones(len(rated)))
+
+    def interval(group: str, name: str, number: float) -> list[float]:
+        if math.isnan(number):
+            return [math.nan] * 3
+        return [number, *np.nanpercentile([d[group][name] for d in drawn], [2.5, 97.5]).tolist()]
+
     return {
-        group: {
-            name: [number, *np.nanpercentile([d[group][name] for d in drawn], [2.5, 97.5]).tolist()]
-            for name, number in numbers.items()
-        }
+        group: {name: interval(group, name, number) for name, number in numbers.items()}
         for group, numbers in value.items()
     }
 

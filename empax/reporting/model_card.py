@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from empax.data.sources import INSTRUCTION, ExemplarLayout
+from empax.decoding.settings import DecodeSettings
 from empax.evaluation.scoring import METRICS
 from empax.models.lora import LoraSettings
 from empax.reporting.content import NOTE
@@ -294,9 +295,13 @@ def _beyond(about: Exported, settings: Mapping[str, Any]) -> str:
             "consensus": "the one that the others agree with most",
             "likelihood": "the likeliest",
             "similarity": "a likely one whose encoding is near that of the context",
+            "random": "one of them at random",
         }[decoding["rerank"]]
-        found = f"finds {decoding['num_beams']}" if "num_beams" in decoding else f"draws {decoding['num_samples']}"
-        return f"\nThe run {found} answers and gives {chosen}; `generate` returns them all.\n"
+        if decoding["method"] == "beam":
+            found, given = f"finds {decoding.get('num_beams', DecodeSettings.num_beams)}", "the best by its score"
+        else:
+            found, given = f"draws {decoding.get('num_samples', DecodeSettings.num_samples)}", "them all"
+        return f"\nThe run {found} answers and gives {chosen}; `generate` returns {given}.\n"
     if about.what == "retriever" and share:
         return (
             f"\nIn the run {share:g} of a score is the probability that a context has the exemplar's emotion, by an "

@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+from transformers.generation.logits_process import TopPLogitsWarper, TypicalLogitsWarper
 
 from empax.decoding.sampling import Draws, truncated
 from empax.decoding.search import generate
@@ -93,6 +95,22 @@ def test_what_is_cut_off_leaves_so_many():
         found = truncated(row, **{**off, **options}, at_least_tokens=2)
         assert np.isfinite(found).sum() == many, options
         np.testing.assert_array_equal(found[:many], row[:many])
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("typical_p", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("top_p", [0.3, 1.0])
+def test_what_is_typical_stays_as_transformers_has_it(typical_p, top_p):
+    """The likeliest token may go, but two stay."""
+    rows = np.random.default_rng(0).normal(size=(300, 20)).astype(np.float32)
+    found = truncated(jnp.array(rows), top_k=0, top_p=top_p, min_p=0.0, typical_p=typical_p, at_least_tokens=2)
+    scores = torch.tensor(rows)
+    if top_p < 1.0:
+        scores = TopPLogitsWarper(top_p, min_tokens_to_keep=2)(None, scores)
+    kept = TypicalLogitsWarper(typical_p, min_tokens_to_keep=2)(None, scores).isfinite().numpy()
+    np.testing.assert_array_equal(np.isfinite(found), kept)
+    assert kept.sum(axis=1).min() >= 2
+    assert typical_p == 0.9 or not kept[np.arange(300), rows.argmax(axis=1)].all()
 
 
 @pytest.mark.parametrize("options", [{}, {"early_stopping": True}, {"early_stopping": "never"}, {"end_at_limit": True}])

@@ -222,6 +222,7 @@ def test_the_end_of_a_tokenizer_may_be_another_than_the_first(tmp_path):
         ({"stop_strings": ["."]}, "stop_strings", {"stop_strings": None}),
         ({"penalty_alpha": 0.6}, "penalty_alpha", {"penalty_alpha": None}),
         ({"do_sample": True, "eta_cutoff": 0.1}, "eta_cutoff", {"eta_cutoff": None}),
+        ({"do_sample": True, "num_beams": 2, "top_h": 0.4}, "top_h", {"top_h": None}),
         ({"num_beams": 2, "renormalize_logits": True}, "renormalize_logits", {"renormalize_logits": None}),
         ({"num_return_sequences": 2}, "num_return_sequences = 2 has no meaning", {"num_return_sequences": None}),
         (

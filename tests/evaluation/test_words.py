@@ -60,6 +60,7 @@ def test_13a_tokens_match_sacrebleu():
         "it's &amp; &quot;x&quot; end.",
         "a/b [c] {d} ~e `f` g@h.com",
         "ok...",
+        "I can't &#39;do&#39; it, you&not me &nbsp;a &amp;lt; &lt;b&gt;",
     ]:
         assert list(words.tokenize_13a(line)) == theirs(line).split()
 

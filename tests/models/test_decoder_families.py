@@ -54,7 +54,8 @@ def test_families_differ_where_their_layers_do():
     assert mistral_config(SIZES | {"sliding_window": None}, dropout=0.5) == llama_config(SIZES, dropout=0.5)
     late = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
     assert qwen2_config(SIZES | late).windows == qwen3_config(SIZES | late).windows == (0, 5, 5)
-    assert qwen2_config(SIZES | late | {"use_sliding_window": False}).windows == ()
+    for none in ({"use_sliding_window": False}, {"sliding_window": None}):
+        assert qwen2_config(SIZES | late | none).windows == ()
     plain = opt_config(OPT)
     assert (plain.activation, plain.position_offset, plain.final_norm, plain.embedding_size) == ("relu", 2, True, 0)
     narrow = opt_config(OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 8})

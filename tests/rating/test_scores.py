@@ -54,6 +54,17 @@ def test_the_better_system_wins_more_and_is_stronger():
         assert 0 <= low <= value <= high <= 1
 
 
+@pytest.mark.filterwarnings("error")
+def test_who_was_not_rated_has_no_strength_yet():
+    key = studied()
+    known = [answer for answer in rated(key) if set(answer.item.systems) == {"good", "poor"}]
+    found = score(key, known, samples=20)["empathy"]
+    assert np.isnan(found["strengths"]["fair"]).all()
+    assert found["strengths"]["good"][0] > 0 > found["strengths"]["poor"][0]
+    assert np.isnan(found["win_rates"]["good : fair"]).all()
+    assert 0 <= found["win_rates"]["good : poor"][1] <= found["win_rates"]["good : poor"][2] <= 1
+
+
 def test_a_win_rate_of_worked_numbers_with_a_tie_as_half():
     items = [Item(n, (), (), f"d{n}", pair) for n, pair in
              enumerate((("good", "poor"), ("good", "poor"), ("poor", "good"), ("good", "poor")), 1)]  # fmt: skip

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from empax.core.tree import named_leaves
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.tokenizer_folders import load_tokenizer
+from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Generation, export_generator
 from empax.interop.huggingface import load_pretrained
 from empax.interop.own_format import load_exported
@@ -232,9 +234,18 @@ def test_the_example_of_a_card_runs(options, made_names, made, tmp_path):
 
 
 def test_the_card_says_what_the_run_does_beyond_the_model():
-    settings = {"decoding": {"rerank": "consensus", "num_samples": 16}, "emotion_share": 0.5}
-    card = model_card(ABOUT, {**CONFIG, "reg": settings}, None)
-    assert "draws 16 answers and gives the one that the others agree with most" in card
+    def card_of(**decoding):
+        return model_card(ABOUT, {**CONFIG, "reg": {"decoding": decoding}}, None)
+
+    drawn = {"method": "sample", "num_samples": 16, "num_beams": 5}
+    card = card_of(**drawn, rerank="consensus")
+    assert "draws 16 answers and gives the one that the others agree with most; `generate` returns them all" in card
+    card = card_of(method="beam", num_beams=5, rerank="similarity")
+    assert "finds 5 answers and gives a likely one" in card
+    assert "`generate` returns the best by its score" in card
+    for name in typing.get_args(typing.get_type_hints(DecodeSettings)["rerank"]):
+        assert ("The run draws" in card_of(**drawn, rerank=name)) == bool(name)
+    settings = {"emotion_share": 0.5}
     card = model_card(dataclasses.replace(ABOUT, what="retriever"), {**CONFIG, "reg": settings}, None)
     assert "0.5 of a score is the probability that a context has the exemplar's emotion" in card
     for what in ("generator", "retriever"):
