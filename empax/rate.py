@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from empax.core.command import in_one_line
+from empax.core.command import in_one_line, interruptible
 from empax.core.config import ConfigError
 from empax.core.files import DataError, write_json, write_jsonl
 from empax.core.paths import expand
@@ -126,6 +126,8 @@ def _pairs(given: argparse.Namespace) -> int:
 def _score(given: argparse.Namespace) -> int:
     if given.samples < 1:
         raise ConfigError(f"--samples = {given.samples} must be at least 1.")
+    if given.seed < 0:
+        raise ConfigError(f"--seed = {given.seed} must be at least 0.")
     key = read_key(expand(given.key))
     answers = read_answers([expand(path) for path in given.answers], key)
     try:
@@ -146,7 +148,8 @@ def _power(given: argparse.Namespace) -> int:
 
 
 def command_line() -> None:
-    sys.exit(main(sys.argv[1:]))
+    with interruptible():
+        sys.exit(main(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -90,6 +90,10 @@ def _application(names: list[str]) -> tuple[Any, socket.socket]:
         votes=expand(_VOTES.value),
         watched_replies=_REPLIES.value,
     )
+    idle = (_COMPARE, _VOTES, _BATCH, _MAX_TOKENS, _QUEUE, _SAFETY) if _WATCH.value else (_REPLIES,)
+    if given := [f"--{flag.name}" for flag in idle if flag.value != flag.default]:
+        what = "--watch shows how a run trains" if _WATCH.value else "without --watch nothing trains"
+        raise ConfigError(f"{what}, and {', '.join(given)} would do nothing; leave it out.")
     place = _place()
     if _WATCH.value:
         return make_watch_app(expand(names[0]), settings), place

@@ -61,6 +61,18 @@ def test_answers_of_page_and_sheet_are_counted_together(study, tmp_path, capsys)
     assert found["empathy"]["agreement"]["fleiss_kappa"] == pytest.approx(1.0)
     assert found["raters"]["bob"]["checks_passed"] == 1.0
     assert "win rate" in capsys.readouterr().out
+    assert rate.main(["score", *files, "--seed=-1"]) == 2
+    assert "--seed = -1 must be at least 0" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    def stopped(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rate, "main", stopped)
+    with pytest.raises(SystemExit, match="130"):
+        rate.command_line()
+    assert capsys.readouterr().err == "\ninterrupted\n"
 
 
 def test_a_study_is_not_overwritten_by_another(study, files, refused):

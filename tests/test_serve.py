@@ -36,6 +36,11 @@ serve.serve(make_app([stub], ServerSettings()), serve._place())
             "error: --host=0.0.0.0 is open to others; set EMPAX_TOKEN, or take --host=127",
         ),
         (["no/such/model"], "error: "),
+        (
+            ["x", "--watch", "--compare=y"],
+            "error: --watch shows how a run trains, and --compare would do nothing; leave",
+        ),
+        (["x", "--replies=1"], "error: without --watch nothing trains, and --replies would do nothing; leave it out."),
     ],
 )
 def test_what_cannot_be_served_is_one_line(words, said, command):

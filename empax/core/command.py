@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ParamSpec
 
 from absl import app, flags
@@ -34,6 +35,16 @@ def _say(error: Exception) -> int:
     return 2
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C within says so in one line and ends the process with exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(130)
+
+
 def run_command(
     main: Callable[[list[str]], int | None],
     module: str,
@@ -58,11 +69,8 @@ def run_command(
         overrides.update(values)
     if anywhere:
         flags.FLAGS.set_gnu_getopt()
-    try:
+    with interruptible():
         app.run(main, argv=words, flags_parser=functools.partial(_parse_flags, module=module))
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        sys.exit(130)
 
 
 def _parse_flags(argv: list[str], *, module: str) -> list[str]:

@@ -88,7 +88,7 @@ def _checked_texts(dialogue: Dialogue, *, merged: bool) -> tuple[str, ...]:
 def _as_moel(dialogues: Iterable[Dialogue]) -> Iterator[Dialogue]:
     held: Dialogue | None = None
     for dialogue in dialogues:
-        if held is None or dialogue.situation != held.situation:
+        if held is None or not dialogue.situation or dialogue.situation != held.situation:
             if held is not None:
                 yield held
             held = dialogue

@@ -127,8 +127,8 @@ def check_files(folder: str | os.PathLike[str]) -> None:
 
 
 def has_emotions(folder: str | os.PathLike[str], split: str) -> bool:
-    """Whether any dialogue of a split says its emotion; reads up to the first one that does."""
-    return any(dialogue.emotion for dialogue in read_dialogues(folder, split))
+    """Whether any dialogue of a split with a reply says its emotion; reads up to the first one that does."""
+    return any(one.emotion and len(one.utterances) > 1 for one in read_dialogues(folder, split))
 
 
 def read_dialogues(folder: str | os.PathLike[str], split: str) -> Iterator[Dialogue]:

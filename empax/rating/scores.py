@@ -195,9 +195,9 @@ def needed_ratings(win_rate: float, *, power: float = 0.8, level: float = 0.05, 
         raise ConfigError(
             f"win_rate = {win_rate} must lie between 0.5 and 1: what the better system is hoped to reach."
         )
-    if not 0 < level < 1 or not level < power < 1 or per_context < 1:
+    if not 0 < level < 1 or not level < power < 1 or not 1 <= per_context < math.inf:
         raise ConfigError(f"level = {level}, power = {power} and per_context = {per_context} must lie in (0, 1), "
-                          "(level, 1) and from 1 on.")  # fmt: skip
+                          "(level, 1) and [1, inf).")  # fmt: skip
     spread = float(norm.ppf(1 - level / 2)) * 0.5 + float(norm.ppf(power)) * math.sqrt(win_rate * (1 - win_rate))
     return math.ceil(per_context * (spread / (win_rate - 0.5)) ** 2)
 

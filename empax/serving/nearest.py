@@ -71,10 +71,10 @@ def read_examples() -> list[Example]:
 
 
 def sentences(text: str) -> list[str]:
-    """The newest sentences of a message, and all of it where it has several."""
-    text = " ".join(text.split())
-    parts = [part for part in re.split(r"(?<=[.!?])\s+|\n", text) if any(c.isalpha() for c in part)]
-    return parts if len(parts) < 2 else [text, *parts[-MOST_SENTENCES:]]
+    """The newest sentences or lines of a message, and all of it where it has several."""
+    parts = (" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s+|\n", text))
+    found = [part for part in parts if any(c.isalpha() for c in part)]
+    return found if len(found) < 2 else [" ".join(text.split()), *found[-MOST_SENTENCES:]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.lock import holder
@@ -120,10 +122,16 @@ class Session:
           seeds: one of each, in place of the session's.
 
         Raises:
-          ConfigError: as `reply`.
+          ConfigError: as `reply`; `contexts` is one text, or `seeds` are not a whole number for each.
         """
+        if isinstance(contexts, str):
+            raise ConfigError("contexts is a text, not a list of conversations; give it to reply, or write [[text]].")
         turns = [given_turns(context, "context") for context in contexts]
         own = [self.seed] * len(turns) if seeds is None else list(seeds)
+        if len(own) != len(turns) or not all(isinstance(seed, int | np.integer) and seed >= 0 for seed in own):
+            raise ConfigError(
+                f"seeds = {own} must have a whole number from 0 on for each of {len(turns)} contexts; give as many."
+            )
         fixed = [self.before(each[-1]) if self.before else None for each in turns]
         said = {
             n: Prediction(turns[n], answer, reference="", id="chat#1", notes={"answered_by": "before"})

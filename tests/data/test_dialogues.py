@@ -41,6 +41,8 @@ def test_moel_compat_merges_neighbours_and_loses_the_last():
     found = to_instances(dialogues, moel_compat=True)
     assert [i.id for i in found] == ["a#2", "a#4", "a#6", "c#2", "c#4", "d#2"]
     assert found[2] == Instance("a#6", ("a1", "a2", "a3", "b1", "b2"), "b3", "sad")
+    strangers = [dialogue(name, 2, "") for name in "abc"]  # without a situation nothing says that they belong together
+    assert [i.id for i in to_instances(strangers, moel_compat=True)] == ["a#2", "b#2"]
 
 
 def test_every_turn_answers_where_there_is_no_listener():

@@ -157,7 +157,13 @@ def test_needed_ratings_of_a_worked_number_and_by_simulation():
     wins = np.random.default_rng(0).binomial(194, 0.6, 20_000) / 194
     shown = np.abs(wins - 0.5) / np.sqrt(0.25 / 194) > norm.ppf(0.975)
     assert shown.mean() == pytest.approx(0.8, abs=0.02)
-    for wrong in ({"win_rate": 0.5}, {"win_rate": 0.6, "power": 0.01}, {"win_rate": 0.6, "per_context": 0.5}):
+    for wrong in (
+        {"win_rate": 0.5},
+        {"win_rate": 0.6, "power": 0.01},
+        {"win_rate": 0.6, "per_context": 0.5},
+        {"win_rate": 0.6, "per_context": np.nan},
+        {"win_rate": 0.6, "per_context": np.inf},
+    ):
         with pytest.raises(ConfigError, match="must lie"):
             needed_ratings(**wrong)
 

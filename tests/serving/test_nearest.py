@@ -58,7 +58,13 @@ def test_one_dangerous_sentence_is_enough_and_many_messages_are_read_as_one_by_o
 
 def test_sentences_are_read_alone_and_together():
     assert sentences("I am fine. Are you?  Yes!") == ["I am fine. Are you? Yes!", "I am fine.", "Are you?", "Yes!"]
-    assert sentences("  only\none ") == ["only one"]
+    assert sentences("  only  one \n") == ["only one"]
+    assert sentences("I had cake\r\nit was  good\n\nbye") == [
+        "I had cake it was good bye",
+        "I had cake",
+        "it was good",
+        "bye",
+    ]
     assert sentences("... !!") == []
     assert len(sentences("No. " * 50)) == nearest.MOST_SENTENCES + 1
 

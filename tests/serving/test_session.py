@@ -139,6 +139,11 @@ def test_what_is_no_turn_is_named(session):
                              (None, "context is None"), ([3.5], r"context\[0\] is 3\.5, a float")):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             session.reply(context)
+    for contexts, seeds, message in (("Hello.", None, "contexts is a text"), ([["a"], ["b"]], [1], "2 contexts"),
+                                     ([["a"]], [1, 2], "1 contexts"), ([["a"]], [-1], "whole number"),
+                                     ([["a"]], [2.5], "whole number")):  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            session.replies(contexts, seeds=seeds)
     plain = dataclasses.replace(session, before=lambda text: text)
     assert plain.reply(turn for turn in ("  Hello \ud800. ",)).response == "Hello ?."
     assert plain.reply("Hello.") == plain.reply(["Hello."])

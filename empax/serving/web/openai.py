@@ -106,7 +106,7 @@ def _turns(messages: Any) -> tuple[str, ...]:
             rule = "user and assistant alternate, and the last message is a user's."
             raise wrong(f"{where}.role", f"{role!r:.40} must be {expected!r}: {rule}")
         if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
-            content = "".join(str(part.get("text", "")) for part in content)
+            content = "".join(text_of(part.get("text"), f"{where}.content") for part in content)
         turns.append(text_of(content, f"{where}.content"))
     if not turns[-1].strip():
         raise wrong(f"messages[{len(turns) - 1}].content", "is empty; there is nothing to answer.")

@@ -153,7 +153,7 @@ class ModelSystem:
         self._calls: dict[str, Call] = {
             "own": generator.call(room),
             "likeliest": generator.call({**room, "method": "greedy"}),
-            "drawn": generator.call({**room, "do_sample": True, "num_samples": 1}),
+            "drawn": generator.call({**room, "method": "sample", "num_samples": 1}),  # of beams as well
         }
 
     def _way(self, asked: Asked) -> str:
@@ -240,7 +240,7 @@ class RunSystem:
     def answer(self, asked: Sequence[Asked], waits: Callable[[int], bool] = _all_wait) -> Replies:
         rows = [i for i in range(len(asked)) if waits(i)]
         session, each = dataclasses.replace(self._session, before=None), [asked[i] for i in rows]
-        seeds = [(_or(a.seed, session.seed) + a.number) % 2**31 for a in each]
+        seeds = [_seed(_or(a.seed, session.seed), a.number) for a in each]
         found = session.replies([list(a.turns) for a in each], seeds=seeds)
         yield from ((i, self._said(a, one)) for i, a, one in zip(rows, each, found, strict=True))
 
@@ -284,6 +284,11 @@ def _key(asked: Asked) -> jax.Array:
     """Of what is drawn for a row: of its seed, or of chance where nobody has said one."""
     seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
     return jax.random.fold_in(jax.random.key(seed), asked.number)
+
+
+def _seed(seed: int, number: int) -> int:
+    """Of a further choice: its own, which is not that of the next seed's first choice."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1) if number else seed
 
 
 def _or(value: T | None, usual: T) -> T:

@@ -176,6 +176,9 @@ def test_what_asks_for_nothing_is_no_error():
     parts = [{"type": "text", "text": "I "}, {"type": "text", "text": "lost."}]
     said = chat(messages=[{"role": "user", "content": parts}]).json()["choices"][0]["message"]["content"]
     assert said == "stub heard I lost."
+    for wrong in ({}, {"text": None}, {"text": {"a": 1}}):
+        answer = chat(messages=[{"role": "user", "content": [{"type": "text", **wrong}]}])
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[0].content")
 
 
 def test_embeddings_as_numbers_and_in_base64():

@@ -103,6 +103,8 @@ def test_a_reply_comes_in_parts_and_ends_as_the_unstreamed_one(folder, monkeypat
             assert [type(piece) for _, piece in pieces[:-1]] == [str] * (len(pieces) - 1)
         monkeypatch.undo()
     assert whole.text == model.reply([SAID[1]], **BEAM)
+    drawn = {replies(beams, Asked((SAID[0],), seed=1, temperature=t))[0].text for t in (0.05, 1.0, 3.0)}
+    assert len(drawn) == 3  # not beams, which read no temperature here
     every = [Asked((text,)) for text in SAID]
     # Some end before others, who go on alone.
     assert replies(beams, *every) == [replies(beams, one)[0] for one in every]
@@ -171,7 +173,9 @@ class Numbered:
 def test_choices_of_a_run_differ_in_their_seeds():
     run = RunSystem("run", Numbered(), batch_size=4)
     said = replies(run, *(Asked(("x",), number=i) for i in range(3)), Asked(("x",), seed=9))
-    assert [one.text for one in said] == [f"seed {seed} heard" for seed in (5, 6, 7, 9)]
+    own, second, third, other = (int(one.text.split()[1]) for one in said)
+    assert (own, other) == (5, 9)
+    assert len({second, third, *range(5, 15)}) == 12  # nor that of somebody who asks with the next seed
     assert [one.completion_tokens for one in said] == [4] * 4  # the end is one
     assert [i for i, _ in run.answer([Asked(("x",))] * 3, lambda row: row != 1)] == [0, 2]
     (cut,) = replies(run, Asked(("x",), stop=(" heard",)))
