@@ -1,4 +1,4 @@
-r"""NEC on EmpatheticDialogues (Huangfu et al. 2024): commonsense, and contrast with candidates of four kinds.
+r"""NEC on EmpatheticDialogues (Huangfu et al. 2025): commonsense, and contrast with candidates of four kinds.
 
   python -m empax.main --config=configs/nec.py:scratch --config.data.dir=DATA      # a Transformer from scratch
   python -m empax.main --config=configs/nec.py --config.data.dir=DATA              # FLAN-T5-small

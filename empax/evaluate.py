@@ -64,9 +64,9 @@ def main(argv: list[str]) -> int:
 
 def _misused(files: list[str]) -> str:
     if _SEEDS.value:
-        scoring = _PREDICTIONS, _COMPARE, _PEERS, _METRICS, _METRIC, _EMPATHY, _BART_SCORE, _DATA, _SKIP, _SAMPLES
-        unused = (*scoring, _SEED)
-        given = [f"--{flag.name}" for flag in unused if flag.value != flag.default]
+        unused = (_PREDICTIONS, _COMPARE, _PEERS, _METRICS, _METRIC, _EMPATHY, _BART_SCORE, _DATA, _SKIP)
+        given = [f"--{flag.name}" for flag in unused if flag.value]
+        given += [f"--{flag.name}" for flag in (_SAMPLES, _SEED) if flag.present]
         return f"--seeds takes reports and scores nothing; leave out {', '.join(given)}." if given else ""
     if not files:
         return "name a file to score (FILE.jsonl or --predictions=FILE.jsonl), or reports after --seeds."

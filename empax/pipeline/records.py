@@ -40,8 +40,8 @@ log = logging.getLogger("empax")
 PLACE_ONLY = ("config.data.dir", "config.report.peers", *(f"config.{name}" for name in RunOptions.names()))
 """Settings that change no result, such as where things are: they may differ when a run goes on."""
 
-_SHARED_FILES = ("config.json", "run.json", "metrics.jsonl", "CHECKSUMS", "LOCK")
-"""Files of the work directory that no stage makes alone."""
+ROOT_FILES = ("predictions.jsonl", "outputs.jsonl.gz", "report.json", "report.md", "report.html")
+"""What stages leave in the work directory itself; any other file there is somebody else's, such as a log."""
 
 
 def settings_hash(stage: Stage) -> str:
@@ -252,7 +252,7 @@ class Records:
 
     def _root_files(self) -> dict[Path, Any]:
         """Files beside the stages' folders, with what changes when one is written."""
-        found = [path for path in self._files.root.iterdir() if path.is_file() and path.name not in _SHARED_FILES]
+        found = [path for name in ROOT_FILES if (path := self._files.root / name).is_file()]
         return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
 
 

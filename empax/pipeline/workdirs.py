@@ -23,6 +23,7 @@ from empax.core.system import RunPlan
 from empax.pipeline.code import commit
 from empax.pipeline.plan import read_plan
 from empax.pipeline.records import (
+    ROOT_FILES,
     check_origins,
     differences,
     has_begun,
@@ -231,8 +232,8 @@ def _forget_root_files(files: WorkDir, name: str) -> None:
         made = read_done(files.stage(name))["files"]
     except (OSError, DataError):
         return
-    for path in (files.root / made_name for made_name in made if "/" not in made_name):
-        path.unlink(missing_ok=True)
+    for made_name in set(made) & set(ROOT_FILES):
+        (files.root / made_name).unlink(missing_ok=True)
 
 
 def take_stages(

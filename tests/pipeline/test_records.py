@@ -94,6 +94,23 @@ def refused(root):
     return ""
 
 
+def test_a_log_that_lies_there_belongs_to_no_stage(tmp_path, monkeypatch):
+    log, own = tmp_path / "train.log", make
+
+    def logging(files, name):
+        with log.open("a") as file:
+            file.write(f"{name}\n")
+        own(files, name)
+
+    monkeypatch.setitem(globals(), "make", logging)
+    files = run(tmp_path)
+    log.write_text("mended")
+    assert refused(tmp_path) == ""
+    claim(files, run_by_files(CONFIG), redo=["prepare"])
+    assert log.read_text() == "mended"
+    assert not files.predictions.exists()
+
+
 HARMLESS = ("CHECKSUMS", "config.json", "run.json", "metrics.jsonl")
 """Written anew from what else is there."""
 

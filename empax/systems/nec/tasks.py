@@ -1,4 +1,4 @@
-"""NEC: commonsense in encoder and decoder, and responses ranked by contrast (Huangfu et al. 2024).
+"""NEC: commonsense in encoder and decoder, and responses ranked by contrast (Huangfu et al. 2025).
 
 The encoder reads the context with facts about things behind it (Eq. 3). A second encoder, which shares the embeddings,
 makes a vector of each fact about people, and every decoder layer attends to these behind a gate (Eq. 8). The loss is
