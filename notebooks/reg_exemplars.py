@@ -29,8 +29,8 @@ if importlib.util.find_spec("empax") is None:
 import empax
 
 # %% [markdown]
-# The quickstart trains the generator's adapters on the built-in sample, in minutes; the retriever stays as pretrained. `reg_t5` on EmpatheticDialogues
-# (`settings={"data.dir": "DATA"}`) takes hours.
+# The quickstart trains the generator's adapters on the built-in sample, in minutes; the retriever stays as pretrained.
+# `reg_t5` on EmpatheticDialogues (`settings={"data.dir": "DATA"}`) takes hours.
 
 # %%
 RECIPE = "quickstart"
