@@ -129,9 +129,7 @@ class Session:
         turns = [given_turns(context, "context") for context in contexts]
         own = [self.seed] * len(turns) if seeds is None else list(seeds)
         if len(own) != len(turns) or not all(isinstance(seed, int | np.integer) and seed >= 0 for seed in own):
-            raise ConfigError(
-                f"seeds = {own} must have a whole number from 0 on for each of {len(turns)} contexts; give as many."
-            )
+            raise ConfigError(f"seeds = {own} must have a whole number from 0 on for each of {len(turns)} contexts.")
         fixed = [self.before(each[-1]) if self.before else None for each in turns]
         said = {
             n: Prediction(turns[n], answer, reference="", id="chat#1", notes={"answered_by": "before"})
