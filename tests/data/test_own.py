@@ -7,7 +7,16 @@ import pytest
 from empax.core.files import DataError
 from empax.core.types import Utterance
 from empax.data.dialogues import to_instances
-from empax.data.own import SPLITS, check_files, example_rows, files_hash, find_files, load_dialogues, read_file
+from empax.data.own import (
+    SPLITS,
+    check_files,
+    example_rows,
+    files_hash,
+    find_files,
+    has_emotions,
+    load_dialogues,
+    read_file,
+)
 
 
 def row(name, **fields):
@@ -174,3 +183,11 @@ def test_a_row_of_another_form_is_told_both_forms(tmp_path):
         said = f"it has {', '.join(map(repr, row))}; a pair has source and target, a dialogue id, emotion"
         with pytest.raises(DataError, match=f"line 1: {said}"):
             list(read_file(tmp_path / "chat.jsonl"))
+
+
+def test_an_emotion_counts_where_somebody_answers(tmp_path):
+    rows = [{"id": "a", "emotion": "proud", "utterances": ["alone"]}, {"id": "b", "utterances": ["x", "y"]}]
+    write(tmp_path / "train.jsonl", rows)
+    assert not has_emotions(tmp_path, "train")
+    write(tmp_path / "train.jsonl", [*rows, {"id": "c", "emotion": "sad", "utterances": ["x", "y"]}])
+    assert has_emotions(tmp_path, "train")
