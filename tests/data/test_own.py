@@ -187,7 +187,8 @@ def test_a_row_of_another_form_is_told_both_forms(tmp_path):
 
 def test_an_emotion_counts_where_somebody_answers(tmp_path):
     rows = [{"id": "a", "emotion": "proud", "utterances": ["alone"]}, {"id": "b", "utterances": ["x", "y"]}]
-    write(tmp_path / "train.jsonl", rows)
+    for split in SPLITS:
+        write(tmp_path / f"{split}.jsonl", rows)
     assert not has_emotions(tmp_path, "train")
     write(tmp_path / "train.jsonl", [*rows, {"id": "c", "emotion": "sad", "utterances": ["x", "y"]}])
     assert has_emotions(tmp_path, "train")
