@@ -16,6 +16,9 @@ from empax.core.files import DataError, WorkDir, hash_file, hash_json, is_tempor
 BY_PRODUCTS = ("BEGUN", "checkpoints", "refresh", "profile", "parts", "sinks")
 """Parts of a stage's folder that nobody reads once the stage is finished."""
 
+ROOT_FILES = ("predictions.jsonl", "outputs.jsonl.gz", "report.json", "report.md", "report.html")
+"""What stages leave in the work directory itself; any other file there is somebody else's, such as a log."""
+
 _VOLATILE = ("index.json", "evaluate.json", "metrics.jsonl")
 """Files of a stage that hold times: another run of the same stage writes others."""
 
@@ -133,10 +136,15 @@ def verify_stage(stage: Path) -> list[str]:
       DataError: see `verify`.
     """
     done = read_done(stage)
-    problems = _problems(stage.parent, done["files"])
+    problems = _problems(stage.parent, _made(done["files"]))
     if needed := {name: text for name, text in problems.items() if not _is_outdated(name, stage.name, done)}:
         raise DataError(f"{_listed(needed)}. {remedy(stage.name)}")
     return list(problems.values())
+
+
+def _made(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """What stages make of the recorded files; older versions took a user's file beside the folders for a stage's."""
+    return {name: entry for name, entry in recorded.items() if "/" in name or name in ROOT_FILES}
 
 
 def _is_outdated(name: str, stage: str, done: Mapping[str, Any]) -> bool:

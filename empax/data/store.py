@@ -132,7 +132,11 @@ def planned_instances(run: RunContext, split: str) -> list[Instance]:
         return load_instances(run.at("prepare"), split)
     data = run.plan.data
     with noting():  # the corpus is an input of `prepare`, of no other stage
-        made = to_instances(read_corpus(data, split) or (), moel_compat=data.moel_compat)
+        if data.name == "jsonl":  # what is drawn depends on the order, which TFDS gives
+            dialogues = own.load_dialogues(data.dir, beam=data.beam)[split]
+        else:
+            dialogues = read_corpus(data, split) or ()
+        made = to_instances(dialogues, moel_compat=data.moel_compat)
     return draw_dialogues(made, data.limit)
 
 

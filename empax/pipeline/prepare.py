@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from empax.core.files import DataError, hash_file, write_json, write_jsonl
@@ -89,17 +89,19 @@ def run(settings: Settings, run: RunContext) -> None:
         _check_some(instances[split], split, data)
         write_jsonl(run.files.instances(split), map(instance_to_row, instances[split]))
     if settings.tokenizer.kind == "words":
-        texts = _said(splits, settings.tokenizer.splits_in_vocabulary)
+        names = settings.tokenizer.splits_in_vocabulary
+        kept = {i.dialogue_id for name in names for i in instances[name]} if data.limit else None
+        texts = [text for name in names for text in _said(splits[name], kept)]
     else:  # every turn once
         texts = list(dict.fromkeys(turn for i in instances["train"] for turn in (*i.context, i.response)))
     _tokenizer(settings.tokenizer, texts).save(run.files.tokenizer)
     write_json(run.files.stage("prepare") / "counts.json", counts)
 
 
-def _said(splits: Mapping[str, Sequence[Dialogue]], names: Sequence[str]) -> list[str]:
-    """Every turn and every situation of some splits, as often as it comes."""
-    dialogues = [dialogue for name in names for dialogue in splits[name]]
-    return [text for d in dialogues for text in (*(u.text for u in d.utterances), d.situation)]
+def _said(dialogues: Sequence[Dialogue], kept: Collection[str] | None) -> list[str]:
+    """Every turn and every situation, as often as it comes, of the dialogues with the ids `kept`; None = of all."""
+    said = (d for d in dialogues if kept is None or d.id in kept)
+    return [text for d in said for text in (*(u.text for u in d.utterances), d.situation)]
 
 
 def _tokenizer(settings: TokenizerSettings, texts: list[str]) -> Any:

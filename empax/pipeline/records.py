@@ -22,6 +22,7 @@ from typing import Any
 from empax.core.files import DataError, WorkDir, hash_json, is_temporary, metric_rows, write_text
 from empax.core.inputs import Input, Inputs
 from empax.core.manifest import (
+    ROOT_FILES,
     describe,
     files_of,
     read_done,
@@ -39,9 +40,6 @@ log = logging.getLogger("empax")
 
 PLACE_ONLY = ("config.data.dir", "config.report.peers", *(f"config.{name}" for name in RunOptions.names()))
 """Settings that change no result, such as where things are: they may differ when a run goes on."""
-
-ROOT_FILES = ("predictions.jsonl", "outputs.jsonl.gz", "report.json", "report.md", "report.html")
-"""What stages leave in the work directory itself; any other file there is somebody else's, such as a log."""
 
 
 def settings_hash(stage: Stage) -> str:

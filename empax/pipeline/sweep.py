@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import re
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, hash_json
+from empax.core.inputs import Inputs
 from empax.core.manifest import read_config
 from empax.core.recipe import load_recipe, override
 from empax.core.system import RunPlan
@@ -21,7 +23,7 @@ from empax.pipeline.absent import leave_out_absent
 from empax.pipeline.plan import make_plan, plain
 from empax.pipeline.records import differences
 from empax.pipeline.run import find_inputs, find_problems
-from empax.pipeline.workdirs import alike
+from empax.pipeline.workdirs import alike, made_from_others, other_input
 
 _LONGEST = 120  # letters of a folder's name; file systems take 255 bytes
 
@@ -44,12 +46,29 @@ class Run:
     plan: RunPlan
     flags: tuple[str, ...]
 
+    @functools.cached_property
+    def inputs(self) -> Mapping[str, Inputs]:
+        """Stage → what it reads from outside of the work directory."""
+        return find_inputs(self.plan, WorkDir(self.folder))
+
     def is_finished(self) -> bool:
-        """Whether all stages are done, with these settings."""
+        """Whether all stages are done, with these settings and from these files."""
         files = WorkDir(self.folder)
         if not all(files.done(name).exists() for name in self.plan.stages):
             return False
-        return not any(differences(read_config(files), self.plan.config))
+        if any(differences(read_config(files), self.plan.config)):
+            return False
+        return not made_from_others(files, self.plan, self.inputs)
+
+    def is_like(self, other: Run) -> bool:
+        """Whether both have the same settings and the same corpus."""
+        if any(differences(self.plan.config, other.plan.config)):
+            return False
+        if self.plan.data.dir == other.plan.data.dir:
+            return True
+        first = next(iter(self.plan.stages))  # reads the corpus; where that is not there nobody knows
+        mine, theirs = self.inputs[first], other.inputs[first]
+        return bool(mine and theirs) and not other_input(mine, theirs)
 
 
 def read_grid(words: Sequence[str]) -> dict[str, list[str]]:
@@ -107,15 +126,15 @@ def make_runs(
     for values in itertools.product(*grid.values()):
         changes = dict(zip(grid, values, strict=True))
         arm = ", ".join(f"{path}={value}" for path, value in changes.items()) or "recipe"
-        first = _plan(recipe, {**overrides, **changes}, folder)
-        for other in runs:
-            if other.seed == first.seed and not any(differences(other.plan.config, first.config)):
-                raise ConfigError(f"--grid: {other.arm} and {arm} make the very same run; leave one out.")
-        for seed in range(first.seed, first.seed + seeds):
+        first = _plan(recipe, {**overrides, **changes}, folder).seed
+        for seed in range(first, first + seeds):
             own = {**overrides, **changes, "seed": str(seed)}
             place = folder / _folder_name(arm) / f"seed{seed}"
             flags = (f"--config={recipe}", f"--workdir={place}", *(f"--config.{k}={v}" for k, v in own.items()))
-            runs.append(Run(arm, seed, place, _plan(recipe, own, place), flags))
+            run = Run(arm, seed, place, _plan(recipe, own, place), flags)
+            if twin := next((other for other in runs if run.is_like(other)), None):
+                raise ConfigError(f"--grid: {twin.arm} and {arm} make the very same run; leave one out.")
+            runs.append(run)
     return runs
 
 
@@ -186,10 +205,10 @@ def _reuse(run: Run, finished: Sequence[Run]) -> list[str]:
     """The flag that names the finished run with the most stages alike; none where a run goes on or none is alike."""
     if WorkDir(run.folder).config.exists() or not finished:
         return []
-    inputs, counts = find_inputs(run.plan, WorkDir(run.folder)), {}
+    counts = {}
     for other in finished:
         with contextlib.suppress(ConfigError, DataError):  # damaged, or of another version: then nothing is taken
-            counts[other.folder] = len(alike(WorkDir(other.folder), run.plan, inputs)[0])
+            counts[other.folder] = len(alike(WorkDir(other.folder), run.plan, run.inputs)[0])
     best = max(counts, key=lambda folder: counts[folder], default=None)
     return [f"--reuse={best}"] if best is not None and counts[best] else []
 

@@ -18,12 +18,11 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, metric_rows, read_json, write_text
 from empax.core.inputs import Inputs
 from empax.core.lock import holder
-from empax.core.manifest import is_known, read_config, read_done, read_sealed, verify_stage, write_config
+from empax.core.manifest import ROOT_FILES, is_known, read_config, read_done, read_sealed, verify_stage, write_config
 from empax.core.system import RunPlan
 from empax.pipeline.code import commit
 from empax.pipeline.plan import read_plan
 from empax.pipeline.records import (
-    ROOT_FILES,
     check_origins,
     differences,
     has_begun,
@@ -83,10 +82,13 @@ def claim(
     run = _description(files)
     if old is not None and run and files.checksums.is_file() and old.config == plan.config:
         return
+    if not run and old is not None:
+        log.warning("%s was damaged; it now tells of this process.", files.provenance)
     if not run:
         run = describe_run(plan, command)
-        if old is not None:
-            log.warning("%s was damaged; it now tells of this process.", files.provenance)
+    elif old is not None and old.config != plan.config:
+        reused = {"reused": run["reused"]} if "reused" in run else {}
+        run = {**describe_run(plan, command), **reused, "earlier": run}
     if old is None and reuse is not None:  # before config.json, which says that the work directory is in use
         run["reused"] = take_stages(WorkDir(reuse), files, plan, inputs)
     write_config(files, plan.config, run)
@@ -159,7 +161,7 @@ def _check_inputs(files: WorkDir, plan: RunPlan, inputs: AllInputs, kept: Sequen
             silent.append(name)
             continue
         now = inputs.get(name, {})
-        if differs := _other_input(recorded, now):
+        if differs := other_input(recorded, now):
             raise ConfigError(
                 f"{files.stage(name)} was made from other files: {differs}. Name the files of then (config.data.dir, "
                 f"or a path in config.{name} or {plan.system.name}'s section), or choose another --workdir"
@@ -177,7 +179,12 @@ def _check_inputs(files: WorkDir, plan: RunPlan, inputs: AllInputs, kept: Sequen
         )  # fmt: skip
 
 
-def _other_input(recorded: Inputs, now: Inputs) -> str:
+def made_from_others(files: WorkDir, plan: RunPlan, inputs: AllInputs) -> bool:
+    """Whether a stage of the work directory was made from other files than `inputs`, as far as it says."""
+    return any(other_input(recorded_inputs(files, name) or {}, inputs.get(name, {})) for name in plan.stages)
+
+
+def other_input(recorded: Inputs, now: Inputs) -> str:
     """In words, the first input that is another one now; empty if there is none."""
     pairs = ((what, one.difference(now[what])) for what, one in recorded.items() if what in now)
     return next((f"{what}: {words}" for what, words in pairs if words), "")
@@ -292,7 +299,7 @@ def alike(other: WorkDir, plan: RunPlan, inputs: AllInputs = MappingProxyType({}
             running = holder(other)
             obstacle = f"{name} is not finished there" + (f", {running} is at it" if running else "")
         if not obstacle:
-            differs = _other_input(recorded_inputs(other, name) or {}, inputs.get(name, {}))
+            differs = other_input(recorded_inputs(other, name) or {}, inputs.get(name, {}))
             obstacle = f"its {name} was made from other files: {differs}" if differs else ""
         if obstacle:
             end = end or obstacle

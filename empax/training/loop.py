@@ -239,6 +239,9 @@ class _Run:
             self.counters.best_step = self.step
             self.checkpointer.save_best(self.step, self._judged_params(), None)
         self.checkpointer.wait()
+        if distributed.agreed(self.signals.received):  # after the last step, where nothing was left to stop
+            meet(f"{self.stage}: saved")
+            raise Interrupted(f"{self.stage}: saved after its last step; run again to go on.", step=self.step)
 
     def result(self) -> dict[str, Any]:
         counters = self.counters

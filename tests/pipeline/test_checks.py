@@ -14,10 +14,10 @@ from empax.core.files import DataError, WorkDir
 from empax.core.system import RunContext
 from empax.core.types import EMOTIONS, MECHANISMS
 from empax.data import empathetic_dialogues, sample
-from empax.data.store import planned_instances
+from empax.data.store import load_instances, planned_instances
 from empax.pipeline import prepare, run
 from empax.pipeline.plan import make_plan, plain
-from tests.own_corpus import HEADER, archive_of, write_rows
+from tests.own_corpus import HEADER, archive_of, write_own_corpus, write_rows
 from tests.plans import changed
 
 
@@ -237,6 +237,11 @@ def test_preferences_about_contexts_of_the_test_are_told_before_any_work(tmp_pat
     with_limit = changed(config, {"data.limit": 2})  # what is drawn is the test
     drawn = planned_instances(RunContext(WorkDir(tmp_path / "run"), make_plan(with_limit), "ppo"), "test")
     assert len(drawn) == 2
+    with_own = changed(with_limit, {"data.name": "jsonl", "data.dir": str(write_own_corpus(tmp_path / "own"))})
+    context = RunContext(WorkDir(tmp_path / "made"), make_plan(with_own), "prepare")
+    drawn = planned_instances(context, "test")
+    prepare.run(make_plan(with_own).stages["prepare"].settings, context)
+    assert drawn == load_instances(context, "test")
     write("validation")
     assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
 

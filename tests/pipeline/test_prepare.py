@@ -81,6 +81,19 @@ def test_words_of_turns_and_situations(tmp_path, monkeypatch):
     assert often.rare_words == own.vocab_size - often.vocab_size > 0
 
 
+def test_words_are_those_of_the_dialogues_that_are_drawn(tmp_path):
+    def words(**data):
+        run = context(tmp_path / f"{data}", **data)
+        prepare.run(settings(tokenizer={"kind": "words", "vocab_size": 9000, "min_count": 1}), run)
+        return run_tokenizer(run), load_instances(run, "train")
+
+    everything, _ = words()
+    tokenizer, drawn = words(limit=8)
+    said = {word for i in drawn for text in (*i.context, i.response, i.notes["situation"]) for word in text.split()}
+    assert tokenizer.vocab_size <= len(said) * 2 + len(SPECIAL_TOKENS) + 1 < everything.vocab_size / 2
+    assert all(tokenizer.unk_id not in tokenizer.encode(i.response) for i in drawn)
+
+
 def test_a_limit_draws_dialogues_of_every_split_and_counts_say_so(tmp_path):
     run = context(tmp_path, limit=5)
     prepare.run(settings(tokenizer={"vocab_size": 300}), run)

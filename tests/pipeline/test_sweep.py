@@ -1,5 +1,6 @@
 """Sweeps: which runs there are, what is refused before any, and what they say together."""
 
+import dataclasses
 import json
 import re
 
@@ -9,9 +10,10 @@ from scipy import stats
 
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, write_json
-from empax.core.manifest import write_config, write_sealed
+from empax.core.manifest import read_done, write_config, write_sealed
 from empax.pipeline import sweep
 from empax.reporting import sweeps
+from tests.own_corpus import write_own_corpus
 
 RECIPE = "classic:transformer,tiny"
 STEPS = {"generator.steps": ["2", "3"]}
@@ -114,6 +116,29 @@ def test_finished_runs_are_not_made_again_and_a_failed_one_is(tmp_path):
     assert [f"{call[1]}" for call in calls] == [f"--workdir={more[i].folder}" for i in (1, 4, 5)]
     other = made(tmp_path, **{"generator.batch_size": "4"})
     assert not any(run.is_finished() for run in other)  # `empax.main` says why it refuses them
+
+
+def test_a_run_on_another_corpus_is_not_finished_and_two_corpora_are_two_arms(tmp_path):
+    places = [write_own_corpus(tmp_path / name, every) for name, every in (("a", 1), ("b", 2), ("copy", 1))]
+    a, b, copy = map(str, places)
+
+    def arms(*folders, **values):
+        grid = {"data.dir": folders} if folders else {}
+        return sweep.make_runs(RECIPE, grid, 1, {"data.name": "jsonl", **values}, tmp_path / "sweep")
+
+    runs = arms(a, b)
+    assert len({run.folder for run in runs}) == 2
+    with pytest.raises(ConfigError, match="make the very same run"):
+        arms(a, copy)
+    assert len(arms(a, str(tmp_path / "nowhere"))) == 2  # its own check says that there is none
+    (run,) = arms(**{"data.dir": a})
+    sweep.make([run], pretend([run], []))
+    done = read_done(run.folder / "prepare")
+    inputs = {what: dataclasses.asdict(one) for what, one in run.inputs["prepare"].items()}
+    write_sealed(WorkDir(run.folder).done("prepare"), {**done, "inputs": inputs})
+    assert run.is_finished()
+    assert arms(**{"data.dir": copy})[0].is_finished()
+    assert not arms(**{"data.dir": b})[0].is_finished()
 
 
 def test_a_sweep_ends_where_somebody_stops_it(tmp_path):

@@ -31,7 +31,7 @@ def claim(files, config, *words, **more):
 def finished(config, tmp_path):
     """A run of `config` in which everything is done; its stages hold nothing but their names."""
     files = WorkDir(tmp_path / "finished")
-    claim(files, config)
+    claim(files, config, command="the first")
     finish(files, config)
     return files
 
@@ -197,9 +197,11 @@ def test_another_config_is_refused_with_advice_that_works(config, finished, tmp_
     assert f"--reuse={finished.root} to begin with its prepare, " in message
     assert "--redo=ppo" in message
     assert taken(other, finished, tmp_path)[1][-1] == "generator"
-    claim(finished, other, redo=["ppo"])
+    claim(finished, other, redo=["ppo"], command="the second")
     assert read_json(finished.config) == other
     assert not finished.stage("ppo").exists()
+    described = read_json(finished.provenance)
+    assert (described["command"], described["earlier"]["command"]) == ("the second", "the first")
     assert finished.done("generator").exists()
     finish(finished, other)
     Records(finished, run_by_files(other)).check()
@@ -208,8 +210,9 @@ def test_another_config_is_refused_with_advice_that_works(config, finished, tmp_
 def test_settings_of_what_has_not_begun_may_change(config, finished):
     other = changed(config, {"ppo.steps": 3})
     claim(finished, config, redo=["ppo"])
-    claim(finished, other)
+    claim(finished, other, command="the second")
     assert read_json(finished.config) == other
+    assert read_json(finished.provenance)["command"] == "the second"
     assert finished.done("generator").exists()
 
 

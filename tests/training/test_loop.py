@@ -161,6 +161,16 @@ def test_interrupted_run_saves_leaves_and_goes_on(tiny, tmp_path, monkeypatch, u
     assert remains(tmp_path) == unbroken[1]
 
 
+def test_a_signal_in_the_last_step_ends_the_run_before_the_next_stage(tiny, tmp_path, monkeypatch, unbroken):
+    monkeypatch.setattr(loop, "ProgressBar", tiny.stop_at(14, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    with pytest.raises(Interrupted, match="saved after its last step; run again"):
+        tiny.train(tmp_path)
+    assert not (tmp_path / "tiny" / "result.json").exists()
+    monkeypatch.undo()
+    tiny.train(tmp_path)
+    assert remains(tmp_path) == unbroken[1]
+
+
 def test_finished_stage_is_read_from_disk(tiny, tmp_path):
     settings = tiny.settings(steps=4)
     first = tiny.train(tmp_path, settings=settings)
