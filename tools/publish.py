@@ -59,12 +59,12 @@ print(model.reply(["I lost my keys.", "Oh no! Where did you see them last?", "At
 - **Reads**: {reads}
 - **Decodes**: as generation_config.json says.
 - **Made by**: `{command}`, commit {commit}.
-- **Limits**: a small model. It is no therapist and no crisis line, asks for what it was told, and can be wrong or
+- **Limits**: a small model. It is no therapist and no crisis line, asks about things that it has already been told, and can be wrong or
   unkind. `reply` answers what seems to speak of danger with a fixed text.
 
 {numbers}
 
-With transformers and PEFT: `empax.load("{base}").save("BASE")` writes the model beneath in their form; then
+With transformers and PEFT: `empax.load("{base}").save("BASE")` writes the base model in their format; then
 `peft.PeftModel.from_pretrained(AutoModel….from_pretrained("BASE"), "weights/{name}")`.
 """
 _READS = {
