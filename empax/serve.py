@@ -34,7 +34,9 @@ _TOKEN = flags.DEFINE_string("token", None, "What requests must bring; better in
 _BATCH = flags.DEFINE_integer("batch", 8, "How many replies a model writes at once.", lower_bound=1, upper_bound=256)
 _QUEUE = flags.DEFINE_integer("queue", 64, "How many replies may wait; others get 503.", lower_bound=1)
 _RATE = flags.DEFINE_integer("rate", 120, "Requests that one address may post a minute; 0 = any number.", lower_bound=0)
-_MAX_TOKENS = flags.DEFINE_integer("max_tokens", 256, "Most tokens of a reply.", lower_bound=1, upper_bound=4096)
+_MAX_TOKENS = flags.DEFINE_integer(
+    "max_tokens", 256, "Most tokens of a model's reply; a run has its own limit.", lower_bound=1, upper_bound=4096
+)
 _VOTES = flags.DEFINE_string("votes", "votes", "With --compare: the folder for votes.")
 _WATCH = flags.DEFINE_boolean("watch", False, "Show how a run trains, in place of what it says.")
 _REPLIES = flags.DEFINE_integer(
@@ -90,10 +92,13 @@ def _application(names: list[str]) -> tuple[Any, socket.socket]:
         votes=expand(_VOTES.value),
         watched_replies=_REPLIES.value,
     )
-    idle = (_COMPARE, _VOTES, _BATCH, _MAX_TOKENS, _QUEUE, _SAFETY) if _WATCH.value else (_REPLIES,)
-    if given := [f"--{flag.name}" for flag in idle if flag.value != flag.default]:
-        what = "--watch shows how a run trains" if _WATCH.value else "without --watch nothing trains"
-        raise ConfigError(f"{what}, and {', '.join(given)} would do nothing; leave it out.")
+    idle = {"--watch shows how a run trains": (_COMPARE, _VOTES, _BATCH, _MAX_TOKENS, _QUEUE, _SAFETY)}
+    if not _WATCH.value:
+        idle = {"without --watch nothing trains": (_REPLIES,)}
+        idle |= {} if _COMPARE.value else {"without --compare nobody votes": (_VOTES,)}
+    for what, of in idle.items():
+        if given := [f"--{flag.name}" for flag in of if flag.value != flag.default]:
+            raise ConfigError(f"{what}, and {', '.join(given)} would do nothing; leave it out.")
     place = _place()
     if _WATCH.value:
         return make_watch_app(expand(names[0]), settings), place

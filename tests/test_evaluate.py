@@ -158,6 +158,10 @@ def test_few_dialogues_are_named(tmp_path, capsys):
     said = "Of 6 dialogues intervals are widened by Student's t; those of BLEU-3, BLEU-4 and Sent-Std are too narrow."
     assert f"{said} No p is below 0.0312." in capsys.readouterr().out
     assert said in (tmp_path / "out" / "report.md").read_text(encoding="utf-8").replace("\\", "")
+    path = write(tmp_path / "one.jsonl", [GOOD | {"id": f"item#{i}"} for i in range(6)])
+    assert run(predictions=path) == 0
+    said = "All rows are of one dialogue, by their ids (DIALOGUE#TURN): intervals have no width, and no difference is"
+    assert said in capsys.readouterr().out
     path = write(tmp_path / "many.jsonl", [GOOD | {"id": f"d{i}#2"} for i in range(40)])
     assert run(predictions=path) == 0
     assert "Student" not in capsys.readouterr().out

@@ -40,6 +40,7 @@ serve.serve(make_app([stub], ServerSettings()), serve._place())
             ["x", "--watch", "--compare=y"],
             "error: --watch shows how a run trains, and --compare would do nothing; leave",
         ),
+        (["x", "--votes=there"], "error: without --compare nobody votes, and --votes would do nothing; leave it out."),
         (["x", "--replies=1"], "error: without --watch nothing trains, and --replies would do nothing; leave it out."),
     ],
 )

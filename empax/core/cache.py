@@ -12,6 +12,7 @@ import numpy as np
 
 from empax.core.files import hash_file, hash_json, read_jsonl, write_atomically, write_jsonl, write_text
 from empax.core.settings import cache_dir
+from empax.core.text_files import SystemFileError
 
 log = logging.getLogger("empax")
 
@@ -27,14 +28,17 @@ def enable_compilation_cache() -> None:
 def kept(path: Path, make: Callable[[], T], *, write: Callable[[Path, T], object], read: Callable[[Path], T]) -> T:
     """What `path` holds, which is named after all that it depends on; made and written if it is not there or damaged.
 
-    PATH.sha256 holds its checksum.
+    PATH.sha256 holds its checksum. A cache that cannot be written costs time alone: it is warned of.
     """
     if is_sound(path):
         log.info("%s: taken from the cache", path)
         return read(path)
     made = make()
-    write(path, made)
-    seal(path)
+    try:
+        write(path, made)
+        seal(path)
+    except SystemFileError as error:
+        log.warning("%s It is made anew each time; EMPAX_CACHE_DIR may name a folder that can be written.", error)
     return made
 
 

@@ -22,8 +22,8 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @contextlib.contextmanager
-def writing(files: WorkDir) -> Iterator[None]:
-    """Holds the lock of a work directory.
+def writing(files: WorkDir, where: str = "--workdir") -> Iterator[None]:
+    """Holds the lock of a work directory, which the user gave as `where`.
 
     The kernel gives the lock up when its process dies, so nobody has to remove the file LOCK. Where a file system has
     no such locks, the file itself counts: until its process is gone, as far as this machine can say.
@@ -33,10 +33,10 @@ def writing(files: WorkDir) -> Iterator[None]:
     """
     try:
         files.root.mkdir(parents=True, exist_ok=True)
-        descriptor = _acquired(files)
+        descriptor = _acquired(files, where)
     except OSError as error:
         raise ConfigError(
-            f"--workdir={files.root} cannot be written ({error.strerror or error}); give a folder that can."
+            f"{where}={files.root} cannot be written ({error.strerror or error}); give a folder that can."
         ) from error
     try:
         yield
@@ -52,7 +52,7 @@ def holder(files: WorkDir) -> str:
     return _described(about) if about and _is_alive(about) else ""
 
 
-def _acquired(files: WorkDir) -> int:
+def _acquired(files: WorkDir, where: str) -> int:
     while True:
         descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -62,7 +62,7 @@ def _acquired(files: WorkDir) -> int:
             unsupported = error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
             if not unsupported or (about and _is_alive(about)):
                 os.close(descriptor)
-                raise _refusal(files, about) from error
+                raise _refusal(files, about, where) from error
         if _is_still_at(descriptor, files.lock):
             break
         os.close(descriptor)  # the holder before removed it meanwhile
@@ -79,11 +79,11 @@ def _is_still_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _refusal(files: WorkDir, about: dict[str, Any]) -> ConfigError:
+def _refusal(files: WorkDir, about: dict[str, Any], where: str) -> ConfigError:
     who = _described(about) if about else "another process"
     return ConfigError(
         f"{files.root} is in use: {who} is running in it. Wait until it has finished, end it, or choose another "
-        "--workdir."
+        f"{where}."
     )
 
 

@@ -302,7 +302,7 @@ class ChatForm:
         rows = []
         for question, answer in zip(questions, answers, strict=True):
             kept = answer[:most]
-            rows.append(Text([], [*question[len(question) - max(most - len(kept), 0) :][-most:], *kept][-most:]))
+            rows.append(Text([], [*features.keep_newest(question, most - len(kept)), *kept]))
         return rows
 
     def _in_words(self, instance: Instance, note: str, told: Mapping[str, str]) -> str:

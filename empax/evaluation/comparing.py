@@ -19,7 +19,7 @@ from empax.core.types import Prediction
 from empax.evaluation import text
 from empax.evaluation.comparable import OWN_ROWS, not_comparable
 from empax.evaluation.pairing import describe_rows, dialogues_of, pair_rows, shared_rows
-from empax.evaluation.scoring import METRICS, ScoringSettings, make_statistics
+from empax.evaluation.scoring import METRICS, ScoringSettings, is_own, make_statistics, own_statistic
 from empax.evaluation.significance import Interval, confidence_intervals, holm, paired_tests
 from empax.evaluation.statistics import DistinctStatistic, Statistic, estimate
 
@@ -230,7 +230,9 @@ def _field(
         start += len(positions)
     told = next((rows[label] for label in systems if dialogues_of(rows[label]) is not None), first)
     dialogues = dialogues_of(told)
-    statistics = make_statistics([row for label in rows for row in rows[label]], names)
+    known = make_statistics([row for label in rows for row in rows[label]], [n for n in names if not is_own(n)])
+    known |= {name: own_statistic(list(rows.values()), name) for name in names if is_own(name)}
+    statistics = {name: known[name] for name in names if name in known}
     return _Field(statistics, places, rows, np.arange(len(first)) if dialogues is None else dialogues, told), absent
 
 

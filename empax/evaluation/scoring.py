@@ -173,7 +173,7 @@ def count_rows(rows: Sequence[Prediction]) -> dict[str, int]:
 def make_statistics(rows: Sequence[Prediction], names: Sequence[str]) -> dict[str, Statistic]:
     """The named metrics of `rows` as statistics; one without inputs is left out, "module:name" is a user's."""
     families = {_perplexities: LIKELIHOODS, _bleu: _NGRAMS, _distinct: ("distinct_",), _others: ("",)}
-    statistics = {name: _own(rows, name) for name in names if is_own(name)}
+    statistics = {name: own_statistic([rows], name) for name in names if is_own(name)}
     left = frozenset(names) - frozenset(statistics)
     for make, prefixes in families.items():
         wanted = frozenset(name for name in left if name.startswith(prefixes))
@@ -196,13 +196,22 @@ def try_own(names: Sequence[str], rows: Sequence[Prediction]) -> None:
     """
     for name in names:
         if can_be_tried(load_function(name, "metric"), rows):
-            _own(rows, name)
+            own_statistic([rows], name)
 
 
-def _own(rows: Sequence[Prediction], name: str) -> Statistic:
-    contexts, (responses, references) = [row.context for row in rows], replies_and_references(rows)
-    function = load_function(name, "metric")
-    return _mean(call_on_texts(function, f"the metric {name}", contexts, responses, references, rows))
+def own_statistic(systems: Sequence[Sequence[Prediction]], name: str) -> Statistic:
+    """A user's metric of the rows of systems, one after the other; it sees those of one system at a time.
+
+    Where there are several, one whose rows lack a field that the function must have gets nan.
+    """
+    function, values = load_function(name, "metric"), []
+    for rows in systems:
+        if len(systems) > 1 and not can_be_tried(function, rows):
+            values.append(np.full(len(rows), np.nan))
+            continue
+        contexts, (responses, references) = [row.context for row in rows], replies_and_references(rows)
+        values.append(call_on_texts(function, f"the metric {name}", contexts, responses, references, rows))
+    return _mean(np.concatenate(values))
 
 
 LIKELIHOODS = ("perplexity", "bits_per_byte")

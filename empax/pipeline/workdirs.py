@@ -130,7 +130,7 @@ def _check_same(files: WorkDir, old: RunPlan, plan: RunPlan, inputs: AllInputs, 
         for name, other in itertools.zip_longest(wanted, list(old.stages)[: len(wanted)])
     ]
     place = same.index(False) if False in same else len(wanted)
-    if place == len(wanted) < len(plan.stages):  # what differs is made anew
+    if place == len(wanted):  # what differs is made anew, or is no stage of this run any more
         return list(wanted)
     changed = {path.split(".")[1] for path, _, _ in found}
     if changed <= {name for name in wanted[place:] if not has_begun(files, name)}:

@@ -199,12 +199,13 @@ def _checks(drawn: Mapping[str, Column], settings: StudySettings, count: int, rn
     if not wanted:
         return []
     rows = {identity: row for identity, column in drawn.items() if (row := _first(column)).reference}
-    if len(set(map(_dialogue, rows.values()))) < 2:
-        raise ConfigError("checks need people's own replies (`reference`) in two dialogues; set checks = 0.")
+    able = [one for one in rows.items() if any(_is_wrong_for(one[1], other) for other in rows.values())]
+    if not able:
+        raise ConfigError("checks need two different replies of people (`reference`) in two dialogues; set checks = 0.")
     items = []
-    for i in rng.integers(len(rows), size=wanted):
-        identity, row = list(rows.items())[int(i)]
-        others = [other for other in rows.values() if _dialogue(other) != _dialogue(row)]
+    for i in rng.integers(len(able), size=wanted):
+        identity, row = able[int(i)]
+        others = [other for other in rows.values() if _is_wrong_for(row, other)]
         wrong = others[int(rng.integers(len(others)))].reference
         if settings.form == "likert":
             items.append(Item(0, row.context, (wrong,), identity, (_WRONG,), "check"))
@@ -212,6 +213,10 @@ def _checks(drawn: Mapping[str, Column], settings: StudySettings, count: int, rn
         item = Item(0, row.context, (row.reference, wrong), identity, (REFERENCE, _WRONG), "check", 1)
         items.append(_swapped(item, of=2) if rng.integers(2) else item)
     return items
+
+
+def _is_wrong_for(row: Prediction, other: Prediction) -> bool:
+    return _dialogue(other) != _dialogue(row) and other.reference.strip() != row.reference.strip()
 
 
 def _dialogue(row: Prediction) -> str:

@@ -54,6 +54,7 @@ class Exported:
       rounded: whether the weights beneath the adapters had fewer bits in training than the weights of `base`.
       key: what a retriever's keys are made of, "exchange" or "response".
       towers: "separate" if queries and keys have encoders of their own.
+      evaluated_by: setting of the decoding that the metrics are of, where the folder has another one; else empty.
     """
 
     what: str
@@ -71,6 +72,7 @@ class Exported:
     rounded: bool = False
     key: str = "exchange"
     towers: str = "shared"
+    evaluated_by: str = ""
 
     @property
     def base_name(self) -> str:
@@ -289,6 +291,10 @@ def _results(about: Exported, report: Mapping[str, Any] | None) -> str:
 
 def _beyond(about: Exported, settings: Mapping[str, Any]) -> str:
     """What the run does with the model that the folder does not."""
+    if about.evaluated_by:
+        return (
+            f"\nThe run was evaluated with the decoding of `{about.evaluated_by}`; this folder has the system's own.\n"
+        )
     decoding, share = settings.get("decoding", {}), settings.get("emotion_share", 0.0)
     if about.what == "generator" and decoding.get("rerank"):
         chosen = {

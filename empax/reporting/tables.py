@@ -105,6 +105,11 @@ def few_note(rows: Mapping[str, Any]) -> str:
     count = rows["dialogues"] if unit == "dialogues" else rows["rows"]
     if count >= _FEW_DIALOGUES:
         return ""
+    if count < 2:
+        name = (
+            "All rows are of one dialogue, by their ids (DIALOGUE#TURN)" if unit == "dialogues" else "There is one row"
+        )
+        return f"{name}: intervals have no width, and no difference is significant."
     note = (
         f"Of {count} {unit} intervals are widened by Student's t; those of BLEU-3, BLEU-4 and Sent-Std are too narrow."
     )

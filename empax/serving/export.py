@@ -64,6 +64,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         kept = plan.system_settings.generator.adapters == "kept"
         beneath = base_beneath(found.base, found.model.config, kept=kept, instead="export with --lora=merged")
     main = evaluate.main_stage(plan)
+    by = main if main and found.what == "generator" and plan.stages[main].settings.decoding is not None else ""
     about = Exported(
         what=found.what,
         stage=found.stage,
@@ -80,6 +81,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         rounded=adapters and (found.lora.int8 or found.base in HUB_NAMES),
         key=getattr(plan.system_settings, "key", "exchange"),
         towers=getattr(plan.system_settings, "towers", "shared"),
+        evaluated_by=f"config.{by}.decoding" if by else "",
     )
     report = files.root / "report.json"
     if report.exists() and files.stage("report").is_dir():

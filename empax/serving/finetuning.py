@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from empax.core.config import ConfigError, check_numbers, to_settings
-from empax.core.files import read_json, system_errors, write_json
+from empax.core.files import WorkDir, read_json, system_errors, write_json
+from empax.core.lock import writing
 from empax.core.paths import given_folder
 from empax.core.protocols import Examples
 from empax.core.sharding import batch_shards, make_mesh
@@ -121,8 +122,9 @@ def working_folder(workdir: Path | str | None, inputs: str, *, learning_rate: fl
             folder = Path(place)
             with system_errors(folder, "written"):
                 folder.mkdir(parents=True, exist_ok=True)
-            _check_same(folder, inputs)
-            yield folder
+            with writing(WorkDir(folder), "workdir"):
+                _check_same(folder, inputs)
+                yield folder
     except NonFiniteError as error:
         raise NonFiniteError(f"{error.__cause__ or error}. Lower learning_rate = {learning_rate:g}; {kept}.") from error
     except Interrupted as interrupted:

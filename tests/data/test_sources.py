@@ -55,6 +55,19 @@ def text(tokenizer, ids):
     return tokenizer.backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
 
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_a_shot_keeps_as_much_as_there_is_room_for(tokenizer, row):
+    def shot(most):
+        layout = dataclasses.replace(LAYOUT, max_passage_tokens=most)
+        return form(tokenizer, exemplars="apart", layout=layout).passages(INSTANCES[row : row + 1])[0].ids
+
+    whole = shot(10_000)
+    assert [len(shot(most)) for most in range(2, 2 * len(whole))] == [
+        min(most, len(whole)) for most in range(2, 2 * len(whole))
+    ]
+    assert shot(len(whole) - 1) == whole[1:]
+
+
 def test_prefix_context_and_start_are_the_templates_prompt(tokenizer):
     chat = form(tokenizer)
     (context,) = chat.contexts(INSTANCES[1:2])

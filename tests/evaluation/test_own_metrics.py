@@ -35,6 +35,7 @@ def module(monkeypatch):
     made.sad = lambda contexts, responses, references, *, emotion: [one == "sad" for one in emotion]
     made.needs = lambda contexts, responses, references, *, topic: [1.0] * len(topic)
     made.short = lambda contexts, responses, references: [1.0]
+    made.repeated = lambda contexts, responses, references: [responses.count(one) > 1 for one in responses]
     made.turns = lambda contexts, responses, references: [len(turns) for turns in contexts]
     monkeypatch.setitem(sys.modules, made.__name__, made)
 
@@ -68,6 +69,17 @@ def test_systems_are_compared_by_it(settings):
     assert tested["difference"] == pytest.approx(0.75)
     assert tested["p_value"] < 0.05
     assert empax.compare({"a": ROWS, "b": OTHERS}, metrics=(NAME,))["pairs"][0]["metrics"][NAME]["p_value"] < 0.05
+
+
+def test_in_a_comparison_it_sees_the_rows_of_one_system_at_a_time():
+    name, needs = "metrics_of_somebody:repeated", "metrics_of_somebody:needs"
+    different = [dataclasses.replace(row, response=f"{i}") for i, row in enumerate(ROWS)]
+    topics = [dataclasses.replace(row, notes={"topic": "sport"}) for row in different]
+    found = compare_systems({"a": different, "b": topics}, settings=FAST, names=("bleu_1", needs, name))
+    assert [one["metrics"][name]["value"] for one in found["systems"].values()] == [0.0, 0.0]
+    assert needs not in found["systems"]["a"]["metrics"]  # its rows have no topic
+    assert found["systems"]["b"]["metrics"][needs]["value"] == 1.0
+    assert list(found["pairs"][0]["metrics"]) == ["bleu_1", name]
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,10 @@ REG = {
         {"evaluate.decoding": {"encoder_no_repeat_ngram": 3}},
         r"reads several passages; set them to 0 and 1 in config\.evaluate\.decoding",
     ),
+    "a loss that is 0": (
+        {"retriever.best_metric": "loss", "retriever.distillation.emotion_weight": 0.0},
+        r"config\.retriever\.best_metric = 'loss': no candidate is tried out on validation, .* set it to None",
+    ),
     "more than all": ({"joint.retriever_weight": 1.5}, r"retriever_weight = 1\.5 must lie in \[0, 1\]"),
     "frozen": (
         {"joint.passage_encoder": "frozen", "joint.retriever": "", "joint.index": "index", "evaluate.index": "index"},

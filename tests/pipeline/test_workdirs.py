@@ -216,6 +216,12 @@ def test_settings_of_what_has_not_begun_may_change(config, finished):
     assert finished.done("generator").exists()
 
 
+def test_a_last_stage_may_be_left_out(config, finished):
+    *run, last = config["run"]
+    claim(finished, {name: section for name, section in config.items() if name != last} | {"run": run})
+    assert all(finished.done(name).exists() for name in config["run"])
+
+
 def test_redo_makes_what_it_names_and_all_that_follows_anew_and_nothing_before(config, finished):
     times = {name: finished.done(name).stat().st_mtime_ns for name in config["run"]}
     write_json(finished.root / "report.json", {})

@@ -109,6 +109,21 @@ def test_what_is_preferred_is_found_where_ids_are_missing_or_a_context_comes_twi
     ]
 
 
+def test_a_check_has_another_reply_on_each_side_where_people_repeat_themselves():
+    stock = {
+        name: [
+            dataclasses.replace(row, reference="I am sorry." if i % 3 else f"gold {i}") for i, row in enumerate(rows)
+        ]
+        for name, rows in THREE.items()
+    }
+    checks = [item for item in make_study(stock, StudySettings(rows=60, checks=1.0)).items if item.kind == "check"]
+    assert len(checks) == 60
+    assert all(len(set(item.replies)) == 2 for item in checks)
+    alike = {name: [dataclasses.replace(row, reference="Oh.") for row in rows] for name, rows in THREE.items()}
+    with pytest.raises(ConfigError, match="two different replies of people"):
+        make_study(alike, StudySettings(rows=60, checks=1.0))
+
+
 def test_the_seed_draws_everything():
     one, again, other = (make_study(THREE, StudySettings(rows=20, seed=seed)).key() for seed in (0, 0, 1))
     assert one == again

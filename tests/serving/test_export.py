@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import typing
 
 import jax
@@ -245,6 +246,10 @@ def test_the_card_says_what_the_run_does_beyond_the_model():
     assert "`generate` returns the best by its score" in card
     for name in typing.get_args(typing.get_type_hints(DecodeSettings)["rerank"]):
         assert ("The run draws" in card_of(**drawn, rerank=name)) == bool(name)
+    other = dataclasses.replace(ABOUT, evaluated_by="config.evaluate.decoding")
+    card = model_card(other, {**CONFIG, "reg": {"decoding": {**drawn, "rerank": "consensus"}}}, None)
+    assert "evaluated with the decoding of `config.evaluate.decoding`; this folder has the system's own" in card
+    assert "The run draws" not in card
     settings = {"emotion_share": 0.5}
     card = model_card(dataclasses.replace(ABOUT, what="retriever"), {**CONFIG, "reg": settings}, None)
     assert "0.5 of a score is the probability that a context has the exemplar's emotion" in card
@@ -252,6 +257,19 @@ def test_the_card_says_what_the_run_does_beyond_the_model():
         plain_card = model_card(dataclasses.replace(ABOUT, what=what), CONFIG, None)
         assert "In the run" not in plain_card
         assert "The run draws" not in plain_card
+
+
+def test_the_card_of_a_run_that_another_decoder_evaluated_says_so(made, tmp_path):
+    files, _ = made
+    config = read_json(files.config)
+    main = next(name for name in config["run"] if config[name].get("kind") == "evaluate")
+    shutil.copytree(files.root, tmp_path / "run")
+    other = WorkDir(tmp_path / "run")
+    config[main]["decoding"] = {"method": "sample", "rerank": "consensus", "num_samples": 4}
+    write_json(other.config, config)
+    for where, said in ((files.root, False), (other.root, True)):
+        export_run(where, tmp_path / f"out{said}", ExportSettings())
+        assert (f"`config.{main}.decoding`" in (tmp_path / f"out{said}" / "README.md").read_text()) is said
 
 
 def test_a_card_without_a_report_and_of_other_data(made, tmp_path):

@@ -13,6 +13,7 @@ import transformers
 
 import empax
 from empax.data.bpe import train_bpe
+from empax.serving.finetuning import working_folder
 from empax.training import loop
 from empax.training.accumulation import NonFiniteError
 from empax.training.interruption import Interrupted
@@ -186,6 +187,15 @@ def stop(step):
                 os.kill(os.getpid(), signal.SIGINT)
 
     return Bar
+
+
+def test_two_at_once_do_not_write_in_one_folder(tmp_path):
+    again = working_folder(tmp_path, "hash", learning_rate=1.0)
+    in_use = pytest.raises(empax.ConfigError, match=r"is in use: .* or choose another workdir\.")
+    with working_folder(tmp_path, "hash", learning_rate=1.0), in_use, again:
+        raise AssertionError
+    with working_folder(tmp_path, "hash", learning_rate=1.0):
+        pass
 
 
 def test_interrupted_it_says_what_is_kept(model, tmp_path, monkeypatch):

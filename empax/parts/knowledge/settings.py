@@ -26,7 +26,7 @@ class SourceSettings:
       path: of "file" a file, with "{split}" where there is one for each split; of "atomic" the folder of its files
         (empty = `config.data.dir`); of "wordnet" the folder of its database; of "comet" and "llm" the folder or the
         name of a model.
-      tails: the most tails of a relation that are kept; of "comet" also its beams.
+      tails: of "atomic", "wordnet" and "comet": the most tails of a relation that are kept; of "comet" also its beams.
       clauses: of "atomic", "comet" and "llm": whether each sentence of a last turn is asked of, too (CASE).
       entities: of "comet", asked of entities: the folder of WordNet, which says what the entities of a context are.
       encoder: of "atomic": what compares turns and events.

@@ -107,8 +107,8 @@ def _turns(messages: Any) -> tuple[str, ...]:
             raise wrong(f"{where}.role", f"{role!r:.40} must be {expected!r}: {rule}")
         if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
             content = "".join(text_of(part.get("text"), f"{where}.content") for part in content)
-        turns.append(text_of(content, f"{where}.content"))
-    if not turns[-1].strip():
+        turns.append(text_of(content, f"{where}.content").strip())
+    if not turns[-1]:
         raise wrong(f"messages[{len(turns) - 1}].content", "is empty; there is nothing to answer.")
     return tuple(turns)
 

@@ -146,7 +146,10 @@ def left(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], stage: st
     if not steps or not row["step"]:
         return f"{row['stage']}: step {row['step']}."
     seconds = row["seconds"] / row["step"] * max(steps - row["step"], 0)
-    return f"{row['stage']}: step {row['step']} of {steps}, about {_duration(seconds)} left in this stage."
+    # Patience ends a stage sooner, and so does a small corpus of one's own.
+    most = "at most " * bool(section.get("patience") or config.get("data", {}).get("name") == "jsonl")
+    about = most or "about "
+    return f"{row['stage']}: step {row['step']} of {most}{steps}, {about}{_duration(seconds)} left in this stage."
 
 
 def _duration(seconds: float) -> str:

@@ -144,14 +144,18 @@ Followed: TypeAlias = tuple[list[list[int]], list[list[int]], list[tuple[int, in
 
 
 def _followed(instance: Instance, tokenizer: Tokenizer, sizes: AlignmentSettings) -> Followed:
-    """A fact is about the clause that is its head, or else about the whole turn."""
+    """A fact is about the clause that is its head, or else about the whole turn; a clause that is cut has none."""
     last = instance.context[-1]
-    texts = [last, *clauses(last)[: sizes.clauses]]
+    first, cut = clauses(last)[: sizes.clauses], clauses(last)[sizes.clauses :]
+    texts, unread = [last, *first], {text.strip().lower() for text in cut}
     places = {text.strip().lower(): place for place, text in reversed(list(enumerate(texts)))}
     feelings: list[list[int]] = [[] for _ in texts]
     tails = []
     for fact in sorted(facts_of(instance), key=lambda fact: fact.rank):
-        of, ids = places.get(fact.head.strip().lower(), 0), tokenizer.encode(fact.tail)
+        head = fact.head.strip().lower()
+        if head in unread and head not in places:
+            continue
+        of, ids = places.get(head, 0), tokenizer.encode(fact.tail)
         if fact.relation == FEELINGS:
             feelings[of] += ids
         elif fact.relation in COGNITION:

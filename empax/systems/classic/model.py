@@ -81,6 +81,7 @@ class Listeners(nn.Module):
         dtype, window = cache_dtype(c.dtype), (self.num + 1, *rows, c.feed_forward_kernel - 1)
         empty = jnp.zeros((self.num + 1, *rows, c.num_heads, max_length, c.head_dim), dtype)
         windows = (jnp.zeros((*window, c.d_model), dtype), jnp.zeros((*window, c.d_ff), dtype))
+        windows = windows if c.feed_forward_kernel > 1 else None
         start = jnp.zeros((), jnp.int32)
         return DecodeCache(empty, empty, key, value, read.mask, start, windows=windows)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, TaskSpec
-from empax.core.types import Instance, Params
+from empax.core.types import EMOTIONS, Instance, Params
+from empax.data import own
 from empax.data.batches import draw
 from empax.data.knowledge import SOCIAL_RELATIONS, told
 from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
@@ -34,6 +36,8 @@ from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
 from empax.systems.classic.task import ClassicTask
 from empax.training.checkpoint import load_params
 from empax.training.settings import steps_on
+
+log = logging.getLogger("empax")
 
 _ANSWERS_AT_ONCE = 64
 TOKEN_LOSSES = ("nll", "frequency")
@@ -78,6 +82,14 @@ def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
                 f"{where}.nll = 0 decodes nothing, and {idle[0]} = {stage.weights[idle[0]]} learns from what is "
                 f"decoded; set {where}.nll above 0, or {idle[0]} to 0."
             )
+    data = run.plan.data
+    if stage.weights.get("nll") == 0 and stage.weights.get("emotion") and data.name == "jsonl":
+        for split in ("train", "validation"):
+            if not own.has_emotions(data.dir, split):
+                raise ConfigError(
+                    f"config.{run.stage} learns emotions alone, and no dialogue of the split {split!r} names one; name "
+                    "them, or take configs/classic.py:transformer."
+                )
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=("classic.generator",))
     if stage.prepend:
@@ -186,7 +198,12 @@ def _prepended(stage: ClassicTaskSettings, run: RunContext) -> Callable[[Sequenc
     if not stage.prepend:
         return lambda instances: None
     other = run.settings(stage.prepend, ClassicTaskSettings)
-    buckets = run.named(stage.prepend).loop.buckets
+    buckets, tokenizer = run.named(stage.prepend).loop.buckets, run_tokenizer(run)
+    if unknown := [emotion for emotion in EMOTIONS if tokenizer.unk_id in tokenizer.encode(emotion)]:
+        log.warning(
+            "%d of %d emotions are no words of this corpus (%s, ...): what stands before such contexts is one and the "
+            "same.", len(unknown), len(EMOTIONS), unknown[0],
+        )  # fmt: skip
     classifier = answer_generator(other, run, AnswerOptions(stage.prepend, "", buckets))
 
     def emotions_of(instances: Sequence[Instance]) -> list[str]:

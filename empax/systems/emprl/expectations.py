@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
+from empax.core.config import ConfigError
 from empax.core.types import LEVELS, Params
 from empax.systems.emprl.rollouts import Rollout
 
@@ -37,6 +38,10 @@ def expected_levels(
     from sklearn.linear_model import LogisticRegression  # takes a second to import: only when asked
 
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    if len(numbers) < 2:
+        raise ConfigError(
+            "goal = 'f1' needs training contexts of two dialogues or more; raise max_examples, or set goal = 'gold'."
+        )
     folds = np.array([numbers[group] % FOLDS for group in groups])
     found = np.zeros((*levels.shape, len(LEVELS)), np.float32)
     for fold, m in itertools.product(range(FOLDS), range(levels.shape[1])):

@@ -51,6 +51,9 @@ class Policy:
     reward: Reward
     settings: Any
 
+    tie: ClassVar[str] = "kl.coefficient"
+    """The setting that holds the policy to where training began."""
+
     def init(self, rng: jax.Array, batch: Any) -> Params:
         first, second = jax.random.split(rng)
         params = {"model": self.generator.init(first, _inputs(batch))["model"]}
@@ -237,8 +240,8 @@ class Policy:
         signs = [(name, metrics[name], least) for name, least in LEAST.items() if metrics[name] < least]
         if signs:
             low = ", ".join(f"{name} = {value:.3g} (below {least:g})" for name, value, least in signs)
-            advice = "the policy may have collapsed at step %d: %s; raise kl.coefficient or lower the learning rate."
-            log.warning(advice, step, low)
+            advice = "the policy may have collapsed at step %d: %s; raise %s or lower the learning rate."
+            log.warning(advice, step, low, self.tie)
 
 
 def value_head(settings: PpoTaskSettings) -> ClassificationHead:

@@ -140,6 +140,10 @@ class PolicyTaskSettings:
             raise ConfigError(f"rollout.method = {self.rollout.method!r} must be 'sample': a policy explores.")
         if self.rollout.more_eos_ids:
             raise ConfigError("rollout.more_eos_ids must be empty: what is learnt from ends with the tokenizer's end.")
+        if self.rollout.rerank:
+            raise ConfigError(
+                f"rollout.rerank = {self.rollout.rerank!r} must be empty: a policy learns from all answers of a group."
+            )
         check_numbers(self, "guard_tolerance", above=0)
         check_numbers(self, "likelihood_weight", "likelihood_focus", least=0)
         check_numbers(self, "kept_share", above=0, most=1)

@@ -164,6 +164,8 @@ class Preference(Policy):
 
     settings: PreferenceTaskSettings
 
+    tie: ClassVar[str] = "beta"
+
     def rate(self, frozen: Params, batch: Any) -> Rollout:
         if not self.settings.pairs:
             return super().rate(frozen, batch)

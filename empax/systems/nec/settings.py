@@ -105,6 +105,11 @@ class CandidateSettings(ContrastSettings):
         super().__post_init__()
         check_numbers(self, "different", "frequent", "own", "diversity_penalty", least=0)
         check_numbers(self, "own_tokens", least=1)
+        if self.diversity_penalty and self.own < 2:
+            raise ConfigError(
+                f"contrast.diversity_penalty = {self.diversity_penalty} is between beams, and own = {self.own}; set "
+                "own to 2 or more, or diversity_penalty to 0."
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from empax.core.config import ConfigError
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch
 from empax.core.types import Instance, Params
+from empax.data import own
 from empax.data.batches import draw
 from empax.data.knowledge import SOCIAL_RELATIONS, told
 from empax.data.sources import TaggedForm
@@ -144,6 +145,12 @@ def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:
         raise ConfigError(
             f"config.{run.stage}.contrast has no kind of candidate; set in_batch to True, or different, frequent or "
             "own above 0."
+        )
+    data = run.plan.data
+    if contrast.different and data.name == "jsonl" and not own.has_emotions(data.dir, "train"):
+        raise ConfigError(
+            f"config.{run.stage}.contrast.different = {contrast.different}: candidates are of other emotions, which no "
+            "dialogue of the split 'train' names; name them, or set it to 0."
         )
 
 

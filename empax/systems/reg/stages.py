@@ -126,6 +126,11 @@ def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
     run.earlier("generator", stage.generator, tasks=G1_TASKS)
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=RETRIEVER_TASKS)
+    if run.named(run.stage).loop.best_metric == "loss" and not stage.distillation.emotion_weight:
+        raise ConfigError(
+            f"config.{run.stage}.best_metric = 'loss': no candidate is tried out on validation, where the loss is 0 "
+            "for ever; set it to None, by which the last parameters count."
+        )
     _check_exemplars(stage, run)
 
 

@@ -113,6 +113,14 @@ def test_more_choices_than_may_wait_are_no_matter_of_waiting():
     assert ask("/v1/chat/completions", {**SAY, "n": 2}, places=2).status_code == 200
 
 
+def test_blanks_around_a_turn_are_not_read():
+    said = [("user", " Hi.\n"), ("assistant", "\tHello. "), ("user", "\n  I lost my keys.  ")]
+    stub = Stub()
+    body = {**SAY, "messages": [{"role": role, "content": text} for role, text in said]}
+    assert ask("/v1/chat/completions", body, stub=stub).status_code == 200
+    assert stub.heard == [("Hi.", "Hello.", "I lost my keys.")]
+
+
 def test_choices_of_a_stream_come_with_their_numbers():
     answer = chat(stream=True, n=2, stream_options={"include_usage": True})
     events = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n")[:-2]]

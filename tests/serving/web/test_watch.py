@@ -58,6 +58,14 @@ def test_curves_and_time_left_of_a_run_that_writes(tmp_path):
     assert "in this stage" not in indexing + whole
 
 
+def test_what_may_end_sooner_is_said_to_take_at_most_so_long():
+    rows = [{"stage": "generator", "step": 20, "split": "train", "seconds": 120.0}]
+    said = "generator: step 20 of at most 100, at most 8 min left in this stage."
+    of_own = {"data": {"name": "jsonl"}, "generator": {"steps": 100}}
+    for config in ({"generator": {"steps": 100, "patience": 3}}, of_own):
+        assert watch.left(config, rows, "generator") == said
+
+
 def test_replies_change_with_the_best_parameters_of_a_stage_that_goes_on(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)

@@ -256,6 +256,9 @@ def test_rows_have_the_turn_its_clauses_and_their_facts():
     assert words("feelings", 0) == ["sad", "alone", ""]
     assert words("tails", 0) == ["[CLS] to", "[CLS] sad"]  # of the best rank
     assert found.of[0].tolist() == [2, 0]
+    brief = rows_of(asked, tokenizer, readers=("alignment",), alignment=dataclasses.replace(sizes, clauses=1, facts=9))
+    found_brief = brief.collate(np.array([0]), 9, np.random.default_rng(0)).cognition
+    assert found_brief.tails_mask.any(axis=2).sum() == 2  # of the turn, and none of "I cried!", which is cut
     assert [COGNITION[i] for i in found.relation[0]] == ["xNeed", "xEffect"]
     assert not found.tails_mask[1:].any()
     assert found.turns_mask.any(axis=2).tolist() == [[True] * 3, [True, False, False], [False] * 3]

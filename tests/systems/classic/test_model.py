@@ -29,6 +29,15 @@ def test_the_lineages_sizes():
     assert count_params(rest) == 508_900  # encoder and decoder of one layer: MoEL's code
 
 
+def test_listeners_without_convolution_decode_too():
+    one = make("moel", kernel=1)
+    read = one.read(one.batch)
+    expected = one.apply(one.batch.target, read, train=False, method="decode")
+    cache = one.apply(read, read.mask, num_hypotheses=1, max_length=2, method="start_cache")
+    logits, _ = one.apply(jnp.full((3, 1), START), cache, method="step")
+    np.testing.assert_allclose(logits[:, 0], expected[:, 0], rtol=1e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize("form", ["moel", "empdg", "kemp", *rarely("transformer", "case")])
 def test_cached_decoding_is_teacher_forcing(made, form):
     one, batch = made[form], made[form].batch

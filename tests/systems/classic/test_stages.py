@@ -14,6 +14,7 @@ from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
 from empax.systems.classic import stages
 from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
+from tests.own_corpus import write_rows
 
 
 def problems(name, **changes):
@@ -63,6 +64,24 @@ def test_recipes_are_right(name):
 def test_what_does_not_fit_is_named(name, changes, message):
     (found,) = problems(name, **changes)
     assert message in found
+
+
+def test_emotions_that_no_dialogue_names_cannot_be_learnt(tmp_path):
+    folder = write_rows(tmp_path, {"id": "a", "utterances": ["I won!", "Well done!"]})
+    bare = {"data__name": "jsonl", "data__dir": str(folder)}
+    (found,) = problems("emo_prepend", **bare)
+    assert "config.emotions learns emotions alone, and no dialogue of the split 'train' names one; name them" in found
+    assert "or take configs/classic.py:transformer." in found
+    assert not problems("transformer", **bare)
+
+
+def test_emotions_that_are_no_words_of_the_corpus_are_told(monkeypatch, caplog):
+    few = words.train_words(["i am sad and proud"], min_count=1)
+    monkeypatch.setattr(stages, "run_tokenizer", lambda run: few)
+    monkeypatch.setattr(stages, "answer_generator", lambda *_: None)
+    plan = make_plan(plain(classic.get_config("emo_prepend,tiny")))
+    stages._prepended(plan.stages["generator"].settings, RunContext(WorkDir(Path("nowhere")), plan, "generator"))
+    assert "30 of 32 emotions are no words of this corpus" in caplog.text
 
 
 def test_on_a_small_corpus_the_teacher_leaves_as_much_sooner():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
+from empax.core.config import ConfigError
 from empax.systems.emprl.expectations import FOLDS, Novelty, balanced_gains, expected_levels, f1_gains
 from empax.systems.emprl.rewards import make_reward
 from empax.systems.emprl.settings import RewardSettings
@@ -28,6 +29,12 @@ def corpus(seed=0):
     levels = logits.reshape(ROWS, 3, 3).argmax(axis=2)
     levels[:, 1] = np.where(levels[:, 1] == 1, 0, levels[:, 1])
     return vectors, levels.astype(np.int32)
+
+
+def test_contexts_of_one_dialogue_are_refused_with_advice():
+    vectors, levels = corpus()
+    with pytest.raises(ConfigError, match="two dialogues or more; raise max_examples, or set goal = 'gold'"):
+        expected_levels(vectors, levels, ["d"] * ROWS)
 
 
 def test_one_level_that_all_others_have_is_certain():

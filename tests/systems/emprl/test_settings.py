@@ -53,6 +53,11 @@ SHIFTS = {"rewards": (RewardSettings(shift_penalty=1.0),)}
             {"rollout": DecodeSettings("sample", num_samples=4, more_eos_ids=(5,))},
             "more_eos_ids must be empty",
         ),
+        (
+            GrpoTaskSettings,
+            {"rollout": DecodeSettings("sample", num_samples=4, rerank="consensus")},
+            "rollout.rerank = 'consensus' must be empty: a policy learns from all answers of a group",
+        ),
         (PreferenceTaskSettings, {"rollout": DecodeSettings("sample")}, "num_samples = 1 must be at least 2"),
         (PreferenceTaskSettings, {"loss": "ipo", "label_smoothing": 0.1}, "goes with loss = 'dpo', not with 'ipo'"),
         (PreferenceTaskSettings, {"loss": "kto", "pairs": "f"}, "pairs and loss = 'kto' do not go together"),

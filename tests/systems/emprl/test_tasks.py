@@ -24,8 +24,9 @@ from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.prompted import PromptedDecoder
 from empax.systems.emprl import ppo, stages
 from empax.systems.emprl.rewards import Reward
-from empax.systems.emprl.settings import GrpoTaskSettings, KlSettings, PpoTaskSettings
+from empax.systems.emprl.settings import GrpoTaskSettings, KlSettings, PpoTaskSettings, PreferenceTaskSettings
 from empax.systems.emprl.stages import policy_model
+from empax.systems.emprl.tasks import Preference
 from empax.training import loop
 from empax.training.accumulation import TrainingError
 from empax.training.checkpoint import load_params
@@ -365,7 +366,8 @@ def test_a_collapse_is_a_warning(toy, caplog, sign, value, least):
         toy.policy().check_progress(sound, step=5)
         assert not caplog.records
         toy.policy().check_progress({**sound, sign: value}, step=5)
-    assert f"collapsed at step 5: {sign} = {value} (below {least})" in caplog.text
+    assert f"collapsed at step 5: {sign} = {value} (below {least}); raise kl.coefficient or lower" in caplog.text
+    assert hasattr(PreferenceTaskSettings(), Preference.tie)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from configs import nec
+from empax.core.config import ConfigError
 from empax.core.files import WorkDir
 from empax.core.types import Instance
 from empax.data.knowledge import Fact, facts_of
@@ -16,6 +17,7 @@ from empax.pipeline.plan import make_plan, plain
 from empax.systems.nec.facts import Chooser
 from empax.systems.nec.settings import CandidateSettings, ContrastiveTaskSettings, NecSettings
 from empax.systems.nec.stages import exploring, overlaid
+from tests.own_corpus import write_rows
 
 FACTS = [Fact("it", "xReact", "sad"), Fact("it", "xReact", "glad"), Fact("it", "xWant", "home"),
          Fact("dog", "IsA", "pet"), Fact("dog", "AtLocation", "house"), Fact("cat", "IsA", "pet animal")]  # fmt: skip
@@ -116,6 +118,14 @@ def test_what_is_wrong_is_said_before_any_work(tmp_path):
     assert "config.generator.ranker = 'other'" in problems(config(nec__ranker="other"), tmp_path)[0]
     nothing = {"in_batch": False, "different": 0, "frequent": 0, "own": 0}
     assert "has no kind of candidate" in problems(config(contrastive__contrast=nothing), tmp_path)[0]
+    rows = {"id": "a", "utterances": ["I won!", "Well done!"]}
+    bare = {"data__name": "jsonl", "data__dir": str(write_rows(tmp_path / "own", rows))}
+    found = problems(config(**bare), tmp_path / "run")
+    assert any("contrast.different = " in p and "name them, or set it to 0." in p for p in found)
+    none = config(**bare, contrastive__contrast={"different": 0})
+    assert not any("contrast.different" in p for p in problems(none, tmp_path / "run"))
+    with pytest.raises(ConfigError, match="is between beams, and own = 1; set own to 2 or more, or diversity_penalty"):
+        make_plan(config(contrastive__contrast={"own": 1, "diversity_penalty": 0.5}))
     assert "start_from = 'evaluate'" in problems(config(contrastive__start_from="evaluate"), tmp_path)[0]
 
 

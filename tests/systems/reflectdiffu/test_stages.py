@@ -103,6 +103,9 @@ def tiny(*words, **changes):
 REFUSED = {
     "config.generator.reasons = 'intents'": {"generator__reasons": "intents"},
     "config.generator.intents = 'nowhere'": {"generator__intents": "nowhere"},
+    "so that the policy cannot learn with it; set it to 0, or config.generator.policy_weight to 0": {
+        "reflectdiffu__model": {"dropout": 0.1}
+    },
     "config.generator.judges = 'intents'": {"generator__reward": "empathy", "generator__judges": ["intents"]},
     "has no response intents": {"data__name": "jsonl"},
     "num_actions = 4, but Table 1": {"generator__num_actions": 4, "generator__actions": "table_1"},
