@@ -130,9 +130,10 @@ def _check_same(files: WorkDir, old: RunPlan, plan: RunPlan, inputs: AllInputs, 
         for name, other in itertools.zip_longest(wanted, list(old.stages)[: len(wanted)])
     ]
     place = same.index(False) if False in same else len(wanted)
-    if place == len(wanted):  # what differs is made anew, or is no stage of this run any more
-        return list(wanted)
     changed = {path.split(".")[1] for path, _, _ in found}
+    left_out = {"run", *old.stages} - set(plan.stages)
+    if place == len(wanted) and (place < len(plan.stages) or changed <= left_out):
+        return list(wanted)  # what differs is made anew, or not at all
     if changed <= {name for name in wanted[place:] if not has_begun(files, name)}:
         return [name for name in wanted if name not in changed]
     shown = [f"{path}: {was!r} there, {now!r} here" for path, was, now in found[:5]]

@@ -116,6 +116,10 @@ class MilvusIndex:
                 kept = [hit for hit in hits if not NO_GROUP < groups[row] == hit["entity"]["group"]][:k]
                 ids[row, : len(kept)] = [hit["id"] for hit in kept]
                 scores[row, : len(kept)] = [hit["distance"] for hit in kept]
+        short = np.flatnonzero(ids[:, min(k, self.num_rows) - 1] < 0)  # it looked at too few rows
+        if len(short):
+            exact = self.exact.search(queries[short], k, query_groups=groups[short] if self.has_groups else None)
+            ids[short], scores[short] = exact.ids, exact.scores
         return Retrieved(ids=ids, scores=scores)
 
     def _found(self, queries: np.ndarray, limit: int) -> Any:

@@ -172,6 +172,10 @@ EMPRL = {
         {"ppo.value_warmup_steps": 2, "ppo.steps": 2},
         r"config\.ppo\.value_warmup_steps = 2 must be below steps = 2",
     ),
+    "a contrast that no policy keeps": (
+        {"generator.contrast": {}, "emprl.decoding": {"method": "sample", "num_samples": 2, "rerank": "similarity"}},
+        r"rerank = 'similarity' compares what config\.generator\.contrast learns, which a policy does not keep; set an",
+    ),
     "exemplars that are not read": (
         {"emprl.decoding": COUNTING},
         r"rerank_exemplars = 1\.0 counts exemplars, and config\.ppo reads none",

@@ -53,6 +53,15 @@ def test_more_is_asked_for_than_there_is(settings):
     assert np.isneginf(np.asarray(found.scores)[:, 5:]).all()
 
 
+def test_what_the_server_finds_too_little_for_is_searched_exactly(corpus, settings, monkeypatch):
+    rows, queries, groups = corpus
+    index = MilvusIndex(rows, settings, encoder_hash="one", groups=groups)
+    found = index._found
+    monkeypatch.setattr(index, "_found", lambda asked, limit: [hits[:1] for hits in found(asked, limit)])
+    wanted = ExactIndex(rows, groups=groups).search(queries, 5, query_groups=groups[:QUERIES])
+    np.testing.assert_array_equal(index.search(queries, 5, query_groups=groups[:QUERIES]).ids, wanted.ids)
+
+
 def test_rows_are_sent_once_for_each_encoder_and_corpus(corpus, settings, monkeypatch):
     rows, queries, _ = corpus
     first = MilvusIndex(rows, settings, encoder_hash="kept")

@@ -112,14 +112,9 @@ class Comet:
         """The model that `settings` name, for `relations`.
 
         Raises:
-          ConfigError: it is no encoder-decoder, or nothing says what the entities of a context are.
+          ConfigError: it is no encoder-decoder.
         """
         things = any(relation not in SOCIAL_RELATIONS for relation in relations)
-        if things and not settings.entities:
-            raise ConfigError(
-                'source = "comet" is asked of entities, and nothing says what the entities of a context are; set '
-                "entities to the folder of WordNet's database files."
-            )
         decoding = DecodeSettings("beam", 24, num_beams=settings.tails)
         writer = load_writer(settings, decoding)
         if not isinstance(writer.model, EncoderDecoder):

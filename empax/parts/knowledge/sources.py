@@ -220,6 +220,13 @@ def check_source(settings: SourceSettings, run: RunContext, *, social: bool) -> 
         )
     if settings.clauses and not social:
         raise ConfigError(f"config.{run.stage}.entity.clauses = True, but things are of a whole context; leave it out.")
+    if name == "comet" and not social:
+        if not settings.entities:
+            raise ConfigError(
+                f'config.{run.stage}.entity.source = "comet" is asked of entities, and nothing says what the entities '
+                "of a context are; set entities to the folder of WordNet's database files."
+            )
+        WordNet(Path(settings.entities))
     if name == "file":
         for split in ("train", "validation", "test"):
             if not (path := Files(settings).path(split)).is_file():

@@ -103,7 +103,13 @@ def _pairs_file(stage: PolicyTaskSettings) -> Path | None:
 
 def _check_decoding(stage: PolicyTaskSettings, run: RunContext) -> None:
     """Raises ConfigError if an option of decoding looks at what the policy does not read as it wants it."""
+    learnt = getattr(run.named(stage.start_from).settings, "contrast", None) is not None
     for where, decoding in decodings(run).items():
+        if learnt and decoding.rerank == "similarity":
+            raise ConfigError(
+                f"{where}.rerank = 'similarity' compares what config.{stage.start_from}.contrast learns, which a "
+                "policy does not keep; set another rerank, or contrast to None."
+            )
         if stage.index:
             check_passages(decoding, where)
         elif decoding.rerank_exemplars:

@@ -2,17 +2,19 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from empax.core.config import ConfigError
+from empax.core.files import DataError
 from empax.core.types import Instance
 from empax.data.knowledge import Fact
 from empax.parts.knowledge import quality
 from empax.parts.knowledge.generated import Comet, Prompted, Writer, parse, question
 from empax.parts.knowledge.settings import SourceSettings
-from empax.parts.knowledge.sources import NearestEvent, OfClauses
+from empax.parts.knowledge.sources import NearestEvent, OfClauses, check_source
 from tests.data import small_wordnet
 
 EVENTS = {
@@ -146,8 +148,11 @@ def test_quality_scores_the_first_answer_against_all_that_people_said():
 
 
 def test_comet_needs_to_know_what_a_thing_is():
+    run = SimpleNamespace(stage="knowledge", may_fetch=False)
     with pytest.raises(ConfigError, match=r"nothing says what the entities of a context are; set entities"):
-        Comet.of(SourceSettings("comet", "nowhere"), ("ObjectUse",))
+        check_source(SourceSettings("comet", "nowhere"), run, social=False)
+    with pytest.raises(DataError, match="nowhere"):
+        check_source(SourceSettings("comet", "nowhere", entities="nowhere"), run, social=False)
 
 
 @pytest.mark.slow
