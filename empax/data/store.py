@@ -126,6 +126,11 @@ def read_corpus(data: DataSettings, split: str) -> Iterable[Dialogue] | None:
     return None if archive is None else empathetic_dialogues.read_dialogues(archive, split)
 
 
+def has_emotions(data: DataSettings, split: str) -> bool:
+    """Whether any dialogue of a split with a reply names its emotion; corpora other than one's own do."""
+    return data.name != "jsonl" or own.has_emotions(data.dir, split)
+
+
 def planned_instances(run: RunContext, split: str) -> list[Instance]:
     """The instances that `prepare` has left or is going to leave; none where the corpus has yet to be downloaded."""
     if run.files.done("prepare").exists():

@@ -21,7 +21,7 @@ from empax.core.types import Instance
 from empax.data import own
 from empax.data.batches import draw_dialogues, draw_rows
 from empax.data.exemplars import dialogue_groups, emotion_ids, num_turns, replies_alone, traits
-from empax.data.store import check_prepared, load_instances
+from empax.data.store import check_prepared, has_emotions, load_instances
 from empax.evaluation.retrieval import POOL, SHOWN, exemplar_statistics, gold_ranks, recall_statistics, with_intervals
 from empax.retrieval.filters import ExemplarFilter, Filter, find_exemplars, fit_emotions
 from empax.retrieval.index import Index, IndexSettings, build_index, check_installed, measure_recall
@@ -96,8 +96,7 @@ def check(settings: Settings, run: RunContext) -> None:
         )
     check_installed(settings.store)
     own.check_beam(settings.beam, f"config.{run.stage}.beam")
-    data = run.plan.data
-    if settings.filter != "none" and data.name == "jsonl" and not own.has_emotions(data.dir, "train"):
+    if settings.filter != "none" and not has_emotions(run.plan.data, "train"):
         raise ConfigError(
             f"config.{run.stage}.filter = {settings.filter!r}, but no dialogue of the split 'train' has an emotion; "
             'give them emotions, or set filter = "none".'

@@ -86,9 +86,9 @@ def claim(
         log.warning("%s was damaged; it now tells of this process.", files.provenance)
     if not run:
         run = describe_run(plan, command)
-    elif old is not None and old.config != plan.config:
+    elif old is not None and any(differences(old.config, plan.config)):
         reused = {"reused": run["reused"]} if "reused" in run else {}
-        run = {**describe_run(plan, command), **reused, "earlier": run}
+        run = {**describe_run(plan, command), **reused, "earlier": [*run.pop("earlier", []), run]}
     if old is None and reuse is not None:  # before config.json, which says that the work directory is in use
         run["reused"] = take_stages(WorkDir(reuse), files, plan, inputs)
     write_config(files, plan.config, run)

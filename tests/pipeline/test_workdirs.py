@@ -201,7 +201,10 @@ def test_another_config_is_refused_with_advice_that_works(config, finished, tmp_
     assert read_json(finished.config) == other
     assert not finished.stage("ppo").exists()
     described = read_json(finished.provenance)
-    assert (described["command"], described["earlier"]["command"]) == ("the second", "the first")
+    assert (described["command"], [one["command"] for one in described["earlier"]]) == ("the second", ["the first"])
+    claim(finished, config, redo=["ppo"], command="the third")
+    assert [one["command"] for one in read_json(finished.provenance)["earlier"]] == ["the first", "the second"]
+    claim(finished, other, redo=["ppo"])
     assert finished.done("generator").exists()
     finish(finished, other)
     Records(finished, run_by_files(other)).check()

@@ -17,8 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.config import ConfigError
 from empax.core.system import RunContext
 from empax.core.types import Mean, Metrics, Params
-from empax.data import own
-from empax.data.store import check_prepared
+from empax.data.store import check_prepared, has_emotions
 from empax.losses.contrastive import dense_retrieval_nll
 from empax.parts.exemplars.dense_retrieval import Negative, RetrievalBatch
 from empax.parts.exemplars.settings import RetrievalSettings
@@ -93,10 +92,9 @@ def check_dense(negatives: Sequence[Negative], run: RunContext) -> None:
     """
     check_prepared(run)
     check_queries(run)
-    data = run.plan.data
-    if negatives and data.name == "jsonl":  # the other corpora have emotions
+    if negatives:
         for split in ("train", "validation"):
-            if not own.has_emotions(data.dir, split):
+            if not has_emotions(run.plan.data, split):
                 raise ConfigError(
                     f"config.{run.stage}.negatives = {negatives}, but no dialogue of the split {split!r} has an "
                     "emotion; give them emotions, or set negatives = (), which leaves the other responses of a batch."

@@ -17,10 +17,9 @@ from empax.core.protocols import Tokenizer
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import EMOTIONS, Instance, Params
-from empax.data import own
 from empax.data.batches import draw
 from empax.data.knowledge import SOCIAL_RELATIONS, told
-from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
+from empax.data.store import PrepareSettings, check_prepared, has_emotions, load_instances, run_tokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.checks import check_whole_contexts
@@ -82,10 +81,9 @@ def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
                 f"{where}.nll = 0 decodes nothing, and {idle[0]} = {stage.weights[idle[0]]} learns from what is "
                 f"decoded; set {where}.nll above 0, or {idle[0]} to 0."
             )
-    data = run.plan.data
-    if stage.weights.get("nll") == 0 and stage.weights.get("emotion") and data.name == "jsonl":
+    if stage.weights.get("nll") == 0 and stage.weights.get("emotion"):
         for split in ("train", "validation"):
-            if not own.has_emotions(data.dir, split):
+            if not has_emotions(run.plan.data, split):
                 raise ConfigError(
                     f"config.{run.stage} learns emotions alone, and no dialogue of the split {split!r} names one; name "
                     "them, or take configs/classic.py:transformer."

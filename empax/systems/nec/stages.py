@@ -10,11 +10,10 @@ from empax.core.config import ConfigError
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch
 from empax.core.types import Instance, Params
-from empax.data import own
 from empax.data.batches import draw
 from empax.data.knowledge import SOCIAL_RELATIONS, told
 from empax.data.sources import TaggedForm
-from empax.data.store import check_prepared, load_instances
+from empax.data.store import check_prepared, has_emotions, load_instances
 from empax.decoding.settings import DecodeSettings
 from empax.models.decoder_only import DecoderOnly
 from empax.models.transformer import EncoderDecoder
@@ -146,8 +145,7 @@ def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:
             f"config.{run.stage}.contrast has no kind of candidate; set in_batch to True, or different, frequent or "
             "own above 0."
         )
-    data = run.plan.data
-    if contrast.different and data.name == "jsonl" and not own.has_emotions(data.dir, "train"):
+    if contrast.different and not has_emotions(run.plan.data, "train"):
         raise ConfigError(
             f"config.{run.stage}.contrast.different = {contrast.different}: candidates are of other emotions, which no "
             "dialogue of the split 'train' names; name them, or set it to 0."

@@ -17,7 +17,6 @@ from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
 from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import Batch, Params
-from empax.data import own
 from empax.data.batches import SequenceExamples, draw
 from empax.data.exemplars import (
     ExemplarBatch,
@@ -28,7 +27,7 @@ from empax.data.exemplars import (
     encode_queries,
     num_turns,
 )
-from empax.data.store import check_candidates, check_prepared, load_instances
+from empax.data.store import check_candidates, check_prepared, has_emotions, load_instances
 from empax.decoding.settings import DecodeSettings
 from empax.parts.exemplars import dense
 from empax.parts.exemplars.checks import check_passages
@@ -108,11 +107,8 @@ def check_emotions(stage: EmotionTaskSettings, run: RunContext) -> None:
     """Raises ConfigError if contexts do not fit the buckets, or a split that the stage reads names no emotion."""
     check_prepared(run)
     dense.check_queries(run)
-    data = run.plan.data
-    if data.name != "jsonl":  # the other corpora have emotions
-        return
     for split in ("train", "validation"):
-        if not own.has_emotions(data.dir, split):
+        if not has_emotions(run.plan.data, split):
             raise ConfigError(NO_EMOTIONS.format(stage=run.stage, split=split))
 
 
