@@ -59,8 +59,8 @@ print(model.reply(["I lost my keys.", "Oh no! Where did you see them last?", "At
 - **Reads**: {reads}
 - **Decodes**: as generation_config.json says.
 - **Made by**: `{command}`, commit {commit}.
-- **Limits**: a small model. It is no therapist and no crisis line, asks about things that it has already been told, and can be wrong or
-  unkind. `reply` answers what seems to speak of danger with a fixed text.
+- **Limits**: a small model. It is no therapist and no crisis line, asks about things that it has already been
+  told, and can be wrong or unkind. `reply` answers what seems to speak of danger with a fixed text.
 
 {numbers}
 
