@@ -141,8 +141,8 @@ def left(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], stage: st
     row = next((row for row in logged if "seconds" in row), None)
     if row is None:
         return f"{stage} is under way; it has logged no step."
-    section = config.get(row["stage"])
-    steps = section.get("steps") if isinstance(section, Mapping) else None
+    section = config.get(row["stage"]) or {}
+    steps = section.get("steps")
     if not steps or not row["step"]:
         return f"{row['stage']}: step {row['step']}."
     seconds = row["seconds"] / row["step"] * max(steps - row["step"], 0)
