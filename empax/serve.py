@@ -80,7 +80,7 @@ def _application(names: list[str]) -> tuple[Any, socket.socket]:
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed; pip install 'empax[serve]' brings it.") from error
     from empax.serving.safety import announcement, answer_to_danger
-    from empax.serving.web.systems import Asked, load_system
+    from empax.serving.web.systems import Asked, is_run, load_system
 
     before = answer_to_danger if _SAFETY.value else None
     settings = ServerSettings(
@@ -92,10 +92,14 @@ def _application(names: list[str]) -> tuple[Any, socket.socket]:
         votes=expand(_VOTES.value),
         watched_replies=_REPLIES.value,
     )
-    idle = {"--watch shows how a run trains": (_COMPARE, _VOTES, _BATCH, _MAX_TOKENS, _QUEUE, _SAFETY)}
-    if not _WATCH.value:
+    wanted = [names[0], *([_COMPARE.value] if _COMPARE.value else [])]
+    if _WATCH.value:
+        answering = (_COMPARE, _VOTES, _BATCH, _MAX_TOKENS, _QUEUE, _RATE, _SAFETY, _LOG_TEXTS)
+        idle = {"--watch shows how a run trains": answering}
+    else:
         idle = {"without --watch nothing trains": (_REPLIES,)}
         idle |= {} if _COMPARE.value else {"without --compare nobody votes": (_VOTES,)}
+        idle |= {"a run has its own limit": (_MAX_TOKENS,)} if all(map(is_run, wanted)) else {}
     for what, of in idle.items():
         if given := [f"--{flag.name}" for flag in of if flag.value != flag.default]:
             raise ConfigError(f"{what}, and {', '.join(given)} would do nothing; leave it out.")
@@ -104,7 +108,6 @@ def _application(names: list[str]) -> tuple[Any, socket.socket]:
         return make_watch_app(expand(names[0]), settings), place
     said = announcement() if before else "The model answers everything: --nosafety."
     settings = dataclasses.replace(settings, safety=said)
-    wanted = [names[0], *([_COMPARE.value] if _COMPARE.value else [])]
     systems = [load_system(n, batch_size=_BATCH.value, max_tokens=_MAX_TOKENS.value, before=before) for n in wanted]
     for system in systems:
         if system.options:  # an encoder has none

@@ -40,6 +40,7 @@ serve.serve(make_app([stub], ServerSettings()), serve._place())
             ["x", "--watch", "--compare=y"],
             "error: --watch shows how a run trains, and --compare would do nothing; leave",
         ),
+        (["x", "--watch", "--rate=5", "--log_texts"], "error: --watch shows how a run trains, and --rate, --log_texts"),
         (["x", "--votes=there"], "error: without --compare nobody votes, and --votes would do nothing; leave it out."),
         (["x", "--replies=1"], "error: without --watch nothing trains, and --replies would do nothing; leave it out."),
     ],
@@ -49,6 +50,13 @@ def test_what_cannot_be_served_is_one_line(words, said, command):
     assert ran.returncode == 2
     (line,) = ran.stderr.splitlines()
     assert line.startswith(said)
+
+
+def test_a_reply_of_a_run_has_the_limit_of_the_run(command, tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    ran = command("-m", "empax", "serve", str(tmp_path), "--max_tokens=10")
+    assert ran.returncode == 2
+    assert ran.stderr == "error: a run has its own limit, and --max_tokens would do nothing; leave it out.\n"
 
 
 def test_a_port_in_use_is_named_before_anything_is_loaded(command):

@@ -255,6 +255,12 @@ class RunSystem:
         raise ConfigError("this system is a run that answers, and embeds no texts.")
 
 
+def is_run(name: str) -> bool:
+    """Whether `name` is the work directory of a run, rather than a model."""
+    path = expand(name)
+    return path.is_dir() and WorkDir(path).provenance.exists()  # a model has a config.json, too
+
+
 def load_system(name: str, *, batch_size: int, max_tokens: int, before: Before | None = answer_to_danger) -> System:
     """The finished run in a work directory, or any model that `load` takes; requests call it by its last name.
 
@@ -263,7 +269,7 @@ def load_system(name: str, *, batch_size: int, max_tokens: int, before: Before |
     """
     path = expand(name)
     called = path.resolve().name if path.exists() else Path(name).name
-    if path.is_dir() and WorkDir(path).provenance.exists():  # a model has a config.json, too
+    if is_run(name):
         return RunSystem(called, Session.load(path, before=before), batch_size=batch_size)
     return ModelSystem(called, load(name), batch_size=batch_size, max_tokens=max_tokens, before=before)
 
