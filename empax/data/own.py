@@ -90,11 +90,14 @@ def read_file(path: str | os.PathLike[str]) -> Iterator[Dialogue]:
 
 
 def _of_pair(row: dict[str, Any], where: str, identity: str) -> dict[str, Any]:
+    if "utterances" in row:
+        raise DataError(
+            f"{where}: utterances stand beside source or target; a line is a dialogue or a pair. Give a field of your "
+            "own another name."
+        )
     for name in _PAIR:
         if not isinstance(row.get(name), str) or not row[name].strip():
             raise DataError(f"{where}: {name} = {row.get(name)!r} must be a text that is not blank.")
-    if "utterances" in row:
-        raise DataError(f"{where}: utterances stand beside source and target; a line is a dialogue or a pair.")
     more = {name: value for name, value in row.items() if name not in _PAIR}
     return {"id": identity, "utterances": [row["source"], row["target"]], **more}
 

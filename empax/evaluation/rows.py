@@ -76,6 +76,7 @@ def released(row: Prediction) -> dict[str, Any]:
 
 
 def _completed(value: dict[str, Any], corpus: Mapping[str, Instance]) -> dict[str, Any]:
+    value = {name: known for name, known in value.items() if known is not None}
     if "context" not in value and "reference" not in value:
         identity = str(value.get("id", ""))
         if identity not in corpus:
@@ -92,7 +93,9 @@ def _completed_exemplar(exemplar: Any, corpus: Mapping[str, Instance]) -> Any:
     found = corpus.get(str(exemplar.get("id"))) if isinstance(exemplar, dict) else None
     if found is None:
         return exemplar
-    return {"context": list(found.context), "response": found.response, "emotion": found.emotion, **exemplar}
+    return {"context": list(found.context), "response": found.response, "emotion": found.emotion} | {
+        name: known for name, known in exemplar.items() if known is not None
+    }
 
 
 def to_prediction(value: Any) -> Prediction:

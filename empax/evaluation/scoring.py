@@ -266,6 +266,8 @@ def _bleu(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Statis
         split = text.bleu_tokens(variant)
         if split not in counts:
             counts[split] = text.count_matches(responses, references, variant)
+        if metric == "length_ratio" and not counts[split][:, 9].sum():
+            continue  # references without a word have no length
         statistics[name] = _ngram_statistic(metric, counts[split], variant)
     return statistics
 

@@ -149,7 +149,8 @@ def _make_filter(
         return None
     emotions, weights, searched = emotion_ids(corpus), None, settings.searched
     if settings.filter == "none" and not settings.same_turn:  # as many as hold the wanted number of dialogues
-        searched = settings.candidates * int(np.unique(dialogue_groups(corpus), return_counts=True)[1].max())
+        shown = max(settings.candidates, SHOWN if settings.quality else 0)
+        searched = shown * int(np.unique(dialogue_groups(corpus), return_counts=True)[1].max())
     if settings.filter == "predicted_emotion":
         contexts = encoder.embed_queries(corpus, progress=f"{run.stage}: train", mesh=mesh)
         weights = fit_emotions(contexts, emotions)
@@ -187,7 +188,7 @@ class _Search:
         if self.filter.weights is not None and known.any():
             right = self.filter.predict(queries[known]) == emotions[known]
             note["emotion_accuracy"] = 100.0 * float(right.mean())
-        self.notes[split] = note
+        self.notes.setdefault(split, note)  # the measure of quality asks the same split once more
         log.info(
             "%s: %s of %d rows searched: %d of %d contexts of %s have fewer than %d exemplars",
             self.stage, self.filter.kind, self.filter.searched, short, len(ids), split, k,

@@ -13,27 +13,39 @@ from empax.data.dialogues import instance_from_row
 from empax.evaluation.empathy import confusion_matrix
 
 
-def find_replies(files: WorkDir) -> list[dict[str, Any]]:
-    """Replies to the same contexts over training: `STAGE/replies/STEP.json` of every stage that keeps them.
+def of_stages(files: WorkDir, stages: Sequence[str], name: str) -> dict[str, Any]:
+    """The file `name` of each of `stages` that has one, in their order. Folders of other stages are not read."""
+    paths = {stage: files.stage(stage) / name for stage in stages}
+    return {stage: read_json(path) for stage, path in paths.items() if path.exists()}
+
+
+def find_replies(files: WorkDir, stages: Sequence[str]) -> list[dict[str, Any]]:
+    """Replies to the same contexts over training: `STAGE/replies/STEP.json` of each of `stages` that keeps them.
 
     Returns:
       `stage`, `context` (turns) and `replies` ((step, reply), in order) for each context.
     """
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    for path in sorted(files.root.glob("*/replies/*.json")):
-        stage = path.parent.parent.name
+    for stage, path in ((s, p) for s in stages for p in sorted(files.stage(s).glob("replies/*.json"))):
         for number, row in enumerate(read_json(path)):
             entry = found.setdefault((stage, number), {"stage": stage, "context": row["context"], "replies": []})
             entry["replies"].append((int(path.stem), row["response"]))
     return list(found.values())
 
 
-def count_instances(files: WorkDir) -> dict[str, Any]:
+def count_instances(files: WorkDir, stages: Sequence[str]) -> dict[str, Any]:
     """What the stage `prepare` counted in every split, the hash of what it read, and where facts come from."""
     path = files.stage("prepare") / "counts.json"
     counts = read_json(path) if path.exists() else {}
-    facts = {path.parent.name: read_json(path) for path in sorted(files.root.glob("*/knowledge.json"))}
-    return {**counts, **facts}
+    return {**counts, **of_stages(files, stages, "knowledge.json")}
+
+
+def find_classifiers(files: WorkDir, stages: Sequence[str]) -> dict[str, Any]:
+    """The quality of each mechanism's judge; where a later stage judges a mechanism, too, under "STAGE/MECHANISM"."""
+    found: dict[str, Any] = {}
+    for stage, judges in of_stages(files, stages, "classifiers.json").items():
+        found |= {f"{stage}/{name}" if name in found else name: quality for name, quality in judges.items()}
+    return found
 
 
 def load_training(files: WorkDir) -> list[Instance]:
@@ -75,24 +87,16 @@ def find_speed(
     return {**{name: statistics.median(values) for name, values in rates.items()}, **seconds}
 
 
-def find_seconds(files: WorkDir) -> dict[str, float]:
+def find_seconds(files: WorkDir, stages: Sequence[str]) -> dict[str, float]:
     """How long each finished stage took when it last ran."""
-    return {stage: note["seconds"] for stage, note in _stage_notes(files).items() if "seconds" in note}
+    return {stage: note["seconds"] for stage, note in of_stages(files, stages, "DONE").items() if "seconds" in note}
 
 
-def find_peak_memory(files: WorkDir) -> dict[str, float]:
+def find_peak_memory(files: WorkDir, stages: Sequence[str]) -> dict[str, float]:
     """At "stages/peak_memory_mb" the most that any process held that ran finished stages; empty where none says so."""
-    held = [note["peak_memory_mb"] for note in _stage_notes(files).values() if "peak_memory_mb" in note]
+    notes = of_stages(files, stages, "DONE").values()
+    held = [note["peak_memory_mb"] for note in notes if "peak_memory_mb" in note]
     return {"stages/peak_memory_mb": max(held)} if held else {}
-
-
-def _stage_notes(files: WorkDir) -> dict[str, Any]:
-    return {path.parent.name: read_json(path) for path in sorted(files.root.glob("*/DONE"))}
-
-
-def find_indexes(files: WorkDir) -> dict[str, Any]:
-    """What each indexing stage wrote about its index: rows, method, recall against exact search."""
-    return {path.parent.name: read_json(path) for path in sorted(files.root.glob("*/index.json"))}
 
 
 def attribute_shares(predictions: Sequence[Prediction]) -> dict[str, dict[str, dict[str, float]]]:

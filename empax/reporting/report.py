@@ -33,9 +33,6 @@ from empax.reporting.peers import read_peer_sets, score_peers, why_apart
 
 Report = dict[str, Any]
 
-_NOTES = ("classifiers.json", "intents.json", "evaluate.json")
-"""Files of stages that a report takes whole."""
-
 _MAX_POINTS = 200  # of a learning curve: more than a chart of 460 pixels can show
 
 
@@ -102,6 +99,7 @@ def run(settings: Settings, run: RunContext) -> None:
     if bad:
         raise DataError(f"{files.predictions}, {bad[0]}; run again with --redo of the stage that decodes.")
     config = dict(run.plan.config)
+    stages, main = tuple(config["run"]), main_stage(run.plan)
     history = list(read_jsonl(files.metrics)) if files.metrics.exists() else []
     scores = score(predictions, settings=settings.scoring())
     others = other_corpora.score_evaluations(files, config, settings.scoring())
@@ -110,10 +108,11 @@ def run(settings: Settings, run: RunContext) -> None:
     report = build_report(
         system=str(config["system"]),
         config=config,
-        data=findings.count_instances(files),
+        data=findings.count_instances(files, stages),
         predictions=predictions,
         scores=scores,
-        speed=findings.find_speed(history, findings.find_seconds(files)) | findings.find_peak_memory(files),
+        speed=findings.find_speed(history, findings.find_seconds(files, stages))
+        | findings.find_peak_memory(files, stages),
         paper=paper,
         paper_row=settings.paper_row,
         peers=score_peers(expand(settings.peers), cache=files.stage("report") / "peers", settings=settings.scoring())
@@ -123,22 +122,20 @@ def run(settings: Settings, run: RunContext) -> None:
         history=history,
         run=read_json(files.provenance) if files.provenance.exists() else {},
         notes={
-            "indexes": findings.find_indexes(files),
+            "indexes": findings.of_stages(files, stages, "index.json"),
+            "classifiers": findings.find_classifiers(files, stages),
             "paper_table": table,
             "paper_ablations": ablations,
             "not_comparable": NOT_COMPARABLE.get(table, {}),
-            **{
-                path.stem: read_json(path)
-                for path in sorted(path for name in _NOTES for path in files.root.glob(f"*/{name}"))
-                if path.stem != "evaluate" or path.parent.name not in others
-            },
+            "evaluate": findings.of_stages(files, [main], "evaluate.json").get(main, {}),
+            "intents": next(iter(findings.of_stages(files, stages, "intents.json").values()), {}),
         },
         examples=settings.examples,
-        replies=findings.find_replies(files),
+        replies=findings.find_replies(files, stages),
         evaluations=others,
         swaps=swaps.score_stages(files, config, samples=settings.bootstrap_samples, seed=settings.seed),
         training=findings.load_training(files),
-        stage=main_stage(run.plan),
+        stage=main,
         seed=settings.seed,
     )
     write_report(report, files.root)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
@@ -259,23 +259,25 @@ class CorpusEncoder:
         self, instances: Sequence[Instance], *, progress: str | None = None, mesh: Mesh | None = None
     ) -> Float[np.ndarray, "N D"]:
         """Embeds the contexts, without looking at any response; over the devices of `mesh`, None = on one."""
-        return self._embed(embedders(self.model)[0], self.query_text(instances), progress, mesh)
+        return self._embed("queries", self.query_text(instances), progress, mesh)
 
     def embed_keys(
         self, instances: Sequence[Instance], *, progress: str | None = None, mesh: Mesh | None = None
     ) -> Float[np.ndarray, "N D"]:
         """Embeds the exemplars."""
-        vectors = self._embed(embedders(self.model)[1], self.key_text(instances), progress, mesh)
+        vectors = self._embed("keys", self.key_text(instances), progress, mesh)
         return vectors if self.complete_keys is None else self.complete_keys(vectors, instances)
 
     def _embed(
-        self, apply: Encoder, token_ids: list[list[int]], progress: str | None, mesh: Mesh | None
+        self, side: Literal["queries", "keys"], token_ids: list[list[int]], progress: str | None, mesh: Mesh | None
     ) -> Float[np.ndarray, "N D"]:
+        apply = embedders(self.model)[0 if side == "queries" else 1]
+
         def make() -> Float[np.ndarray, "N D"]:
             options = {"pad_id": self.pad_id, "buckets": self.buckets, "progress": progress, "mesh": mesh}
             return embed(apply, self.params, token_ids, **options)
 
         if len(token_ids) < KEPT_FROM:
             return make()
-        path = cache_dir() / "embeddings" / f"{hash_json([self.hash, repr(self.model), token_ids])}.npy"
+        path = cache_dir() / "embeddings" / f"{hash_json([self.hash, repr(self.model), side, token_ids])}.npy"
         return kept_array(path, make)

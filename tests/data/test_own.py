@@ -111,6 +111,8 @@ def test_a_bad_line_stops_preparing_and_is_named(folder, tmp_path, beam):
         ({"utterance": []}, "unknown field 'utterance'; did you mean 'utterances'"),
         ({"Emotion": "sad"}, "unknown field 'Emotion'; did you mean 'emotion'"),
         ({"facts": []}, "the field 'facts' has the name of something else here"),
+        ({"source": "reddit"}, "or target; a line is a dialogue or a pair. Give a field of"),
+        ({"target": 3}, "utterances stand beside source or target"),
         ({"context": []}, "the field 'context' has the name of something else here"),
     ],
 )

@@ -181,6 +181,11 @@ def test_runs_stand_beside_released_outputs_as_their_authors_cleaned_them(real_d
             assert estimate(made["perplexity_per_word:moel"]) == pytest.approx(perplexity, abs=0.05)
 
 
+def test_references_without_a_word_have_no_length():
+    rows = [Prediction(id="a#2", context=("a",), reference="  ", response="b")]
+    assert "length_ratio" not in scoring.make_statistics(rows, ("length_ratio", "bleu_2"))
+
+
 def test_rows_are_read_with_their_types_checked(tmp_path):
     path = tmp_path / "rows.jsonl"
     good = '{"context": ["a\u2028b"], "response": "r", "reference": "g", "emotion": null, "id": 7'
@@ -292,6 +297,10 @@ def test_released_rows_have_no_word_of_the_corpus_and_get_them_back(tmp_path):
         "line 2: lacks 'context' and 'reference', and the corpus has no instance 'elsewhere#2'"
     ]
     assert [line.reason for line in read_predictions(path)[1]] == ["lacks 'context', 'reference'"] * 2
+    unknown = dict.fromkeys(("context", "reference", "emotion"))  # as a table of pandas writes them
+    nothing = [{**exemplar, "response": None} for exemplar in released(row)["exemplars"]]
+    write_jsonl(path, [{**released(row), **unknown, "exemplars": nothing}])
+    assert read_predictions(path, corpus) == ([row], [])
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match="is cut short, damaged, or not gzipped"):
         read_predictions(path)

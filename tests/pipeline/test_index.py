@@ -165,6 +165,14 @@ def test_quality_is_measured_on_the_splits_that_are_named(run):
     assert "exemplar_overlap:3_turns" in metrics
 
 
+def test_quality_counts_ten_exemplars_where_fewer_are_asked_for(run):
+    with_emotions(run)
+    build(run, candidates=1, quality={"validation": 0})
+    found = read_json(run.directory / "index.json")["filter"]
+    assert found["searched"] == 20  # ten dialogues of two
+    assert (found["validation"]["contexts"], found["validation"]["with_too_few"]) == (2 * DIALOGUES, 0)
+
+
 class Exchanges(Angles):
     """Reads of an exemplar the number of its context where there is one, else that of its response."""
 

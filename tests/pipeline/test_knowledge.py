@@ -56,7 +56,7 @@ def test_facts_become_notes_with_their_source_and_reports_count_them(run, tmp_pa
     row = next(iter(read_jsonl(run.files.notes("facts", "test"))))
     assert set(row) == {"id", "facts", "source"}
     assert row["source"] == "file {split}.facts.jsonl; WordNet"
-    about = count_instances(run.files)["facts"]
+    about = count_instances(run.files, ["facts"])["facts"]
     assert about["source"] == row["source"]
     assert about["test"]["with_facts"] == 1.0
     assert about["test"]["relations"]["IsA"] == 3

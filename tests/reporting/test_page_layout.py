@@ -64,7 +64,7 @@ def address(finished, tmp_path_factory):
     for name, kept in {"examples": 12, "corrected": 2}.items():
         report[name] = [reports._example(row) for row in predictions[:kept]]
     report["examples"][1]["response"] = "Supercalifragilisticexpialidocious " * 3 + "https://example.org/" + "a" * 90
-    report["replies"] = findings.find_replies(WorkDir(finished))
+    report["replies"] = findings.find_replies(WorkDir(finished), report["config"]["run"])
     both = {name: one for name, one in {**report["metrics"], **report["variants"]}.items() if one["value"] is not None}
     names = ("MoEL", "MIME", "EmpDG", "A system with a rather long name", "KEMP")
     report["peers"] = {

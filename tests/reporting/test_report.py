@@ -128,9 +128,11 @@ def test_speed_has_the_seconds_of_every_finished_stage(tmp_path):
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(note), encoding="utf-8")
-    assert findings.find_peak_memory(WorkDir(tmp_path / "generator")) == {}
-    assert findings.find_peak_memory(WorkDir(tmp_path)) == {"stages/peak_memory_mb": 2100}
-    seconds = findings.find_seconds(WorkDir(tmp_path))
+    files, stages = WorkDir(tmp_path), ("prepare", "generator", "joint", "evaluate")
+    assert findings.find_peak_memory(files, ["joint"]) == {}
+    assert findings.find_peak_memory(files, stages) == {"stages/peak_memory_mb": 2100}
+    assert findings.find_seconds(files, ["prepare"]) == {"prepare": 3.0}  # not of a stage that was left out since
+    seconds = findings.find_seconds(files, stages)
     assert seconds == {"prepare": 3.0, "generator": 1040.0}
     speed = findings.find_speed(history(), seconds)
     assert {name: value for name, value in speed.items() if name.endswith("/seconds")} == {
@@ -274,6 +276,10 @@ def test_run_reads_the_work_directory(tmp_path):
     write_json(files.stage("prepare") / "counts.json", {"source_hash": "f00", "test": {"dialogues": 3, "instances": 6}})
     write_json(files.stage("index") / "index.json", {"rows": 9, "recall_at_10": 0.99})
     write_json(files.stage("evaluate") / "evaluate.json", {"emotion_head": "retriever"})
+    write_json(files.stage("validated") / "evaluate.json", {"emotion_head": "of a stage that was left out"})
+    judge = {"weighted_f1": 50.0, "pairs": 9}
+    for stage, accuracy in (("left_out", 1), ("annotate", 2), ("assess", 3)):
+        write_json(files.stage(stage) / "classifiers.json", {"interpretation": {**judge, "accuracy": accuracy}})
     others = tmp_path / "others"
     write_jsonl(others / "moel.jsonl", [{**dataclasses.asdict(row), "response": "b c"} for row in predictions(6)])
     write_jsonl(others / "other.jsonl", [{"context": ["a"], "response": "b c", "reference": "b c"}])
@@ -282,8 +288,9 @@ def test_run_reads_the_work_directory(tmp_path):
         report.Settings, {"bootstrap_samples": 10, "examples": 2, "peers": str(others)}, where="config.report"
     )
     config = {
-        "system": "reg", "seed": 3, "run": ["index", "evaluate"], "data": {"name": "sample"},
-        "index": {"kind": "index"}, "evaluate": {"kind": "evaluate", "stage": "joint", "index": "index"},
+        "system": "reg", "seed": 3, "run": ["annotate", "assess", "index", "evaluate"], "data": {"name": "sample"},
+        "annotate": {"kind": "annotate"}, "assess": {"kind": "assess"}, "index": {"kind": "index"},
+        "evaluate": {"kind": "evaluate", "stage": "joint", "index": "index"},
     }  # fmt: skip
     report.run(settings, RunContext(files, plan_of(config), "report"))
     found = read_json(tmp_path / "report.json")
@@ -297,6 +304,8 @@ def test_run_reads_the_work_directory(tmp_path):
     assert found["peers"].keys() == {"moel"}
     assert found["metrics"]["perplexity"]["value"] == pytest.approx(math.exp(2))
     assert found["notes"]["evaluate"]["emotion_head"] == "retriever"
+    judges = {name: judge["accuracy"] for name, judge in found["notes"]["classifiers"].items()}
+    assert judges == {"interpretation": 2, "assess/interpretation": 3}
     assert found["data"]["source_hash"] == "f00"
     assert (tmp_path / "report.html").exists()
     files.predictions.write_text("{}\n", encoding="utf-8")

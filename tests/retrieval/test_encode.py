@@ -267,3 +267,6 @@ def test_large_corpora_are_embedded_once_per_encoder_and_text(encoder, tmp_path,
     assert len(made) == 4
     assert np.abs(other - first).max() > 1e-3
     assert len(list((tmp_path / "embeddings").glob("*.npy"))) == 4
+    same = dataclasses.replace(encoder, query_text=encoder.key_text)  # one text may go to either tower
+    same.embed_queries(INSTANCES)
+    assert len(made) == 5
