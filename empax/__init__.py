@@ -1,6 +1,6 @@
 """empax: empathetic dialogue in JAX, from retrieval to report.
 
-The names below come from their modules when they are first used, so that `import empax` is quick:
+The names below are imported on first use, so that `import empax` is quick:
 
   load, TextModel         a pretrained or fine-tuned model: generate, nll, embed, finetune, save
   Session                 a finished run that answers, turn by turn
@@ -8,7 +8,7 @@ The names below come from their modules when they are first used, so that `impor
   score, compare          predictions against references, and systems against each other
   Instance, Prediction    a dialogue's context with its response; a row of predictions
   DecodeSettings, LoraSettings
-  ConfigError, DataError  what a wrong setting and a broken file raise
+  ConfigError, DataError  errors for wrong settings and broken files
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""`empax COMMAND ...` or `python -m empax COMMAND ...`: one word in front of the flags of each command."""
+"""`empax COMMAND ...` or `python -m empax COMMAND ...`: dispatches the command's name and its flags."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COMMANDS = {
 
 
 def listing() -> str:
-    """The commands, a line each, and an example of each."""
+    """Lists the commands, one per line, with examples."""
     lines = "\n".join(f"  {name:<10}{command.does}" for name, command in _COMMANDS.items())
     examples = "\n".join(f"  {command.example}" for command in _COMMANDS.values())
     more = "empax COMMAND --help lists the flags of a command, empax --version says the version."

@@ -1,4 +1,4 @@
-"""Scores, comparisons and runs from Python: what the command lines do, with values in place of flags and files."""
+"""Scores, comparisons and runs from Python: the same as the command lines, with values instead of flags and files."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from empax.pipeline.plan import plain
 from empax.pipeline.run import run as run_recipe
 
 Rows: TypeAlias = Path | str | Iterable[Prediction | Mapping[str, Any]]
-"""A file of predictions, or its rows: `Prediction`s, mappings with `context`, `response`, `reference`, or a table of
-pandas with these columns."""
+"""A file of predictions, or its rows: `Prediction`s, mappings with `context`, `response`, `reference`, or a pandas
+table with these columns."""
 
 
 def score(rows: Rows, *, own: Sequence[str] = (), settings: ScoringSettings | None = None) -> Scores:
-    """Every metric whose inputs the rows have, with 95% intervals; see `evaluation.scoring.score`.
+    """Computes every metric whose inputs the rows have, with 95% intervals; see `evaluation.scoring.score`.
 
     Args:
       rows: predictions.
-      own: metrics of your own, "module:name" ("__main__:name" in a notebook), beside those that `settings` name.
+      own: your own metrics, "module:name" ("__main__:name" in a notebook), in addition to those in `settings`.
       settings: see `evaluation.scoring.ScoringSettings`.
 
     Raises:
-      DataError: no rows, or one that is no prediction.
-      ConfigError: a metric of your own is not there, or fails.
+      DataError: there are no rows, or a row is not a prediction.
+      ConfigError: one of your own metrics does not exist or fails.
     """
     _check_names(own, "own")
     settings = settings or ScoringSettings()
@@ -50,20 +50,20 @@ def score(rows: Rows, *, own: Sequence[str] = (), settings: ScoringSettings | No
 def compare(
     systems: Mapping[str, Rows], *, metrics: Sequence[str] = METRICS, settings: ScoringSettings | None = None
 ) -> dict[str, Any]:
-    """Every two systems tested against each other on the rows that both have.
+    """Tests every pair of systems against each other on the rows that both have.
 
     Args:
-      systems: rows by the system's name.
-      metrics: what to compare; "module:name" is a metric of your own.
+      systems: rows by system name.
+      metrics: metrics to compare; "module:name" is your own metric.
       settings: see `evaluation.scoring.ScoringSettings`.
 
     Returns:
-      As `evaluation.comparing.compare_systems`: each system's own values, and under "pairs" differences with intervals
-      and p-values, corrected for being several (Holm).
+      The result of `evaluation.comparing.compare_systems`: each system's values, and under "pairs" differences with
+      intervals and p-values, corrected for multiple comparisons (Holm).
 
     Raises:
-      DataError: fewer than two systems, or rows that do not belong together.
-      ConfigError: a metric that there is not, or that does not compare.
+      DataError: there are fewer than two systems, or their rows do not match.
+      ConfigError: a metric does not exist or does not support comparison.
     """
     _check_names(metrics, "metrics")
     if not isinstance(systems, Mapping):
@@ -84,14 +84,14 @@ def run(
     reuse: Path | str | None = None,
     redo: Sequence[str] = (),
 ) -> Path:
-    """Runs a recipe, as `python -m empax.main` does; killed, the same call goes on where it stopped.
+    """Runs a recipe, as `python -m empax.main` does. After an interruption, the same call resumes the run.
 
     Args:
       recipe: FILE.py or FILE.py:ARGUMENT, or a ConfigDict (or a mapping like one).
-      workdir: where the run lives.
-      settings: settings that differ, by path: `{"generator.steps": 100}`.
-      reuse: a run whose finished stages are taken over where they are alike.
-      redo: stages to make anew, with all that come after them.
+      workdir: folder of the run.
+      settings: changed settings by path: `{"generator.steps": 100}`.
+      reuse: a run whose finished stages are reused where they match.
+      redo: stages to redo, with all later ones.
 
     Returns:
       The work directory, for `Session.load`.
@@ -134,7 +134,7 @@ def _copied(recipe: object) -> ConfigDict:
 
 
 def _in_python(message: str) -> str:
-    """A message with the arguments of `run` in place of the flags of a command line."""
+    """Replaces command-line flags in a message with the arguments of `run`."""
     message = re.sub(r"--redo=([\w-]+)", r'redo=["\1"]', message)
     message = message.replace("--config=", "recipe ")
     message = re.sub(r"--config\.([\w.]+)=(\S+)", r'settings={"\1": "\2"}', message)
@@ -149,7 +149,7 @@ def _predictions(rows: Rows) -> list[Prediction]:
             raise DataError(f"{rows}, {bad[0]}" + (f"; {len(bad) - 1} more bad lines" if bad[1:] else ""))
         return found
     table: Any = rows
-    if hasattr(rows, "columns"):  # of pandas; NaN is its way to say that there is nothing
+    if hasattr(rows, "columns"):  # a pandas table, where NaN marks a missing value
         rows = [
             {key: value for key, value in row.items() if not (isinstance(value, float) and math.isnan(value))}
             for row in table.to_dict("records")
@@ -168,7 +168,7 @@ def _predictions(rows: Rows) -> list[Prediction]:
 
 
 def _listed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as JSON would have it: turns in a list, texts whole."""
+    """Returns a row as JSON would have it: turns in a list, complete texts."""
     row = dict(given)
     if isinstance(row.get("context"), Iterable) and not isinstance(row["context"], str | bytes | Mapping | set):
         row["context"] = list(row["context"])

@@ -1,7 +1,7 @@
-"""Talks to a finished run: `python -m empax.chat --workdir=DIR`, showing what stands behind every reply.
+"""Chats with a finished run: `python -m empax.chat --workdir=DIR`. Shows the evidence behind every reply.
 
-Messages that seem to speak of self-harm or danger get a fixed answer that names help; `--nosafety` turns that off. What
-chat is for, and what not: docs/intended-use.md.
+Messages that suggest self-harm or danger get a fixed answer that names help; `--nosafety` turns that off. The
+intended use of chat: docs/intended-use.md.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _SAFETY = flags.DEFINE_boolean(
 
 
 def describe(prediction: Any, seconds: float, exemplars: int) -> str:
-    """A reply with attributes (its own where no others are known), exemplars, facts, reasons and intents."""
+    """Formats a reply with attributes (its own where no others are known), exemplars, facts, reasons and intents."""
     if "answered_by" in prediction.notes:
         return f"empax> {prediction.response}\n       [a fixed answer, not the model's]"
-    from empax.serving.session import why_of  # here, so that --help answers at once
+    from empax.serving.session import why_of  # imported here so that --help answers at once
 
     why = why_of(prediction)
     attributes = ", ".join(f"{name} {level}" for name, level in why.get("attributes", {}).items())
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
     keep_freed_memory()
-    # Here and not above, so that --help answers at once.
+    # Imported here so that --help answers at once.
     from empax.core.cache import enable_compilation_cache
     from empax.pipeline.run import quiet_logging
     from empax.serving.safety import announcement, answer_to_danger
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
 
 
 def read_anything() -> None:
-    """What somebody types that is no text, or a terminal cannot show, ends no conversation: it becomes a mark."""
+    """Replaces invalid input, and characters that a terminal cannot show, so that neither ends the conversation."""
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

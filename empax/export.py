@@ -1,12 +1,12 @@
-r"""Writes a trained model as a folder that other libraries load.
+r"""Writes a trained model as a folder for other libraries.
 
   python -m empax.export --workdir=DIR --output=FOLDER
   python -m empax.export --workdir=DIR --output=FOLDER --stage=joint --what=retriever
 
-A generator of the shape of a T5 is loaded by transformers' AutoModelForSeq2SeqLM, a retriever by sentence-transformers
-and by transformers' AutoModel; `--format=empax` writes any model under our own names. Of a run with `config.reg.lora`,
-`--lora=adapters` writes the adapters alone, as PEFT has them. `--push=USER/NAME` uploads the folder to the Hugging Face
-hub.
+Transformers' AutoModelForSeq2SeqLM loads a T5-shaped generator; sentence-transformers and transformers' AutoModel
+load a retriever. `--format=empax` writes any model under empax's own names. For a run with `config.reg.lora`,
+`--lora=adapters` writes the adapters alone, in PEFT's format. `--push=USER/NAME` uploads the folder to the Hugging
+Face hub.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _SHARD = flags.DEFINE_integer("max_shard_bytes", 5_000_000_000, "Most bytes of t
 
 @in_one_line
 def main(argv: list[str]) -> int:
-    """Returns 0, or 2 where something is not as it should be and the user can change it."""
+    """Returns 0, or 2 for an error that the user can correct."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
-    # Here and not above, so that --help answers at once.
+    # Imported here so that --help answers at once.
     from empax.core.config import to_settings
     from empax.pipeline.run import quiet_logging
     from empax.serving import hub

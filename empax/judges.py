@@ -1,10 +1,10 @@
-r"""Checks judges of empathy against people's ratings of replies.
+r"""Checks judges of empathy against human ratings of replies.
 
-  python -m empax.judges --data=DATA                          # VADER, the linear judge and the length of a reply
-  python -m empax.judges --data=DATA --workdir=RUN            # the identifiers or classifiers of a finished run, too
-  python -m empax.judges --data=DATA --output=DIR             # and DIR/report.json
+  python -m empax.judges --data=DATA                          # VADER, the linear judge and reply length
+  python -m empax.judges --data=DATA --workdir=RUN            # also the identifiers or classifiers of a finished run
+  python -m empax.judges --data=DATA --output=DIR             # also writes DIR/report.json
 
-DATA holds human_ratings/empathy_ratings.csv and EPITOME. A judge whose correlation is low is a poor judge, whatever F1
+DATA holds human_ratings/empathy_ratings.csv and EPITOME. A judge with a low correlation is a poor judge, whatever F1
 it reaches on held-out posts.
 """
 
@@ -27,7 +27,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Seed of the resamples.", lower_bound=0)
 
 @in_one_line
 def main(argv: list[str]) -> int:
-    """Returns 0, or 2 where a file is not what it should be."""
+    """Returns 0, or 2 for an invalid file."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
     if not _DATA.value:

@@ -1,11 +1,11 @@
-r"""Runs a recipe, or goes on with a run.
+r"""Runs a recipe, or resumes a run.
 
   python -m empax.main --config=FILE.py[:ARG] [--workdir=DIR] [--config.a.b=VALUE ...]
   empax run RECIPE[:ARG] [--workdir=DIR] [--config.a.b=VALUE ...]
   empax plan RECIPE[:ARG] [--config.a.b=VALUE ...]
 
-RECIPE is a file, or the name of a recipe that comes with empax. --config.a.b=VALUE changes a setting of it. Killed, the
-same command goes on where it stopped.
+RECIPE is a file, or the name of a recipe that comes with empax. --config.a.b=VALUE changes one of its settings.
+After an interruption, the same command resumes the run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from empax.training.interruption import leave_at_ctrl_c
 
 if __name__ == "__main__":
-    leave_at_ctrl_c()  # before the imports, which take their time
+    leave_at_ctrl_c()  # before the imports, which take time
 
 from absl import flags
 
@@ -39,7 +39,7 @@ _MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: say what would 
 @in_one_line
 def main(argv: list[str]) -> None:
     keep_freed_memory()
-    # Here and not above, so that --help and a mistyped word answer at once.
+    # Imported here so that --help and a mistyped word answer at once.
     from empax.core.files import WorkDir
     from empax.training.loop import Interrupted
 
@@ -68,13 +68,13 @@ def main(argv: list[str]) -> None:
             sys.exit(show(leave_out_absent(make_plan(values), WorkDir(workdir)), workdir))
         check_folder(workdir, "--workdir")
         if RunOptions.of(values).deterministic:
-            make_deterministic()  # before anything asks for the devices
+            make_deterministic()  # before anything queries the devices
         distributed.initialize()
         if recipe != _CONFIG.value:
             check_gpu(recipe)
         cache.enable_compilation_cache()
         if not distributed.is_writer():
-            run.quiet_logging()  # what it says, the first process says too
+            run.quiet_logging()  # the first process logs the same
         sized = {f"{flag}{_CONFIG.value}": f"{flag}{recipe}" for flag in ("--config=", "-config=", "")}
         command = f"python -m empax.main {shlex.join(sized.get(word, word) for word in sys.argv[1:])}"
         reuse = expand(_REUSE.value) if _REUSE.value else None

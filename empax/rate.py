@@ -1,4 +1,4 @@
-r"""Human evaluation: makes a blinded study of several systems' replies, and counts what raters answered.
+r"""Human evaluation: makes a blinded study of several systems' replies, and scores the raters' answers.
 
   empax rate make OURS=A.jsonl THEIRS=B.jsonl --output=STUDY            # two replies side by side
   empax rate make OURS=A.jsonl THEIRS=B.jsonl --reference --form=likert --output=STUDY
@@ -6,9 +6,9 @@ r"""Human evaluation: makes a blinded study of several systems' replies, and cou
   empax rate pairs STUDY/key.json answers-*.json --systems OURS=A.jsonl THEIRS=B.jsonl --output=pairs.jsonl
   empax rate power --win-rate=0.6                                       # how many ratings a difference needs
 
-With --data=FOLDER, the folder of EmpatheticDialogues, a line may say `id` alone, as those of results/ do.
+With --data=FOLDER, the folder of EmpatheticDialogues, a line may give `id` alone, as in results/.
 STUDY/rate.html is one page for raters: it needs no network, keeps answers, and saves them to a file. STUDY/key.json
-says whose each reply is; it stays with whoever counts. Scoring needs `pip install 'empax[rate]'`.
+names the system behind each reply; keep it from the raters. Scoring needs `pip install 'empax[rate]'`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from empax.rating.study import ASPECTS, REFERENCE, StudySettings, make_study
 
 @in_one_line
 def main(argv: Sequence[str]) -> int:
-    """Returns 0, or 2 where a file or a flag is not what it should be."""
+    """Returns 0, or 2 for an invalid file or flag."""
     given = _parser().parse_args(argv)
     return given.run(given)
 
@@ -91,7 +91,7 @@ def _make(given: argparse.Namespace) -> int:
 
 
 def _systems(words: Sequence[str], data: str, taken: Sequence[str] = ()) -> dict[str, Sequence[Prediction]]:
-    """The predictions of NAME=FILE, by name; what a line leaves out is in the corpus below `data`."""
+    """Reads the predictions of NAME=FILE, by name; the corpus in `data` fills in fields that a line omits."""
     corpus = load_corpus(data)[0] if data else None
     systems: dict[str, Sequence[Prediction]] = {}
     for word in words:

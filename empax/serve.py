@@ -1,13 +1,13 @@
-r"""Serves a model or a finished run: a page to talk to, and OpenAI's endpoints.
+r"""Serves a model or a finished run: a chat page and OpenAI's endpoints.
 
   empax serve empathetic-t5-small                  # then open http://127.0.0.1:8000
   empax serve runs/reg_t5 --compare=runs/emprl_t5  # two side by side, blinded, with a vote
   empax serve minilm                               # an encoder: /v1/embeddings
   empax serve --watch runs/reg_t5                  # curves of a run while it trains
 
-It takes what `empax.load` takes: published names, folders, wheels, work directories. It needs `pip install
-'empax[serve]'`. Messages that seem to speak of self-harm or danger get a fixed answer that names help
-(docs/intended-use.md). More: docs/serving.md.
+It accepts the same names as `empax.load`: published names, folders, wheels, work directories. It needs `pip install
+'empax[serve]'`. Messages that suggest self-harm or danger get a fixed answer that names help (docs/intended-use.md).
+More: docs/serving.md.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _STOP_SECONDS = 30
 
 @in_one_line
 def main(argv: list[str]) -> None:
-    # Here and not above, so that --help answers at once.
+    # Imported here so that --help answers at once.
     import jax
 
     from empax.core.cache import enable_compilation_cache
     from empax.pipeline.run import quiet_logging
 
     if _WATCH.value:
-        jax.config.update("jax_platforms", "cpu")  # the accelerators are those of the run that trains
+        jax.config.update("jax_platforms", "cpu")  # the training run uses the accelerators
     keep_freed_memory()
     quiet_logging()
     enable_compilation_cache()
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
 
 
 def _application(names: list[str]) -> tuple[Any, socket.socket]:
-    """The loaded application and where it is to listen, or a ConfigError before anything is loaded."""
+    """Returns the application and a bound socket; raises ConfigError before anything is loaded."""
     from empax.core.config import ConfigError
     from empax.core.paths import expand
 
@@ -118,7 +118,7 @@ def _application(names: list[str]) -> tuple[Any, socket.socket]:
 
 
 def _place() -> socket.socket:
-    """Bound to --host and --port; it listens once there is something to serve."""
+    """Returns a socket bound to --host and --port; it listens once there is something to serve."""
     from empax.core.config import ConfigError
 
     place = socket.socket(socket.AF_INET6 if ":" in _HOST.value else socket.AF_INET)
@@ -133,7 +133,7 @@ def _place() -> socket.socket:
 
 
 def serve(application: Any, place: socket.socket) -> None:
-    """Serves until SIGTERM or Ctrl-C; what runs then is finished first."""
+    """Serves until SIGTERM or Ctrl-C; requests in progress are finished first."""
     import uvicorn
 
     logging.getLogger().setLevel(logging.WARNING)
@@ -147,9 +147,9 @@ def serve(application: Any, place: socket.socket) -> None:
         timeout_graceful_shutdown=_STOP_SECONDS,
     )  # fmt: skip
     log.info("http://%s:%d", f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value, place.getsockname()[1])
-    with contextlib.suppress(KeyboardInterrupt):  # which comes once more after everything has ended
+    with contextlib.suppress(KeyboardInterrupt):  # raised again after everything has ended
         uvicorn.Server(config).run(sockets=[place])
-    if threading.active_count() > 1:  # Python would wait for a batch that nobody waits for any more
+    if threading.active_count() > 1:  # Python would wait for a batch that nobody needs any more
         os._exit(0)
 
 

@@ -1,11 +1,11 @@
-r"""Runs a recipe under each combination of some settings and under several seeds, and puts the metrics into one table.
+r"""Runs a recipe for each combination of some settings and several seeds, and collects the metrics in one table.
 
   python -m empax.sweep --config=FILE.py[:ARG] --grid a.b=1,2 [--grid c.d=x,y] [--seeds=3] [--config.e.f=VALUE ...]
   empax sweep RECIPE[:ARG] --grid a.b=1,2 [--grid c.d=x,y] [--seeds=3] [--config.e.f=VALUE ...]
 
-Every run is checked before the first begins, and has a work directory of its own, WORKDIR/ARM/seedN. Given again, the
-same command goes on where it stopped; more values or seeds may be added. Runs share what a finished one has made alike.
-The table is in WORKDIR/sweep.md and sweep.json: means with intervals over seeds, and differences from the first arm.
+Every run is checked before the first begins. Each has its own work directory, WORKDIR/ARM/seedN. After an
+interruption, the same command resumes; more values or seeds may be added. Runs share identical finished stages. The
+table is in WORKDIR/sweep.md and sweep.json: means with intervals over seeds, and differences from the first arm.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _OVERRIDES: dict[str, str] = {}
 
 @in_one_line
 def main(argv: list[str]) -> int:
-    """Returns 0; 2 where a setting is wrong or a run failed; 130 where somebody stopped it."""
-    # Here and not above, so that --help and a mistyped word answer at once.
+    """Returns 0; 2 for a wrong setting or a failed run; 130 after an interruption."""
+    # Imported here so that --help and a mistyped word answer at once.
     import jax
 
-    jax.config.update("jax_platforms", "cpu")  # of this process, which computes nothing: the runs want the accelerator
+    jax.config.update("jax_platforms", "cpu")  # this process computes nothing; the runs need the accelerator
     if len(argv) > 1 or not _CONFIG.value:
         what = f"what is {argv[1]!r}? " if len(argv) > 1 else ""
         raise ConfigError(f"{what}A sweep is of one recipe: empax sweep reg_transformer:tiny --grid joint.steps=2,4")

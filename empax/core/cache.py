@@ -1,4 +1,4 @@
-"""What is kept across runs in EMPAX_CACHE_DIR: each file with its checksum, made anew where that differs."""
+"""Files cached across runs in EMPAX_CACHE_DIR, each with a checksum; a file that does not match is made anew."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ T = TypeVar("T")
 
 
 def enable_compilation_cache() -> None:
-    """Keeps compiled programs across runs: the small ones too, of which a run has a hundred."""
+    """Keeps compiled programs across runs, including the small ones; a run has about a hundred."""
     jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def kept(path: Path, make: Callable[[], T], *, write: Callable[[Path, T], object], read: Callable[[Path], T]) -> T:
-    """What `path` holds, which is named after all that it depends on; made and written if it is not there or damaged.
+    """Returns the contents of `path`; makes and writes them if the file is missing or damaged.
 
-    PATH.sha256 holds its checksum. A cache that cannot be written costs time alone: it is warned of.
+    The file's name depends on all inputs. PATH.sha256 holds its checksum. If the cache is not writable, logs a warning.
     """
     if is_sound(path):
         log.info("%s: taken from the cache", path)
@@ -43,7 +43,7 @@ def kept(path: Path, make: Callable[[], T], *, write: Callable[[Path, T], object
 
 
 def is_sound(path: Path) -> bool:
-    """Whether a cached file, or all files of a cached folder, are what was written; warns where they are not."""
+    """Whether a cached file or folder matches its checksum; logs a warning if it does not."""
     if not path.exists():
         return False
     mark = mark_of(path)
@@ -54,12 +54,12 @@ def is_sound(path: Path) -> bool:
 
 
 def seal(path: Path, made: Path | None = None) -> None:
-    """Writes the checksum of a cached file or folder beside it; `made` is where it is before it is renamed."""
+    """Writes the checksum of a cached file or folder beside it; `made` is its location before it is renamed."""
     write_text(mark_of(path), _digest(made or path) + "\n")
 
 
 def kept_array(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """`kept` for a file *.npy."""
+    """Applies `kept` to an .npy file."""
 
     def write(path: Path, array: np.ndarray) -> None:
         write_atomically(path, lambda temporary: np.save(temporary, array))
@@ -68,12 +68,12 @@ def kept_array(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def kept_rows(path: Path, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """`kept` for a file *.jsonl."""
+    """Applies `kept` to a .jsonl file."""
     return kept(path, make, write=write_jsonl, read=lambda path: list(read_jsonl(path)))
 
 
 def mark_of(path: Path) -> Path:
-    """Where the checksum of a cached file or folder is: it is written last."""
+    """Returns the path of the checksum of a cached file or folder; the checksum is written last."""
     return path.with_name(f"{path.name}.sha256")
 
 

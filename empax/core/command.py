@@ -1,4 +1,4 @@
-"""What all commands share: flags, settings on the command line, and errors in one line."""
+"""What all commands share: flags, settings on the command line, and one-line errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ P = ParamSpec("P")
 
 
 def in_one_line(main: Callable[P, int | None]) -> Callable[P, int | None]:
-    """`main`, which says in one line what its user can mend and then returns 2."""
+    """Wraps `main` so that it prints user errors in one line and returns 2."""
 
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int | None:
@@ -37,7 +37,7 @@ def _say(error: Exception) -> int:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C within says so in one line and ends the process with exit code 130."""
+    """Handles Ctrl-C: prints one line and exits with code 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -52,13 +52,13 @@ def run_command(
     anywhere: bool = False,
     overrides: dict[str, str] | None = None,
 ) -> None:
-    """Runs `main` with the flags of the command line, and exits with what it returns, or with 130 at Ctrl-C.
+    """Runs `main` with the flags of the command line; exits with its return value, or with 130 on Ctrl-C.
 
     Args:
-      main: of the words that are no flags, the command's own before them.
+      main: function of the positional words; the command's own name comes first.
       module: `__name__` of the command's module, which defines its flags.
-      anywhere: whether flags may stand behind words.
-      overrides: gets the settings of the command line, `--config.a.b=VALUE`; None = it takes none.
+      anywhere: whether flags may follow words.
+      overrides: receives the settings of the command line, `--config.a.b=VALUE`; None = the command takes none.
     """
     words = None
     if overrides is not None:
@@ -74,13 +74,13 @@ def run_command(
 
 
 def _parse_flags(argv: list[str], *, module: str) -> list[str]:
-    """What is left of the command line when absl has taken its flags; exit code 2 at a flag that it does not know.
+    """Returns the words left after absl has parsed its flags; exits with code 2 on an unknown flag.
 
-    At --help, says what the command does and lists its flags, and ends with exit code 0.
+    On --help, prints the command's description and flags, and exits with code 0.
     """
     if {"--help", "-help", "-h"} & set(argv[1 : argv.index("--") if "--" in argv else None]):
         own = flags.FLAGS.main_module_help() if module == "__main__" else flags.FLAGS.module_help(module)
-        _, _, listed = own.strip().partition("\n")  # without the name of the module
+        _, _, listed = own.strip().partition("\n")  # without the module name
         print(f"{(sys.modules[module].__doc__ or '').strip()}\n\nflags:\n{listed}")
         sys.exit(0)
     try:

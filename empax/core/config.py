@@ -1,4 +1,4 @@
-"""Settings: from a ConfigDict to frozen dataclasses, with errors that say what, where and how."""
+"""Converts a ConfigDict to frozen dataclasses, with errors that state the problem, its place and the fix."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ S = TypeVar("S")
 
 
 class UserError(Exception):
-    """What the user can mend: its message says it all. Commands print it in one line, without a traceback."""
+    """An error that the user can correct. Commands print its message in one line, without a traceback."""
 
 
 class ConfigError(UserError, ValueError):
-    """Something that the user can fix: the message names what was found, what is allowed and where to change it."""
+    """A wrong setting: the message names the value found, the values allowed and where to change it."""
 
 
 LARGEST_INT = 2**31 - 1
-LARGEST_FLOAT = 1e30  # squares of larger ones leave float32
+LARGEST_FLOAT = 1e30  # squares of larger numbers overflow float32
 _NAMES_SHOWN = 8
 
 
 def check_types(settings: Any) -> None:
-    """Raises ConfigError for the first field of a dataclass whose value is not what its annotation says."""
+    """Raises ConfigError for the first field of a dataclass whose value does not match its annotation."""
     hints = typing.get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
         _convert(getattr(settings, field.name), hints[field.name], field.name)
@@ -46,12 +46,12 @@ def check_numbers(
 
     Args:
       settings: a dataclass.
-      names: its fields, int, float or None.
-      least: the lower bound; where there is none, nor `above`: minus the largest number.
-      above: the same, excluded.
-      most: the upper bound; where there is none, nor `below`: LARGEST_INT for an int, LARGEST_FLOAT for a float.
-      below: the same, excluded.
-      hint: what else may be said to whoever gave another number.
+      names: names of fields, int, float or None.
+      least: lower bound; without it and `above`, minus the largest number.
+      above: exclusive lower bound.
+      most: upper bound; without it and `below`, LARGEST_INT for an int, LARGEST_FLOAT for a float.
+      below: exclusive upper bound.
+      hint: text to add to the message.
     """
     for name in names:
         value = getattr(settings, name)
@@ -84,12 +84,12 @@ def check_pattern(name: str, pattern: str) -> None:
 
 
 def some_names(names: Sequence[str]) -> str:
-    """The first ones, for a message."""
+    """Joins the first names, for a message."""
     return ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
 
 
 def check_keys(values: Mapping[str, Any], allowed: typing.Iterable[str], *, where: str, owner: str) -> None:
-    """Raises ConfigError for the first key of `values` that `allowed` lacks, naming the nearest one."""
+    """Raises ConfigError for the first key of `values` that is not in `allowed`; names the closest match."""
     allowed = sorted(allowed)
     for name in values:
         if name not in allowed:
@@ -99,15 +99,15 @@ def check_keys(values: Mapping[str, Any], allowed: typing.Iterable[str], *, wher
 
 
 def to_settings(cls: type[S], values: Mapping[str, Any], *, where: str) -> S:
-    """Makes the frozen dataclass `cls` of `values`, checking names and types, recursively.
+    """Builds the frozen dataclass `cls` from `values`, checking names and types recursively.
 
     Args:
       cls: a dataclass; its annotations are the types, its defaults the only defaults.
       values: a ConfigDict section or a dict.
-      where: path of the section, as the user would write it on the command line (`config.index`).
+      where: path of the section, as on the command line (`config.index`).
 
     Raises:
-      ConfigError: an unknown key, a missing one, a value of the wrong type, or what `__post_init__` refuses.
+      ConfigError: an unknown or missing key, a value of the wrong type, or a value that `__post_init__` rejects.
     """
     if not isinstance(values, Mapping) and not hasattr(values, "to_dict"):
         raise ConfigError(f"{where} = {values!r} must be a section of settings ({cls.__name__}).")
@@ -182,7 +182,7 @@ def _convert_plain(value: Any, hint: Any, where: str) -> Any:
 
 
 def split_keys(values: Mapping[str, Any], *groups: type, where: str) -> list[dict[str, Any]]:
-    """Deals the keys of one section out to several dataclasses; a key that none has is a ConfigError."""
+    """Splits the keys of one section among several dataclasses; raises ConfigError for a key that none has."""
     names = [{field.name for field in dataclasses.fields(group)} for group in groups]
     owner = " + ".join(group.__name__ for group in groups if not group.__name__.startswith("_"))
     check_keys(values, set().union(*names), where=where, owner=owner)

@@ -1,11 +1,11 @@
-"""The same numbers in every run, bit for bit, on a GPU too."""
+"""Bitwise reproducible runs, on a GPU too."""
 
 from __future__ import annotations
 
 import os
 
 import jax
-from jax._src import xla_bridge  # nothing public says whether a backend has started
+from jax._src import xla_bridge  # no public function says whether a backend has started
 
 from empax.core.config import ConfigError
 
@@ -13,12 +13,12 @@ FLAG = "--xla_gpu_deterministic_ops=true"
 
 
 def make_deterministic() -> None:
-    """Has XLA add up in one order on a GPU. On other devices it does so anyway, and this changes nothing.
+    """Makes XLA sum in a fixed order on a GPU. Other devices always do, so this has no effect on them.
 
-    Call before JAX computes anything or looks at its devices: XLA reads its flags once.
+    Call it before JAX computes anything or queries its devices: XLA reads its flags once.
 
     Raises:
-      ConfigError: it is too late on this GPU.
+      ConfigError: JAX already uses the GPU.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if FLAG in flags.split():

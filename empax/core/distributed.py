@@ -1,8 +1,8 @@
-"""Several processes that train one model: how they find each other, who writes, how the others wait.
+"""Several processes that train one model: how they join, which one writes, how the others wait.
 
-All processes run the same command and see the same work directory. Training is one computation of them all; any other
-stage is done by the first process, and the others wait for its `DONE`. They wait by looking at files, not in a
-collective: those give up after seconds.
+All processes run the same command and see the same work directory. They train together; the first process runs every
+other stage, and the others wait for its `DONE`. They wait by polling files, not in a collective, which would time out
+after seconds.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ log = logging.getLogger("empax")
 
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _POLL_SECONDS = 0.2
-_LEAVING_SECONDS = 30  # that a process which has failed waits for the others, before its exit code ends them too
+_LEAVING_SECONDS = 30  # how long a failed process waits for the others, before its exit ends them too
 
 
 def initialize() -> None:
-    """Joins the processes that a launcher has started; does nothing where there is one. Call before JAX is used.
+    """Joins the processes that a launcher has started; does nothing for a single process. Call before JAX is used.
 
-    Either JAX_COORDINATOR_ADDRESS (HOST:PORT of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is who, or
-    EMPAX_DISTRIBUTED=1 has JAX ask the cluster (TPU pods, SLURM). A process has all devices that it sees; only where
-    SLURM runs several on a node, each has one. JAX_LOCAL_DEVICE_IDS says otherwise.
+    Either JAX_COORDINATOR_ADDRESS (HOST:PORT of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID name the processes, or
+    EMPAX_DISTRIBUTED=1 makes JAX ask the cluster (TPU pods, SLURM). A process uses all devices that it sees; where
+    SLURM runs several processes on a node, each uses one. JAX_LOCAL_DEVICE_IDS overrides this.
 
     Raises:
-      ConfigError: only some of the three are set, or a number is none.
+      ConfigError: only some of the three are set, or a number is invalid.
     """
     values = {name: os.environ.get(name, "") for name in _NAMES}
     if not any(values.values()):
@@ -53,7 +53,7 @@ def initialize() -> None:
             "first."
         )
     if int(numbers[0]) > 1:
-        # Not detected: on a node of SLURM, JAX would take one GPU of all that the process sees.
+        # Detection is off: on a SLURM node, JAX would take one GPU of all that the process sees.
         _join(
             coordinator_address=address,
             num_processes=int(numbers[0]),
@@ -63,13 +63,13 @@ def initialize() -> None:
 
 
 def _join(**who: Any) -> None:
-    # SIGTERM ends a process, or has the training loop save and leave; JAX's service would note it and go on.
+    # SIGTERM ends a process, or makes the training loop save and exit; JAX's service would only note it.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(**who, shutdown_timeout_seconds=_LEAVING_SECONDS)
 
 
 def _take_all_gpus_of_a_node() -> None:
-    """Undoes that JAX gives a task of SLURM one GPU, where the task has its node for itself."""
+    """Gives a SLURM task all GPUs, instead of JAX's one, where the task has its node to itself."""
     tasks, nodes = (os.environ.get(name) for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_NODES"))
     if tasks is not None and tasks == nodes and not os.environ.get("JAX_LOCAL_DEVICE_IDS"):
         for kind in ("cuda", "rocm"):
@@ -77,20 +77,20 @@ def _take_all_gpus_of_a_node() -> None:
 
 
 def is_writer() -> bool:
-    """Whether this process writes what all have in common."""
+    """Whether this process writes the shared files."""
     return jax.process_index() == 0
 
 
 def wait_for(path: Path) -> None:
-    """Returns once another process has written `path`. If that one dies, the launcher ends this one."""
+    """Waits until another process has written `path`. If that process dies, the launcher ends this one."""
     while not path.exists():
         time.sleep(_POLL_SECONDS)
 
 
 def make_once(path: Path, make: Callable[[], object]) -> None:
-    """Has the first process call `make`, which writes `path`, unless it is there; returns once it is.
+    """Makes the first process call `make`, which writes `path`, unless it exists; all processes wait for it.
 
-    `path` must be named after everything that its contents depend on.
+    The name of `path` must depend on everything that its contents depend on.
     """
     if is_writer() and not path.exists():
         make()
@@ -98,28 +98,28 @@ def make_once(path: Path, make: Callable[[], object]) -> None:
 
 
 def from_writer(value: np.ndarray) -> np.ndarray:
-    """What the first process has as `value`; every process must ask, with an array of that shape and type."""
+    """Returns the first process's `value`; every process must call it, with an array of the same shape and type."""
     if jax.process_count() == 1:
         return value
     return np.asarray(multihost_utils.broadcast_one_to_all(value))
 
 
 def agreed(flag: bool) -> bool:
-    """Whether the flag of any process is set; every process must ask at the same point."""
+    """Whether the flag is set in any process; every process must call it at the same point."""
     if jax.process_count() == 1:
         return flag
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
 
 
 def place(tree: Any, shardings: Any, *, may_alias: bool | None = None) -> Any:
-    """`jax.device_put` of what every process has whole; each puts its own part onto its own devices."""
+    """Applies `jax.device_put` to arrays that every process holds whole; each process fills its own devices."""
     if jax.process_count() == 1:
         return jax.device_put(tree, shardings, may_alias=may_alias)
 
     def put(leaf: Any, sharding: Any) -> jax.Array:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             return jax.device_put(leaf, sharding)
-        whole = np.array(leaf)  # a copy: what is placed may be donated
+        whole = np.array(leaf)  # a copy: the placed array may be donated
         return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
     if isinstance(shardings, jax.sharding.Sharding):
@@ -128,14 +128,14 @@ def place(tree: Any, shardings: Any, *, may_alias: bool | None = None) -> Any:
 
 
 def local(tree: Any) -> Any:
-    """A copy on one device of this process of what all devices have whole; waits for nothing."""
+    """Returns a copy, on one device of this process, of arrays that are replicated on all devices; does not block."""
     if jax.process_count() == 1:
         return tree
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
 def whole(tree: Any) -> Any:
-    """Arrays that may be spread over processes, as each process can read them."""
+    """Gathers arrays that may be spread over processes, so that each process can read them."""
     if jax.process_count() == 1:
         return tree
     return multihost_utils.process_allgather(tree, tiled=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-# Written here, read there: most callers want both.
+# Re-exported: most callers both write and read.
 from empax.core.paths import expand
 from empax.core.text_files import DataError as DataError
 from empax.core.text_files import message_of as message_of
@@ -29,17 +29,17 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}(\.[^.]+)?")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Calls `write` on a temporary neighbour of `path` and renames it, so `path` is whole or absent.
+    """Calls `write` on a temporary file beside `path` and renames it, so `path` is complete or absent.
 
-    When it returns, file and name are on disk, and survive a loss of power.
+    On return, file and name are on disk and survive a power failure.
 
     Raises:
-      DataError: the system does not let it be written; says why.
+      DataError: the file cannot be written; the message gives the reason.
     """
     with system_errors(path, "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
-        temporary.touch(exist_ok=False)  # with the rights of any new file, where tempfile would keep it from the group
+        temporary.touch(exist_ok=False)  # with default permissions; tempfile would deny the group access
         try:
             write(temporary)
             sync(temporary)
@@ -59,7 +59,7 @@ def sync(path: Path) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a process that was killed inside `write_atomically` may have left `path`."""
+    """Whether `path` may be the remainder of a process killed inside `write_atomically`."""
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
@@ -68,13 +68,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_together(folder: Path, texts: Mapping[str, str]) -> None:
-    """Writes several files, by name: all of them, or none if one cannot be written."""
+    """Writes several files by name: all of them, or none if one cannot be written."""
     raw = {folder / name: text.encode("utf-8") for name, text in texts.items()}
 
     def write_rest(left: list[Path]) -> None:
         if left:
             path, *rest = left
-            # The renaming of one waits until the others are written.
+            # A file is renamed after the rest is written.
             write_atomically(path, lambda temporary: (temporary.write_bytes(raw[path]), write_rest(rest)))
 
     write_rest(list(raw))
@@ -85,7 +85,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """The text of a JSON file; nan and infinity, for which JSON has no word, become null."""
+    """Returns the text of a JSON file; nan and infinity, which JSON lacks, become null."""
     return json.dumps(_finite(value), indent=2, ensure_ascii=False, default=_plain) + "\n"
 
 
@@ -99,10 +99,10 @@ def _finite(value: Any) -> Any:
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
-    """One JSON object a line, gzipped if the name ends in .gz; dataclasses are written as their fields.
+    """Writes one JSON object per line, gzipped if the name ends in .gz; dataclasses become objects of their fields.
 
     Raises:
-      DataError: a row holds nan or infinity, for which JSON has no word.
+      DataError: a row holds nan or infinity, which JSON lacks.
     """
 
     def line(number: int, row: Any) -> str:
@@ -114,7 +114,7 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
     def write(temporary: Path) -> None:
         lines = (line(number, row) for number, row in enumerate(rows, start=1))
         if path.suffix == ".gz":
-            temporary.write_bytes(gzip.compress("".join(lines).encode("utf-8"), mtime=0))  # no date: the same bytes
+            temporary.write_bytes(gzip.compress("".join(lines).encode("utf-8"), mtime=0))  # no date: identical bytes
             return
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines(lines)
@@ -123,7 +123,7 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
 
 
 def metric_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of a metrics.jsonl, each behind its line; what a killed or running process left of a line is no row."""
+    """Reads the rows of a metrics.jsonl, each with its line; skips incomplete lines of a killed or running process."""
     found = []
     for line in path.read_bytes().decode("utf-8", "replace").split("\n") if path.is_file() else []:
         try:
@@ -148,20 +148,20 @@ def _plain(value: Any) -> Any:
 
 
 def hash_json(value: Any) -> str:
-    """A short, stable hash of plain values: the same settings give the same name on any machine."""
+    """Returns a short, stable hash of plain values: the same settings give the same name on any machine."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """Returns the SHA-256 of a file's bytes, in hex."""
     with system_errors(path, "read"), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkDir:
-    """Where everything of one run lies."""
+    """The layout of a run's work directory."""
 
     root: Path
 
@@ -172,21 +172,21 @@ class WorkDir:
         return self.root / name
 
     def done(self, name: str) -> Path:
-        """Exists once stage `name` is finished."""
+        """Returns the file that exists once stage `name` is finished."""
         return self.root / name / "DONE"
 
     def begun(self, name: str) -> Path:
-        """Exists once stage `name` has begun."""
+        """Returns the file that exists once stage `name` has begun."""
         return self.root / name / "BEGUN"
 
     @property
     def lock(self) -> Path:
-        """Says who is writing here."""
+        """File that names the process writing here."""
         return self.root / "LOCK"
 
     @property
     def checksums(self) -> Path:
-        """Of config.json and run.json, which belong to no stage."""
+        """Checksums of config.json and run.json, which belong to no stage."""
         return self.root / "CHECKSUMS"
 
     @property
@@ -211,18 +211,18 @@ class WorkDir:
 
     @property
     def outputs(self) -> Path:
-        """The same without the words of the corpus."""
+        """The predictions without the corpus texts."""
         return self.root / "outputs.jsonl.gz"
 
     def evaluation(self, stage: str) -> Path:
-        """Predictions of a stage that evaluates beside the main one; `evaluate.json`, in the same folder, says what."""
+        """Returns the predictions of an additional evaluation stage; `evaluate.json` beside them describes it."""
         return self.root / stage / "predictions.jsonl"
 
     def instances(self, split: str) -> Path:
         return self.root / "prepare" / f"{split}.jsonl"
 
     def index(self, stage: str) -> Path:
-        """The index that stage `stage` built; beside it lie the candidates that were looked up in it."""
+        """Returns the index that stage `stage` built; the candidates found in it are beside it."""
         return self.root / stage / "store"
 
     @property
@@ -230,5 +230,5 @@ class WorkDir:
         return self.root / "prepare" / "tokenizer"
 
     def notes(self, stage: str, split: str) -> Path:
-        """What an annotating stage says of the instances of a split."""
+        """Returns the annotations that a stage makes for the instances of a split."""
         return self.root / stage / f"{split}.jsonl"

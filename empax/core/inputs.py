@@ -1,6 +1,6 @@
-"""What a stage reads from outside of its work directory, known again by its contents: corpora, models, vectors.
+"""Inputs of a stage from outside the work directory, identified by their contents: corpora, models, vectors.
 
-Who finds such a file while a stage is checked says so with `note`; `noting` collects what is said.
+Code that finds such a file while a stage is checked records it with `note`; `noting` collects the records.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from empax.core.manifest import read_sealed, write_sealed
 from empax.core.settings import cache_dir
 
 _REMEMBERED_BYTES = 16 << 20
-"""From this size on the hash of a file is kept across runs."""
+"""Hashes of files of at least this size are cached across runs."""
 
 _SETTLED_NS = 2_000_000_000
-"""A file that has rested for so long cannot change without a change of its times."""
+"""A file unchanged for this long cannot change without a change of its timestamps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Input:
     """Files that a stage reads.
 
     Attributes:
-      path: where they are; no part of what they are.
+      path: location of the files; not part of their identity.
       files: name below `path` (empty = `path` itself) → SHA-256.
     """
 
@@ -38,11 +38,11 @@ class Input:
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Input:
-        """What a record has of one."""
+        """Restores an input from a record."""
         return cls(recorded["path"], recorded["files"])
 
     def difference(self, other: Input) -> str:
-        """In words, how `other`, which is there now, differs from this, which was there; empty if it does not."""
+        """Describes how `other`, the current files, differs from this record; empty if they are equal."""
         names = [name for name in sorted({*self.files, *other.files}) if self.files.get(name) != other.files.get(name)]
         if not names:
             return ""
@@ -53,14 +53,14 @@ class Input:
 
 
 Inputs = Mapping[str, Input]
-"""What they are ("EmpatheticDialogues") → the files."""
+"""Name ("EmpatheticDialogues") → files."""
 
 _noted: ContextVar[dict[str, Input] | None] = ContextVar("noted", default=None)
 
 
 @contextlib.contextmanager
 def noting() -> Iterator[dict[str, Input]]:
-    """Collects what is noted within."""
+    """Collects the inputs noted in the context."""
     found: dict[str, Input] = {}
     token = _noted.set(found)
     try:
@@ -70,9 +70,9 @@ def noting() -> Iterator[dict[str, Input]]:
 
 
 def note(what: str, path: Path, files: Iterable[Path] | None = None) -> None:
-    """Says that `what` is read from `path`: all of that, or those `files` in it; costs nothing outside of `noting`.
+    """Records that `what` is read from `path`: all of it, or those `files` in it; costs nothing outside of `noting`.
 
-    Of a folder neither hidden files nor Markdown count: nobody computes with those.
+    In a folder, hidden files and Markdown do not count: no computation reads them.
     """
     found = _noted.get()
     if found is None:
@@ -85,14 +85,14 @@ def note(what: str, path: Path, files: Iterable[Path] | None = None) -> None:
 
 
 def note_known(what: str, path: str, sha256: str) -> None:
-    """Says that the file `path` with these contents is read, wherever it comes from."""
+    """Records that the file `path` with this hash is read, whatever its location."""
     found = _noted.get()
     if found is not None:
         found[what] = Input(path, {"": sha256})
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file. That of a large one is computed once, as long as inode, size and times stay the same."""
+    """Returns the SHA-256 of a file. A large file is hashed again only if its inode, size or times change."""
     about = path.stat()
     if about.st_size < _REMEMBERED_BYTES:
         return hash_file(path)
@@ -104,7 +104,7 @@ def digest(path: Path) -> str:
             return known["sha256"]
     found = hash_file(path)
     if time.time_ns() - max(about.st_mtime_ns, about.st_ctime_ns) > _SETTLED_NS:
-        with contextlib.suppress(OSError):  # the cache may be somebody else's
+        with contextlib.suppress(OSError):  # the cache may belong to another user
             write_sealed(kept, {"signature": signature, "sha256": found})
     return found
 

@@ -1,4 +1,4 @@
-"""The largest of many numbers, without sorting them."""
+"""The top-k of many numbers, without sorting them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ GROUP = 32
 
 
 def group_width(vocab_size: int) -> int:
-    """The multiple of 8 nearest to `GROUP` that divides the vocabulary, so that no logits are copied to pad them."""
+    """Returns the multiple of 8 nearest to `GROUP` that divides the vocabulary, so that no logits need padding."""
     widths = [width for width in range(GROUP // 2, 2 * GROUP + 1, 8) if vocab_size % width == 0]
     return min(widths, key=lambda width: abs(width - GROUP), default=GROUP)
 
 
 def largest(logits: Float[Array, "*B V"], k: int) -> tuple[Float[Array, "*B k"], Int[Array, "*B k"]]:
-    """The `k` largest entries, best first, and their ids: what `jax.lax.top_k` gives, faster on large vocabularies.
+    """Returns the `k` largest entries, best first, and their ids: like `jax.lax.top_k`, faster on large vocabularies.
 
     Exact, ties included (lowest id first): each of the k groups with the largest maxima holds at least one entry that
-    stands before everything in the other groups, so these groups hold all k winners.
+    ranks before everything in the other groups, so these groups hold all k winners.
 
     Args:
-      logits: no NaN.
+      logits: logits without NaN.
       k: 1 to V.
 
     Raises:
@@ -39,14 +39,14 @@ def largest(logits: Float[Array, "*B V"], k: int) -> tuple[Float[Array, "*B k"],
         return values, ids
     groups = grouped(logits)
     _, best = jax.lax.top_k(jnp.max(groups, axis=-1), k)
-    best = jnp.sort(best, axis=-1)  # by id again, so that ties go to the lowest id
+    best = jnp.sort(best, axis=-1)  # sorted by id, so that ties go to the lowest id
     candidates = jnp.take_along_axis(groups, best[..., None], axis=-2).reshape(*lead, k * width)
     values, places = jax.lax.top_k(candidates, k)
     return values, jnp.take_along_axis(best, places // width, axis=-1) * width + places % width
 
 
 def grouped(logits: Float[Array, "*B V"]) -> Float[Array, "*B G W"]:
-    """Neighbours together, `group_width` of them; -inf fills the last group."""
+    """Splits neighbouring logits into groups of `group_width`; pads the last group with -inf."""
     *lead, vocab_size = logits.shape
     width = group_width(vocab_size)
     padded = jnp.pad(logits, [(0, 0)] * len(lead) + [(0, -vocab_size % width)], constant_values=-jnp.inf)

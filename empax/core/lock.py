@@ -25,11 +25,11 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 def writing(files: WorkDir, where: str = "--workdir") -> Iterator[None]:
     """Holds the lock of a work directory, which the user gave as `where`.
 
-    The kernel gives the lock up when its process dies, so nobody has to remove the file LOCK. Where a file system has
-    no such locks, the file itself counts: until its process is gone, as far as this machine can say.
+    The kernel releases the lock when its process dies, so nobody has to remove the file LOCK. On a file system without
+    locks, the file itself is the lock until its process has ended, as far as this machine can tell.
 
     Raises:
-      ConfigError: another process holds it; says which, and since when. Or the folder cannot be written.
+      ConfigError: another process holds the lock (the message names it and its start), or the folder is not writable.
     """
     try:
         files.root.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def writing(files: WorkDir, where: str = "--workdir") -> Iterator[None]:
 
 
 def holder(files: WorkDir) -> str:
-    """Who is writing in a work directory, in words; empty if nobody is, or nobody of whom this machine knows."""
+    """Describes the process that writes in a work directory; empty if there is none that this machine knows."""
     about = _read(files.lock)
     return _described(about) if about and _is_alive(about) else ""
 
@@ -65,7 +65,7 @@ def _acquired(files: WorkDir, where: str) -> int:
                 raise _refusal(files, about, where) from error
         if _is_still_at(descriptor, files.lock):
             break
-        os.close(descriptor)  # the holder before removed it meanwhile
+        os.close(descriptor)  # the previous holder removed it in the meantime
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(_about_this_process()).encode(), 0)
     os.fsync(descriptor)
@@ -112,7 +112,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _is_alive(about: dict[str, Any]) -> bool:
     if about["host"] != socket.gethostname():
-        return True  # nobody here can tell
+        return True  # this machine cannot tell
     return about["boot"] == _boot() and _start_of(about["pid"]) == about["started"] != ""
 
 
@@ -121,7 +121,7 @@ def _boot() -> str:
 
 
 def _start_of(pid: int) -> str:
-    """When a process of this machine began, in words of the kernel; empty if there is none: numbers come again."""
+    """Returns the kernel's start time of a process, since process ids are reused; empty if it does not exist."""
     path = Path(f"/proc/{pid}/stat")
     if Path("/proc/self/stat").exists():
         try:

@@ -1,4 +1,4 @@
-"""Which accelerator JAX will compute on, known before it starts, and what programs are made for."""
+"""The accelerator that JAX will use, determined before JAX starts, and the target of compiled programs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from empax.core.config import ConfigError
 
 T = TypeVar("T")
 
-_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")  # those that JAX itself looks at
+_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")  # the devices that JAX itself checks
 
 
 def has_gpu() -> bool:
-    """Whether JAX will compute on an NVIDIA GPU, as far as files and the environment tell.
+    """Whether JAX will use an NVIDIA GPU, judging from files and the environment.
 
-    JAX is not asked: its backend reads flags once, and several processes join before it starts.
+    This does not ask JAX: its backend reads flags once, and several processes join before it starts.
     """
     if wanted := os.environ.get("JAX_PLATFORMS", ""):
         return wanted.split(",")[0] in ("cuda", "gpu")
@@ -35,15 +35,15 @@ _PLANNED: contextvars.ContextVar[str | None] = contextvars.ContextVar("planned",
 
 
 def backend() -> str:
-    """What the programs that are traced now will run on: "cpu", "gpu" or "tpu"."""
-    import jax  # `has_gpu` answers without
+    """Returns the target of the programs traced now: "cpu", "gpu" or "tpu"."""
+    import jax  # imported here: `has_gpu` must work without JAX
 
     return _PLANNED.get() or jax.default_backend()
 
 
 @contextlib.contextmanager
 def planned_for(device: str) -> Iterator[None]:
-    """While it lasts, `backend()` is a device that need not be here."""
+    """Makes `backend()` return a device that need not be present, within the context."""
     before = _PLANNED.set(device)
     try:
         yield
@@ -52,11 +52,11 @@ def planned_for(device: str) -> Iterator[None]:
 
 
 def fetched(asked: Iterable[tuple[T, Any]]) -> Iterator[tuple[T, Any]]:
-    """Each pair with its second part on the host; it is waited for when the next one has been asked for.
+    """Yields each pair with its second part on the host; waits for a pair once the next one has been requested.
 
-    So the host makes the next batch while a device answers, unless it is that device.
+    Thus the host makes the next batch while the device computes, unless the host is the device.
     """
-    import jax  # `has_gpu` answers without
+    import jax  # imported here: `has_gpu` must work without JAX
 
     ahead = 0 if backend() == "cpu" else 1
     waiting: collections.deque[tuple[T, Any]] = collections.deque()
@@ -70,8 +70,8 @@ def fetched(asked: Iterable[tuple[T, Any]]) -> Iterator[tuple[T, Any]]:
 
 
 def check_gpu(recipe: str) -> None:
-    """Raises ConfigError if JAX has passed over the GPU that `recipe` was chosen for. Starts its backend."""
-    import jax  # `has_gpu` answers without
+    """Raises ConfigError if JAX does not use the GPU that `recipe` was chosen for. Starts JAX's backend."""
+    import jax  # imported here: `has_gpu` must work without JAX
 
     if (backend := jax.default_backend()) != "gpu":
         raise ConfigError(

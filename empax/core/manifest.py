@@ -1,7 +1,7 @@
-"""Checksums of what a run leaves: in `DONE` for the files of a stage, in CHECKSUMS for config.json and run.json.
+"""Checksums of a run's files: in `DONE` for the files of a stage, in CHECKSUMS for config.json and run.json.
 
-Whoever reads a file of a finished stage compares it with `DONE` first. A file is hashed once per process, as long as
-its size, times and inode stay the same.
+Readers of a finished stage's file compare it with `DONE` first. A process hashes a file once, as long as its size,
+times and inode stay the same.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from empax.core.files import DataError, WorkDir, hash_file, hash_json, is_temporary, json_text, read_json, write_json
 
 BY_PRODUCTS = ("BEGUN", "checkpoints", "refresh", "profile", "parts", "sinks")
-"""Parts of a stage's folder that nobody reads once the stage is finished."""
+"""Parts of a stage's folder that are not read after the stage has finished."""
 
 ROOT_FILES = ("predictions.jsonl", "outputs.jsonl.gz", "report.json", "report.md", "report.html")
-"""What stages leave in the work directory itself; any other file there is somebody else's, such as a log."""
+"""Files that stages write in the work directory itself; any other file there, such as a log, is the user's."""
 
 _VOLATILE = ("index.json", "evaluate.json", "metrics.jsonl")
-"""Files of a stage that hold times: another run of the same stage writes others."""
+"""Files of a stage that contain times, so another run of the same stage writes different ones."""
 
 _Signature = tuple[int, int, int, int]
 _hashed: dict[Path, tuple[_Signature, str]] = {}
@@ -28,13 +28,13 @@ _records: dict[Path, tuple[_Signature, dict[str, Any]]] = {}
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes a JSON object with a checksum of itself: of what a reader gets, which has null for nan."""
+    """Writes a JSON object with its checksum, which covers the values as read back (null for nan)."""
     plain = json.loads(json_text(value))
     write_json(path, {**plain, "checksum": hash_json(plain)})
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """What `write_sealed` wrote.
+    """Reads a file of `write_sealed`.
 
     Raises:
       DataError: the file is damaged.
@@ -50,10 +50,10 @@ def remedy(stage: str) -> str:
 
 
 def read_done(stage: Path) -> dict[str, Any]:
-    """The `DONE` of the stage in the folder `stage`.
+    """Reads the `DONE` of the stage in the folder `stage`.
 
     Raises:
-      DataError: it is damaged, or of another version.
+      DataError: the file is damaged, or another version wrote it.
     """
     path = stage / "DONE"
     signature = _signature(path)
@@ -70,7 +70,7 @@ def read_done(stage: Path) -> dict[str, Any]:
 
 
 def describe(root: Path, paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of files, by their path below `root`."""
+    """Returns size and SHA-256 of files, by their path below `root`."""
     return {
         path.relative_to(root).as_posix(): {"bytes": path.stat().st_size, "sha256": _digest(path)}
         for path in sorted(paths)
@@ -78,13 +78,13 @@ def describe(root: Path, paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
 
 def files_of(files: WorkDir, stage: str) -> list[Path]:
-    """All files in the folders of a stage but `DONE`."""
+    """Lists all files in the folders of a stage except `DONE`."""
     found = [*files.stage(stage).rglob("*"), *files.tensorboard(stage).rglob("*")]
     return [path for path in found if path.is_file() and path != files.done(stage) and not is_temporary(path)]
 
 
 def result_of(described: Mapping[str, Mapping[str, Any]], stage: str) -> str:
-    """A hash of those files of a stage that another run of it would write alike."""
+    """Hashes the files of a stage that are the same in every run of it."""
     lasting = {
         name: entry["sha256"]
         for name, entry in described.items()
@@ -94,7 +94,7 @@ def result_of(described: Mapping[str, Mapping[str, Any]], stage: str) -> str:
 
 
 def is_by_product(name: str, stage: str) -> bool:
-    """Whether nobody reads the file `name` (a path in the work directory) once `stage` is finished."""
+    """Whether the file `name` (a path in the work directory) is not read after `stage` has finished."""
     parts = Path(name).parts
     return parts[0] == "tensorboard" or (parts[0] == stage and parts[1] in BY_PRODUCTS)
 
@@ -103,11 +103,11 @@ def verify(path: Path, *, stage: Path | None = None) -> None:
     """Compares a file or folder with the `DONE` of the finished stage that made it.
 
     Args:
-      path: in the folder of a stage; an unfinished stage has nothing to compare with.
+      path: file or folder of a stage; an unfinished stage has nothing to compare with.
       stage: folder of the stage; None = the nearest one around `path`.
 
     Raises:
-      DataError: something is gone, cut, altered or of another origin; names it and says what to do.
+      DataError: a file is missing, truncated, changed or of other origin; the message names it and the remedy.
     """
     path = path.absolute()
     around = [path.parents[0], *path.parents[1:3]] if stage is None else [stage.absolute()]
@@ -130,7 +130,7 @@ def verify_stage(stage: Path) -> list[str]:
     """Compares all files of a finished stage with its `DONE`.
 
     Returns:
-      What is wrong with files that nobody reads any more.
+      Problems with files that are no longer read.
 
     Raises:
       DataError: see `verify`.
@@ -143,12 +143,12 @@ def verify_stage(stage: Path) -> list[str]:
 
 
 def _made(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """What stages make of the recorded files; older versions took a user's file beside the folders for a stage's."""
+    """Drops recorded files that no stage makes: older versions also recorded the user's files beside the folders."""
     return {name: entry for name, entry in recorded.items() if "/" in name or name in ROOT_FILES}
 
 
 def _is_outdated(name: str, stage: str, done: Mapping[str, Any]) -> bool:
-    """Whether a file is a by-product, or of parameters that were the best only for a while."""
+    """Whether a file is a by-product, or belongs to parameters that are no longer the best."""
     best = f"{stage}/best/"
     surpassed = "best_step" in done and name.startswith(best) and not name.startswith(f"{best}{done['best_step']}/")
     return surpassed or is_by_product(name, stage)
@@ -163,7 +163,7 @@ def write_config(files: WorkDir, config: Mapping[str, Any], run: Mapping[str, An
 
 
 def read_config(files: WorkDir) -> dict[str, Any]:
-    """The config of a run, compared with its checksum.
+    """Reads the config of a run and compares it with its checksum.
 
     Raises:
       DataError: the file is damaged.
@@ -175,7 +175,7 @@ def read_config(files: WorkDir) -> dict[str, Any]:
             read_sealed(files.checksums)
     except DataError as error:
         raise DataError(f"{error} {advice}") from error
-    lost = not files.checksums.is_file()  # then finished stages know their settings
+    lost = not files.checksums.is_file()  # then the settings are in the finished stages
     if not isinstance(config, dict) or not (lost or is_known(files, files.config)):
         raise DataError(f"{files.config} is damaged: it is not what the run wrote. {advice}")
     if lost and not {"system", "run"} <= set(config):
@@ -184,7 +184,7 @@ def read_config(files: WorkDir) -> dict[str, Any]:
 
 
 def is_known(files: WorkDir, path: Path) -> bool:
-    """Whether config.json or run.json is what was written."""
+    """Whether config.json or run.json is unchanged."""
     try:
         return hash_file(path) == read_sealed(files.checksums).get(path.name)
     except (FileNotFoundError, DataError):

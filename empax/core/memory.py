@@ -1,4 +1,4 @@
-"""How this process keeps the memory that it frees, when it gives it back, and how much it held at most."""
+"""Freed memory of this process: keeping it, returning it to the system, and the peak usage."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import resource
 import sys
 import time
 
-# Of glibc's malloc.h.
+# From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 _TOP_PAD = 1 << 28
 
-_MADV_HUGEPAGE = 14  # of Linux' mman.h
+_MADV_HUGEPAGE = 14  # from Linux's mman.h
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc to keep what is freed for the next step, in one arena, in place of giving it back to the system.
+    """Makes glibc keep freed memory for the next step, in one arena, instead of returning it to the system.
 
-    XLA takes and frees its buffers in every step, on threads of its own; given back, each page is fetched and cleared
-    again by the kernel. Settings count for threads that have not allocated yet, so call this before JAX is used. Does
-    nothing where there is no glibc, or where the user has chosen by a variable MALLOC_..._ or GLIBC_TUNABLES.
+    XLA allocates and frees its buffers in every step, on its own threads. The kernel must map and clear each returned
+    page again. The settings affect threads that have not allocated yet, so call this before JAX is used. Does
+    nothing without glibc, or if the user has set a variable MALLOC_..._ or GLIBC_TUNABLES.
     """
     chosen = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
     libc = _glibc()
@@ -39,13 +39,12 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory(*, collect: bool = True) -> None:
-    """Gives the system what this process has freed: before work that needs buffers of other sizes.
+    """Returns freed memory to the system, before work that needs buffers of other sizes.
 
-    Small blocks that live longer come to lie in freed buffers, which are then too small for their like. The kernel is
-    asked for huge pages, by which it fetches the heap again in less time.
+    Small long-lived blocks end up in freed buffers, which are then too small for buffers of the same size. Huge pages,
+    requested from the kernel, reduce the time to map the heap again.
 
-    With `collect` it first looks for cycles of garbage, which takes longer than the rest. Does nothing where there is
-    no glibc.
+    With `collect`, first collects cyclic garbage, which takes longer than the rest. Does nothing without glibc.
     """
     if collect:
         gc.collect()
@@ -55,22 +54,22 @@ def give_back_freed_memory(*, collect: bool = True) -> None:
 
 
 class HostMemory:
-    """Gives freed memory back while work of several shapes repeats: what a compiler leaves lies in freed buffers."""
+    """Returns freed memory during repeated work of several shapes, since a compiler's data fragments freed buffers."""
 
     _TIDY_SECONDS = 30.0
-    """How often it is given back at least."""
+    """Longest time between two returns."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
         self._last, self._compiled, self._tidied = "", False, 0.0
 
     def before(self, shapes: str, *, on_host: bool, freed: bool) -> None:
-        """To be called before each piece of work.
+        """Prepares memory; call it before each piece of work.
 
         Args:
-          shapes: of its inputs: new ones are compiled, and others than the last take buffers of another size.
-          on_host: its buffers are in this memory.
-          freed: much of it has just become free.
+          shapes: shapes of the inputs; new ones are compiled, changed ones need buffers of other sizes.
+          on_host: whether the buffers are in host memory.
+          freed: whether much memory has just been freed.
         """
         now, new = time.monotonic(), shapes not in self._seen
         collect = new or self._compiled or now - self._tidied > self._TIDY_SECONDS
@@ -83,9 +82,9 @@ class HostMemory:
 
 
 def _ask_for_huge_pages(libc: ctypes.CDLL) -> None:
-    """Asks for the heap as it is now; what it grows by later is asked for the next time. A refusal changes nothing."""
+    """Requests huge pages for the current heap; later growth needs another call. A refusal has no effect."""
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    found = False  # lines are in the order of addresses: the heap's are among the first of thousands
+    found = False  # lines are sorted by address: the heap's are among the first of thousands
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
         for line in maps:
             if line.endswith("[heap]\n"):
@@ -97,7 +96,7 @@ def _ask_for_huge_pages(libc: ctypes.CDLL) -> None:
 
 
 def peak_memory() -> int:
-    """The most bytes of main memory that this process has held at once."""
+    """Returns the peak memory use of this process in bytes."""
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return held if sys.platform == "darwin" else 1024 * held
 

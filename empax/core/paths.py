@@ -1,4 +1,4 @@
-"""Paths that users give: `~` in them, and whether a folder can be written to, told before any work."""
+"""Paths from users: expands `~`, and checks that a folder is writable before any work."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from empax.core.config import ConfigError
 
 
 def expand(path: str | os.PathLike[str]) -> Path:
-    """The path with `~` and `~NAME` replaced by the home folder; every path of a user comes through here.
+    """Replaces `~` and `~NAME` in a path by the home folder; every path from a user passes through here.
 
     Raises:
-      ConfigError: it is no path, or there is no such user.
+      ConfigError: the value is not a path, or the user does not exist.
     """
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise ConfigError(f"{path!r} is no path.")
@@ -23,10 +23,10 @@ def expand(path: str | os.PathLike[str]) -> Path:
 
 
 def given_folder(path: object, name: str) -> Path:
-    """The folder that a caller gives as the argument `name` for what is written; it need not be there yet.
+    """Returns the output folder that a caller gives as the argument `name`; it need not exist yet.
 
     Raises:
-      ConfigError: it is no path, an empty one, or files cannot be written there.
+      ConfigError: the value is not a path or is empty, or files cannot be written there.
     """
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise ConfigError(f"{name} = {path!r} must be the path of a folder.")
@@ -36,9 +36,9 @@ def given_folder(path: object, name: str) -> Path:
 
 
 def check_folder(folder: Path, flag: str) -> None:
-    """Raises ConfigError if files cannot be written into `folder`, which need not be there yet.
+    """Raises ConfigError if files cannot be written into `folder`, which need not exist yet.
 
-    `flag` is the user's word for it, `--output`.
+    `flag` is the user's name for it, such as `--output`.
     """
     if os.path.lexists(folder) and not folder.is_dir():
         raise ConfigError(f"{flag}={folder} is not a folder; name one, or what does not exist yet.")

@@ -1,4 +1,4 @@
-"""Code of users, found by name: "module:name"."""
+"""Users' code, found by name: "module:name"."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from empax.core.config import ConfigError
 
 
 def load_named(name: str, where: str) -> Any:
-    """What "module:name" names; None if the module has nothing of that name.
+    """Imports the object "module:name"; returns None if the module does not define the name.
 
     Args:
-      name: the module must be importable.
-      where: the setting that says so, for messages ("config.system").
+      name: name of the object; the module must be importable.
+      where: setting that gives the name, for messages ("config.system").
 
     Raises:
-      ConfigError: its module is not there or cannot be imported.
+      ConfigError: the module does not exist or cannot be imported.
     """
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
@@ -38,10 +38,10 @@ def load_named(name: str, where: str) -> Any:
 
 
 def load_function(name: str, where: str = "function") -> Callable[..., Any]:
-    """The function that "module:name" names; a callable object is one.
+    """Imports the function "module:name"; any callable object will do.
 
     Raises:
-      ConfigError: there is none, or its module cannot be imported.
+      ConfigError: the function does not exist, or its module cannot be imported.
     """
     found = load_named(name, where)
     if not callable(found):
@@ -52,12 +52,12 @@ def load_function(name: str, where: str = "function") -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def blamed(what: str) -> Iterator[None]:
-    """Turns an error in somebody else's code into a ConfigError that says where it was raised."""
+    """Turns an error in a user's code into a ConfigError that says where it was raised."""
     try:
         yield
     except (ConfigError, ModuleNotFoundError):
         raise
-    except Exception as error:  # nobody knows what a stranger's code raises
+    except Exception as error:  # a user's code may raise anything
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
             f"{what} raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno})."

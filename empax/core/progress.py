@@ -1,4 +1,4 @@
-"""How far something is: a bar on a terminal, elsewhere a line every half minute."""
+"""Progress reports: a bar on a terminal, elsewhere a line every half minute."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from empax.core import distributed
 log = logging.getLogger("empax")
 
 LINE_SECONDS = 30.0
-"""Between two lines."""
+"""Time between two lines."""
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
-    """Counts what is done of `total`, on standard error or, where that is no terminal, in the log.
+    """Counts progress towards `total`, on standard error or, if that is not a terminal, in the log.
 
-    A line comes whether or not anything was counted since the last one: compiling, too, shall not look like a hang.
-    Of several processes the first one has it.
+    Lines appear even without progress, so that compilation does not look like a hang. With several processes, only the
+    first one reports.
 
     Args:
-      label: of the bar and of the lines; None = nothing is shown.
-      total: how many there are.
-      unit: what they are, in the plural.
-      initial: how many were done before.
+      label: label of the bar and the lines; None = show nothing.
+      total: number of items.
+      unit: name of the items, in the plural.
+      initial: number of items done before.
     """
 
     def __init__(self, label: str | None, *, total: int, unit: str, initial: int = 0) -> None:
@@ -47,12 +47,12 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             self._speaker.start()
 
     def advance(self, count: int = 1) -> None:
-        """Counts `count` more."""
+        """Adds `count` to the progress."""
         self._done += count
         self._bar.update(count)
 
     def note(self, text: str) -> None:
-        """Shows `text` behind the bar."""
+        """Shows `text` after the bar."""
         self._bar.set_postfix_str(text, refresh=False)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         self.close()
 
     def line(self) -> str:
-        """Progress and the time left, at the rate so far."""
+        """Formats the progress and the time left, at the rate so far."""
         seconds, since = time.monotonic() - self._begin, self._done - self._initial
         left = "the next are not done yet" if self._initial else "the first are not done yet"
         if since:
@@ -77,12 +77,12 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         while not self._over.wait(LINE_SECONDS):
             if log.isEnabledFor(logging.INFO):
                 log.info("%s", self.line())
-            else:  # a script that has not set up logging
+            else:  # in a script without logging
                 print(self.line(), file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
-    """In words: "50 s", "12 min", "3.5 h"."""
+    """Formats a duration: "50 s", "12 min", "3.5 h"."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""What the floors expect of each other. Structural types: nothing inherits from these."""
+"""Interfaces between the layers of the package. Structural types: nothing inherits from these."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from empax.core.types import AnyBatch, Instance, Mean, Metrics, Params, Predicti
 
 @runtime_checkable
 class Task(Protocol):
-    """What can be trained. `frozen` (teacher, reference, scorers) is an argument, never a closure."""
+    """A trainable task. `frozen` (teacher, reference, scorers) is an argument, never a closure."""
 
     def init(self, rng: jax.Array, batch: AnyBatch) -> Params: ...
 
     def loss(
         self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array, *, train: bool
     ) -> tuple[Mean, Metrics]:
-        """The loss to minimise and what to log; dropout where `train`.
+        """Returns the loss to minimise and the metrics to log; applies dropout if `train`.
 
-        Whatever is drawn is drawn by `rng`: in an evaluation, from the run's seed and the number of the batch.
+        All randomness comes from `rng`: in an evaluation, from the run's seed and the batch number.
         """
         ...
 
@@ -33,71 +33,71 @@ class Task(Protocol):
 @runtime_checkable
 class OnlineTask(Task, Protocol):
     def explore(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> AnyBatch:
-        """What the current model must try out before it can learn from `batch`; no gradient flows."""
+        """Samples from the current model what it needs to learn from `batch`; no gradient flows."""
         ...
 
 
 @runtime_checkable
 class ReinforcedTask(Task, Protocol):
-    """What learns from rated answers of its own, several updates from each batch of them.
+    """A task that learns from ratings of its own answers, with several updates per batch of answers.
 
-    One iteration: `rollout`, `rate`, `credit`, then `loss` on mini-batches of what `credit` gave. `rollout` finds the
-    parameters that training began with, if an earlier stage trained them, in `frozen["reference"]`.
+    One iteration: `rollout`, `rate`, `credit`, then `loss` on mini-batches of the result of `credit`. If an earlier
+    stage trained the initial parameters, `rollout` finds them in `frozen["reference"]`.
     """
 
     rates_on_host: bool
-    """Whether `rate` is plain Python; else it is compiled with the rest."""
+    """Whether `rate` is plain Python; otherwise it is compiled with the rest."""
 
     def learns_from(self, name: str) -> int:
-        """The batch, from 0, from which the parameter of that name learns; before, it stays as it is."""
+        """Returns the first batch, counted from 0, that trains the parameter of that name; it is fixed before."""
         ...
 
     def init_memory(self) -> Any:
-        """What goes from iteration to iteration and is no parameter (a controller, running statistics): a pytree."""
+        """Returns the state between iterations besides the parameters (a controller, running statistics): a pytree."""
         ...
 
     def rollout(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> AnyBatch:
-        """The batch with answers of the current model, as many rows per example as it draws; compiled."""
+        """Adds answers of the current model to the batch, as many rows per example as it samples; compiled."""
         ...
 
     def rate(self, frozen: Params, batch: AnyBatch) -> AnyBatch:
-        """The batch with a score for each answer."""
+        """Adds a score for each answer to the batch."""
         ...
 
     def credit(self, frozen: Params, batch: AnyBatch, memory: Any) -> tuple[AnyBatch, Any, Metrics]:
-        """Which token deserves what; the new memory; what to log of the iteration. Compiled."""
+        """Assigns credit to tokens; returns the batch, the new memory and the metrics of the iteration. Compiled."""
         ...
 
     def check_start(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Looks at the metrics of `loss` on the first answers of a process, before they are learnt from.
+        """Checks the metrics of `loss` on the first answers of a process, before training on them.
 
         Args:
           metrics: averages.
-          step: batches that have been learnt from; 0 = the model is still the one that training began with.
+          step: number of batches trained on; 0 = the model still has its initial parameters.
 
         Raises:
-          TrainingError: the numbers cannot be right.
+          TrainingError: the numbers are implausible.
         """
         ...
 
     def check_progress(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Looks at the averages of a logged row; warns, or raises TrainingError."""
+        """Checks the averages of a logged row; warns, or raises TrainingError."""
         ...
 
 
 @runtime_checkable
 class SummarizingTask(Task, Protocol):
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
-        """The metrics of an evaluation, from their averages over all of it: for metrics that are no mean (F1)."""
+        """Returns the metrics of an evaluation from its averages: for metrics that are not means (F1)."""
         ...
 
 
 @runtime_checkable
 class Examples(Protocol):
-    """Tokenised examples with random access: what batches are cut from.
+    """Tokenised examples with random access, from which batches are made.
 
-    `lengths[N]` is each example's source length in tokens, the bucketing key; or `lengths[N, 2]`, source and target:
-    then a bucket's batches hold targets of like length. Where they change while training, `order_lengths` does not.
+    `lengths[N]` is the source length of each example in tokens, the bucketing key. `lengths[N, 2]` is source and target
+    length; a bucket's batches then hold targets of similar length. `order_lengths` stays fixed if `lengths` change.
     """
 
     lengths: np.ndarray
@@ -105,17 +105,17 @@ class Examples(Protocol):
     def __len__(self) -> int: ...
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> AnyBatch:
-        """Rows `indices[B]` (-1 = filler) as a batch of numpy arrays, sources padded to `length` tokens."""
+        """Returns rows `indices[B]` (-1 = filler) as a batch of numpy arrays, sources padded to `length` tokens."""
         ...
 
 
 @runtime_checkable
 class InstanceEncoder(Protocol):
-    """Instances to vectors of an index (`retrieval.encode.CorpusEncoder`)."""
+    """Encoder of instances into index vectors (`retrieval.encode.CorpusEncoder`)."""
 
     @property
     def hash(self) -> str:
-        """Of everything that changes a vector."""
+        """Hash of everything that changes a vector."""
         ...
 
     def embed_queries(
@@ -129,14 +129,14 @@ class InstanceEncoder(Protocol):
 
 @runtime_checkable
 class AnswerStore(Protocol):
-    """Answers that outlive the process which makes them (`pipeline.answers.KeptAnswers`)."""
+    """Answers stored across processes (`pipeline.answers.KeptAnswers`)."""
 
     def __len__(self) -> int:
-        """How many were there from the beginning."""
+        """Returns the number of answers that were stored at the start."""
         ...
 
     def get(self, batch: int) -> Mapping[int, Prediction] | None:
-        """The answers of a batch, by the place of their instance; None = they are still to be made."""
+        """Returns the answers of a batch, by the position of their instance; None = not answered yet."""
         ...
 
     def add(self, batch: int, answers: Mapping[int, Prediction]) -> None: ...
@@ -155,45 +155,45 @@ class Answering(Protocol):
         progress: str | None = None,
         kept: AnswerStore | None = None,
     ) -> list[Prediction]:
-        """One prediction per instance, in order; `notes` have `nll`, `num_tokens` and `emotion_by_head`.
+        """Returns one prediction per instance, in order; `notes` have `nll`, `num_tokens` and `emotion_by_head`.
 
-        With a `seed` for each instance its answer is the same in every batch.
+        With one `seed` per instance, an answer does not depend on its batch.
 
-        Batches whose answers `kept` has are not answered again; the others' are added to it.
+        Batches with answers in `kept` are skipped; the answers of other batches are added to it.
         """
         ...
 
     def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:
-        """Each instance's emotion by head; empty where there is no head."""
+        """Returns the emotions of each instance by head; empty without a head."""
         ...
 
 
 @runtime_checkable
 class ExemplarSource(Protocol):
-    """Where a system's exemplars come from (`parts.exemplars.parts.ExemplarSearch`)."""
+    """The source of a system's exemplars (`parts.exemplars.parts.ExemplarSearch`)."""
 
     @property
     def encoder(self) -> InstanceEncoder:
-        """Of the contexts that are searched with."""
+        """Encoder of the query contexts."""
         ...
 
     @property
     def pairs(self) -> Sequence[Instance]:
-        """What exemplars are taken from."""
+        """Instances that exemplars are taken from."""
         ...
 
     def find(self, instances: Sequence[Instance]) -> tuple[Int[np.ndarray, "N K"], Float[np.ndarray, "N K"]]:
-        """The exemplars that the system itself finds: rows of `pairs`, best first, -1 = none, and scores."""
+        """Retrieves exemplars for instances: rows of `pairs`, best first, -1 = none, and scores."""
         ...
 
 
 @runtime_checkable
 class ExemplarAnswering(Answering, Protocol):
-    """An `Answering` with exemplars, which can be given others than it finds."""
+    """An `Answering` with exemplars, which accepts other exemplars than it retrieves."""
 
     @property
     def exemplars(self) -> ExemplarSource | None:
-        """None: what it was trained with shows none."""
+        """Source of the exemplars; None if the stage was trained without exemplars."""
         ...
 
     def respond(
@@ -206,7 +206,7 @@ class ExemplarAnswering(Answering, Protocol):
         kept: AnswerStore | None = None,
         exemplars: Int[np.ndarray, "N K"] | None = None,
     ) -> list[Prediction]:
-        """As `Answering.respond`, shown these rows of `exemplars.pairs`, -1 = none; None = what it finds."""
+        """Like `Answering.respond`, with these rows of `exemplars.pairs`, -1 = none; None = those it retrieves."""
         ...
 
     def weigh(
@@ -219,25 +219,25 @@ class ExemplarAnswering(Answering, Protocol):
         progress: str | None = None,
         kept: AnswerStore | None = None,
     ) -> list[Prediction]:
-        """Likelihoods of the gold responses alone: predictions with empty responses; draws only what `respond` draws
-        before a response.
+        """Computes likelihoods of the gold responses: predictions with empty responses. Samples only what `respond`
+        samples before decoding.
 
-        `notes` have `nll` in nats and `num_tokens`, and by their sum `nll_first`, `nll_rest` and `nll_end`: of the
-        first token, of the end, and of all between them.
+        `notes` have `nll` in nats and `num_tokens`. `nll_first`, `nll_rest` and `nll_end` add up to `nll`: the first
+        token, the end-of-sequence token, and all tokens between them.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How an encoder wants its texts.
+    """The input format of a text encoder.
 
     Attributes:
-      query_prompt: stands before a query.
-      key_prompt: stands before a text that is searched for.
-      prompt: stands before a text that is neither.
-      pools_prompt: whether the states of a prompt are pooled with the text's.
-      max_tokens: of a text with its frame, that the encoder was made for; None = no word of it.
+      query_prompt: prefix of a query.
+      key_prompt: prefix of a text to search for.
+      prompt: prefix of any other text.
+      pools_prompt: whether pooling includes the states of the prompt.
+      max_tokens: most tokens of a text with its frame that the encoder supports; None = unspecified.
     """
 
     query_prompt: str = ""
@@ -249,28 +249,28 @@ class Reading:
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Text to ids and back. `encode` reads plain text and adds no special ids; `token_id` looks one token up.
+    """A tokenizer. `encode` reads plain text and adds no special ids; `token_id` looks up one token.
 
-    `mark` prepares a frame of ours, so that `encode` reads the control tokens in it as such.
+    `mark` prepares one of our frames, so that `encode` recognizes its control tokens.
     """
 
     pad_id: int
     eos_id: int
-    start_id: int  # what a decoder reads first
+    start_id: int  # first input of a decoder
     vocab_size: int
 
     @property
-    def cls_id(self) -> int: ...  # what stands before a text for an encoder, and
+    def cls_id(self) -> int: ...  # precedes a text for an encoder
     @property
-    def sep_id(self) -> int: ...  # behind it
+    def sep_id(self) -> int: ...  # follows it
     @property
-    def unk_id(self) -> int | None: ...  # stands for the words that a vocabulary of words lacks; None = none does
+    def unk_id(self) -> int | None: ...  # stands for unknown words of a word vocabulary; None = there is no such id
     @property
-    def framing(self) -> tuple[list[int], list[int]]: ...  # what a pretrained model knows before and behind a text
+    def framing(self) -> tuple[list[int], list[int]]: ...  # special ids of a pretrained model before and after a text
     @property
     def reading(self) -> Reading: ...
     @property
-    def rare_words(self) -> int: ...  # how many words of the texts that it was trained on are `unk_id`
+    def rare_words(self) -> int: ...  # number of words of the training texts that are `unk_id`
 
     def encode(self, text: str) -> list[int]: ...
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
@@ -282,6 +282,6 @@ class Tokenizer(Protocol):
 
 @runtime_checkable
 class StepFn(Protocol):
-    """One decoding step; decoding knows no model. B examples, K hypotheses each."""
+    """One decoding step, independent of the model. B examples, K hypotheses each."""
 
     def __call__(self, tokens: Int[Array, "B K"], cache: Any) -> tuple[Float[Array, "B K V"], Any]: ...

@@ -1,4 +1,4 @@
-"""Recipes: a config file with its argument, and `--config.a.b=VALUE` on the command line."""
+"""Recipes: a config file with an optional argument, and `--config.a.b=VALUE` on the command line."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from empax.core.paths import expand
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Takes `--config.a.b=VALUE` and `--config.a.b VALUE` out of a command line.
+    """Separates `--config.a.b=VALUE` and `--config.a.b VALUE` from a command line.
 
     Returns:
-      What is left, and the values by path ("a.b").
+      The remaining words, and the values by path ("a.b").
 
     Raises:
       ConfigError: a setting without a value.
@@ -45,12 +45,12 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def load_recipe(spec: str) -> Any:
-    """`get_config()` of a recipe, or `get_config(ARG)` of "RECIPE:ARG".
+    """Calls `get_config()` of a recipe, or `get_config(ARG)` for "RECIPE:ARG".
 
     A recipe is a file, or the name of one that comes with empax ("reg_transformer").
 
     Raises:
-      ConfigError: no such recipe, no `get_config` in it, or an argument that it refuses.
+      ConfigError: the recipe or its `get_config` does not exist, or it rejects the argument.
     """
     name, _, argument = spec.partition(":")
     path = _find(name, spec)
@@ -69,9 +69,9 @@ def load_recipe(spec: str) -> Any:
 
 
 def sized_for(machine: str, spec: str) -> str:
-    """`spec` with the form "machine=MACHINE" where the recipe lists it in MACHINES and no machine was asked for.
+    """Adds "machine=MACHINE" to `spec` if the recipe lists it in MACHINES and `spec` names no machine.
 
-    A trial ("tiny") fits any machine. Raises ConfigError as `load_recipe`.
+    A trial ("tiny") fits any machine. Raises ConfigError like `load_recipe`.
     """
     name, _, argument = spec.partition(":")
     words = [word.strip() for word in argument.split(",") if word.strip()]
@@ -82,18 +82,18 @@ def sized_for(machine: str, spec: str) -> str:
 
 
 def sized_for_this_machine(spec: str) -> str:
-    """`sized_for` a GPU where there is one."""
+    """Applies `sized_for` for a GPU if there is one."""
     return sized_for("gpu", spec) if has_gpu() else spec
 
 
 def run_name(spec: str) -> str:
-    """The name of a folder for "RECIPE:ARG": "reg_t5-base-tiny" for "configs/reg_t5.py:base,tiny"."""
+    """Returns a folder name for "RECIPE:ARG": "reg_t5-base-tiny" for "configs/reg_t5.py:base,tiny"."""
     name, _, argument = spec.partition(":")
     return re.sub(r"[^\w.]+", "-", f"{Path(name).stem} {argument}").strip("-")
 
 
 def recipes() -> dict[str, Path]:
-    """The recipes that come with empax, by name: of an installed package, or of a clone's folder `configs`."""
+    """Lists the recipes that come with empax, by name: in an installed package, or in a clone's folder `configs`."""
     package = Path(__file__).resolve().parent.parent
     folder = package / "recipes"
     folder = folder if folder.is_dir() else package.parent / "configs"
@@ -101,7 +101,7 @@ def recipes() -> dict[str, Path]:
 
 
 _SHARED = ("__init__", "common", "layouts")
-"""What recipes import."""
+"""Modules that recipes import."""
 
 
 def _find(name: str, spec: str) -> Path:
@@ -120,7 +120,7 @@ def _find(name: str, spec: str) -> Path:
 
 
 def _module(path: Path) -> ModuleType:
-    """The file as a module of a package that is its folder: so a recipe may import those beside it."""
+    """Imports the file as a module of a package for its folder, so that a recipe may import its neighbours."""
     folder = path.resolve().parent
     package = ModuleType(f"empax_recipes_{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}")
     package.__path__ = [str(folder)]
@@ -133,12 +133,12 @@ def _module(path: Path) -> ModuleType:
 
 
 def override(config: Any, values: Mapping[str, str]) -> None:
-    """Sets `values` (by path) in a ConfigDict; settings that the recipe does not spell out may be added.
+    """Sets `values` (by path) in a ConfigDict; settings that the recipe does not list may be added.
 
-    Whether a setting exists is checked later, against the dataclass that it goes into.
+    Whether a setting exists is checked later, against its dataclass.
 
     Raises:
-      ConfigError: a section that is none, or a value of another type than the recipe has there.
+      ConfigError: the path names no section, or a value differs in type from the recipe's.
     """
     for path, text in values.items():
         *sections, name = path.split(".")
@@ -171,7 +171,7 @@ def override(config: Any, values: Mapping[str, str]) -> None:
 
 def _parse(text: str, old: Any) -> Any:
     if isinstance(old, str):
-        return None if text == "None" else text  # "none" is a word of some settings
+        return None if text == "None" else text  # "none" is a value of some settings
     if text.lower() in ("true", "false", "none"):
         return {"true": True, "false": False, "none": None}[text.lower()]
     try:

@@ -1,4 +1,4 @@
-"""What a config says of a run besides its stages."""
+"""The settings of a run besides its stages."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from empax.core.sharding import MeshSettings
 
 
 def cache_dir() -> Path:
-    """Where things named by the hash of their contents are kept across runs: EMPAX_CACHE_DIR or ~/.cache/empax."""
+    """Returns the folder for files cached across runs, named by content hashes: EMPAX_CACHE_DIR or ~/.cache/empax."""
     return expand(os.environ.get("EMPAX_CACHE_DIR") or "~/.cache/empax")
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
-    """What `--mode=plan` compiles for.
+    """The target of compilation for `--mode=plan`.
 
     Attributes:
-      topology: a TPU slice, "v5e:16x16", or "gpu", one of them; empty = nothing is compiled.
-      stages: which training stages to compile for it; empty = all.
+      topology: a TPU slice such as "v5e:16x16", or "gpu", a single GPU; empty = compile nothing.
+      stages: training stages to compile; empty = all.
     """
 
     topology: str = ""
@@ -33,14 +33,14 @@ class PlanOptions:
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """What a config may say of a run besides its stages: nothing that changes a result.
+    """Settings of a run besides its stages: none of them changes a result.
 
     Attributes:
-      profile: each training stage traces a few updates into its folder `profile`.
-      sinks: trackers that get the numbers of training stages, beside metrics.jsonl and TensorBoard (`training.sinks`).
-      deterministic: a GPU adds up in one order, so that runs agree bit for bit (`core.determinism`). CPUs do so anyway.
-      mesh: how the devices are laid out.
-      plan: what a plan of the run is made for.
+      profile: whether each training stage traces a few updates into its folder `profile`.
+      sinks: trackers that receive training metrics, besides metrics.jsonl and TensorBoard (`training.sinks`).
+      deterministic: whether a GPU sums in a fixed order, for bitwise equal runs (`core.determinism`). CPUs always do.
+      mesh: layout of the devices.
+      plan: target of a plan of the run.
     """
 
     profile: bool = False
@@ -55,7 +55,7 @@ class RunOptions:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> RunOptions:
-        """Raises ConfigError naming the path, what was found, what is allowed."""
+        """Builds the options from a config; a ConfigError names the path, the value found and the values allowed."""
         return to_settings(cls, {name: config[name] for name in cls.names() if name in config}, where="config")
 
 
@@ -64,14 +64,14 @@ class DataSettings:
     """`config.data`.
 
     Attributes:
-      name: the corpus; "jsonl" = files of your own (`data.own`).
-      dir: folder with the corpora, as docs/data.md lays it out; empty = EMPAX_DATA_DIR, then the official download.
-        With "jsonl", the folder of its files.
-      beam: of "jsonl": options of Apache Beam, which then prepares the corpus; none = this process does.
-      moel_compat: pairs as the MoEL lineage cuts them.
-      limit: at most this many instances of each split, of dialogues drawn at random (0 = all); for trials.
-      most_passes: of "jsonl": how often a training stage passes over its rows at most, so that steps follow the size of
-        your corpus; 0 = as the recipe says.
+      name: the corpus; "jsonl" = your own files (`data.own`).
+      dir: folder of the corpora, laid out as in docs/data.md; empty = EMPAX_DATA_DIR, then the official download. With
+        "jsonl", the folder of its files.
+      beam: for "jsonl": options of Apache Beam, which then prepares the corpus; none = this process does.
+      moel_compat: whether pairs are split as in the MoEL lineage.
+      limit: maximum number of instances per split, from randomly drawn dialogues (0 = all); for trials.
+      most_passes: for "jsonl": maximum number of epochs of a training stage, so that steps follow the size of your
+        corpus; 0 = as in the recipe.
     """
 
     name: Literal["empathetic_dialogues", "sample", "jsonl"] = "empathetic_dialogues"

@@ -1,4 +1,4 @@
-"""Shapes of a batch from its annotations: what a plan needs where there is no data yet."""
+"""Shapes of a batch from its annotations, for plans without data."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _DTYPES: Any = ((Int, jnp.int32), (Bool, jnp.bool_), (Float, jnp.float32))
 
 
 def shapes_of(cls: type[T], /, **sizes: int) -> T:
-    """An instance of `cls` whose arrays are `jax.ShapeDtypeStruct`s.
+    """Builds an instance of `cls` whose arrays are `jax.ShapeDtypeStruct`s.
 
     Args:
       cls: a dataclass of arrays with shape annotations, or of such dataclasses: `shapes_of(Batch, B=8, S=128, T=32)`.
-      sizes: of each letter in the annotations. A field that may be None is None if a letter of it has no size here.
+      sizes: size of each letter in the annotations. An optional field is None if one of its letters has no size.
 
     Raises:
-      ValueError: a letter without a size, or a field that is annotated with no shape; both are named.
+      ValueError: a letter has no size, or a field has no shape annotation; the message names it.
     """
     made = {}
     for name, hint in typing.get_type_hints(cls).items():

@@ -1,4 +1,4 @@
-"""Devices as a mesh, and where arrays lie on it: batches are split, parameters replicated unless split."""
+"""A mesh of devices, and the placement of arrays on it: batches are split, parameters replicated unless split."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from empax.core.config import ConfigError, check_numbers
 from empax.core.tree import map_named
 
 AXES: tuple[str, ...] = ("data", "fsdp", "tensor")
-"""Axes of every mesh: copies of the model, shards of its parameters, shards within a layer."""
+"""Axes of every mesh: replicas of the model, shards of its parameters, shards within a layer."""
 
 
 LOGICAL: Mapping[str, str] = {"embed": "fsdp", "vocab": "tensor", "heads": "tensor", "mlp": "tensor"}
-"""Over which axis of the mesh a parameter's axis of that name is split; those of other names are whole everywhere.
+"""Maps the names of parameter axes to the mesh axes that they are split over; other axes are not split.
 
-`MeshSettings.logical` changes single entries.
+`MeshSettings.logical` overrides single entries.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshSettings:
-    """How many devices lie along each axis, and what is split over them: `config.mesh`.
+    """Number of devices along each mesh axis, and the arrays split over them: `config.mesh`.
 
     Attributes:
-      data: copies of the model; -1 = all devices that the other two axes leave.
+      data: replicas of the model; -1 = all devices left by the other two axes.
       fsdp: devices over which the parameters are split; batches are split over them too.
-      tensor: devices over which single matrix products are split.
-      logical: name of a parameter's axis → the axis of the mesh that it is split over, "" = none; what is not named
-        stays as LOGICAL has it.
+      tensor: devices over which individual matrix products are split.
+      logical: name of a parameter's axis → mesh axis that it is split over, "" = none; other names keep their entry in
+        LOGICAL.
     """
 
     data: int = -1
@@ -58,10 +58,10 @@ class MeshSettings:
 
 
 def make_mesh(settings: MeshSettings = MeshSettings(), devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Lays `devices` (default: all) out as a mesh with the axes data, fsdp and tensor.
+    """Arranges `devices` (default: all) in a mesh with the axes data, fsdp and tensor.
 
     Raises:
-      ConfigError: the devices do not divide by fsdp * tensor, or are fewer than the settings ask for.
+      ConfigError: fsdp * tensor does not divide the number of devices, or the settings need more devices.
     """
     devices = jax.devices() if devices is None else devices
     inner = settings.fsdp * settings.tensor
@@ -83,9 +83,9 @@ def make_mesh(settings: MeshSettings = MeshSettings(), devices: Sequence[jax.Dev
 
 
 def local_mesh(settings: MeshSettings = MeshSettings()) -> Mesh | None:
-    """All devices of this process, for work that no other process has a part in; None where it has one.
+    """Returns a mesh of this process's devices, for work without other processes; None for a single device.
 
-    They lie along `fsdp` where `settings` split parameters, which one device may then be too small for, else along
+    The devices lie along `fsdp` if `settings` split parameters, which may be too large for one device, else along
     `data`.
     """
     devices = jax.local_devices()
@@ -94,12 +94,12 @@ def local_mesh(settings: MeshSettings = MeshSettings()) -> Mesh | None:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """A whole copy on every device."""
+    """Returns a sharding with a full copy on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The leading axis split over data and fsdp."""
+    """Returns a sharding with the leading axis split over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
@@ -108,7 +108,7 @@ _ROWS: contextvars.ContextVar[NamedSharding | None] = contextvars.ContextVar("ro
 
 @contextlib.contextmanager
 def rows_split_as(sharding: NamedSharding | None) -> Iterator[None]:
-    """While a function is traced in it, `keep_rows_split` splits rows as `sharding` does a batch; None = not at all."""
+    """Makes `keep_rows_split` split rows as `sharding` splits a batch, for functions traced inside; None = no split."""
     before = _ROWS.set(sharding)
     try:
         yield
@@ -117,20 +117,20 @@ def rows_split_as(sharding: NamedSharding | None) -> Iterator[None]:
 
 
 def rows_are_split() -> bool:
-    """Whether what is traced in `rows_split_as` has the rows of a batch on several devices."""
+    """Whether functions traced in `rows_split_as` have the rows of a batch on several devices."""
     sharding = _ROWS.get()
     return sharding is not None and batch_shards(sharding.mesh) > 1  # type: ignore[arg-type]
 
 
 def knows_rows() -> bool:
-    """Whether it is known where the rows lie of what is traced now."""
+    """Whether the placement of rows is known in the current trace."""
     return _ROWS.get() is not None or jax.local_device_count() == 1
 
 
 def over_rows(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """`function` of arrays [rows, ...], which XLA cannot split, called by each device with its own rows.
+    """Makes each device call `function` of arrays [rows, ...], which XLA cannot split, on its own rows.
 
-    Where they do not divide, each device has all of them.
+    If the devices do not divide the rows, each device gets all rows.
     """
     sharding = _ROWS.get()
     if sharding is None or sharding.mesh.size == 1:
@@ -145,11 +145,11 @@ def over_rows(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def keep_rows_split(states: jax.Array) -> jax.Array:
-    """Activations [rows, ...] on the devices that hold those rows of the batch; other axes lie as the compiler likes.
+    """Keeps activations [rows, ...] on the devices that hold those rows; the compiler places other axes.
 
-    Where parameters are split over `fsdp` the compiler has a choice, to gather a layer's weights or the whole batch's
-    activations. This is what makes it gather the weights. Does nothing outside `rows_split_as`, or where the rows do
-    not divide.
+    With parameters split over `fsdp`, the compiler could gather either a layer's weights or the activations of the
+    whole batch. This constraint makes it gather the weights. Does nothing outside `rows_split_as`, or if the rows do
+    not divide evenly.
     """
     sharding = _ROWS.get()
     if sharding is None or states.shape[0] % batch_shards(sharding.mesh):  # type: ignore[arg-type]
@@ -159,14 +159,14 @@ def keep_rows_split(states: jax.Array) -> jax.Array:
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Into how many parts a batch is split; batch sizes must divide by it."""
+    """Returns the number of parts of a batch; it must divide the batch size."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def place_rows(batch: Any, mesh: Mesh | None) -> Any:
-    """Arrays [rows, ...] split over the devices of `mesh`, or whole on each of them where the rows do not divide.
+    """Splits arrays [rows, ...] over the devices of `mesh`, or replicates them if the rows do not divide evenly.
 
-    Without a mesh they are left alone.
+    Without a mesh, leaves them unchanged.
     """
     if mesh is None:
         return batch
@@ -180,18 +180,18 @@ def shard_params(
     axes: Callable[[str, tuple[int, ...]], tuple[str | None, ...]] | None = None,
     logical: Mapping[str, str] = LOGICAL,
 ) -> Any:
-    """Where each leaf of `shapes` lies on `mesh`.
+    """Returns the placement of each leaf of `shapes` on `mesh`.
 
-    The names that `axes` gives to a leaf's axes decide, by LOGICAL: so an adapter is split as the weight that it is on.
-    A leaf whose axes have no names is split over `fsdp` along its largest axis that divides, and is replicated if there
-    is none or if fsdp = 1.
-    Names and shapes of an optimizer's moments end like their parameters', so the same call places a whole `TrainState`.
+    The axis names from `axes` decide, through LOGICAL: thus an adapter is split like the weight that it adapts. A leaf
+    without axis names is split over `fsdp` along its largest divisible axis, and is replicated if there is none or if
+    fsdp = 1. Names and shapes of an optimizer's moments end like those of their parameters, so the same call places a
+    whole `TrainState`.
 
     Args:
       shapes: a tree of arrays or `jax.ShapeDtypeStruct`.
-      mesh: with the axes of `AXES`; an abstract one for `bytes_on_one`.
-      axes: names of a leaf's axes by its name and shape (`models.layers.logical_axes`); None = none are known.
-      logical: over which axis of the mesh an axis of that name is split.
+      mesh: mesh with the axes of `AXES`; an abstract one for `bytes_on_one`.
+      axes: maps a leaf's name and shape to the names of its axes (`models.layers.logical_axes`); None = no names.
+      logical: name of a parameter's axis → mesh axis that it is split over.
 
     Returns:
       A tree like `shapes` of `NamedSharding`.
@@ -207,7 +207,7 @@ def shard_params(
 
 
 def bytes_on_one(shapes: Any, places: Any) -> int:
-    """Of a tree of arrays or their shapes, what one device holds where they lie as `shard_params` says."""
+    """Returns the bytes of a tree of arrays or shapes that one device holds under the placement of `shard_params`."""
 
     def size(leaf: Any, place: Any) -> int:
         return math.prod(place.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
@@ -222,7 +222,7 @@ def _by_names(
     mesh: Mesh | AbstractMesh,
     logical: Mapping[str, str],
 ) -> PartitionSpec:
-    """Axes that do not divide stay whole."""
+    """Builds a spec from axis names; axes that do not divide evenly are not split."""
 
     def part(name: str | None, size: int) -> str | None:
         along = logical.get(name or "")

@@ -1,4 +1,4 @@
-"""What a system offers, a run of it as stages see it, and what a stage hands to the training loop."""
+"""The interface of a system, a run as its stages see it, and the input of the training loop."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ S = TypeVar("S")
 
 @dataclasses.dataclass(frozen=True)
 class Assembly:
-    """A task with everything that training it takes.
+    """A task with everything needed to train it.
 
     Attributes:
-      frozen: parameters that the loss needs and nobody trains.
-      initial: puts pretrained or earlier weights into freshly initialised parameters; None = train from scratch.
-      on_refresh: called between steps on the schedule of the stage (see `training.loop.fit`).
-      on_end: called with the parameters that the stage gives, before it counts as done (likewise).
+      frozen: parameters that the loss needs and that are not trained.
+      initial: loads pretrained or earlier weights into newly initialised parameters; None = train from scratch.
+      on_refresh: called between steps, on the stage's schedule (see `training.loop.fit`).
+      on_end: called with the stage's final parameters, before the stage counts as done (see there).
     """
 
     task: Task
@@ -41,12 +41,12 @@ class Assembly:
 
 @dataclasses.dataclass(frozen=True)
 class Sketch:
-    """A task with the shapes of a batch: what a plan is made of. No array of it holds anything.
+    """A task with the shapes of a batch, for plans. Its arrays hold no data.
 
     Attributes:
-      batch: as the loss sees it.
-      given: as the task sees it before an update, to try something out; None = `batch`.
-      answer_tokens: how long an answer may get that is made before an update.
+      batch: batch that the loss receives.
+      given: batch that the task receives before an update, to sample answers; None = `batch`.
+      answer_tokens: maximum length of an answer made before an update.
     """
 
     task: Task
@@ -58,13 +58,13 @@ class Sketch:
 
 @dataclasses.dataclass(frozen=True)
 class AnswerOptions:
-    """How a trained stage is to answer.
+    """Settings for answering with a trained stage.
 
     Attributes:
-      stage: its name.
-      index: the index stage to search; unused by tasks that search none.
-      buckets: source lengths in tokens to pad to; empty = one context is answered at a time, and every answer takes the
-        same compiled program.
+      stage: name of the stage.
+      index: index stage to search; unused by tasks without search.
+      buckets: source lengths in tokens to pad to; empty = one context at a time, with the same compiled program for
+        every answer.
     """
 
     stage: str
@@ -74,26 +74,25 @@ class AnswerOptions:
 
 @dataclasses.dataclass(frozen=True)
 class TaskSpec(Generic[S]):
-    """How a system offers a task.
+    """A task of a system.
 
     Attributes:
-      settings: the dataclass of its settings.
-      check: raises ConfigError or DataError for whatever is known to be wrong before any work; reads no weights.
-      build: makes it, with its data, once the stages before it are done.
-      sketch: makes it for batches of (batch size, source tokens) from the config alone.
-      answer: loads what answers once the stage is done; None = the task trains nothing that answers.
+      settings: dataclass of the task's settings.
+      check: raises ConfigError or DataError for problems detectable before any work; reads no weights.
+      build: builds the task and its data, once the stages before it are done.
+      sketch: builds the task for batches of (batch size, source tokens) from the config alone.
+      answer: loads the answering model of a finished stage; None = the task trains none.
       searches: whether `answer` needs an index stage.
-      reads_exemplars: whether what a stage of these settings trains answers with exemplars, and can be given others
+      reads_exemplars: whether a stage with these settings answers with exemplars and accepts others
         (`core.protocols.ExemplarAnswering`).
-      encoder: loads the encoder that a stage of the task, by its name, has trained, for index stages; None = it trains
-        none.
-      marker: loads what a stage of the task has trained to mark reasons in contexts, contexts to the `data.spans.Span`s
-        of each; None = it marks none.
-      models: by name, what `export` can write, the main one first: of the trained stage, and whether its adapters
-        alone are wanted (`parts.generator.trained.Trained`).
-      unread: names in the section of the system that change nothing of what is trained.
-      reads_sources: whether the buckets of a stage are lengths of what the run's generator reads.
-      alone: whether a stage of these settings reads nothing that other stages make but the data; None = none does.
+      encoder: loads the encoder that the named stage of the task has trained, for index stages; None = it trains none.
+      marker: loads the model that the named stage has trained to mark reasons: contexts → the `data.spans.Span`s of
+        each; None = it trains none.
+      models: models for `export`, by name, the main one first; each is called with settings, run and whether to load
+        the adapters alone (`parts.generator.trained.Trained`).
+      unread: names in the section of the system that do not affect training.
+      reads_sources: whether the buckets of a stage are lengths of the generator's input.
+      alone: whether a stage with these settings reads no output of other stages but the data; None = none does.
     """
 
     settings: type[S]
@@ -113,15 +112,15 @@ class TaskSpec(Generic[S]):
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """One system.
+    """A system: its settings and tasks.
 
     Attributes:
-      name: of its section in a config, and of its tasks elsewhere ("NAME.TASK").
-      settings: the dataclass of that section, which all stages share.
-      tasks: by name.
-      encoder: makes the encoder as pretrained, for index stages that name no training stage; None = there is none.
-      index_unread: names in that section that change nothing of an index.
-      check: raises what is known to be wrong with the models that all stages share; reads no weights.
+      name: name of its section in a config, and prefix of its tasks elsewhere ("NAME.TASK").
+      settings: dataclass of that section, shared by all stages.
+      tasks: tasks by name.
+      encoder: loads the pretrained encoder, for index stages that name no training stage; None = there is none.
+      index_unread: names in that section that do not affect an index.
+      check: raises an error for problems with the models that all stages share; reads no weights.
     """
 
     name: str
@@ -138,14 +137,14 @@ class Stage:
 
     Attributes:
       kind: a key of `pipeline.run:KINDS`.
-      settings: of that kind; of a training stage, those of its task.
-      task: what a training stage trains, "SYSTEM.TASK"; empty = it is no training stage.
-      spec: of that task.
+      settings: settings of that kind; for a training stage, those of its task.
+      task: task of a training stage, "SYSTEM.TASK"; empty = not a training stage.
+      spec: the task's `TaskSpec`.
       loop: `LoopSettings` of a training stage.
-      seed: of the stage alone; None = the run's.
-      reads: what it reads of the config, by the path below `config`; the section that all stages share as "system".
-      alone: whether it reads nothing that other stages make but the data.
-      modules: what runs it, modules of the config's "module:name" among them; a package stands for all in it.
+      seed: seed of the stage alone; None = the run's.
+      reads: config values that the stage reads, by the path below `config`; the shared section is "system".
+      alone: whether it reads no output of other stages but the data.
+      modules: modules that run it, including modules of "module:name" settings; a package stands for all its modules.
     """
 
     name: str
@@ -162,14 +161,14 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """A config, parsed.
+    """A parsed config.
 
     Attributes:
-      config: the whole resolved config as plain values, to be kept and compared; nobody reads settings from it.
-      system: what the run's own tasks belong to.
+      config: the resolved config as plain values, for storage and comparison; no code reads settings from it.
+      system: the system of the run's own tasks.
       package: the module or package of that system.
-      system_settings: the section that all stages share, of the type `system.settings`.
-      stages: by name, in the order of the run.
+      system_settings: the section shared by all stages, of the type `system.settings`.
+      stages: stages by name, in the order of the run.
     """
 
     config: Mapping[str, Any]
@@ -184,13 +183,13 @@ class RunPlan:
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-    """One stage of one run.
+    """A stage of a run.
 
     Attributes:
       files: the work directory.
-      plan: the run's config, parsed.
-      stage: name of the stage that is running.
-      planned: whether nothing may be fetched from elsewhere, as in `--mode=plan`.
+      plan: the parsed config of the run.
+      stage: name of the running stage.
+      planned: whether downloads are forbidden, as in `--mode=plan`.
     """
 
     files: WorkDir
@@ -200,7 +199,7 @@ class RunContext:
 
     @property
     def seed(self) -> int:
-        """The stage's own, whatever the run's, if its section gives one."""
+        """Seed of the stage's section, if it gives one; otherwise the run's."""
         stage = self.plan.stages.get(self.stage)
         return self.plan.seed if stage is None or stage.seed is None else stage.seed
 
@@ -210,30 +209,30 @@ class RunContext:
 
     @property
     def shared(self) -> str:
-        """Path of the section that all stages share, "config.NAME"."""
+        """Path of the section shared by all stages, "config.NAME"."""
         return f"config.{self.plan.system.name}"
 
     @property
     def evaluations(self) -> list[Stage]:
-        """The stages that evaluate this one."""
+        """Stages that evaluate this one."""
         stages = self.plan.stages.values()
         return [one for one in stages if one.kind == "evaluate" and one.settings.stage == self.stage]
 
     def at(self, stage: str) -> RunContext:
-        """The same run at another stage."""
+        """Returns the same run at another stage."""
         return dataclasses.replace(self, stage=stage)
 
     def named(self, name: str) -> Stage:
-        """The stage `name`; ConfigError if the run has none of that name."""
+        """Returns the stage `name`; raises ConfigError if the run has none of that name."""
         if name not in self.plan.stages:
             raise ConfigError(f"config.{self.stage} refers to config.{name}, which is no stage of this run.")
         return self.plan.stages[name]
 
     def settings(self, name: str, kind: type[S]) -> S:
-        """The settings of the stage `name`.
+        """Returns the settings of the stage `name`.
 
         Raises:
-          ConfigError: the run has no such stage, or its settings are of another kind; names both sections.
+          ConfigError: the stage does not exist, or its settings are of another kind; the message names both sections.
         """
         stage = self.named(name)
         if not isinstance(stage.settings, kind):
@@ -244,10 +243,10 @@ class RunContext:
         return stage.settings
 
     def shared_settings(self, kind: type[S]) -> S:
-        """The settings that all stages share.
+        """Returns the settings shared by all stages.
 
         Raises:
-          ConfigError: the run's system has others.
+          ConfigError: the run's system has settings of another kind.
         """
         if not isinstance(self.plan.system_settings, kind):
             raise ConfigError(
@@ -257,7 +256,7 @@ class RunContext:
         return self.plan.system_settings
 
     def before(self) -> list[str]:
-        """The stages of the run that come before this one."""
+        """Lists the stages of the run that come before this one."""
         stages = list(self.plan.stages)
         return stages[: stages.index(self.stage)] if self.stage in stages else stages
 
@@ -270,17 +269,17 @@ class RunContext:
         tasks: Sequence[str] = (),
         able: tuple[str, Callable[[TaskSpec[Any]], bool]] | None = None,
     ) -> Stage:
-        """The stage `name`, to which `setting` of this stage refers.
+        """Returns the stage `name`, to which `setting` of this stage refers.
 
         Args:
-          setting: of this stage.
+          setting: name of a setting of this stage.
           name: its value.
-          kind: of the other stage.
-          tasks: what that may train, "TASK" or "SYSTEM.TASK"; none = anything.
-          able: what its task must be able to do, in words ("answers"), and whether one is.
+          kind: kind of the other stage.
+          tasks: tasks that the other stage may train, "TASK" or "SYSTEM.TASK"; none = any task.
+          able: required ability of its task in words ("answers"), and its predicate.
 
         Raises:
-          ConfigError: the run has no such stage before this one; the message names stages that fit.
+          ConfigError: the run has no such stage before this one; the message lists suitable stages.
         """
 
         def fits(stage: Stage) -> bool:
@@ -306,7 +305,7 @@ class RunContext:
 
 
 def module_of(name: str) -> str:
-    """The module of a system: NAME of empax/systems or empax/parts; of "module:name", what stands before the colon."""
+    """Returns a system's module: NAME in empax/systems or empax/parts; for "module:name", the part before the colon."""
     if ":" in name:
         return name.partition(":")[0]
     homes = [f"empax.{home}.{name}" for home in ("systems", "parts")]
@@ -314,10 +313,10 @@ def module_of(name: str) -> str:
 
 
 def load_system(name: str, where: str = "config.system") -> System:
-    """The `SYSTEM` of `module_of` a name, or what "module:name" names.
+    """Returns the `SYSTEM` of the module of `name`, or the object "module:name".
 
     Raises:
-      ConfigError: there is no such system.
+      ConfigError: the system does not exist.
     """
     _check_text(name, where)
     module = module_of(name)
@@ -340,15 +339,15 @@ def _check_text(name: object, where: str) -> None:
 
 
 def find_task(name: str, system: str, where: str) -> tuple[System, str]:
-    """The system that has the task, and the task's name in it.
+    """Returns the system that has the task, and the task's name in it.
 
     Args:
       name: "TASK" of the run's own system, or "SYSTEM.TASK" ("module:name.TASK").
-      system: the run's own.
+      system: the run's own system.
       where: section that names the task.
 
     Raises:
-      ConfigError: there is no such system or task.
+      ConfigError: the system or the task does not exist.
     """
     _check_text(name, f"{where}.task")
     owner, _, task = name.rpartition(".")
@@ -359,7 +358,7 @@ def find_task(name: str, system: str, where: str) -> tuple[System, str]:
 
 
 def load_encoder_of(run: RunContext, stage: str) -> InstanceEncoder:
-    """The encoder that the training stage `stage` left, or that of the run's system as pretrained if that is empty.
+    """Loads the encoder trained by the stage `stage`, or, if that is empty, the pretrained encoder of the run's system.
 
     Raises:
       ConfigError: the stage trains no encoder, or the system has none.

@@ -1,8 +1,8 @@
-"""The one reader of text files: lines, JSON, JSON lines, gzip; whatever is wrong is a DataError with its place.
+"""Reads text files: lines, JSON, JSON lines, gzip. Every problem is a DataError that names the place.
 
-UTF-8 may begin with a byte order mark, lines end in LF or CR LF. Refused are other encodings, NUL, a CR inside a line,
-numbers that JSON or 64 bits do not have, lone surrogates, deep nesting, texts of more than MAX_TEXT_CHARACTERS, damaged
-gzip files, and what is no regular file.
+UTF-8 may begin with a byte order mark; lines end in LF or CR LF. Rejected are other encodings, NUL, a CR inside a line,
+numbers outside JSON or 64 bits, lone surrogates, deep nesting, texts of more than MAX_TEXT_CHARACTERS, damaged gzip
+files, and anything but regular files.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from empax.core.config import UserError
 T = TypeVar("T")
 
 MAX_TEXT_CHARACTERS = 100_000
-"""Of a line's text, such as an utterance: longer ones are damage, and some metrics take the square of it."""
+"""Limit for a text in a line, such as an utterance: longer texts are damage, and some metrics are quadratic in it."""
 
 MAX_LINE_BYTES = 64 << 20
 
 MAX_FILE_BYTES = 1 << 30
-"""Of a file that is read whole, decompressed."""
+"""Limit for a file that is read whole, decompressed."""
 
 MAX_DEPTH = 64
-"""Of JSON: how many lists and objects may lie in one another."""
+"""Limit for the nesting depth of lists and objects in JSON."""
 
 _BOM = b"\xef\xbb\xbf"
 _OTHER_BOMS = ((b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"), (b"\xff\xfe", "UTF-16"))
@@ -43,38 +43,38 @@ _COMPRESSION_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
 class DataError(UserError, ValueError):
-    """A file that is not what it should be; the message names the file, the place and what to do."""
+    """An invalid file; the message names the file, the place and the remedy."""
 
 
 class MissingFileError(DataError, FileNotFoundError):
-    """There is no such file."""
+    """The file does not exist."""
 
 
 class SystemFileError(DataError, OSError):
-    """The system refuses a file: the disk is full, rights are missing, the name is too long."""
+    """The system refuses access to a file: full disk, missing permissions, name too long."""
 
 
 @contextlib.contextmanager
 def system_errors(path: Path, done: str) -> Iterator[None]:
-    """Turns what the system says of `path`, which cannot be `done` ("read", "written"), into one line that names it."""
+    """Turns system errors of `path`, which cannot be `done` ("read", "written"), into one line that names it."""
     try:
         yield
     except DataError:
         raise
     except OSError as error:
-        # Of another file it names that; neighbours are temporary.
+        # For an error of another file, the message names it; files beside `path` are temporary.
         elsewhere = isinstance(error.filename, str) and Path(error.filename).parent != path.parent
         reason = f"{error.filename}: {reason_of(error)}" if elsewhere else reason_of(error)
         raise SystemFileError(f"{path} cannot be {done} ({reason}).") from error
 
 
 def reason_of(error: OSError) -> str:
-    """The system's words: "No space left on device"."""
+    """Returns the system's message: "No space left on device"."""
     return error.strerror or str(error) or type(error).__name__
 
 
 def message_of(error: Exception) -> str:
-    """What a command says of an error, in one line; of one of the system's, file and reason."""
+    """Formats an error as one line, as commands print it; a system error with its file and reason."""
     if isinstance(error, DataError) or not isinstance(error, OSError):
         return visible(str(error))
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
@@ -82,7 +82,7 @@ def message_of(error: Exception) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a whole file, gzipped if its name ends in .gz; line ends are kept as they are."""
+    """Reads a whole file as text, gzipped if its name ends in .gz; keeps line ends."""
     with _opened(path) as file:
         raw = _guarded(path, lambda: file.read(MAX_FILE_BYTES + 1))
     if len(raw) > MAX_FILE_BYTES:
@@ -91,7 +91,7 @@ def read_text(path: Path) -> str:
 
 
 def decode(raw: bytes, name: str) -> str:
-    """The bytes of a whole file as text; `name` says where, in errors."""
+    """Decodes the bytes of a whole file; errors call it `name`."""
     _check_encoding(raw, name)
     raw = raw.removeprefix(_BOM)
     try:
@@ -106,9 +106,9 @@ def decode(raw: bytes, name: str) -> str:
 
 
 def split_lines(raw: bytes, name: str) -> Iterator[tuple[int, str]]:
-    """The lines of a file that has been read, each with its number, without their ends.
+    """Yields the lines of a file's contents with their numbers, without line ends.
 
-    Not `str.splitlines`: it also cuts at the exotic line separators that texts may hold.
+    Unlike `str.splitlines`, it does not split at the rarer line separators, which texts may contain.
     """
     _check_encoding(raw, name)
     for number, line in enumerate(raw.removeprefix(_BOM).split(b"\n"), start=1):
@@ -116,9 +116,9 @@ def split_lines(raw: bytes, name: str) -> Iterator[tuple[int, str]]:
 
 
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file, gzipped if its name ends in .gz, with their numbers; `decode_line` makes text of one.
+    """Yields the lines of a file, gzipped if its name ends in .gz, with their numbers; `decode_line` decodes them.
 
-    A damaged file is a DataError when the damage is reached: with a checksum (gzip) that may be at its end.
+    A damaged file raises DataError when the damage is reached; for a gzip checksum that may be at its end.
     """
     with _opened(path) as file:
         number = 0
@@ -133,7 +133,7 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def decode_line(raw: bytes) -> str:
-    """A line as text, without its end; the DataError says what is wrong and leaves the place to the caller."""
+    """Decodes a line, without its end; the DataError describes the problem and leaves the place to the caller."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -147,30 +147,30 @@ def decode_line(raw: bytes) -> str:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file as text, with their numbers; a bad one is a DataError with file and line."""
+    """Yields the lines of a file as text, with their numbers; raises DataError with file and line for a bad one."""
     for number, raw in raw_lines(path):
         yield number, located(decode_line, raw, place=f"{path}, line {number}")
 
 
 def read_json(path: Path) -> Any:
-    """The one JSON value of a file."""
+    """Reads a file with one JSON value."""
     return located(parse_json, read_text(path), place=str(path))
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a JSON-lines file; a bad line is a DataError with its number."""
+    """Yields the objects of a JSON-lines file; raises DataError with the number of a bad line."""
     return (row for _, row in parse_jsonl(read_lines(path), name=str(path)))
 
 
 def parse_jsonl(lines: Iterable[tuple[int, str]], *, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of lines that have been read, all with their numbers; `name` says where, in errors."""
+    """Yields the objects of JSON lines with their numbers; errors call the file `name`."""
     for number, line in lines:
         if line.strip():
             yield number, located(parse_object, line, place=f"{name}, line {number}")
 
 
 def parse_object(line: str) -> dict[str, Any]:
-    """The JSON object of one line; the DataError leaves the place to the caller."""
+    """Parses the JSON object of a line; the DataError leaves the place to the caller."""
     value = parse_json(line)
     if not isinstance(value, dict):
         raise DataError(f"a {type(value).__name__}, must be a JSON object")
@@ -180,14 +180,14 @@ def parse_object(line: str) -> dict[str, Any]:
 
 
 def check_length(*texts: str) -> None:
-    """Raises DataError, without a place, for a text that is too long to be one of a corpus."""
+    """Raises DataError, without a place, for a text that is too long for a corpus."""
     for text in texts:
         if len(text) > MAX_TEXT_CHARACTERS:
             raise DataError(f"a text of {len(text)} characters; at most {MAX_TEXT_CHARACTERS} are allowed")
 
 
 def parse_json(text: str) -> Any:
-    """A JSON value; the DataError leaves the place to the caller."""
+    """Parses a JSON value; the DataError leaves the place to the caller."""
     try:
         value = json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_constant)
     except json.JSONDecodeError as error:
@@ -220,7 +220,7 @@ def _constant(name: str) -> float:
 
 
 def _depth(value: Any) -> int:
-    """How many lists and objects lie in one another; without recursion."""
+    """Returns the nesting depth of lists and objects, without recursion."""
     depth, level = 0, [value]
     while level := [one for one in level if isinstance(one, (dict, list))]:
         depth += 1
@@ -229,7 +229,7 @@ def _depth(value: Any) -> int:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All keys and texts in a JSON value."""
+    """Yields all keys and texts in a JSON value."""
     left = [value]
     while left:
         one = left.pop()
@@ -243,7 +243,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def located(read: Callable[..., T], *values: Any, place: str) -> T:
-    """What `read` makes of some values; puts the place in front of its DataError."""
+    """Calls `read` and puts the place in front of its DataError."""
     try:
         return read(*values)
     except DataError as error:
@@ -251,7 +251,7 @@ def located(read: Callable[..., T], *values: Any, place: str) -> T:
 
 
 def check_regular(path: Path) -> None:
-    """Raises DataError where there is no regular file: nothing, a folder, a pipe, a device."""
+    """Raises DataError unless `path` is a regular file."""
     with system_errors(path, "read"):
         exists = path.exists()
     if not exists:
@@ -289,5 +289,5 @@ _SIGNS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 def visible(text: str) -> str:
-    """The text with its control characters, but tabs and ends of lines, as signs: ESC as U+241B, NUL as U+2400."""
+    """Replaces control characters other than tab and newline by symbols: ESC by U+241B, NUL by U+2400."""
     return text.translate(_SIGNS)

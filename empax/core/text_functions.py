@@ -1,4 +1,4 @@
-"""Functions of users that read texts: called with the fields that they name, and held to one number for each row."""
+"""Users' functions of texts: called with the fields that they name; they must return one number per row."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from empax.core.plugins import blamed
 from empax.core.types import Instance, Prediction
 
 LARGEST_SCORE = 1e15
-"""Of a row: the square of a larger one leaves float32 when scores are standardised."""
+"""Limit for the score of a row: the square of a larger one overflows float32 when scores are standardised."""
 
 
 TWO_ROWS = (
     Instance("one#2", ("I lost my keys today.",), "Oh no, did you find them?", ""),
     Instance("two#4", ("I got the job!", "Great!", "Thank you."), "You must be so proud.", ""),
 )
-"""On which functions are tried."""
+"""Rows to test functions on."""
 
 
 Noted: TypeAlias = Instance | Prediction
-"""What has fields."""
+"""A row with fields."""
 
 
 def call_on_texts(
@@ -38,23 +38,23 @@ def call_on_texts(
     rows: Sequence[Noted],
     known: Iterable[str] = (),
 ) -> Float[np.ndarray, " N"]:
-    """The numbers that `function(contexts, responses, references, **fields)` gives N responses.
+    """Calls `function(contexts, responses, references, **fields)` and returns its numbers for N responses.
 
-    As TRL does it, the function is given the fields of the rows that it names as keyword arguments, or all of them if
-    it takes any: `id`, `emotion` and the notes, lists of N; None where a row has no such note.
+    As in TRL, the function receives the fields of the rows that it names as keyword arguments, or all of them if it
+    takes any: `id`, `emotion` and the notes, lists of N; None for rows without the note.
 
-    Messages say `what` it is: "the reward my_rewards:short". Notes that are `known` of other rows are fields of these
-    too.
+    Messages call the function `what`: "the reward my_rewards:short". Notes in `known`, which other rows have, are
+    fields too.
 
     Raises:
-      ConfigError: the function raised something, wants a field that no row has, or did not return one finite number for
-        each.
+      ConfigError: the function raised an error, names a field that no row has, or did not return one finite number per
+        row.
     """
     named, takes_any = wanted_fields(function)
     fields = row_fields(rows, known) if named or takes_any else {}
     if missing := [field for field in named if named[field] and field not in fields]:
         raise ConfigError(f"{what} wants {', '.join(missing)}; the fields of its rows are {', '.join(sorted(fields))}.")
-    # A field may be called what the function calls its texts ("references").
+    # A field may share its name with one of the function's texts ("references").
     asked = fields.keys() - set(_texts_of(function)) if takes_any else named
     given = {field: fields[field] for field in fields if field in asked}
     with blamed(what):
@@ -63,9 +63,9 @@ def call_on_texts(
 
 
 def row_fields(rows: Sequence[Noted], known: Iterable[str] = ()) -> dict[str, list[Any]]:
-    """The fields of rows, as lists: `id`, `emotion`, every note that one of them has, and those of `known`.
+    """Returns the fields of rows as lists: `id`, `emotion`, every note of any row, and those in `known`.
 
-    What a note "fields" holds are fields too (`data.dialogues.own_fields` of a prediction).
+    The entries of a note "fields" are fields too (`data.dialogues.own_fields` of a prediction).
     """
     own = [row.notes.get("fields") for row in rows]
     notes = [{**(o if isinstance(o, Mapping) else {}), **row.notes} for o, row in zip(own, rows, strict=True)]
@@ -75,10 +75,10 @@ def row_fields(rows: Sequence[Noted], known: Iterable[str] = ()) -> dict[str, li
 
 
 def wanted_fields(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
-    """The fields that a function of texts names, whether it must have each, and whether it takes all others too."""
+    """Returns the fields that a function names, whether each is required, and whether it takes all others."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # of a function in C
+    except (TypeError, ValueError):  # a C function
         return {}, False
     texts, by_name = _texts_of(function), (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = [p for p in parameters if p.name not in texts and p.kind in by_name]
@@ -87,26 +87,26 @@ def wanted_fields(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
 
 
 def _texts_of(function: Callable[..., Any]) -> list[str]:
-    """What a function whose signature is known calls contexts, responses and references."""
+    """Returns a function's own names for contexts, responses and references; its signature must be known."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in inspect.signature(function).parameters.values() if p.kind in positional][:3]
 
 
 def needed_fields(function: Callable[..., Any]) -> set[str]:
-    """The fields that a function of texts must have."""
+    """Returns the required fields of a function of texts."""
     return {field for field, needs in wanted_fields(function)[0].items() if needs}
 
 
 def can_be_tried(function: Callable[..., Any], rows: Sequence[Noted]) -> bool:
-    """Whether `rows` have every field that the function must have."""
+    """Whether `rows` have every required field of the function."""
     return needed_fields(function) <= set(row_fields(rows))
 
 
 def checked_numbers(found: Any, what: str, count: int) -> Float[np.ndarray, " N"]:
-    """What a function returned, as float64; True counts 1.
+    """Returns a function's result as float64; True counts as 1.
 
     Raises:
-      ConfigError: it is not one finite number for each of `count` responses.
+      ConfigError: the result is not one finite number for each of `count` responses.
     """
     if not isinstance(found, (list, tuple)) and not hasattr(found, "__array__"):
         problem = f"a {type(found).__name__}"

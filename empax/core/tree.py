@@ -13,7 +13,7 @@ from empax.core.types import Params
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """A key path as "encoder/layers/attention/query"."""
+    """Formats a key path as "encoder/layers/attention/query"."""
     return "/".join(str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path)
 
 
@@ -23,12 +23,12 @@ def map_named(function: Callable[[str, Any], Any], tree: Params) -> Params:
 
 
 def named_leaves(tree: Params) -> dict[str, Any]:
-    """Leaves by name, in the tree's order."""
+    """Returns the leaves by name, in the tree's order."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def count_params(tree: Params) -> int:
-    """How many numbers the tree holds; works on shapes too."""
+    """Returns the number of values in the tree; works on shapes too."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
 
 
@@ -37,7 +37,7 @@ def count_bytes(tree: Params) -> int:
 
 
 def hash_tree(tree: Params) -> str:
-    """A short hash of names, shapes, dtypes and bytes: equal trees, equal hash."""
+    """Returns a short hash of names, shapes, dtypes and bytes; equal trees have equal hashes."""
     digest = hashlib.sha256()
     for name, leaf in named_leaves(tree).items():
         array = np.asarray(leaf)

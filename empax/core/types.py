@@ -1,8 +1,8 @@
-"""The types that everything else speaks: text as frozen dataclasses, arrays as pytrees.
+"""Common types of the library: text as frozen dataclasses, arrays as pytrees.
 
-One legend of dimension letters serves einsum, shape annotations and comments everywhere:
+One legend of dimension letters for einsum, shape annotations and comments:
 B batch, K passages or beams, S source, T target, D model, H heads, N head dim, V vocabulary, L layers, Q queries.
-Masks are True where something real is.
+Masks are True at real entries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EMOTIONS: tuple[str, ...] = (
     "furious", "grateful", "guilty", "hopeful", "impressed", "jealous", "joyful", "lonely",
     "nostalgic", "prepared", "proud", "sad", "sentimental", "surprised", "terrified", "trusting",
 )  # fmt: skip
-"""The 32 emotions of EmpatheticDialogues, alphabetical. Stored by name; a number is only ever an index into this."""
+"""The 32 emotions of EmpatheticDialogues, alphabetical. They are stored by name; a number is an index into this."""
 
 POSITIVE_EMOTIONS = frozenset({
     "caring", "confident", "content", "excited", "faithful", "grateful", "hopeful", "impressed", "joyful", "prepared",
@@ -35,21 +35,21 @@ POSITIVE_EMOTIONS = frozenset({
 """The 13 emotions that MIME (Majumder et al. 2020) counts as positive; the other 19 are negative."""
 
 IS_POSITIVE = np.array([emotion in POSITIVE_EMOTIONS for emotion in EMOTIONS])
-"""Of each of EMOTIONS."""
+"""Whether each of EMOTIONS is positive."""
 
 LEVELS: tuple[str, ...] = ("low", "mid", "high")
 """The three levels of every emotion attribute."""
 
 ATTRIBUTES: tuple[str, ...] = ("sentiment", "emotional_reaction", "interpretation", "exploration")
-"""REG's four emotion attributes, in the order in which their tokens stand in an input."""
+"""REG's four emotion attributes, in the order of their tokens in an input."""
 
 MECHANISMS: tuple[str, ...] = ATTRIBUTES[1:]
-"""EPITOME's three communication mechanisms: the attributes that a trained classifier gives."""
+"""EPITOME's three communication mechanisms, which a trained classifier labels."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Utterance:
-    """One turn. `speaker` is "speaker" (who tells) or "listener" (who answers)."""
+    """One turn. `speaker` is "speaker" (who tells a story) or "listener" (who responds)."""
 
     speaker: str
     text: str
@@ -57,9 +57,9 @@ class Utterance:
 
 @dataclasses.dataclass(frozen=True)
 class Dialogue:
-    """One conversation, turns in order; `situation` is what the speaker was asked to talk about.
+    """One conversation, turns in order; `situation` is the speaker's prompt.
 
-    `notes` are further fields of the corpus, by name, as JSON has them: every instance of the dialogue gets them.
+    `notes` are further corpus fields by name, as in JSON; every instance of the dialogue gets them.
     """
 
     id: str
@@ -71,14 +71,14 @@ class Dialogue:
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """One listener turn with its whole history: the text-level unit of everything.
+    """One listener turn with its whole history: the basic unit of text.
 
     Attributes:
       id: the dialogue's id, "#", and the 1-based index of the response in it.
       context: the turns before the response, oldest first; they alternate, and the last is the speaker's.
-      response: the gold listener turn; empty where nobody has answered yet (chat).
-      emotion: one of EMOTIONS, or empty where unknown.
-      notes: further fields of the corpus, and what earlier stages added: attributes, labels, knowledge.
+      response: the gold listener turn; empty if there is none (chat).
+      emotion: one of EMOTIONS, or empty if unknown.
+      notes: further corpus fields, and the output of earlier stages: attributes, labels, knowledge.
     """
 
     id: str
@@ -96,23 +96,23 @@ class Instance:
 class Batch:
     """Token ids of one step. A system may extend it (Fusion-in-Decoder: `source[B,K,S]`).
 
-    `target` ends with the end-of-sequence id and has no start id; models shift it right themselves.
+    `target` ends with the end-of-sequence id and has no start id; models shift it right.
     """
 
     source: Int[Array, "B S"]
     source_mask: Bool[Array, "B S"]
     target: Int[Array, "B T"]
     target_mask: Bool[Array, "B T"]
-    valid: Bool[Array, " B"]  # False on filler rows
+    valid: Bool[Array, " B"]  # False for filler rows
 
 
 AnyBatch: TypeAlias = Any
-"""A `Batch`, an extension of it, or what wraps one: a pytree of arrays that share their leading axis, with `valid`."""
+"""A `Batch`, an extension or a wrapper of one: a pytree of arrays with a common leading axis, with `valid`."""
 
 
 @flax.struct.dataclass
 class Mean:
-    """A mean as its two sums, so that parts add up exactly over micro-batches, devices and batches."""
+    """A mean stored as two sums, so that parts add up exactly over micro-batches, devices and batches."""
 
     total: Float[Array, ""]
     weight: Float[Array, ""]
@@ -121,11 +121,11 @@ class Mean:
     def of(
         cls, values: Float[Array, "..."], mask: Bool[Array, "..."], weights: Float[Array, "..."] | None = None
     ) -> Mean:
-        """The mean of `values` where `mask` is True, each counted once or with its weight; all of one shape."""
+        """Builds the mean of `values` where `mask` is True, optionally weighted; all arrays have one shape."""
         weight = mask.astype(jnp.float32)
         if weights is not None:
             weight = jnp.where(mask, weights.astype(jnp.float32), 0.0)
-        # where, not a product: a masked NaN must not leak into the sum.
+        # `where` instead of a product: a masked NaN must not leak into the sum.
         return cls(total=jnp.sum(jnp.where(mask, values.astype(jnp.float32), 0.0) * weight), weight=jnp.sum(weight))
 
     @classmethod
@@ -136,11 +136,11 @@ class Mean:
         return Mean(total=self.total + other.total, weight=self.weight + other.weight)
 
     def scale(self, factor: float) -> Mean:
-        """The same mean times `factor`."""
+        """Multiplies the mean by `factor`."""
         return Mean(total=self.total * factor, weight=self.weight)
 
     def value(self) -> Float[Array, ""]:
-        """total / weight; 0 where nothing was counted."""
+        """Returns total / weight; 0 for an empty mean."""
         return self.total / jnp.maximum(self.weight, 1e-9)
 
 
@@ -149,9 +149,9 @@ Metrics: TypeAlias = dict[str, Mean]
 
 @flax.struct.dataclass
 class TrainState:
-    """What a training step changes, and nothing else: nothing frozen lives here."""
+    """The state that a training step changes; it holds no frozen parameters."""
 
-    step: Int[Array, ""]  # updates made
+    step: Int[Array, ""]  # number of updates
     params: Params
     opt_state: Any
     rng: jax.Array  # typed PRNG key
@@ -160,7 +160,7 @@ class TrainState:
 
 @flax.struct.dataclass
 class Retrieved:
-    """The best K rows of an index for each query, best first; id -1 = none (its score is -inf). On the host."""
+    """The best K rows of an index for each query, best first; id -1 = none (score -inf). On the host."""
 
     ids: Int[np.ndarray, "Q K"]
     scores: Float[np.ndarray, "Q K"]
@@ -170,7 +170,7 @@ class Retrieved:
 class Generated:
     """Decoded ids, best first. `tokens` has no start id and is padded after the end-of-sequence id.
 
-    `log_probs` is the sum of token log-probabilities under the model (not length-normalised).
+    `log_probs` is the sum of the tokens' log-probabilities under the model (not length-normalised).
     """
 
     tokens: Int[Array, "B K T"]
@@ -179,7 +179,7 @@ class Generated:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """One row of predictions.jsonl; everything a metric or a reader of the report needs."""
+    """One row of predictions.jsonl, with all inputs of metrics and reports."""
 
     context: tuple[str, ...]
     response: str
@@ -192,6 +192,6 @@ class Prediction:
     notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def level(self, note: str, mechanism: str) -> str:
-        """What a judge whose note that is says of a mechanism; empty where it says nothing."""
+        """Returns the level of a mechanism according to the judge of this note; empty if it gives none."""
         levels = self.notes.get(note)
         return (levels.get(mechanism) or "") if isinstance(levels, Mapping) else ""

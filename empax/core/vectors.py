@@ -8,8 +8,8 @@ from jaxtyping import Array, Float
 
 
 def unit(vectors: Float[Array, "*N D"]) -> Float[Array, "*N D"]:
-    """The vectors at length 1; those of zeros, which filler rows have, stay zeros.
+    """Normalizes vectors to unit length; zero vectors, which filler rows have, stay zero.
 
-    By the root of a sum and not by a norm: the gradient of a norm at zero is NaN, of this it is 0.
+    It divides by the root of a sum instead of a norm: the gradient of a norm at zero is NaN, here it is 0.
     """
     return vectors * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(vectors), axis=-1, keepdims=True), 1e-16))

@@ -1,4 +1,4 @@
-"""Batches as a pure function of (seed, step): the step number is the whole state of the input pipeline."""
+"""Batches as a pure function of (seed, step): the step is the whole state of the input pipeline."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from empax.data.features import pad
 T = TypeVar("T")
 
 WINDOW_BATCHES = 64
-"""Examples are sorted by length within windows of so many batches: few pads, and still nearly random batches."""
+"""Examples are sorted by length within windows of this many batches: little padding, and nearly random batches."""
 
 
 class BatchPlan:
-    """Which examples make up the batch of a step, and how long its sources are padded.
+    """The examples and the padded source length of each step's batch.
 
-    Each epoch is a seeded permutation, sorted by length within windows, cut into batches whose order is shuffled
-    again; it holds every example exactly once. Filler rows (-1) complete the batch that falls short.
+    Each epoch is a seeded permutation, sorted by length within windows and split into batches, whose order is shuffled
+    again; it contains every example exactly once. Filler rows (-1) complete the last batch.
 
     Args:
       lengths: see `core.protocols.Examples`.
       batch_size: rows of a batch over all processes.
-      buckets: padded source lengths, ascending; each costs one compilation. Longer examples get the last one.
+      buckets: padded source lengths, ascending; each needs one compilation. Longer examples use the last bucket.
       seed: at least 0.
-      order_lengths: lengths that examples are ordered by, where `lengths` change within an epoch; None = `lengths`.
+      order_lengths: lengths for sorting, if `lengths` change within an epoch; None = `lengths`.
 
     Raises:
-      ConfigError: no examples, or values out of range.
+      ConfigError: if there are no examples, or values are out of range.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class BatchPlan:
         self._epochs: dict[int, np.ndarray] = {}
 
     def plan(self, step: int) -> tuple[Int[np.ndarray, " B"], int]:
-        """The example of each row (-1 = filler), and the padded source length."""
+        """Returns the example of each row (-1 = filler), and the padded source length."""
         epoch, position = divmod(step, self.steps_per_epoch)
         indices = self._epoch(epoch)[position]
         return indices, bucket_of(int(self.lengths[indices[indices >= 0]].max()), self.buckets)
 
     def _epoch(self, epoch: int) -> np.ndarray:
-        """[steps_per_epoch, batch_size]; the two last epochs asked for are kept, since threads straddle a border."""
+        """Returns [steps_per_epoch, batch_size]; caches two epochs, since threads may be in different epochs."""
         epochs = self._epochs
         if epoch not in epochs:
             kept = dict([*epochs.items()][-1:])
@@ -87,13 +87,13 @@ def _source_lengths(lengths: np.ndarray) -> Int[np.ndarray, " N"]:
 
 
 def _length_ranks(lengths: np.ndarray, buckets: Sequence[int]) -> Int[np.ndarray, " N"]:
-    """Sort keys: the bucket first, within it the target where there is one (else the source); equals share a rank."""
+    """Returns sort keys: the bucket, then the target length if there is one (else the source's); ties share a key."""
     bucket = np.searchsorted(buckets, np.minimum(_source_lengths(lengths), buckets[-1]))
     return bucket * (lengths.max(initial=0) + 1) + (lengths if lengths.ndim == 1 else lengths[:, 1])
 
 
 def bucket_of(length: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket that holds `length`; the largest where none does."""
+    """Returns the smallest bucket that holds `length`, or the largest if none does."""
     return next((bucket for bucket in buckets if length <= bucket), buckets[-1])
 
 
@@ -108,24 +108,24 @@ def train_batches(
     num_threads: int = 1,
     prefetch: int = 8,
 ) -> Iterator[Batch]:
-    """Yields the batches of steps `start_step` to `stop_step` - 1, made ahead of time in threads.
+    """Yields the batches of steps `start_step` to `stop_step` - 1, prefetched in threads.
 
-    The batch of a step depends on `seed` and the step alone: not on where the run started, nor on the number of
-    threads. Each of several processes makes the whole batch, so that shapes and random draws agree, and places its own
-    rows (`core.distributed.place`).
+    The batch of a step depends on `seed` and the step alone, not on the first step or the number of threads. With
+    several processes, each makes the whole batch, so that shapes and random draws agree, and places its own rows
+    (`core.distributed.place`).
 
     Args:
-      examples: what batches are cut from; `collate` must be safe to call from threads.
+      examples: examples of the batches; `collate` must be thread-safe.
       batch_size: rows over all processes.
       buckets: see `BatchPlan`.
-      seed: of order and of `collate`'s random draws, at least 0.
+      seed: seed of the order and of `collate`'s random draws, at least 0.
       start_step: first step, 0 for a new run.
-      stop_step: first step that is not made.
-      num_threads: threads that collate; 0 = in the caller's.
-      prefetch: batches made ahead.
+      stop_step: end of the steps, exclusive.
+      num_threads: threads that collate; 0 = the caller's thread.
+      prefetch: number of batches to prefetch.
 
     Raises:
-      ConfigError: values out of range.
+      ConfigError: if values are out of range.
     """
     order = getattr(examples, "order_lengths", None)
     plan = BatchPlan(examples.lengths, batch_size, buckets, seed, order_lengths=order)
@@ -136,7 +136,7 @@ def train_batches(
 
     if stop_step <= start_step:
         return iter(())
-    import grain  # slow to import, and of training alone
+    import grain  # slow to import, and only needed for training
 
     steps = grain.MapDataset.range(start_step, stop_step).map(make)
     return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)))
@@ -148,7 +148,7 @@ def eval_batches(
     """Yields every example once, shortest first, with the example of each row (-1 = filler, in the last batch).
 
     Raises:
-      ConfigError: no examples, or values out of range.
+      ConfigError: if there are no examples, or values are out of range.
     """
     _check(len(examples), batch_size, buckets)
     lengths = _source_lengths(examples.lengths)
@@ -173,7 +173,7 @@ def _check(num_examples: int, batch_size: int, buckets: Sequence[int]) -> None:
 
 
 class _Some:
-    """Some rows of `examples`, as examples."""
+    """A subset of `examples`."""
 
     def __init__(self, examples: Examples, rows: np.ndarray) -> None:
         self._examples, self._rows = examples, rows
@@ -187,34 +187,34 @@ class _Some:
 
 
 def some_of(examples: Examples, limit: int | None, *, seed: int) -> Examples:
-    """At most `limit` of the examples, drawn with `seed`, in their order; None = all."""
+    """Draws at most `limit` examples with `seed`, in their original order; None = all."""
     if limit is None or limit >= len(examples):
         return examples
     return _Some(examples, draw_rows(len(examples), limit, seed=seed))
 
 
 def draw_rows(count: int, most: int, *, seed: int = 0) -> Int[np.ndarray, " n"]:
-    """At most `most` of `count` rows, drawn with `seed`, in their order; 0 = all."""
+    """Draws at most `most` of `count` rows with `seed`, in ascending order; 0 = all."""
     return np.sort(np.random.default_rng(seed).permutation(count)[: most or None])
 
 
 def draw(items: Sequence[T], most: int) -> list[T]:
-    """At most `most` of the items, in their order, the same ones whatever the run's seed; 0 = all.
+    """Draws at most `most` items, in their original order, independent of the run's seed; 0 = all.
 
-    The first rows of a corpus are no sample of it: ReflectDiffu's emotion head names 38.7% of the first thousand
-    validation contexts of EmpatheticDialogues right, and 47.5% of the sampled ones.
+    The first rows of a corpus are not a representative sample: ReflectDiffu's emotion head is right for 38.7% of the
+    first thousand validation contexts of EmpatheticDialogues, and for 47.5% of the sampled ones.
     """
     return [items[row] for row in draw_rows(len(items), most)]
 
 
 DRAWN = "of dialogues drawn at random"
-"""How `draw_dialogues` has chosen, for records and reports."""
+"""Describes the choice of `draw_dialogues` in records and reports."""
 
 
 def draw_dialogues(instances: Sequence[Instance], most: int, *, seed: int = 0) -> list[Instance]:
-    """At most `most` of the instances, in their order: those of drawn dialogues, of the last one the first; 0 = all.
+    """Draws dialogues with at most `most` instances in total, in their original order; the last is truncated. 0 = all.
 
-    The same ones whatever the run's seed, unless `seed` is given: runs are compared on the same rows.
+    Independent of the run's seed unless `seed` is given, so that runs are compared on the same rows.
     """
     if not most or most >= len(instances):
         return list(instances)
@@ -229,14 +229,14 @@ class SequenceExamples:
     """Pairs of token ids as random-access examples (`core.protocols.Examples`).
 
     Args:
-      sources: ids of each source. One that is longer than its bucket keeps its last ids.
-      targets: ids of each target, the end-of-sequence id included; its last id stays where it is cut.
-      pad_id: fills up rows.
-      max_target_tokens: the most ids of a target.
+      sources: ids of each source; one longer than its bucket keeps its last ids.
+      targets: ids of each target, the end-of-sequence id included; a truncated target keeps its last id.
+      pad_id: padding id.
+      max_target_tokens: maximum number of ids of a target.
       target_multiple: targets are padded to the next multiple, or to `max_target_tokens` if that is less.
 
     Raises:
-      ValueError: not as many targets as sources, or an empty target.
+      ValueError: if the numbers of targets and sources differ, or a target is empty.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class SequenceExamples:
         return len(self.sources)
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> Batch:
-        """Rows `indices` (-1 = filler: all padding, not valid) as numpy arrays; draws nothing from `rng`."""
+        """Collates the rows `indices` (-1 = filler: all padding, not valid) as numpy arrays; does not use `rng`."""
         del rng
         sources = [self.sources[i][-length:] if i >= 0 else [] for i in indices]
         targets = [self.targets[i] if i >= 0 else [] for i in indices]
@@ -274,5 +274,5 @@ class SequenceExamples:
         columns = min(max(-(-longest // multiple), 1) * multiple, self.max_target_tokens)
         source, source_mask = pad(sources, length, self.pad_id)
         target, target_mask = pad(targets, columns, self.pad_id)
-        # Numpy arrays until they are put on devices; the annotations of Batch are those of the step.
+        # NumPy arrays until they are placed on devices; the annotations of Batch are those in the training step.
         return Batch(source, source_mask, target, target_mask, np.asarray(indices) >= 0)  # pyright: ignore

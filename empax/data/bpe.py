@@ -19,28 +19,28 @@ from empax.data.tokenizers import (
 )
 
 BASE_TOKENS = (PAD_TOKEN, EOS_TOKEN, START_TOKEN, SEPARATOR, SPEAKER_TOKEN, LISTENER_TOKEN)
-"""The first ids of every BPE that we train, in this order."""
+"""Tokens with the first ids of every BPE that we train, in this order."""
 
-# Contractions, a word, one digit, a run of signs, blanks; all but blanks with the space before them.
+# Contractions, a word, one digit, a run of signs, blanks; words, digits and signs include the space before them.
 _PIECES = Regex(r"(?i:'(?:s|t|re|ve|m|ll|d)\b)| ?\p{L}[\p{L}\p{M}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+")
 
 
 def train_bpe(
     texts: Iterable[str], *, vocab_size: int, lowercase: bool = True, special_tokens: Sequence[str] = ()
 ) -> SubwordTokenizer:
-    """Trains a byte-level BPE: any text can be written, and comes back but for case and runs of blanks.
+    """Trains a byte-level BPE, which can encode any text; decoding restores it except for case and runs of blanks.
 
-    Words carry the space before them, every digit stands alone, punctuation is apart from words.
+    Words include the space before them, every digit is a separate piece, punctuation is separate from words.
     Source: Sennrich et al. 2016; bytes as the alphabet: Radford et al. 2019.
 
     Args:
       texts: the training texts; the order does not matter.
-      vocab_size: the most tokens, special ones and the 256 bytes included; a small corpus gives fewer.
-      lowercase: whether to lower-case before anything else.
-      special_tokens: atomic tokens beside BASE_TOKENS; `decode` skips them.
+      vocab_size: maximum number of tokens, special tokens and the 256 bytes included; a small corpus gives fewer.
+      lowercase: whether to lower-case texts first.
+      special_tokens: atomic tokens in addition to BASE_TOKENS; `decode` skips them.
 
     Raises:
-      ConfigError: `vocab_size` does not even hold the special tokens and the bytes.
+      ConfigError: if `vocab_size` is smaller than the number of special tokens and bytes.
     """
     special = list(dict.fromkeys((*BASE_TOKENS, *special_tokens)))
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -55,7 +55,7 @@ def train_bpe(
             *([normalizers.Lowercase()] if lowercase else []),
             normalizers.Replace(Regex(r"\s+"), " "),
             normalizers.Strip(),
-            # The first word is the same token as inside a sentence.
+            # The first word of a text gets the same token as inside a sentence.
             normalizers.Prepend(" "),
         ]
     )
@@ -65,7 +65,7 @@ def train_bpe(
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    # The second takes out the blank of the first word, which the text did not have.
+    # The second removes the blank before the first word, which the text did not have.
     first_blank = decoders.Strip(" ", 1, 0)
     backend.decoder = decoders.Sequence([decoders.ByteLevel(), first_blank])  # pyright: ignore[reportAttributeAccessIssue]
     trainer = trainers.BpeTrainer(

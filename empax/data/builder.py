@@ -1,7 +1,7 @@
-"""Dialogues as TFDS keeps them, in `array_record` files: the corpora's builders, and reading them back.
+"""TFDS builders of the corpora, which store dialogues in `array_record` files, and reading these files.
 
-TensorFlow is neither needed nor imported. TFDS itself takes a third of a second to import, so that who loads a corpus
-imports this where it does.
+TensorFlow is neither needed nor imported. TFDS itself takes a third of a second to import, so callers import this
+module only where they load a corpus.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from empax.data.dialogues import alternate
 
 
 class DialogueBuilder(tfds.core.GeneratorBasedBuilder):
-    """A TFDS builder with one example a dialogue (`data.dialogues.example_of`); a corpus says what it is.
+    """A TFDS builder with one example per dialogue (`data.dialogues.example_of`); each corpus has a subclass.
 
-    `file_format="array_record"` keeps TensorFlow out.
+    `file_format="array_record"` avoids TensorFlow.
 
     Args:
-      examples: gives those of each split, as TFDS' `_split_generators` does; needed to prepare, not to read.
-      kwargs: those of every TFDS builder.
+      examples: returns the examples of each split, like TFDS' `_split_generators`; needed to prepare, not to read.
+      kwargs: arguments of every TFDS builder.
     """
 
     VERSION = tfds.core.Version("1.0.0")
     ABOUT: ClassVar[dict[str, Any]] = {}
-    """Description, homepage and licence, as `tfds.core.DatasetInfo` takes them."""
+    """Description, homepage and licence, as arguments of `tfds.core.DatasetInfo`."""
 
     IN_ORDER = True
-    """Whether keys are numbers and examples are kept in their order; else a hash of the key orders them."""
+    """Whether keys are numbers and examples keep their order; else they are ordered by a hash of the key."""
 
     HAS_NOTES = False
-    """Whether dialogues may have fields that others have not."""
+    """Whether dialogues may have further fields."""
 
     def __init__(self, *, examples: Callable[[], dict[str, Any]] = dict, **kwargs: Any):
         self._examples = examples
         super().__init__(**kwargs)
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
-        del dl_manager  # who loads a corpus finds its files, so that the errors can say what to do
+        del dl_manager  # the loader of a corpus finds its files, so that its errors can give advice
         return self._examples()
 
     def _generate_examples(self, *_: Any) -> Any:
-        raise NotImplementedError  # TFDS asks for it, and it stands in `examples`
+        raise NotImplementedError  # TFDS requires the method; `examples` replaces it
 
     def _info(self) -> tfds.core.DatasetInfo:
         notes = {"notes": tfds.features.Text()} if self.HAS_NOTES else {}
@@ -84,7 +84,7 @@ class EmpatheticDialogues(DialogueBuilder):
 
 
 class OwnDialogues(DialogueBuilder):
-    """JSON-lines files of dialogues, in an order that a hash of file and line gives."""
+    """JSON-lines files of dialogues, ordered by a hash of file and line."""
 
     name = "empax_own_dialogues"
     ABOUT: ClassVar[dict[str, Any]] = {"description": "Dialogues from a folder of JSON-lines files."}
@@ -106,16 +106,16 @@ def _to_dialogue(row: dict[str, Any]) -> Dialogue:
 def load(
     make: Callable[..., DialogueBuilder], folder: Path, splits: Sequence[str], beam: Any = None
 ) -> dict[str, list[Dialogue]]:
-    """The dialogues by split; the first call prepares them in `folder`, later calls read what is there.
+    """Loads the dialogues by split; the first call prepares them in `folder`, later calls read them there.
 
     Args:
-      make: a partial of the builder's class with the examples that it is prepared from.
-      folder: one for everything that the corpus is made from, such as a hash of its files.
+      make: a partial of the builder's class with its examples.
+      folder: a separate folder for each version of the corpus, named by a hash of its files, for example.
       splits: names of its splits.
       beam: Apache Beam's `PipelineOptions`, for examples that Beam reads.
     """
     builder = make(data_dir=str(folder), file_format="array_record")
-    # The version is part of the path: a changed reader prepares anew.
+    # The version is part of the path: a changed reader prepares the data again.
     prepared = folder / builder.name / str(builder.VERSION)
     if not is_sound(prepared):
         shutil.rmtree(prepared, ignore_errors=True)
@@ -125,13 +125,13 @@ def load(
     dialogues = {}
     for split in splits:
         source = builder.as_data_source(split=split)  # pyright: ignore[reportCallIssue]  # its decorator hides the arguments
-        # All in one read: one by one is several times slower.
+        # All in one read: single reads are several times slower.
         dialogues[split] = [_to_dialogue(row) for row in source.__getitems__(range(len(source)))]
     return dialogues
 
 
 def _prepare(make: Callable[..., DialogueBuilder], folder: Path, beam: Any) -> None:
-    """Writes the TFDS files beside `folder` and renames: several processes may do so at once."""
+    """Writes the TFDS files beside `folder` and renames them; several processes may do so at once."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     tfds.disable_progress_bar()
@@ -145,7 +145,7 @@ def _prepare(make: Callable[..., DialogueBuilder], folder: Path, beam: Any) -> N
         try:
             os.rename(temporary / version, folder / version)
         except OSError:
-            if not (folder / version).is_dir():  # not a rival that was faster
+            if not (folder / version).is_dir():  # unless another process was faster
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Chat templates of instruction-tuned models: where models keep them, and what they put between the turns."""
+"""Chat templates of instruction-tuned models: reading them from files, and extracting the text around the turns."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ TEMPLATE, MORE, FIELD = "chat_template.jinja", "additional_chat_templates", "cha
 
 _DEFAULT = "default"
 _JSON_FILES = ("tokenizer_config.json", "chat_template.json")
-"""With a field for templates; the second is that of processors, before they had a file of its own."""
+"""Files with a field for templates; the second was that of processors before templates had their own file."""
 
 CPU_SECONDS, MEMORY_BYTES, WAIT_SECONDS = 5, 256 << 20, 120
-"""What a template may take: computing time, memory, and time by the clock (long: the machine may be busy)."""
+"""Limits of a template: CPU time, memory, and wall-clock time (long, since the machine may be busy)."""
 
 _MOST_CHARACTERS = 200_000
 
 
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
-    """What a template puts around the texts of a chat.
+    """The text that a template puts around the texts of a chat.
 
     `opening` system `first_user` turn (`user_to_assistant` turn `assistant_to_user` turn)* `answer`; with `system_last`
     `opening` (turn `user_to_assistant` turn `assistant_to_user`)* system `first_user` turn `answer`.
 
-    A frame that has no control token (Llama 2's `[/INST]`) is text, which a user can write too.
+    A frame without control tokens (Llama 2's `[/INST]`) is text, which a user can also write.
 
     Attributes:
-      opening: before the system's text (what begins every text included).
-      first_user: between the system's text and the turn that follows it.
-      user_to_assistant: between a turn and the answer to it.
+      opening: before the system message (the beginning of every text included).
+      first_user: between the system message and the turn that follows it.
+      user_to_assistant: between a turn and its answer.
       assistant_to_user: between an answer and the next turn.
-      answer: behind the last turn; the model writes on from there.
-      system_last: whether the system's text stands in the last turn (Mistral) instead of in front of the first one.
+      answer: after the last turn; the model continues from there.
+      system_last: whether the system message is in the last turn (Mistral) instead of before the first turn.
     """
 
     opening: str
@@ -59,16 +59,16 @@ class ChatTemplate:
     system_last: bool = False
 
     def mapped(self, change: Callable[[str], str]) -> ChatTemplate:
-        """The same with `change` applied to every frame."""
+        """Applies `change` to every frame."""
         frames = [change(frame) for frame in dataclasses.astuple(self)[:-1]]
         return ChatTemplate(*frames, system_last=self.system_last)
 
     def opened(self, system: str) -> str:
-        """What every chat begins with: the opening, and the system's text if it stands there."""
+        """Returns the beginning of every chat: the opening, and the system message unless `system_last`."""
         return self.opening if self.system_last else self.opening + system
 
     def continued(self, turns: Sequence[str], system: str) -> str:
-        """What follows `opened`: the turns, the user's first and last, and the frame of the answer."""
+        """Returns the rest after `opened`: the turns, which begin and end with the user's, and the answer's frame."""
         earlier = ""
         for user, assistant in zip(turns[:-1:2], turns[1::2], strict=True):
             earlier += user + self.user_to_assistant + assistant + self.assistant_to_user
@@ -78,9 +78,9 @@ class ChatTemplate:
 
 
 PLAIN = ChatTemplate("", "\n\nThey:\n", "\n\nYou:\n", "\n\nThey:\n", "\n\nYou:\n")
-"""For models that know no template. Turns begin a line: behind a colon a subword would have to begin with a space."""
+"""For models without a template. Turns begin a line: after a colon, a subword would have to begin with a space."""
 
-# With letters of either case: a template that changes the case of turns is to be noticed.
+# With upper-case and lower-case letters, to detect templates that change the case of turns.
 _SYSTEM, *_TURNS = (f"\x01Mark{number}\x01" for number in range(6))
 _SIZES = (3, 1, 5)
 
@@ -91,20 +91,20 @@ _REFUSED = "{} {}. Give the model another template, or none (tokenizer_config.js
 
 @functools.lru_cache(maxsize=32)
 def chat_template(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_TOKEN, **tokens: str) -> ChatTemplate:
-    """Takes a Hugging Face chat template apart by rendering chats of marked turns.
+    """Extracts the frames of a Hugging Face chat template by rendering chats with marked turns.
 
     Args:
       source: the Jinja text, `chat_template` in tokenizer_config.json.
-      where: what messages call it: its file.
+      where: name of the template in messages: its file.
       pad_token: as `tokens`.
-      tokens: what it may refer to: `bos_token`, `eos_token`.
+      tokens: special tokens that it may refer to: `bos_token`, `eos_token`.
 
     Raises:
-      ConfigError: it is no template, takes too much time or memory, or does not keep the turns of a chat apart and in
-        order.
+      ConfigError: if it is not a template, takes too much time or memory, or does not keep the turns of a chat separate
+        and in order.
     """
     with_system = [[("system", _SYSTEM), *_chat(_TURNS[:size])] for size in _SIZES]
-    # Some templates know no system's turn, or leave it out: its text then opens the user's first.
+    # Some templates do not support a system message, or drop it: its text is then put before the user's first turn.
     without = [_chat([f"{_SYSTEM}\n\n{_TURNS[0]}", *_TURNS[1:size]]) for size in _SIZES]
     rendered = _render(source, [*with_system, *without], {"pad_token": pad_token, **tokens}, where)
     problem = ""
@@ -125,7 +125,7 @@ def chat_template(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_T
 
 @functools.lru_cache(maxsize=32)
 def without_system(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_TOKEN, **tokens: str) -> ChatTemplate:
-    """A template's frames for chats that say nothing as the system; what it says there by itself is in `opening`.
+    """Returns a template's frames for chats without a system message; a default system message is in `opening`.
 
     Arguments and errors as in `chat_template`.
     """
@@ -148,7 +148,7 @@ def without_system(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_
 
 @functools.lru_cache(maxsize=32)
 def single_turn(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_TOKEN, **tokens: str) -> tuple[str, str]:
-    """What a template puts before and behind the one turn of a chat that a user has just begun.
+    """Returns the text that a template puts before and after the single turn of a new chat.
 
     Arguments and errors as in `chat_template`.
     """
@@ -168,14 +168,14 @@ def _chat(turns: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _frames(text: str) -> ChatTemplate | None:
-    """What stands between the marks of a chat of three turns; None if they are not there once each and in order."""
+    """Returns the frames around the marks of a chat of three turns; None unless each occurs once and in order."""
     first, answer, second = _TURNS[:3]
     for marks, system_last in (((_SYSTEM, first, answer, second), False), ((first, answer, _SYSTEM, second), True)):
         found = re.fullmatch("".join(f"(.*?){re.escape(mark)}" for mark in marks) + "(.*)", text, re.DOTALL)
         if found is None or any(mark in part for part in found.groups() for mark in marks):
             continue
         parts = list(found.groups())
-        if system_last:  # the frame around the system's text comes where `ChatTemplate` has it
+        if system_last:  # in the order of `ChatTemplate`
             opening, to_assistant, to_user, before_turn, ending = parts
             parts = [opening, before_turn, to_assistant, to_user, ending]
         return ChatTemplate(*parts, system_last=system_last)
@@ -185,7 +185,7 @@ def _frames(text: str) -> ChatTemplate | None:
 def _render(
     source: str, chats: Sequence[Sequence[tuple[str, str]]], tokens: dict[str, str], where: str
 ) -> list[dict[str, str]]:
-    """Each chat under "text", or the reason why there is none under "error"."""
+    """Returns each chat under "text", or the reason for a failure under "error"."""
     request = {
         "source": source,
         "chats": [[{"role": role, "content": content} for role, content in chat] for chat in chats],
@@ -196,7 +196,7 @@ def _render(
     }
     program = str(Path(__file__).with_name("chat_rendering.py"))
     try:
-        # -P: files beside the program are no modules of it.
+        # -P: files beside the program cannot be imported as modules.
         done = subprocess.run(
             [sys.executable, "-P", program],
             input=json.dumps(request),
@@ -216,12 +216,12 @@ def _render(
 
 
 def read_chat_template(folder: Path) -> str | None:
-    """The template of a folder, of several the one named "default"; None if there is none.
+    """Reads the template of a folder, of several the one named "default"; None if there is none.
 
-    Files of their own count before fields of JSON files, as transformers has it.
+    Template files take precedence over fields of JSON files, as in transformers.
 
     Raises:
-      DataError: a file is broken, or a field holds no templates.
+      DataError: if a file is broken, or a field holds no templates.
     """
     templates = {_DEFAULT: folder / TEMPLATE} if is_listed(folder / TEMPLATE) else {}
     templates |= {file.stem: file for file in sorted((folder / MORE).glob("*.jinja"))}
@@ -235,12 +235,12 @@ def read_chat_template(folder: Path) -> str | None:
 
 
 def default_template(found: Any, where: str) -> str | None:
-    """What stands for a chat among templates: a text; or several, as a mapping or a list of objects with a name.
+    """Returns the chat template: a single text, or the default of several (a mapping or a list of named objects).
 
-    Several without one named "default" are none: no dialogue says which of them it wants, and a warning names them.
+    Several templates without one named "default" give None and a warning, since a dialogue cannot choose one.
 
     Raises:
-      DataError: `found` is no such thing; `where` says of which file.
+      DataError: if `found` has another form; `where` names the file.
     """
     if isinstance(found, str):
         return found

@@ -1,9 +1,9 @@
-"""Renders a chat template in a process of its own: Python runs this file, no module of empax imports it.
+"""Renders a chat template in a separate process: Python runs this file, no module of empax imports it.
 
-A template comes with a model, from somebody else: it may never end, or fill the memory. Here it has limits, and what it
-does to this process does no harm to the other. One JSON object comes on standard input, a list goes to standard output.
+A template comes with a model, from somebody else: it may never end, or fill the memory. Here it has limits, and a crash
+of this process does not affect the other. Reads one JSON object from standard input, writes a list to standard output.
 
-The environment is that of transformers (`apply_chat_template`), but for the date.
+The environment is that of transformers (`apply_chat_template`), except for the date.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import jinja2.utils
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}`, around what the model wrote in training data: its body as it is."""
+    """`{% generation %}…{% endgeneration %}`, which marks the model's text in training data: renders its body."""
 
     tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
@@ -37,7 +37,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """A namespace of a template; no name in it begins with an underscore, which Python gives a meaning."""
+    """A namespace of a template; names must not begin with an underscore, which has a meaning in Python."""
 
     def __init__(*args: Any, **values: Any):
         self, *given = args
@@ -67,14 +67,14 @@ def _raise(message: str) -> None:
 
 
 def environment() -> jinja2.Environment:
-    """What a template finds."""
+    """Builds the Jinja environment of a template."""
     made = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     made.filters["tojson"] = _to_json
     made.globals |= {
         "raise_exception": _raise,
-        # Some put today's date into the prompt; a run must not depend on the day.
+        # Some templates put today's date into the prompt; a run must not depend on the day.
         "strftime_now": datetime.datetime(2025, 1, 1).strftime,
         "dict": lambda *args, **values: dict(*args, **values),
         "namespace": _Namespace,
@@ -88,17 +88,17 @@ def _limit(cpu_seconds: int, memory_bytes: int) -> None:
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         try:
             resource.setrlimit(getattr(resource, what), (most, hard))
-        except (ValueError, OSError):  # macOS refuses some
+        except (ValueError, OSError):  # macOS refuses some limits
             continue
 
 
 def _rendered(request: dict[str, Any], messages: list[dict[str, str]]) -> dict[str, str]:
-    """The chat under "text", or why there is none under "error"."""
+    """Returns the chat under "text", or the reason for a failure under "error"."""
     try:
         template = environment().from_string(request["source"])
         values = request["tokens"] | {"messages": messages, "tools": None, "documents": None}
         text = template.render(**values, add_generation_prompt=True)
-    except Exception as error:  # whatever it is, the other process must hear of it
+    except Exception as error:  # any error must reach the other process
         return {"error": f"{type(error).__name__}: {error}"[:500]}
     if len(text) > request["most_characters"]:
         return {"error": f"a chat of {len(messages)} short turns is more than {request['most_characters']} characters"}

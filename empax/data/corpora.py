@@ -1,4 +1,4 @@
-"""Where a corpus is that the user has downloaded: one folder for all of them, or a folder each."""
+"""Finding corpora that the user has downloaded: one folder for all of them, or one folder each."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from empax.core.config import ConfigError
 from empax.core.paths import expand
 
 DATA_DIR = "EMPAX_DATA_DIR"
-"""The environment's name for the folder of corpora."""
+"""Environment variable with the folder of corpora."""
 
 
 def data_folder(data_dir: str | os.PathLike[str] | None) -> tuple[str | os.PathLike[str], str]:
-    """The folder that the user names, "" for none, and where: the setting `data.dir`, else the environment."""
+    """Returns the folder that the user names, "" for none, and where: the setting `data.dir`, else the environment."""
     if data_dir:
         return data_dir, "config.data.dir"
     return os.environ.get(DATA_DIR, ""), DATA_DIR
 
 
 def find_corpus(what: str, files: Sequence[str], under: str, data_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder with `files`: the folder that the user names, or `under`/ in it.
+    """Returns the folder with `files`: the folder that the user names, or `under`/ in it.
 
     Args:
-      what: the corpus, for messages.
-      files: names, all of which it holds.
-      under: its own folder in a folder of corpora.
-      data_dir: as in the settings; empty: the environment's.
+      what: name of the corpus, for messages.
+      files: names of all files of the corpus.
+      under: name of the corpus' folder in a folder of corpora.
+      data_dir: as in the settings; empty = that of the environment.
 
     Raises:
-      ConfigError: no folder is named, or it does not hold the files.
+      ConfigError: if no folder is named, or it does not hold the files.
     """
     folder, origin = data_folder(data_dir)
     they = "it" if len(files) == 1 else "them"

@@ -1,4 +1,4 @@
-"""DailyDialog (Li et al. 2017): everyday dialogues of two people, on which EmpRL tests what is left of small talk."""
+"""DailyDialog (Li et al. 2017): everyday dialogues of two people, on which EmpRL tests small talk after training."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from empax.data.corpora import find_corpus
 from empax.data.dialogues import to_instances
 
 FOLDER = "dailydialog"
-"""Where the files lie inside a data folder."""
+"""Name of the corpus' folder inside a data folder."""
 
 SPLITS = ("train", "validation", "test")
 
 END_OF_TURN = "__eou__"
-"""What closes every turn; a line is a dialogue."""
+"""Marks the end of every turn; a line is a dialogue."""
 
 _JOINS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<=\w) ' (?=(?:s|t|m|d|re|ll|[vV]e)\b)"), "'"),
     (re.compile(r"(?<=\w)'Ve\b"), "'ve"),  # "I ' Ve" comes from the corpus's own clean-up
-    (re.compile(r"(?<=\d) ([.:]) (?=\d)"), r"\1"),  # 6 . 5; a comma there is as often one between two numbers
+    (re.compile(r"(?<=\d) ([.:]) (?=\d)"), r"\1"),  # 6 . 5; a comma there often separates two numbers
     (re.compile(r" (?=[.,!?;:%)])"), ""),
     (re.compile(r"(?<=[$¥(]) "), ""),
 )
 
 
 def find_dailydialog(data_dir: str | os.PathLike[str] | None = None, *, split: str = "test") -> Path:
-    """The file of a split: in `data_dir` (else EMPAX_DATA_DIR), or in `dailydialog/` in it.
+    """Returns the file of a split: in `data_dir` (else EMPAX_DATA_DIR), or in its subfolder `dailydialog/`.
 
     Raises:
-      ConfigError: no such split, no folder is named, or it does not hold the file.
+      ConfigError: if there is no such split, no folder is named, or it does not hold the file.
     """
     if split not in SPLITS:
         raise ConfigError(f"DailyDialog has no split {split!r}; it has {', '.join(SPLITS)}.")
@@ -45,13 +45,13 @@ def find_dailydialog(data_dir: str | os.PathLike[str] | None = None, *, split: s
 
 
 def load_dialogues(path: Path | str) -> list[Dialogue]:
-    """Reads one file: a dialogue a line, every turn closed by `__eou__`.
+    """Reads one file: one dialogue per line, every turn followed by `__eou__`.
 
-    Who begins is the "speaker"; turns alternate. Emotion and situation are empty: the former's labels (seven, by turn)
-    lie in another file, and nobody was given the latter. Texts are `written` as people write.
+    The first turn is the "speaker"'s; turns alternate. Emotion and situation are empty: the emotion labels (seven, by
+    turn) are in another file, and there are no situations. Texts are detokenised with `written`.
 
     Raises:
-      DataError: no such file, no text in UTF-8, no dialogue in it, or a line that is none (names line and turn).
+      DataError: if the file is missing, is not UTF-8, holds no dialogue, or has an invalid line (names line and turn).
     """
     path = Path(path)
     prefix = path.stem.removeprefix("dialogues_")
@@ -82,10 +82,10 @@ def _turns(line: str, where: str) -> tuple[Utterance, ...]:
 
 
 def written(text: str) -> str:
-    """The text without the blanks that a tokeniser has put before punctuation and around apostrophes.
+    """Removes the blanks that a tokeniser has put before punctuation and around apostrophes.
 
     Our generators learn from EmpatheticDialogues, where people typed freely; "I ' ll" would be three unknown words.
-    Quotation marks and hyphens stay as they are: which side they belong to is not to be seen.
+    Quotation marks and hyphens are unchanged, since their side is unknown.
     """
     text = " ".join(text.split())
     for pattern, replacement in _JOINS:
@@ -94,12 +94,12 @@ def written(text: str) -> str:
 
 
 def load_instances(path: Path | str) -> list[Instance]:
-    """Every turn from the second on as a response, with all turns before it: small talk has no listener.
+    """Loads every turn from the second on as a response, with all turns before it: small talk has no listener.
 
-    Source: Ma et al. (EmpRL), Sec. V-D, Table VII. The paper leaves open which turns are answered, with how much of
-    their history, whether texts are taken as tokenised, and which BLEU is computed; this is ours, the reading that
-    leaves nothing out. How much of a history a model sees is a matter of its own limits (`data.sources`), and one that
-    is prompted in whole exchanges leaves out the oldest turn of an even number.
+    Source: Ma et al. (EmpRL), Sec. V-D, Table VII. The paper leaves open which turns are answered, how much of their
+    history is used, whether texts stay tokenised, and which BLEU is computed; this reading, which leaves nothing out,
+    is ours. Each model truncates the history by its own limits (`data.sources`); one that is prompted in whole
+    exchanges leaves out the oldest turn of an even number.
 
     Raises:
       DataError: see `load_dialogues`.

@@ -1,4 +1,4 @@
-"""From dialogues to instances: every turn that answers, with its whole history."""
+"""Converts dialogues to instances: every answering turn with its whole history."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from empax.core.files import DataError
 from empax.core.types import Dialogue, Instance, Utterance
 
-_FEWEST_WORDS = 4  # of a situation
+_FEWEST_WORDS = 4  # words of a situation
 
 _FIELDS = ("id", "context", "response", "emotion", "notes")
 
 STAGE_NOTES = ("context_attributes", "response_attributes", "reasons", "facts", "source", "situation", "told")
-"""Notes of instances that stages of a run write; all others are fields of the corpus."""
+"""Notes of instances that stages of a run write; all other notes are fields of the corpus."""
 
 
 def alternate(texts: Sequence[str]) -> tuple[Utterance, ...]:
-    """Turns of two people; the speaker begins."""
+    """Assigns texts alternately to speaker and listener; the speaker begins."""
     return tuple(Utterance("listener" if i % 2 else "speaker", text) for i, text in enumerate(texts))
 
 
 def example_of(dialogue: Dialogue, *, notes: bool = False) -> dict[str, Any]:
-    """What a `data.builder.DialogueBuilder` keeps of a dialogue; with `notes` if it `HAS_NOTES`."""
+    """Converts a dialogue to an example of a `data.builder.DialogueBuilder`; `notes` as its `HAS_NOTES`."""
     return {
         "id": dialogue.id,
         "emotion": dialogue.emotion,
@@ -37,19 +37,19 @@ def example_of(dialogue: Dialogue, *, notes: bool = False) -> dict[str, Any]:
 def to_instances(
     dialogues: Iterable[Dialogue], *, moel_compat: bool = False, every_turn: bool = False
 ) -> list[Instance]:
-    """Makes one instance of every listener turn (even 1-based index), in order, with all turns before it.
+    """Makes an instance of every listener turn (even 1-based index), in order, with all turns before it.
 
-    The note "situation" is the dialogue's, if it says what happened: less than 4 words are a topic, which many share.
+    The note "situation" is the dialogue's if it describes an event: fewer than 4 words are a topic, which many share.
 
     Args:
-      dialogues: those of one split, in the corpus's order.
-      moel_compat: repeat what the extraction behind MoEL (Lin et al. 2019) and its descendants does: neighbours with
-        the same situation text become one dialogue (of the first one's id and emotion), and the last dialogue of the
+      dialogues: dialogues of one split, in the corpus' order.
+      moel_compat: extract instances like the code of MoEL (Lin et al. 2019) and its descendants: neighbours with the
+        same situation text become one dialogue (with the first one's id and emotion), and the last dialogue of the
         split is lost.
-      every_turn: of every turn but the first, whoever speaks; who answers is then the listener of the instance.
+      every_turn: make an instance of every turn except the first; its author is then the listener of the instance.
 
     Raises:
-      DataError: a blank utterance, or turns that do not alternate between speaker and listener; names the dialogue.
+      DataError: if an utterance is blank, or turns do not alternate between speaker and listener; names the dialogue.
     """
     if moel_compat:
         dialogues = _as_moel(dialogues)
@@ -74,7 +74,7 @@ def to_instances(
 def _checked_texts(dialogue: Dialogue, *, merged: bool) -> tuple[str, ...]:
     for index, utterance in enumerate(dialogue.utterances, start=1):
         expected = "listener" if index % 2 == 0 else "speaker"
-        # Merged dialogues keep the parity of the position, as MoEL's do, whoever spoke.
+        # In merged dialogues, as in MoEL's, the parity of the position counts, whoever spoke.
         if utterance.speaker != expected and not merged:
             raise DataError(
                 f"dialogue {dialogue.id!r}: utterance {index} is of {utterance.speaker!r}, must be of {expected!r}; "
@@ -94,16 +94,16 @@ def _as_moel(dialogues: Iterable[Dialogue]) -> Iterator[Dialogue]:
             held = dialogue
         else:
             held = dataclasses.replace(held, utterances=held.utterances + dialogue.utterances)
-    # What is still held is dropped: that extraction writes a dialogue only when the next one begins.
+    # The last dialogue is dropped: MoEL's extraction writes a dialogue only when the next one begins.
 
 
 def own_fields(instance: Instance) -> dict[str, Any]:
-    """The fields that the corpus has beside those of every corpus."""
+    """Returns the fields of the corpus that are not common to all corpora."""
     return {name: value for name, value in instance.notes.items() if name not in STAGE_NOTES}
 
 
 def instance_to_row(instance: Instance) -> dict[str, Any]:
-    """The instance as one object of a JSON-lines file."""
+    """Converts an instance to one object of a JSON-lines file."""
     return {
         "id": instance.id,
         "context": list(instance.context),
@@ -114,10 +114,10 @@ def instance_to_row(instance: Instance) -> dict[str, Any]:
 
 
 def instance_from_row(row: Mapping[str, Any]) -> Instance:
-    """The inverse of `instance_to_row`.
+    """Converts a row of `instance_to_row` back to an instance.
 
     Raises:
-      DataError: a field is missing, unknown or of another type.
+      DataError: if a field is missing, unknown or of another type.
     """
     if set(row) != set(_FIELDS):
         raise DataError(f"an instance has the fields {', '.join(_FIELDS)}; found {', '.join(row) or 'none'}.")

@@ -1,7 +1,7 @@
-"""EmpatheticDialogues (Rashkin et al. 2019): from the official archive, through TFDS, to dialogues.
+"""EmpatheticDialogues (Rashkin et al. 2019): reads dialogues from the official archive, through TFDS.
 
-The archive is a `.tar.gz` of `empatheticdialogues/{train,valid,test}.csv`. It comes from a folder that the user
-names or is downloaded once; TFDS turns it into `array_record` files, which every later run reads back.
+The archive is a `.tar.gz` of `empatheticdialogues/{train,valid,test}.csv`. It is read from a folder that the user
+names, or downloaded once; TFDS converts it to `array_record` files, which later runs read.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ DOWNLOAD_TIMEOUT_SECONDS = 60
 SPLITS = {"train": "train", "validation": "valid", "test": "test"}
 """Our name of each split, and the archive's."""
 
-_COLUMNS = ("conv_id", "utterance_idx", "context", "prompt", "speaker_idx", "utterance")  # those we read
+_COLUMNS = ("conv_id", "utterance_idx", "context", "prompt", "speaker_idx", "utterance")  # the first columns
 _WIDTHS = (8, 9)  # some versions end each row with candidate responses
 _SELFEVAL = re.compile(r"(\d(\|\d)*(_\d(\|\d)*)+)?")
-"""What the 7th column holds: the two workers' ratings, "5|5|5_2|2|5", or nothing."""
+"""Content of the 7th column: the two workers' ratings, "5|5|5_2|2|5", or nothing."""
 
 _GZIP, _XZ, _BZIP2 = b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh"
 _MAX_BYTES = 512 << 20
-"""Of a decompressed archive; the official one holds about a quarter."""
+"""Maximum size of a decompressed archive; the official one has about a quarter of it."""
 
 _BROKEN = "{} cannot be read ({}): it is cut short or no .tar.gz; copy or download it again."
 
@@ -56,15 +56,15 @@ _POINT_TO_FOLDER = (
 
 
 def find_archive(data_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The archive: in `data_dir`, else in EMPAX_DATA_DIR, else downloaded into the cache (28 MB).
+    """Returns the archive: in `data_dir`, else in EMPAX_DATA_DIR, else downloaded into the cache (28 MB).
 
-    Only a downloaded archive must have the pinned SHA-256; a local one is taken as it is.
+    Only a downloaded archive must have the pinned SHA-256; a local one is not checked.
 
     Args:
       data_dir: the archive, a folder that holds it, or one that holds it under `empathetic_dialogues/`.
 
     Raises:
-      DataError: nothing where the user pointed, no network, or a download that is not the official archive.
+      DataError: if the user's folder has no archive, there is no network, or the download is not the official archive.
     """
     folder, origin = data_folder(data_dir)
     if not folder:
@@ -82,7 +82,7 @@ def find_archive(data_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def given_archive(data_dir: str | os.PathLike[str] | None = None) -> Path | None:
-    """The archive that the user has; None where it would be downloaded, which is known to be sound.
+    """Returns the user's archive; None if the official one would be downloaded, which needs no check.
 
     Raises:
       DataError: see `find_archive`.
@@ -94,14 +94,14 @@ def given_archive(data_dir: str | os.PathLike[str] | None = None) -> Path | None
 
 
 def load_corpus(data: str) -> tuple[dict[str, Instance], str]:
-    """EmpatheticDialogues by the ids of its instances, all splits, and its name with hash; `data`: of the settings."""
+    """Loads the instances of all splits by id, and the corpus' name with its hash; `data` is the setting `data.dir`."""
     archive = find_archive(data)
     instances = {i.id: i for split in SPLITS for i in to_instances(read_dialogues(archive, split))}
     return instances, f"EmpatheticDialogues (sha256 {hash_file(archive)[:16]})"
 
 
 def archive_hash(data_dir: str | os.PathLike[str] | None = None) -> str:
-    """SHA-256 of the archive that `find_archive` finds, for the record of a run."""
+    """Returns the SHA-256 of the archive from `find_archive`, for the record of a run."""
     return hash_file(find_archive(data_dir))
 
 
@@ -142,8 +142,8 @@ def read_dialogues(archive: Path, split: str) -> Iterator[Dialogue]:
     numbers in the official archive).
 
     Raises:
-      DataError: an archive that is cut short or lacks the file; a row with a wrong number of columns, an unknown
-        emotion, a blank utterance; utterances that are not numbered 1, 2, 3, ... within their conversation.
+      DataError: if the archive is truncated or lacks the file; a row has a wrong number of columns, an unknown emotion
+        or a blank utterance; or utterances are not numbered 1, 2, 3, ... within their conversation.
     """
     member = f"empatheticdialogues/{SPLITS[split]}.csv"
     rows: dict[str, dict[int, list[str]]] = {}
@@ -174,15 +174,15 @@ def read_dialogues(archive: Path, split: str) -> Iterator[Dialogue]:
 
 
 def _member(archive: Path, name: str) -> bytes:
-    """One file of the archive.
+    """Returns the contents of one file of the archive.
 
-    The whole archive is decompressed first: a checksum stands at its end, and tarfile would not read so far.
+    The whole archive is decompressed first: its checksum is at the end, which tarfile would not reach.
     """
     raw = _decompressed(archive)
     try:
         with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as tar:
             found = [info for info in tar if info.name.removeprefix("./") == name]
-            # No link, and no sparse file, which may be as large as it says without being there.
+            # Neither a link nor a sparse file, which may claim any size.
             if found and (not found[-1].isreg() or found[-1].issparse()):
                 raise DataError(f"{archive}: {name} is not a plain file in it.")
             file = tar.extractfile(found[-1]) if found else None
@@ -234,20 +234,20 @@ def _text(field: str) -> str:
 
 
 def _split_examples(archive: Path) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
-    """What a builder keeps of each split, in the archive's order."""
+    """Returns the builder's examples of each split, in the archive's order."""
     return {split: enumerate(map(example_of, read_dialogues(archive, split))) for split in SPLITS}
 
 
 def load_dialogues(
     data_dir: str | os.PathLike[str] | None = None, prepared_dir: str | os.PathLike[str] | None = None
 ) -> dict[str, list[Dialogue]]:
-    """The dialogues by split ("train", "validation", "test"), each in the archive's order.
+    """Loads the dialogues by split ("train", "validation", "test"), each in the archive's order.
 
-    The first call writes `array_record` files into `prepared_dir`, under the archive's hash; later calls read them.
+    The first call writes `array_record` files to `prepared_dir`, under the archive's hash; later calls read them.
 
     Args:
       data_dir: see `find_archive`.
-      prepared_dir: a folder for prepared data; None = `core.settings.cache_dir()`.
+      prepared_dir: folder for prepared data; None = `core.settings.cache_dir()`.
 
     Raises:
       DataError: see `find_archive` and `read_dialogues`.

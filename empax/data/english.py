@@ -1,4 +1,4 @@
-"""Words of English that more than one part of the library must treat alike."""
+"""English word lists that several parts of the library share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MOEL_CONTRACTIONS = {
     "i'd": "i would", "aren't": "are not", "isn't": "is not", "wasn't": "was not", "weren't": "were not",
     "won't": "will not", "there's": "there is", "there're": "there are",
 }  # fmt: skip
-"""What `clean` in the code of MoEL (Lin et al. 2019) writes out, inside of longer words too."""
+"""Contractions that `clean` in the code of MoEL (Lin et al. 2019) expands, also inside longer words."""
 
 
 @functools.cache
 def vader_lexicon() -> Mapping[str, float]:
-    """VADER's words and signs, and the mean valence of each, from -4 to 4. Source: Hutto and Gilbert 2014."""
-    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer  # reads its lexicon: only when asked
+    """Loads VADER's words and signs with their mean valence, from -4 to 4. Source: Hutto and Gilbert 2014."""
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer  # reads its lexicon, so only when needed
 
     return SentimentIntensityAnalyzer().lexicon
 
@@ -27,4 +27,4 @@ ABBREVIATIONS = (
     "mr mrs ms dr prof st jr sr vs etc inc co ltd corp dept approx est gen sgt capt lt col rev hon mt ft "
     + "a.m p.m u.s u.k e.g i.e ph.d b.a m.a d.c jan feb mar apr jun jul aug sep sept oct nov dec"
 ).split(" ")
-"""Words whose full stop ends no sentence. NLTK's trained English model knows more; these are the ones of dialogue."""
+"""Words whose full stop does not end a sentence. NLTK's English model knows more; these occur in dialogue."""

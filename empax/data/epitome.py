@@ -1,4 +1,4 @@
-"""EPITOME (Sharma et al. 2020): pairs of posts with the levels of three communication mechanisms of empathy."""
+"""EPITOME (Sharma et al. 2020): pairs of posts with levels of three communication mechanisms of empathy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = {
 """The file of each mechanism."""
 
 FOLDER = "empathy_mental_health"
-"""Where the files lie inside a data folder."""
+"""Name of the corpus' folder inside a data folder."""
 
 _COLUMNS = ("sp_id", "rp_id", "seeker_post", "response_post", "level", "rationales")
 
@@ -43,10 +43,10 @@ class EpitomePair:
 
 
 def find_epitome(data_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder with the three files: `data_dir` (else EMPAX_DATA_DIR) or `empathy_mental_health/` in it.
+    """Finds the folder with the three files: `data_dir` (else EMPAX_DATA_DIR) or `empathy_mental_health/` in it.
 
     Raises:
-      ConfigError: no folder is named, or it does not hold the files.
+      ConfigError: if no folder is named, or it does not hold the files.
     """
     place = find_corpus("EPITOME", list(FILES.values()), FOLDER, data_dir)
     note("EPITOME", place, [place / name for name in FILES.values()])
@@ -54,7 +54,7 @@ def find_epitome(data_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def is_absent(data_dir: str | os.PathLike[str] | None = None) -> bool:
-    """Whether not one of the files is where `find_epitome` looks; where some are, it says which are missing."""
+    """Whether none of the files is where `find_epitome` looks; it reports missing files if some are there."""
     folder, _ = data_folder(data_dir)
     places = (expand(folder), expand(folder) / FOLDER) if folder else ()
     return not any((place / name).exists() for place in places for name in FILES.values())
@@ -63,11 +63,11 @@ def is_absent(data_dir: str | os.PathLike[str] | None = None) -> bool:
 def load_epitome(folder: Path | str) -> list[EpitomePair]:
     """Reads the three files and joins them, in the order of the first.
 
-    A pair may have been annotated more than once; the n-th row of a pair in one file goes with its n-th row in the
+    A pair may have been annotated more than once; the n-th row of a pair in one file is joined with its n-th row in the
     others. The posts are those of the first file: the others differ from it in blanks only.
 
     Raises:
-      DataError: a file is missing, has other columns, a level that is not 0, 1 or 2, or other pairs than the first.
+      DataError: if a file is missing, has other columns, a level other than 0, 1 or 2, or other pairs than the first.
     """
     tables = {mechanism: _read(Path(folder) / name) for mechanism, name in FILES.items()}
     first = tables[MECHANISMS[0]]
@@ -104,7 +104,7 @@ def _read(path: Path) -> dict[tuple[str, str, int], dict[str, str]]:
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The rows behind the header, each with the number of its last line: a text in quotation marks may have several."""
+    """Yields the rows after the header, each with the number of its last line: a quoted text may have several lines."""
     reader = csv.reader((line + "\n" for _, line in read_lines(path)), strict=True)
     try:
         header = next(reader, [])
@@ -134,29 +134,29 @@ def _checked_row(cells: list[str], where: str) -> dict[str, str]:
 def split_by_seeker(
     pairs: Sequence[EpitomePair], *, mechanism: str | None = None, holdout: float = 0.2, seed: int = 0
 ) -> tuple[list[EpitomePair], list[EpitomePair]]:
-    """Splits so that no seeker's post is on both sides and each level keeps its share.
+    """Splits pairs so that no seeker's post is on both sides and each level keeps its share.
 
-    Greedy: posts in seeded random order change sides as long as that brings the held-out side's count of every
-    level closer to `holdout` times the whole count, rare levels weighing more. Source: ours.
+    Greedy: posts in seeded random order change sides while that brings the level counts of the held-out side closer to
+    `holdout` times the total counts, with a larger weight for rare levels. Source: ours.
 
     Args:
-      pairs: what `load_epitome` gives.
-      mechanism: the one whose levels are balanced; None balances all three at once.
+      pairs: pairs from `load_epitome`.
+      mechanism: mechanism whose levels are balanced; None balances all three.
       holdout: share of the held-out side, in (0, 1).
-      seed: of the order, at least 0.
+      seed: seed of the order, at least 0.
 
     Returns:
       The training side and the held-out side, each in the order of `pairs`.
 
     Raises:
-      ConfigError: a mechanism that is none, or a share outside (0, 1).
+      ConfigError: if the mechanism is unknown, or the share is outside (0, 1).
     """
     if mechanism is not None and mechanism not in MECHANISMS:
         raise ConfigError(f"mechanism {mechanism!r} must be one of {', '.join(MECHANISMS)}, or None for all.")
     if not 0.0 < holdout < 1.0:
         raise ConfigError(f"holdout = {holdout} must lie between 0 and 1, both excluded.")
     chosen = MECHANISMS if mechanism is None else (mechanism,)
-    # One column per level of each mechanism that is balanced.
+    # One column per level of each balanced mechanism.
     labels = np.array([[pair.levels[m] == level for m in chosen for level in LEVELS] for pair in pairs], np.float64)
     wanted = holdout * labels.sum(axis=0)
     groups = _seeker_groups(pairs)
@@ -170,9 +170,9 @@ def split_by_seeker(
 
 
 def _closest_subset(sums: np.ndarray, wanted: np.ndarray, order: np.ndarray) -> list[int]:
-    """Rows of `sums[G, C]` whose total comes near `wanted[C]`: starts with none, toggles rows while that helps.
+    """Chooses rows of `sums[G, C]` with a total near `wanted[C]`: starts with none, toggles rows while that helps.
 
-    At most 20 times through all of them.
+    Makes at most 20 passes.
     """
     weights = 1.0 / np.maximum(wanted, 1.0)
     inside, excess = np.zeros(len(sums), bool), -wanted
@@ -191,7 +191,7 @@ def _closest_subset(sums: np.ndarray, wanted: np.ndarray, order: np.ndarray) -> 
 
 
 def _seeker_groups(pairs: Sequence[EpitomePair]) -> list[list[int]]:
-    """Rows whose posts share an id or a text, joined transitively, in order of first appearance."""
+    """Groups rows whose seeker's posts share an id or a text, transitively, in order of first appearance."""
     leader = list(range(len(pairs)))
 
     def find(row: int) -> int:

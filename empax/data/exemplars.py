@@ -1,4 +1,4 @@
-"""Batches with exemplars: every instance beside retrieved (context, response) pairs of the training split."""
+"""Batches with exemplars: every instance with retrieved (context, response) pairs of the training split."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from empax.data import features
 from empax.data.sources import Row, SourceForm, Text
 
 Key: TypeAlias = Literal["exchange", "response"]
-"""What the retriever reads of an exemplar: its context and response, or the response alone."""
+"""The retriever's input for an exemplar: its context and response, or the response alone."""
 
 Query: TypeAlias = Literal["context", "reasons"]
-"""What it reads of a context: all of it, or the words of the note "reasons" where there are any."""
+"""The retriever's input for a context: all of it, or the words in the note "reasons" if there are any."""
 
 
 @flax.struct.dataclass
 class LabelledBatch(Batch):
-    """A batch that knows each dialogue's emotion."""
+    """A batch with each dialogue's emotion."""
 
     emotion: Int[Array, " B"]  # index into EMOTIONS, -1 = unknown
 
     @property
     def lead(self) -> int:
-        """How many passages at the front of `source` hold the context alone; 0 where it stands in all of them."""
+        """Number of leading passages in `source` with the context alone; 0 if all passages contain it."""
         return 0
 
 
 @flax.struct.dataclass
 class ExemplarBatch(LabelledBatch):
-    """A batch whose sources are F passages each: the context's and K exemplars, or K times the context beside one.
+    """A batch whose sources have F passages: the context's and K exemplars', or K, each with context and exemplar.
 
-    Exemplars come as keys for the retriever to read, or as embeddings that it made before: one of both is None.
-    Freshly collated, K stands for M retrieved candidates and R random ones behind them; `explore` picks K of them.
-    `utilities` is None until `explore` has tried the candidates out. The exemplars' responses, as the generator's ids
-    without an end, are there for decoding alone; so are the states of sources that have been read before
-    (`decoding.passages`), of which `context_states` are the context's own where it has a passage of its own.
+    Exemplars are given as keys for the retriever or as precomputed embeddings; the other is None. When collated, the K
+    exemplars are M retrieved candidates followed by R random ones; `explore` chooses K of them. `utilities` is None
+    until `explore` has evaluated the candidates. The exemplars' responses (the generator's ids, without an end) are
+    for decoding only. So are the states of encoded sources (`decoding.passages`); `context_states` marks the context's
+    states if the context has a separate passage.
     """
 
     source: Int[Array, "B F S"]
@@ -69,14 +69,14 @@ class ExemplarBatch(LabelledBatch):
 
 
 def emotion_ids(instances: Sequence[Instance]) -> np.ndarray:
-    """Index into EMOTIONS for each instance, -1 where unknown."""
+    """Returns the index into EMOTIONS for each instance, -1 if unknown."""
     order = {name: i for i, name in enumerate(EMOTIONS)}
     return np.array([order.get(instance.emotion, -1) for instance in instances], np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """The exemplars, tokenised twice: as the generator reads them and as the retriever does. Rows are index rows.
+    """The exemplars, tokenised for the generator and for the retriever. Rows are index rows.
 
     Without a retriever's tokenizer there are no `keys`.
     """
@@ -108,7 +108,7 @@ class Corpus:
 def encode_queries(
     tokenizer: Tokenizer, instances: Sequence[Instance], max_tokens: int, query: Query = "context"
 ) -> list[list[int]]:
-    """Contexts as the retriever reads them; cut on the left, so that the newest turns stay."""
+    """Encodes contexts for the retriever, truncated on the left to keep the newest turns."""
     texts = [features.plain_context(_query_of(i, query)) for i in instances]
     return _encode(tokenizer, texts, max_tokens, tokenizer.reading.query_prompt)
 
@@ -121,7 +121,7 @@ def _query_of(instance: Instance, query: Query) -> Sequence[str]:
 def encode_keys(
     tokenizer: Tokenizer, instances: Sequence[Instance], max_tokens: int, key: Key = "exchange"
 ) -> list[list[int]]:
-    """Exemplars as the retriever reads them; an exchange is cut on the left, a response alone on the right.
+    """Encodes exemplars for the retriever; an exchange is truncated on the left, a response alone on the right.
 
     Source: responses alone, LEMPEx (Majumder et al. 2022), Sec. 3.3; exchanges: ours.
     """
@@ -145,21 +145,21 @@ def _encode(
 
 
 def replies_alone(instances: Sequence[Instance]) -> list[Instance]:
-    """The instances without contexts, emotions and notes: what an encoder of exchanges then reads is the response."""
+    """Removes contexts, emotions and notes, so that an encoder of exchanges reads the responses alone."""
     return [Instance(i.id, (), i.response, "") for i in instances]
 
 
 def dialogue_groups(instances: Sequence[Instance]) -> np.ndarray:
-    """One number per dialogue, the same in every process: 31 bits of BLAKE2b of its id.
+    """Returns one number per dialogue, the same in every process: 31 bits of BLAKE2b of its id.
 
-    Dialogues on one situation (the note of that name, letters' case aside) have one number, that of the situation. Two
-    of 20,000 share a number by chance with probability 0.1; they then merely never retrieve each other.
+    Dialogues on the same situation (the note "situation", ignoring case) share its number. Among 20,000 dialogues, two
+    share a number by chance with probability 0.1; the only effect is that they never retrieve each other.
     """
     return hashed(map(_told_in, instances))
 
 
 def hashed(texts: Iterable[str]) -> np.ndarray:
-    """A number of 31 bits for each text, of its BLAKE2b."""
+    """Returns 31 bits of the BLAKE2b hash of each text."""
     digests = (hashlib.blake2b(text.encode(), digest_size=4).digest() for text in texts)
     return np.array([int.from_bytes(digest, "little") >> 1 for digest in digests], np.int32)
 
@@ -169,17 +169,17 @@ def _told_in(instance: Instance) -> str:
 
 
 def num_turns(instances: Sequence[Instance]) -> np.ndarray:
-    """How many turns stand before each response."""
+    """Returns the number of turns before each response."""
     return np.array([len(i.context) for i in instances], np.int32)
 
 
 def traits(instances: Sequence[Instance]) -> dict[str, np.ndarray]:
-    """What `retrieval.filters.find_exemplars` asks of contexts."""
+    """Returns the arguments of `retrieval.filters.find_exemplars` that describe contexts."""
     return {"groups": dialogue_groups(instances), "emotions": emotion_ids(instances), "turns": num_turns(instances)}
 
 
 class LabelledExamples:
-    """Instances with their responses, ids without an end, as targets: what the examples of all generators share."""
+    """Instances with their responses (ids without an end) as targets: the common base of generators' examples."""
 
     def __init__(
         self, instances: Sequence[Instance], responses: list[list[int]], tokenizer: Tokenizer, max_target_tokens: int
@@ -194,9 +194,9 @@ class LabelledExamples:
         return len(self.instances)
 
     def columns(self, rows: Sequence[int], source: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
-        """Those of a `LabelledBatch` beside the ids and the mask of `source`; row -1 = filler.
+        """Returns the fields of a `LabelledBatch`, with the ids and mask of `source`; row -1 = filler.
 
-        They are numpy arrays until they are put on devices; the annotations of a batch are those of the step.
+        They are NumPy arrays until they are placed on devices; a batch's annotations are those in the training step.
         """
         target, target_mask = pad_to_level(self.targets, rows, self.pad_id, self.max_target_tokens)
         valid = np.array(rows) >= 0
@@ -213,7 +213,7 @@ class LabelledExamples:
 class ContextExamples(LabelledExamples):
     """Instances as random-access examples (`core.protocols.Examples`): context in, response out.
 
-    Sources are contexts alone; what else stands beside them is a subclass's, of the rows `candidates` of `corpus`.
+    Sources are contexts alone; subclasses add exemplars, the rows `candidates` of `corpus`.
     """
 
     def __init__(
@@ -231,10 +231,10 @@ class ContextExamples(LabelledExamples):
         self.set_candidates(np.full((len(instances), 1), -1) if candidates is None else candidates)
 
     def set_candidates(self, candidates: np.ndarray, *, order: bool = True) -> None:
-        """Rows of the corpus for every instance, [N, M], best first, -1 = none.
+        """Sets the rows of the corpus for every instance, [N, M], best first, -1 = none.
 
-        Epochs are ordered by the lengths that these give; without `order`, still by those before, so that one that has
-        begun sees each instance once.
+        Epochs are sorted by the resulting lengths; without `order`, still by the previous ones, so that a running epoch
+        sees each instance once.
         """
         self.candidates = candidates
         longest = np.zeros(len(candidates), np.int64)
@@ -253,12 +253,12 @@ class ContextExamples(LabelledExamples):
 
 
 class ExemplarExamples(ContextExamples):
-    """Instances beside all their candidate exemplars.
+    """Instances with all their candidate exemplars.
 
-    Each collated row has the M retrieved candidates and `num_random` random ones, never of the row's own dialogue, or,
-    but with `probability`, none of them. Without any, the context stands alone. With `key_embeddings` (one per corpus
-    row) the batch carries those, and no keys for the retriever to read. With `response_tokens` it carries as many of
-    each exemplar's response.
+    With `probability`, a collated row has the M retrieved candidates and `num_random` random ones, never of its own
+    dialogue; else it has no exemplars, and the context alone. With `key_embeddings` (one per corpus row), the batch
+    contains these instead of keys for the retriever. With `response_tokens`, it contains that many tokens of each
+    exemplar's response.
     """
 
     corpus: Corpus
@@ -294,7 +294,7 @@ class ExemplarExamples(ContextExamples):
         return self._batch(rows, chosen, self.form.arrays(passages, length))
 
     def _passages(self, i: int, found: np.ndarray) -> list[Row]:
-        """Context i (-1 = a filler row) and the corpus rows `found` (-1 = none), as the rows of one source."""
+        """Returns the rows of one source: context i (-1 = a filler row) and the corpus rows `found` (-1 = none)."""
         context = self.contexts[i] if i >= 0 else None
         exemplars = [self.corpus.passages[row] if row >= 0 else None for row in found]
         if self.form.apart:
@@ -307,7 +307,7 @@ class ExemplarExamples(ContextExamples):
     def _random(self, i: int, rng: np.random.Generator) -> list[int]:
         if not self.num_random:
             return []
-        # Twice as many as needed: the own dialogue's rows are few, and -1 stands where even that ran out.
+        # Twice as many as needed, since the own dialogue has few rows; padded with -1 if still too few.
         drawn = rng.integers(len(self.corpus.groups), size=2 * self.num_random + 8)
         others = drawn[self.corpus.groups[drawn] != self.groups[i]][: self.num_random]
         return [*others.tolist(), *[-1] * (self.num_random - len(others))]
@@ -315,7 +315,7 @@ class ExemplarExamples(ContextExamples):
     def _batch(self, rows: list[int], chosen: np.ndarray, sources: tuple[np.ndarray, np.ndarray]) -> ExemplarBatch:
         shape, layout = chosen.shape, self.form.layout
         source, source_mask = (part.reshape(len(rows), -1, part.shape[1]) for part in sources)
-        # Always full length: queries are few beside the passages, and one shape less is many compilations less.
+        # Always full length: queries are few compared to passages, and fewer shapes mean fewer compilations.
         query, query_mask = padded(self.queries, rows, layout.max_query_tokens, self.key_pad_id)
         key = key_mask = embedding = None
         if self.key_embeddings is None:
@@ -348,12 +348,12 @@ class ExemplarExamples(ContextExamples):
 def padded(
     texts: Sequence[Sequence[int]], rows: Sequence[int] | np.ndarray, length: int, pad_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of `texts` (-1 = none), of at most `length` ids, padded to that, and the mask of what is real."""
+    """Pads rows of `texts` (-1 = none), of at most `length` ids, to `length`; returns ids and mask."""
     return features.pad([texts[i] if i >= 0 else [] for i in rows], length, pad_id)
 
 
 def newest(texts: Sequence[list[int]], rows: Sequence[int], length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of `texts` (-1 = none) padded to `length`; of a longer one, its first id, and its last ones."""
+    """Pads rows of `texts` (-1 = none) to `length`; a longer row keeps its first id and its last ones."""
     picked = [texts[i] if i >= 0 else [] for i in rows]
     kept = [row if len(row) <= length else [row[0], *row[len(row) - length + 1 :]] for row in picked]
     return features.pad(kept, length, pad_id)
@@ -362,9 +362,9 @@ def newest(texts: Sequence[list[int]], rows: Sequence[int], length: int, pad_id:
 def pad_to_level(
     texts: Sequence[list[int]], rows: Sequence[int] | np.ndarray, pad_id: int, max_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of `texts` (-1 = none) padded to 20, 40, 80, ... or `max_tokens`: few shapes, few compilations.
+    """Pads rows of `texts` (-1 = none) to 20, 40, 80, ... or `max_tokens`: few shapes, few compilations.
 
-    Accelerators begin with 80: there a compilation takes longer than what it would save.
+    Accelerators begin with 80, since there compiling shorter shapes takes longer than they save.
     """
     picked = [texts[i] if i >= 0 else [] for i in rows]
     level = 20 if jax.default_backend() == "cpu" else 80

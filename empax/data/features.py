@@ -1,4 +1,4 @@
-"""From text to rows of token ids: attribute tokens, turns, passages, targets, and padding. Pure functions."""
+"""Converts texts to rows of token ids: attribute tokens, turns, passages, targets, and padding. Pure functions."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ ATTRIBUTE_LEVELS: tuple[tuple[str, str], ...] = tuple(itertools.product(ATTRIBUT
 
 
 def attribute_token(attribute: str, level: str) -> str:
-    """The token of an attribute's level, `<sentiment:low>`.
+    """Returns the token of an attribute's level, `<sentiment:low>`.
 
     Raises:
-      ConfigError: an unknown attribute or level.
+      ConfigError: if the attribute or level is unknown.
     """
     if attribute not in ATTRIBUTES or level not in LEVELS:
         raise ConfigError(
@@ -43,13 +43,13 @@ ATTRIBUTE_TOKENS: tuple[str, ...] = tuple(attribute_token(*pair) for pair in ATT
 """The 12 attribute tokens."""
 
 TURN_TOKENS: tuple[str, str] = (SPEAKER_TOKEN, LISTENER_TOKEN)
-"""What stands in front of a turn, by who speaks."""
+"""Tokens before turns of the speaker and of the listener."""
 
 EXEMPLAR_TURN_TOKENS: tuple[str, str] = (EXEMPLAR_SPEAKER_TOKEN, EXEMPLAR_LISTENER_TOKEN)
-"""The same of an exemplar whose turns are not to be taken for the context's."""
+"""Turn tokens of an exemplar whose turns must be distinguishable from the context's."""
 
 SPECIAL_TOKENS: tuple[str, ...] = (SEPARATOR, *TURN_TOKENS, *ATTRIBUTE_TOKENS, *EXEMPLAR_TURN_TOKENS)
-"""What a tokenizer must have beside its own tokens for `render_source`."""
+"""Tokens that a tokenizer needs in addition to its own for `render_source`."""
 
 
 def render_contexts(
@@ -60,16 +60,16 @@ def render_contexts(
     last: Literal["speaker", "listener"] = "speaker",
     turn_tokens: tuple[str, str] = TURN_TOKENS,
 ) -> list[list[int]]:
-    """Ids of each context: every turn behind the token of who speaks, cut on the left so that the newest stay.
+    """Encodes each context: every turn after the token of its speaker, truncated on the left to keep the newest turns.
 
-    A turn that is cut keeps its speaker's token in front. Turns that several contexts share are tokenised once.
+    A truncated turn keeps its speaker's token. Turns that several contexts share are tokenised once.
 
     Args:
-      tokenizer: has `turn_tokens`.
+      tokenizer: tokenizer with `turn_tokens`.
       contexts: turns, oldest first; they alternate.
-      max_tokens: the most ids of a row, at least 2.
-      last: whose the last turn is: the speaker's in a context, the listener's where the response is included.
-      turn_tokens: of speaker and listener.
+      max_tokens: maximum number of ids of a row, at least 2.
+      last: author of the last turn: the speaker in a context, the listener if the response is included.
+      turn_tokens: tokens of speaker and listener.
     """
     _at_least("max_tokens", max_tokens, 2)
     turns = list(dict.fromkeys(turn for context in contexts for turn in context))
@@ -95,7 +95,7 @@ def render_exemplars(
     turn_tokens: tuple[str, str] = TURN_TOKENS,
     response_alone: bool = False,
 ) -> list[list[int]]:
-    """Ids of each instance's context and response as one passage, cut on the left so that the response stays.
+    """Encodes each instance's context and response as one passage, truncated on the left to keep the response.
 
     With `response_alone` the context is left out; the other arguments are as in `render_contexts`.
     """
@@ -104,7 +104,7 @@ def render_exemplars(
 
 
 def keep_newest(ids: Sequence[int], max_tokens: int, turn_ids: Sequence[int] = ()) -> list[int]:
-    """The last `max_tokens` of `ids`; where that cuts a turn, its token out of `turn_ids` stays in front."""
+    """Returns the last `max_tokens` of `ids`; a truncated turn keeps its token from `turn_ids` in front."""
     cut = len(ids) - max_tokens
     if cut <= 0:
         return list(ids)
@@ -112,7 +112,7 @@ def keep_newest(ids: Sequence[int], max_tokens: int, turn_ids: Sequence[int] = (
     if not kept or not turn_ids or kept[0] in turn_ids:
         return kept
     if len(kept) > 1 and kept[1] in turn_ids:
-        return kept[1:]  # else a turn would be nothing but its token
+        return kept[1:]  # else a turn would consist of its token alone
     for position in range(cut - 1, -1, -1):
         if ids[position] in turn_ids:
             return [ids[position], *kept[1:]]
@@ -129,22 +129,22 @@ def render_source(
     max_tokens: int,
     turn_ids: Sequence[int] = (),
 ) -> list[int]:
-    """`[attributes] context [SEP] [passage attributes] passage`; without a passage it ends behind the context.
+    """Builds `[attributes] context [SEP] [passage attributes] passage`; without a passage it ends after the context.
 
-    Where that is too long the passage gives way first, down to half of what attributes and separator leave; then the
-    context. The context loses its oldest ids, the passage its last; attributes and separator are never cut.
+    If that is too long, the passage is truncated first, down to half of the room besides attributes and separator; then
+    the context. The context loses its oldest ids, the passage its last; attributes and separator are never cut.
 
     Args:
-      attributes: ids of the attribute tokens that belong to the context; may be empty.
-      context: what `render_contexts` gives.
-      passage_attributes: ids of the attribute tokens that belong to the passage; may be empty.
-      passage: what `render_exemplars` gives, an exemplar's turns; may be empty.
+      attributes: ids of the context's attribute tokens; may be empty.
+      context: ids from `render_contexts`.
+      passage_attributes: ids of the passage's attribute tokens; may be empty.
+      passage: ids of an exemplar's turns from `render_exemplars`; may be empty.
       sep_id: id of the separator.
-      max_tokens: the most ids of the row.
-      turn_ids: ids of `<speaker>` and `<listener>`, so that a cut turn keeps its token.
+      max_tokens: maximum number of ids of the row.
+      turn_ids: ids of `<speaker>` and `<listener>`, so that a truncated turn keeps its token.
 
     Raises:
-      ConfigError: `max_tokens` does not leave room for 2 ids of each text.
+      ConfigError: if `max_tokens` does not leave room for 2 ids of each text.
     """
     behind = [sep_id, *passage_attributes] if passage_attributes or passage else []
     room = max_tokens - len(attributes) - len(behind)
@@ -159,13 +159,13 @@ def render_source(
 
 
 def render_target(ids: Sequence[int], eos_id: int, max_tokens: int) -> list[int]:
-    """`ids` cut on the right to at most `max_tokens`, the end-of-sequence id behind them included."""
+    """Truncates `ids` on the right and appends the end-of-sequence id: at most `max_tokens` ids in total."""
     _at_least("max_tokens", max_tokens, 1)
     return [*ids[: max_tokens - 1], eos_id]
 
 
 def plain_context(context: Sequence[str]) -> str:
-    """The turns joined by single spaces, for encoders that know no turns."""
+    """Joins the turns with single spaces, for encoders without turn tokens."""
     return " ".join(context)
 
 
@@ -177,15 +177,15 @@ def encode_for_bert(
     *,
     prompt: str = "",
 ) -> list[list[int]]:
-    """`[CLS] text [SEP]` for each text (the tokenizer's `cls_id` and `sep_id`), at most `max_tokens` ids each.
+    """Encodes each text as `[CLS] text [SEP]` (the tokenizer's `cls_id` and `sep_id`), at most `max_tokens` ids each.
 
     Args:
-      tokenizer: gives `cls_id` and `sep_id`.
-      texts: equal ones are tokenised once.
-      max_tokens: both frame tokens included, at least 3.
-      keep: what stays of an overlong text: "right" for contexts (newest turns), "left" for single posts, "ends" half
+      tokenizer: tokenizer with `cls_id` and `sep_id`.
+      texts: texts; equal ones are tokenised once.
+      max_tokens: maximum number of ids, both frame tokens included; at least 3.
+      keep: part of an overlong text to keep: "right" for contexts (newest turns), "left" for single posts, "ends" half
         from each end (Sun et al. 2019, Sec. 5.3.1).
-      prompt: stands before every text, and stays whole.
+      prompt: prefix of every text, never truncated.
     """
     _at_least("max_tokens", max_tokens, 3)
     if keep not in ("left", "right", "ends"):
@@ -202,17 +202,17 @@ def encode_for_bert(
 
 
 def _cut(ids: list[int], head: int, tail: int) -> list[int]:
-    """The first `head` and the last `tail` of `ids`; all, if there are no more."""
+    """Returns the first `head` and the last `tail` of `ids`, or all if there are no more."""
     return ids if len(ids) <= head + tail else ids[:head] + ids[len(ids) - tail :]
 
 
 def pad(
     rows: Sequence[Sequence[int]], length: int, pad_id: int
 ) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
-    """Rows as one int32 array of `length` columns, and the mask of what is real.
+    """Pads rows to one int32 array of `length` columns; returns it with the mask of real ids.
 
     Raises:
-      ValueError: a row is longer than `length`; cutting is a decision of whoever made the rows.
+      ValueError: if a row is longer than `length`; truncation is left to the caller.
     """
     sizes = np.fromiter(map(len, rows), np.int64, len(rows))
     if sizes.size and sizes.max() > length:

@@ -1,4 +1,4 @@
-"""GGUF, the one-file format of llama.cpp: its metadata, its tokenizer, and where its tensors lie.
+"""GGUF, the one-file format of llama.cpp: reads its metadata, its tokenizer, and the offsets of its tensors.
 
 Source: the specification, github.com/ggml-org/ggml, docs/gguf.md.
 """
@@ -22,17 +22,17 @@ from empax.data.model_files import check_whole, rust_errors, short
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_MOST_ENTRIES = 1 << 20  # of metadata, and tensors
-_MOST_ITEMS = 1 << 22  # of a list; the longest are merges, half a million
-_MOST_BYTES = 1 << 26  # of a text
+_MOST_ENTRIES = 1 << 20  # metadata entries, and tensors
+_MOST_ITEMS = 1 << 22  # items of a list; the longest are merges, half a million
+_MOST_BYTES = 1 << 26  # bytes of a text
 _LARGEST = 1 << 48  # numbers of a tensor
 _TEMPLATE = "tokenizer.chat_template"
-_CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens that are never split; the text of control tokens is not written out
+_CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens that are never split; decoding skips control tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class GgufTensor:
-    """A tensor of a GGUF file: its axes, outermost first, ggml's number for its type, its first byte."""
+    """A tensor of a GGUF file: its axes, outermost first, ggml's number of its type, and its offset in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,34 +42,34 @@ class GgufTensor:
 
 @dataclasses.dataclass(frozen=True)
 class GgufFile:
-    """What stands in a GGUF file before the numbers of its tensors."""
+    """The contents of a GGUF file before the tensor data."""
 
     path: Path
     metadata: dict[str, Any]
     tensors: tuple[GgufTensor, ...]
 
     def require(self, key: str) -> Any:
-        """Metadata under `key`; DataError where it is missing."""
+        """Returns the metadata under `key`; DataError if it is missing."""
         if key not in self.metadata:
             raise DataError(f"{self.path} has no {key} in its metadata; fetch or convert the model again.")
         return self.metadata[key]
 
     def text(self, key: str, default: str | None = None) -> str:
-        """The text under `key`, or `default` if there is one; DataError where it is missing or no text."""
+        """Returns the text under `key`, or `default` if given; DataError if it is missing or not a text."""
         return self._checked(key, default, lambda value: isinstance(value, str), "a text")
 
     def size(self, key: str, default: int | None = None) -> int:
-        """The number under `key`, at least 1; else as `text`."""
+        """Returns the number under `key`, at least 1; otherwise like `text`."""
         fits = lambda value: type(value) is int and 1 <= value < 1 << 31  # noqa: E731
         return self._checked(key, default, fits, "a whole number of at least 1")
 
     def real(self, key: str, default: float | None = None) -> float:
-        """The number under `key`, above 0; else as `text`."""
+        """Returns the number under `key`, above 0; otherwise like `text`."""
         fits = lambda value: type(value) in (int, float) and 0 < value < 1e30  # noqa: E731
         return float(self._checked(key, default, fits, "a number above 0"))
 
     def texts(self, key: str) -> list[str]:
-        """The texts under `key`; else as `text`."""
+        """Returns the texts under `key`; otherwise like `text`, without a default."""
         fits = lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value)  # noqa: E731
         return self._checked(key, None, fits, "a list of texts")
 
@@ -81,15 +81,15 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether `path` is a GGUF file by its name."""
+    """Whether the name of `path` is that of a GGUF file."""
     return path.suffix.lower() == ".gguf"
 
 
 def find_gguf(path: Path) -> Path | None:
-    """The GGUF file that `path` is, or that the folder `path` holds; None if there is none.
+    """Returns `path` if it is a GGUF file, or the GGUF file in the folder `path`; None if there is none.
 
     Raises:
-      DataError: the folder holds several.
+      DataError: if the folder holds several.
     """
     if path.is_file():
         return path if is_gguf(path) else None
@@ -100,10 +100,10 @@ def find_gguf(path: Path) -> Path | None:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Reads the metadata and the table of tensors; the tensors themselves stay where they are.
+    """Reads the metadata and the table of tensors, but not the tensors themselves.
 
     Raises:
-      DataError: it is no GGUF file of version 2 or 3, it is cut short, or it is one part of several.
+      DataError: if it is not a GGUF file of version 2 or 3, is truncated, or is one part of several.
     """
     check_whole(path)
     with path.open("rb") as file:
@@ -125,7 +125,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Cursor:
-    """A place in the file that moves on with what is read."""
+    """A position in the file that advances with each read."""
 
     def __init__(self, data: mmap.mmap):
         self.data = data
@@ -137,7 +137,7 @@ class _Cursor:
         return value
 
     def numbers(self, code: str, count: int) -> list[Any]:
-        # Before anything of that size is asked for: a broken file may claim any count.
+        # Checked before anything of that size is allocated: a broken file may claim any count.
         _check_most(count, _MOST_ITEMS, "items of a list")
         if count * struct.calcsize(code) > len(self.data) - self.place:
             raise EOFError
@@ -160,12 +160,12 @@ class _Cursor:
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
-            raise EOFError  # no such kind: what precedes it was not what it seemed
+            raise EOFError  # no such kind: the bytes before it were misread
         kind, count = self.number("I"), self.number("Q")
         if kind in _NUMBERS:
             return self.numbers(_NUMBERS[kind], count)
         if kind != _STRING:
-            raise EOFError  # nothing needs a list of lists, which may be as deep as the file is long
+            raise EOFError  # lists of lists are not needed, and could be nested as deep as the file is long
         _check_most(count, _MOST_ITEMS, "items of a list")
         return [self.string() for _ in range(count)]
 
@@ -208,16 +208,16 @@ def _parse(path: Path, cursor: _Cursor) -> GgufFile:
 
 
 def gguf_tokenizer(file: GgufFile) -> tuple[rust.Tokenizer, dict[str, str], str | None]:
-    """Makes the tokenizer from the vocabulary and the merges in the metadata.
+    """Builds the tokenizer from the vocabulary and the merges in the metadata.
 
-    A model without a padding token gets its end of sequence for one.
+    For a model without a padding token, the end-of-sequence token pads.
 
     Returns:
-      The tokenizer as a tokenizer.json would give it; texts of the special tokens, by "pad_token", "eos_token",
-      "bos_token" and "unk_token"; the Jinja source of the chat template, None if the model has none.
+      The tokenizer as if from a tokenizer.json; texts of the special tokens, by "pad_token", "eos_token", "bos_token"
+      and "unk_token"; the Jinja source of the chat template, None if the model has none.
 
     Raises:
-      DataError: the tokenizer is no byte-level BPE, or cuts text in a way that is not known here.
+      DataError: if the tokenizer is not a byte-level BPE, or its pre-tokenizer is unknown.
     """
     kind = file.text("tokenizer.ggml.model")
     advice = "put the model's tokenizer.json beside the file."
@@ -249,7 +249,7 @@ def gguf_tokenizer(file: GgufFile) -> tuple[rust.Tokenizer, dict[str, str], str 
     names, says = _special_names(file, tokens), file.metadata.get
     first, last = (
         [names[f"{role}_token"]] if says(f"tokenizer.ggml.add_{role}_token", usual) and f"{role}_token" in names else []
-        for role, usual in (("bos", _PRE_TOKENIZERS[cut] is _LLAMA3), ("eos", False))  # where it is silent: llama.cpp's
+        for role, usual in (("bos", _PRE_TOKENIZERS[cut] is _LLAMA3), ("eos", False))  # defaults: llama.cpp's
     )
     if first or last:
         special = [(text, vocabulary[text]) for text in {*first, *last}]
@@ -259,7 +259,7 @@ def gguf_tokenizer(file: GgufFile) -> tuple[rust.Tokenizer, dict[str, str], str 
 
 
 def _chat_template(file: GgufFile) -> str | None:
-    """The template of a file; others have names, which it lists."""
+    """Returns the chat template of a file, or the default of several named ones."""
     if _TEMPLATE in file.metadata:
         return file.text(_TEMPLATE)
     named = file.texts(f"{_TEMPLATE}s") if f"{_TEMPLATE}s" in file.metadata else []
@@ -267,7 +267,7 @@ def _chat_template(file: GgufFile) -> str | None:
 
 
 def _special_names(file: GgufFile, tokens: list[str]) -> dict[str, str]:
-    """Texts of the special tokens, whose ids the metadata give."""
+    """Returns the texts of the special tokens, whose ids are in the metadata."""
     names = {}
     for role, key in (("pad", "padding"), ("eos", "eos"), ("bos", "bos"), ("unk", "unknown")):
         key = f"tokenizer.ggml.{key}_token_id"
@@ -289,7 +289,7 @@ def _byte_level(*before: Any, regex: bool) -> Any:
 
 
 def _pieces(digits: str) -> Any:
-    """Contractions, words, numbers of at most so many digits, signs, blanks."""
+    """Splits text into contractions, words, numbers as `digits` matches them, signs, blanks."""
     pattern = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -307,10 +307,10 @@ _PRE_TOKENIZERS: dict[str, Any] = {
     "llama3": _LLAMA3,
     "qwen2": _pieces(r"\p{N}"),
 }
-"""How text is cut before the merges, by llama.cpp's names.
+"""Pre-tokenizers, by llama.cpp's names.
 
 Source: the tokenizer.json of GPT-2, SmolLM2, Llama 3 and Qwen2.
 """
 
 _COMPOSED = ("qwen2",)
-"""Whose tokenizers compose letters and their accents first (NFC)."""
+"""Pre-tokenizers whose tokenizers first compose letters and accents (NFC)."""

@@ -1,9 +1,9 @@
-"""Facts about what is said: what follows from a turn (social) and what is true of a thing in it (entities).
+"""Facts about a dialogue: inferences from a turn (social), and properties of things in it (entities).
 
-A file of facts has one instance a line:
+A file of facts has one instance per line:
 `{"id": ..., "facts": [{"head": ..., "relation": ..., "tail": ..., "rank": 0, "score": 0.0}], "source": ...}`.
-`source` says who made the facts, and reaches every report. `rank` counts the facts of one head and relation from the
-best, `score` is whatever the source gives (higher is better); both may be left out.
+`source` names the origin of the facts, and appears in every report. `rank` counts the facts of one head and relation
+from the best, `score` is defined by the source (higher is better); both are optional.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from empax.core.text_files import DataError, parse_jsonl, read_lines
 from empax.core.types import Instance
 
 SOCIAL_RELATIONS: tuple[str, ...] = ("xReact", "xNeed", "xIntent", "xEffect", "xWant")
-"""The relations that NEC and CEM ask of an event, under ATOMIC's names."""
+"""Relations of an event that NEC and CEM use, with ATOMIC's names."""
 
 ENTITY_RELATIONS: tuple[str, ...] = ("ObjectUse", "AtLocation", "MadeUpOf", "HasProperty")
-"""The relations that NEC asks of an entity, under the names of ATOMIC 2020."""
+"""Relations of an entity that NEC uses, with the names of ATOMIC 2020."""
 
 _SENTENCES: Mapping[str, str] = {
     "xReact": "As a result, I feel {tail}.",
@@ -44,7 +44,7 @@ _SENTENCES: Mapping[str, str] = {
     "IsA": "{head} is a kind of {tail}",
     "RelatedTo": "{head} has to do with {tail}",
 }
-"""How each relation is put into words. Source: NEC's code, in English that is right."""
+"""Sentence template of each relation. Source: NEC's code, with corrected English."""
 
 _NOTHING = ("", "none", "n/a", "nothing", "-")
 _RELATION = re.compile(r"[A-Za-z]+")
@@ -53,7 +53,7 @@ _FIELDS = ("head", "relation", "tail", "rank", "score")
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """One fact; see the module."""
+    """One fact; see the module docstring."""
 
     head: str
     relation: str
@@ -63,31 +63,31 @@ class Fact:
 
     @property
     def social(self) -> bool:
-        """Whether it is about people and what happens to them."""
+        """Whether the fact is about people and what happens to them."""
         return self.relation[:1] in ("x", "o")
 
     @property
     def empty(self) -> bool:
-        """Whether it says nothing: no tail, "none", or the head again. Source: NEC's code."""
+        """Whether the fact is void: no tail, "none", or the head again. Source: NEC's code."""
         tail = self.tail.strip().lower()
         return tail in _NOTHING or tail == self.head.strip().lower()
 
     def words(self) -> str:
-        """The fact as a sentence."""
+        """Returns the fact as a sentence."""
         pattern = _SENTENCES.get(self.relation, "{head} {relation} {tail}")
         return pattern.format(head=self.head, relation=self.relation, tail=self.tail.strip().rstrip("."))
 
     def triple(self) -> str:
-        """The fact as NEC's Sec. 3.2 prints it, "head, relation, tail"."""
+        """Returns the fact as in NEC's Sec. 3.2, "head, relation, tail"."""
         return f"{self.head}, {self.relation}, {self.tail}"
 
     def row(self) -> dict[str, Any]:
-        """As it stands in a file."""
+        """Returns the fact as an object for a file."""
         return {**dataclasses.asdict(self), "score": round(self.score, 6)}
 
 
 def ranked(facts: Iterable[Fact], *, most: int = 0) -> list[Fact]:
-    """Facts that say something, each once, with their ranks; at most `most` of a head and relation (0 = all)."""
+    """Removes empty and repeated facts and sets ranks; keeps at most `most` per head and relation (0 = all)."""
     seen: set[tuple[str, str, str]] = set()
     places: Counter[tuple[str, str]] = Counter()
     kept = []
@@ -105,19 +105,19 @@ def ranked(facts: Iterable[Fact], *, most: int = 0) -> list[Fact]:
 
 
 def facts_of(instance: Instance) -> list[Fact]:
-    """The facts among an instance's notes; none where no stage has added any.
+    """Returns the facts in an instance's notes; none if no stage has added any.
 
     Raises:
-      DataError: the notes are not what a stage of kind "knowledge" writes.
+      DataError: if the note has another form than a stage of kind "knowledge" writes.
     """
     return facts_from(instance.notes["facts"], f"instance {instance.id!r}") if "facts" in instance.notes else []
 
 
 def facts_from(value: Any, where: str) -> list[Fact]:
-    """The list `facts` of a line as Facts.
+    """Parses the list `facts` of a line.
 
     Raises:
-      DataError: it is no such list; says where, what was found and what it must be.
+      DataError: if it is not such a list; says where, what was found and what it must be.
     """
     if not isinstance(value, list):
         raise DataError(f"{where}: facts = {_shown(value)} must be a list.")
@@ -148,30 +148,30 @@ def _shown(value: Any) -> str:
 
 
 def clauses(turn: str) -> list[str]:
-    """The sentences of a turn that has several; empty where it has one. Source: CASE's code cuts at full stops."""
+    """Returns the sentences of a turn; empty if there is only one. Source: CASE's code, which splits at full stops."""
     found = [text for text in re.split(r"(?<=[.!?])\s+", turn.strip()) if text]
     return found if len(found) > 1 else []
 
 
 def told(instance: Instance) -> list[dict[str, Any]]:
-    """What a prediction says of the facts behind it."""
+    """Returns the facts of an instance for its prediction."""
     return [{**fact.row(), "words": fact.words(), "score": round(fact.score, 4)} for fact in facts_of(instance)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Knowledge:
-    """The facts of some instances by id, and who made them."""
+    """The facts of some instances by id, and their origin."""
 
     facts: Mapping[str, Sequence[Fact]]
     source: str
 
 
 def read_knowledge(path: Path, instances: Sequence[Instance]) -> Knowledge:
-    """A file of facts about all of `instances`; lines about others are passed over.
+    """Reads a file with facts for all of `instances`, and possibly others.
 
     Raises:
-      DataError: the file is broken, a line has no source or another than the first, an id comes twice, or an instance
-        is missing.
+      DataError: if the file is broken, a line has no source or another source than the first, an id occurs twice, or an
+        instance is missing.
     """
     found: dict[str, list[Fact]] = {}
     source = ""
@@ -198,9 +198,9 @@ def read_knowledge(path: Path, instances: Sequence[Instance]) -> Knowledge:
 
 
 def exchanged(rows: Sequence[list[Fact]]) -> list[list[Fact]]:
-    """The facts of each instance given to another one: a control that keeps everything but the relevance.
+    """Gives the facts of each instance to another one: a control that removes only their relevance.
 
-    Only instances that have facts exchange them, so that as many have some as before. A single one keeps its own.
+    Only instances with facts exchange them, so that the number with facts is unchanged. A single one keeps its own.
     """
     order = np.random.default_rng(0).permutation([i for i, facts in enumerate(rows) if facts])
     changed = list(rows)
@@ -210,7 +210,7 @@ def exchanged(rows: Sequence[list[Fact]]) -> list[list[Fact]]:
 
 
 def describe(rows: Sequence[Sequence[Fact]]) -> dict[str, Any]:
-    """Counts of a split for reports; `with_facts` is the share of instances, in [0, 1]."""
+    """Counts facts of a split for reports; `with_facts` is the share of instances with facts, in [0, 1]."""
     relations = Counter(fact.relation for facts in rows for fact in facts)
     return {
         "instances": len(rows),

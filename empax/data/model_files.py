@@ -1,6 +1,6 @@
-"""The small files of a model's folder, which other programs wrote: read whole and checked, or refused by name.
+"""Small files in a model's folder, written by other programs: read whole and checked, or refused by name.
 
-Each field that is read here is on a list, and none that is not is dropped without a word.
+Each supported field is on a list; a field that is not is never dropped silently.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def is_listed(path: Path) -> bool:
-    """Whether a folder lists `path`, be it a link that leads nowhere, as in a cache that is not whole.
+    """Whether a folder lists `path`, even as a broken link, as in an incomplete cache.
 
-    Reading that fails by name, where `path.is_file()` would pass it by as if nobody had written it.
+    Reading a broken link raises an error that names it, whereas `path.is_file()` would treat it as absent.
     """
     return os.path.lexists(path)
 
 
 def check_whole(path: Path) -> None:
-    """Raises DataError if `path` is no file, cannot be read, is empty, or a pointer of Git LFS in place of the file."""
+    """Raises DataError if `path` is not a file, cannot be read, is empty, or is a Git LFS pointer."""
     check_regular(path)
     with system_errors(path, "read"), path.open("rb") as stream:
         start = stream.read(len(_POINTER))
@@ -47,10 +47,10 @@ def check_whole(path: Path) -> None:
 
 
 def read_model_json(path: Path, *, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
-    """The JSON object (or, as `kind` says, the list) in a file of a model.
+    """Reads the JSON object (or list, by `kind`) in a file of a model.
 
     Raises:
-      DataError: the file cannot be read, is empty, a pointer of Git LFS, no UTF-8, no JSON, or JSON of another kind.
+      DataError: if the file cannot be read, is empty, a Git LFS pointer, not UTF-8, not JSON, or JSON of another kind.
     """
     check_whole(path)
     with system_errors(path, "read"):
@@ -61,7 +61,7 @@ def read_model_json(path: Path, *, kind: type[dict[str, Any]] | type[list[Any]] 
         raise DataError(f"{path} begins with a byte-order mark; save it as UTF-8 without one.")
     try:
         value = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or a number with thousands of digits
         raise DataError(f"{path} is not valid JSON ({error}); fetch the model again.") from error
     if not isinstance(value, kind):
         kinds = {dict: "an object", list: "a list", str: "a text", type(None): "null"}
@@ -71,16 +71,16 @@ def read_model_json(path: Path, *, kind: type[dict[str, Any]] | type[list[Any]] 
 
 
 def named_path(path: Path, name: Any) -> Path:
-    """What the file `path` calls `name`, which lies in the same folder as that file.
+    """Returns the path of `name`, as referred to in the file `path`, in the same folder as that file.
 
     Raises:
-      DataError: it is no name, or leads out of the folder.
+      DataError: if it is not a file name, or leads out of the folder.
     """
     try:
         place = path.parent / name
         inside = place.resolve().is_relative_to(path.parent.resolve())
         place.exists()
-    except (TypeError, ValueError, OSError, RuntimeError) as error:  # no text, no name that can be, a loop of links
+    except (TypeError, ValueError, OSError, RuntimeError) as error:  # not a text, an impossible name, a loop of links
         reason = reason_of(error) if isinstance(error, OSError) else error
         raise DataError(f"{path} names {short(name)}, which cannot be looked up ({reason}).") from error
     if not inside:
@@ -90,13 +90,13 @@ def named_path(path: Path, name: Any) -> Path:
 
 @contextlib.contextmanager
 def rust_errors(path: Path, kind: type[ValueError], advice: str) -> Iterator[None]:
-    """Turns what the tokenizers library raises on a broken file into an error of `kind` that names `path`."""
+    """Turns errors of the tokenizers library on a broken file into an error of `kind` that names `path`."""
     try:
         yield
     except (ConfigError, DataError):
         raise
     except BaseException as error:
-        # The library knows no types of errors: they are plain Exception, or a panic of Rust, which is not even that.
+        # The library has no error types: it raises plain Exception, or a Rust panic, which is only a BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
@@ -104,7 +104,7 @@ def rust_errors(path: Path, kind: type[ValueError], advice: str) -> Iterator[Non
 
 
 def refuse_unknown(said: Mapping[str, Any], known: Collection[str], file: Path) -> None:
-    """Raises ConfigError for fields that could change what is computed, since nobody here knows them."""
+    """Raises ConfigError for unknown fields, which could change the computation."""
     if unknown := unknown_fields(said, known):
         raise ConfigError(
             f"{file} says {shown(said, unknown)}, which is not known here and could change what the model computes; "
@@ -113,28 +113,28 @@ def refuse_unknown(said: Mapping[str, Any], known: Collection[str], file: Path) 
 
 
 def warn_of_unknown(said: Mapping[str, Any], known: Collection[str], file: Path, why: str) -> None:
-    """Names, once for each file, fields that are left out; `why` they cannot change what is computed."""
+    """Warns once per file of unknown fields, which are ignored; `why` they cannot change the computation."""
     if unknown := unknown_fields(said, known):
         warn_once(f"{file} says {shown(said, unknown)}, which is not known here and is left out: {why}.")
 
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Logs a warning the first time that it is given."""
+    """Logs a warning the first time it occurs."""
     log.warning("%s", message)
 
 
 def unknown_fields(said: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """Names of the fields that are not `known` and say something: null and what is empty say nothing."""
+    """Returns the names of fields that are neither `known` nor null or empty."""
     return sorted(name for name, value in said.items() if name not in known and value not in (None, [], {}))
 
 
 def shown(said: Mapping[str, Any], names: Collection[str]) -> str:
-    """The named fields with their values, shortened."""
+    """Formats the named fields with their values, shortened."""
     return ", ".join(f"{name} = {short(said[name])}" for name in names)
 
 
 def short(value: Any) -> str:
-    """A value in at most 43 characters."""
+    """Formats a value in at most 43 characters."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."

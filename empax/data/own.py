@@ -1,7 +1,7 @@
-"""A corpus of the user's own: JSON-lines files of dialogues, prepared here or, if it is large, by Apache Beam.
+"""The user's own corpus: JSON-lines files of dialogues, prepared here or, for a large corpus, by Apache Beam.
 
-One dialogue a line: `utterances`, a list of texts, the speaker's first; `id`; optionally `emotion` and `situation`. Or
-one pair a line: `source` and `target`. Other fields become notes of the dialogue, for rewards to read. A split is all
+One dialogue per line: `utterances`, a list of texts, the speaker's first; `id`; optionally `emotion` and `situation`.
+Or one pair per line: `source` and `target`. Other fields become notes of the dialogue, for rewards. A split is all
 files whose names begin with its name: `train.jsonl`, or `train-00.jsonl`, `train-01.jsonl`, ... A single file is split
 by its lines: of every ten, the ninth is for validation and the tenth for the test.
 """
@@ -32,15 +32,15 @@ SPLITS = ("train", "validation", "test")
 _FIELDS = ("id", "emotion", "situation", "utterances")
 _PAIR = ("source", "target")
 _TAKEN = (*STAGE_NOTES, "context", "response", "reference", "notes", "fields")
-"""What no field of your own may be called."""
+"""Names that a user's own field must not have."""
 _FORMS = f"a pair has source and target, a dialogue {', '.join(_FIELDS)}"
 
 
 def find_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
-    """The files of each split, by name.
+    """Returns the files of each split, sorted by name.
 
     Raises:
-      DataError: a split has none that is not empty.
+      DataError: if a split has no file, or only empty ones.
     """
     root = expand(folder)
     if folder and root.is_file():
@@ -61,15 +61,15 @@ def find_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
 
 
 def files_hash(folder: str | os.PathLike[str]) -> str:
-    """A hash of all files of a corpus and their names."""
+    """Returns a hash of all files of a corpus and their names."""
     return hash_json({path.name: hash_file(path) for paths in find_files(folder).values() for path in paths})
 
 
 def read_file(path: str | os.PathLike[str]) -> Iterator[Dialogue]:
-    """The dialogues of one file, in order; pairs get their line as id.
+    """Yields the dialogues of one file, in order; a pair's id is its file and line.
 
     Raises:
-      DataError: a line that is no dialogue; says which, and what it must be.
+      DataError: if a line is not a dialogue; says which line, and what it must be.
     """
     number = found = 0
     for number, line in read_lines(Path(path)):
@@ -103,7 +103,7 @@ def _of_pair(row: dict[str, Any], where: str, identity: str) -> dict[str, Any]:
 
 
 def read_split(path: str | os.PathLike[str], split: str, *, alone: bool) -> Iterator[Dialogue]:
-    """The dialogues of a split in one file, which is all of the corpus where it is `alone`."""
+    """Yields the dialogues of a split in one file; `alone`: the file is the whole corpus."""
     dialogues = read_file(path)
     if not alone:
         return dialogues
@@ -117,7 +117,7 @@ def check_files(folder: str | os.PathLike[str]) -> None:
     """Reads the first thousand dialogues of every file.
 
     Raises:
-      DataError: see `find_files` and `read_file`; or a single file is too short to be split.
+      DataError: see `find_files` and `read_file`; also if a single file is too short to be split.
     """
     alone = expand(folder).is_file()
     for path in dict.fromkeys(path for paths in find_files(folder).values() for path in paths):
@@ -130,20 +130,20 @@ def check_files(folder: str | os.PathLike[str]) -> None:
 
 
 def has_emotions(folder: str | os.PathLike[str], split: str) -> bool:
-    """Whether any dialogue of a split with a reply says its emotion; reads up to the first one that does."""
+    """Whether any dialogue of a split with a reply has an emotion; reads up to the first one."""
     return any(one.emotion and len(one.utterances) > 1 for one in read_dialogues(folder, split))
 
 
 def read_dialogues(folder: str | os.PathLike[str], split: str) -> Iterator[Dialogue]:
-    """The dialogues of a split, file by file; raises what `find_files` and `read_file` do."""
+    """Yields the dialogues of a split, file by file; raises the errors of `find_files` and `read_file`."""
     alone = expand(folder).is_file()
     return (dialogue for path in find_files(folder)[split] for dialogue in read_split(path, split, alone=alone))
 
 
 def example_rows(folder: str | os.PathLike[str], wanted: Iterable[str]) -> list[Instance]:
-    """Two instances of training to try a function on: the first that have every field of `wanted`, else the first.
+    """Returns two training instances to try a function on: the first ones with all fields in `wanted`, else the first.
 
-    Fields that stand in some lines alone are looked for to the end of the files.
+    Reads to the end of the files if needed, since only some lines may have a field.
     """
     wanted = set(wanted)
     first: list[Instance] = []
@@ -185,12 +185,12 @@ def _examples(path: str, split: str, alone: bool) -> Iterator[tuple[str, dict[st
 
 
 def _split_examples(folder: str, beam: bool) -> dict[str, Any]:
-    """What a builder keeps of each split; with `beam` Apache Beam reads the files, each by one worker."""
+    """Returns the builder's examples of each split; with `beam`, Apache Beam reads the files, one worker per file."""
     alone, found = expand(folder).is_file(), {}
     for split, paths in find_files(folder).items():
         parts = [(str(path), split, alone) for path in paths]
         if beam:
-            import apache_beam  # few have it
+            import apache_beam  # optional
 
             read = apache_beam.Create(parts) | apache_beam.Reshuffle() | apache_beam.FlatMapTuple(_examples)
         else:
@@ -202,17 +202,17 @@ def _split_examples(folder: str, beam: bool) -> dict[str, Any]:
 def load_dialogues(
     folder: str, *, beam: Sequence[str] = (), prepared_dir: str | os.PathLike[str] | None = None
 ) -> dict[str, list[Dialogue]]:
-    """The dialogues by split; prepared once, under the hash of the files.
+    """Loads the dialogues by split; prepared once, under the hash of the files.
 
     Args:
-      folder: as `find_files` takes it.
-      beam: options of Apache Beam, which then prepares: ("--runner=DirectRunner",) in this process,
-        ("--runner=FlinkRunner", ...) on a cluster that sees the folder and the cache; none = without it.
-      prepared_dir: a folder for prepared data; None = `core.settings.cache_dir()`.
+      folder: as in `find_files`.
+      beam: options of Apache Beam, which then prepares the corpus: ("--runner=DirectRunner",) in this process,
+        ("--runner=FlinkRunner", ...) on a cluster with access to the folder and the cache; none = without Beam.
+      prepared_dir: folder for prepared data; None = `core.settings.cache_dir()`.
 
     Raises:
-      DataError: see `find_files` and `read_file`; an id that comes twice.
-      ConfigError: Beam is wanted and not installed.
+      DataError: see `find_files` and `read_file`; also if an id occurs twice in a split.
+      ConfigError: if `beam` has options and Beam is not installed.
     """
     root = Path(prepared_dir) if prepared_dir else cache_dir()
     prepared = root / "tfds" / f"own-{files_hash(folder)}"
@@ -221,7 +221,7 @@ def load_dialogues(
     options = None
     if beam:
         check_beam(beam)
-        from apache_beam.options.pipeline_options import PipelineOptions  # few have it
+        from apache_beam.options.pipeline_options import PipelineOptions  # optional
 
         options = PipelineOptions(list(beam))
     examples = functools.partial(_split_examples, str(folder), bool(beam))
@@ -234,7 +234,7 @@ def load_dialogues(
 
 
 def check_beam(options: Sequence[str], where: str = "config.data.beam") -> None:
-    """Raises ConfigError if Apache Beam is wanted and not installed."""
+    """Raises ConfigError if `options` are given and Apache Beam is not installed."""
     if options and importlib.util.find_spec("apache_beam") is None:
         raise ConfigError(
             f"{where} needs Apache Beam, which is not installed; pip install 'empax[beam]', or leave it empty."

@@ -1,6 +1,6 @@
-"""The built-in corpus: 320 dialogues written for this project, ten for each emotion, so that nothing is downloaded.
+"""The built-in corpus: 320 dialogues written for this project, ten per emotion, so that nothing needs downloading.
 
-Every listener turn carries a response intent (Welivita and Pu's taxonomy) and the levels of EPITOME's mechanisms.
+Every listener turn has a response intent (Welivita and Pu's taxonomy) and the levels of EPITOME's mechanisms.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ FACTS = Path(__file__).with_name("sample_facts.jsonl")
 _CAUSES = Path(__file__).with_name("sample_spans.jsonl")
 
 SPLITS = {"train": range(1, 9), "validation": range(9, 10), "test": range(10, 11)}
-"""Which of each emotion's ten dialogues, by the number at the end of its id."""
+"""Dialogues of each emotion (of ten) by split, by the number at the end of the id."""
 
 
 def load_dialogues() -> dict[str, list[Dialogue]]:
-    """The dialogues by split ("train", "validation", "test"): 256, 32 and 32."""
+    """Loads the dialogues by split ("train", "validation", "test"): 256, 32 and 32."""
     splits: dict[str, list[Dialogue]] = {name: [] for name in SPLITS}
     for row in read_jsonl(PATH):
         number = int(row["id"].rsplit("-", 1)[1])
@@ -32,12 +32,12 @@ def load_dialogues() -> dict[str, list[Dialogue]]:
 
 
 def load_facts() -> dict[str, list[Fact]]:
-    """Facts by instance id, written by hand for 40 instances, some in each split; the others have none."""
+    """Loads facts by instance id, written by hand for 40 instances, some in each split; the others have none."""
     return {row["id"]: facts_from(row["facts"], f"{FACTS}, {row['id']}") for row in read_jsonl(FACTS)}
 
 
 def load_intents() -> dict[str, str]:
-    """Response intent by instance id ("sample-sad-03#2")."""
+    """Loads response intents by instance id ("sample-sad-03#2")."""
     return {
         f"{row['id']}#{number}": turn["intent"]
         for row in read_jsonl(PATH)
@@ -47,12 +47,12 @@ def load_intents() -> dict[str, str]:
 
 
 def load_cause_texts() -> list[tuple[str, int, tuple[str, ...]]]:
-    """Of 64 speaker turns (dialogue, turn from 0) the words that say why the speaker feels as they do."""
+    """Loads the causes of the speaker's emotion in 64 speaker turns: (dialogue, turn from 0, words of the causes)."""
     return [(row["id"], row["turn"], tuple(row["spans"])) for row in read_jsonl(_CAUSES)]
 
 
 def load_annotated_pairs() -> list[EpitomePair]:
-    """Every listener turn with the speaker's turn before it, and its level of each of EPITOME's mechanisms."""
+    """Loads every listener turn with the speaker's turn before it, and its level of each of EPITOME's mechanisms."""
     pairs = []
     for row in read_jsonl(PATH):
         turns = row["utterances"]

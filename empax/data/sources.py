@@ -1,4 +1,4 @@
-"""How a generator is shown its sources: tagged rows for encoder-decoders, chat prompts for decoder-only models."""
+"""Source formats of generators: tagged rows for encoder-decoders, chat prompts for decoder-only models."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from empax.data.chat import ChatTemplate, single_turn, without_system
 from empax.data.tokenizers import SubwordTokenizer
 
 ExemplarLayout: TypeAlias = Literal["apart", "joined", "own_tokens", "response"]
-"""How a generator is shown exemplars.
+"""How exemplars are put into a generator's source.
 
-apart: each as a passage of its own, with turn tokens of its own, beside the context's passage. Ours.
-joined: each behind the context in one passage, with the context's turn tokens: REG's literal form.
-own_tokens: as "joined", with turn tokens of its own. Ours.
-response: as "apart", its response alone. Ours.
+apart: each in a separate passage with separate turn tokens, in addition to the context's passage. Ours.
+joined: each after the context in one passage, with the context's turn tokens: REG's literal form.
+own_tokens: as "joined", with separate turn tokens. Ours.
+response: as "apart", with the response alone. Ours.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class LayoutSettings:
-    """How many tokens of each text a model reads.
+    """Maximum number of tokens of each text.
 
     Attributes:
-      max_context_tokens: of the context in a source; the newest turns stay.
-      max_passage_tokens: of an exemplar in a source.
-      max_target_tokens: of a response, end-of-sequence included.
-      max_query_tokens: of the context as the retriever reads it; the newest turns stay.
-      max_key_tokens: of an exemplar as the retriever reads it.
+      max_context_tokens: tokens of the context in a source; the newest turns are kept.
+      max_passage_tokens: tokens of an exemplar in a source.
+      max_target_tokens: tokens of a response, end-of-sequence included.
+      max_query_tokens: tokens of the context for the retriever; the newest turns are kept.
+      max_key_tokens: tokens of an exemplar for the retriever.
     """
 
     max_context_tokens: int = 200
@@ -51,7 +51,7 @@ class LayoutSettings:
 
     @property
     def max_source_tokens(self) -> int:
-        """Both attribute groups, the separator and a token on each side included."""
+        """Most tokens of a source, with both attribute groups, the separator and one token on each side."""
         return self.max_context_tokens + self.max_passage_tokens + 2 * features.NUM_ATTRIBUTES + 3
 
 
@@ -67,17 +67,17 @@ class Text(NamedTuple):
 
 
 Row: TypeAlias = tuple[Text | None, Text | None] | None
-"""Context and exemplar of a row, each None where the row is without; a row that is None is all padding."""
+"""Context and exemplar of a row, None if absent; a row that is None is all padding."""
 
 
 class SourceForm(Protocol):
-    """Texts to source rows."""
+    """Converts texts to source rows."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
     def apart(self) -> bool:
-        """Whether context and exemplars stand in rows of their own."""
+        """Whether context and exemplars are in separate rows."""
         ...
 
     @property
@@ -85,29 +85,29 @@ class SourceForm(Protocol):
     def contexts(self, instances: Sequence[Instance]) -> list[Text]: ...
 
     def passages(self, instances: Sequence[Instance]) -> list[Text]:
-        """Each instance with its response, as an exemplar for another."""
+        """Tokenises each instance with its response, as an exemplar for another."""
         ...
 
     def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
-        """Tokens of each context's longest row; `passages[N]` is the size of its longest exemplar, 0 = it has none."""
+        """Returns the tokens of each context's longest row; `passages[N]` is the size of its longest exemplar or 0."""
         ...
 
     def arrays(self, rows: Sequence[Row], length: int) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
-        """Ids and mask of rows."""
+        """Returns ids and mask of rows."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class TaggedForm:
-    """`[attributes] context` and `[attributes] exemplar` in rows of their own, or in one with `<sep>` between them.
+    """`[attributes] context` and `[attributes] exemplar` in separate rows, or in one row with `<sep>` in between.
 
-    Every turn stands behind the token of who speaks.
+    Every turn follows the token of its speaker.
 
     Attributes:
-      attributes: whether the instances' notes go in front of the texts.
+      attributes: whether attributes from the instances' notes precede the texts.
       exemplars: see `ExemplarLayout`.
-      framed: whether each row stands in what the tokenizer puts around a text: the end of a T5's source, <s> and </s>
-        of BART. For pretrained models, which know no text without it.
+      framed: whether each row has the tokenizer's special tokens around it: T5's end of sequence, BART's <s> and </s>.
+        For pretrained models, which expect them.
     """
 
     tokenizer: Tokenizer
@@ -122,12 +122,12 @@ class TaggedForm:
 
     @functools.cached_property
     def frame(self) -> tuple[list[int], list[int]]:
-        """Ids before and behind each row."""
+        """Ids before and after each row."""
         return self.tokenizer.framing if self.framed else ([], [])
 
     @functools.cached_property
     def turns(self) -> list[int]:
-        """Ids of all tokens that stand in front of turns."""
+        """Ids of all turn tokens."""
         tokens = dict.fromkeys((*features.TURN_TOKENS, *self.exemplar_turn_tokens))
         return [self.tokenizer.token_id(token) for token in tokens]
 
@@ -177,8 +177,8 @@ class TaggedForm:
             context, passage = passage, None
         assert context is not None
         attributes, ids = passage or ([], [])
-        # A random exemplar may be longer than the bucket, which was chosen for the retrieved ones. Its response
-        # stands last, and must stay.
+        # A random exemplar may be longer than the bucket, which was chosen for the retrieved ones. Its response comes
+        # last, and must be kept.
         room = max_tokens - context.size - 1 - len(attributes)
         return features.render_source(
             context.attributes,
@@ -192,7 +192,7 @@ class TaggedForm:
 
 
 TOLD = "told"
-"""The note of what a model has said of a context before it replies, by name; see `ChatForm`."""
+"""The note with a model's statements about a context before it replies, by name; see `ChatForm`."""
 
 INSTRUCTION = (
     "You talk with somebody who tells you what happened to them. Answer as a person who understands them would: "
@@ -202,16 +202,16 @@ INSTRUCTION = (
 
 @dataclasses.dataclass(frozen=True)
 class ChatForm:
-    """A chat prompt: the instruction, exemplars as shots, and the dialogue with the model as the one who listens.
+    """A chat prompt: the instruction, exemplars as shots, and the dialogue with the model as the listener.
 
-    Context and shot lie in columns of their own, the shot's first: so several exemplars can be read before one
-    context (`models.prompted.FusionInPrompt`). Attributes are put into words. Without either, a prompt has the ids of
-    transformers' `apply_chat_template` wherever a control token follows the system's text.
+    Context and shot have separate columns, the shot's first, so that several exemplars can be read before one context
+    (`models.prompted.FusionInPrompt`). Attributes are put into words. Without shots and attributes, a prompt has the
+    ids of transformers' `apply_chat_template` if a control token follows the system message.
 
     Attributes:
       exemplars: "apart" = a shot is the last turn of an exemplar's context and the response, "response" = the response
         alone; None = rows have no columns for a shot.
-      told: what contexts may have told in their note "told"; of it, exemplars tell their own emotion.
+      told: names that may occur in the note "told" of contexts; of these, exemplars show their own emotion.
     """
 
     tokenizer: Tokenizer
@@ -224,7 +224,7 @@ class ChatForm:
 
     @property
     def apart(self) -> bool:
-        return False  # the columns of a row are
+        return False  # only their columns are separate
 
     @property
     def _frames(self) -> ChatTemplate:
@@ -232,15 +232,15 @@ class ChatForm:
 
     @property
     def _opening_text(self) -> str:
-        """The end of an opening that is text: a turn that follows may share a token with it."""
+        """The end of the opening that is plain text: the turn that follows may share a token with it."""
         opening, mark = self.template.opening, self.tokenizer.mark
         if not self.template.system_last:
-            return ""  # the system's text follows, which is the same in all prompts
+            return ""  # the system message follows, which is the same in all prompts
         return next(opening[i:] for i in range(len(opening) + 1) if mark(opening[:i]) + opening[i:] == mark(opening))
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """What stands in front of every source; put there by the model."""
+        """Ids before every source; the model adds them."""
         opened = self._frames.opened(self.instruction)
         return tuple(self.tokenizer.encode(opened.removesuffix(self._opening_text)))
 
@@ -250,29 +250,29 @@ class ChatForm:
 
     @property
     def start_id(self) -> int:
-        """The prompt's last token, the same in all: what a decoder starts from."""
+        """The prompt's last token, the same for all, from which decoding starts."""
         if not self._ending:
             raise ConfigError("the chat template puts nothing behind the last turn, where the model could write on.")
         return self._ending[-1]
 
     @property
     def split(self) -> int:
-        """How many columns of a row belong to the exemplar."""
+        """Number of columns of a row for the exemplar."""
         return self.layout.max_passage_tokens if self.exemplars else 0
 
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:
         words = [self._in_words(i, "context_attributes", i.notes.get(TOLD, {})) for i in instances]
-        if self.template.system_last:  # they stand behind the instruction, among the turns
+        if self.template.system_last:  # they follow the instruction, between the turns
             return [Text([], self._dialogue(i.context, word)) for i, word in zip(instances, words, strict=True)]
         before = self.tokenizer.encode_batch(words)
         return [Text(own, self._dialogue(i.context)) for i, own in zip(instances, before, strict=True)]
 
     def _dialogue(self, context: Sequence[str], words: str = "") -> list[int]:
-        """The newest turns that fit whole, beginning with the speaker's, in their frames; of the last one, its end."""
+        """Encodes the newest turns that fit whole, from one of the speaker's on; else the end of the last turn."""
         frames, instruction, encode = self._frames, self.instruction + words, self.tokenizer.encode
         room, fits, opening = self.layout.max_context_tokens, [], self._opening_text
         for first in range(len(context) - 1, -1, -2):
-            # In one pass: a turn's first letters may share a token with what stands before them.
+            # In one pass: a turn's first letters may share a token with the text before them.
             ids = encode(opening + frames.continued(context[first:], instruction))[:-1]
             if len(ids) > room:
                 break
@@ -311,7 +311,7 @@ class ChatForm:
         return f"\n({said})" if said else ""
 
     def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
-        del passages  # an exemplar's columns are as many, whatever its length
+        del passages  # the number of exemplar columns is fixed
         return np.array([text.size for text in contexts]) + self.split
 
     def arrays(self, rows: Sequence[Row], length: int) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
@@ -327,15 +327,15 @@ class ChatForm:
 
 @dataclasses.dataclass(frozen=True)
 class PlainForm:
-    """A source as the pretrained model's own tokenizer makes it of a text: no tags, no instruction.
+    """A source in the format of the pretrained model's own tokenizer: no tags, no instruction.
 
-    A decoder-only model with a chat template gets the text as the first turn of a chat, and a context as a chat of the
-    user and the assistant. Without a template the turns of a context, and an exemplar in front of them, are lines of
-    one text; where the tokenizer knows no end of a line (T5's), " | " stands between them. Of a context that is too
-    long the oldest turns are left out, two at a time.
+    A decoder-only model with a chat template gets a text as the first turn of a chat, and a context as a chat between
+    user and assistant. Without a template, the turns of a context, and an exemplar before them, are lines of one text;
+    if the tokenizer has no line break (T5's), " | " separates them. A context that is too long loses its oldest turns,
+    two at a time.
 
     Attributes:
-      template: the chat template of a decoder-only model that has one, else None.
+      template: the chat template of a decoder-only model; None if it has none.
     """
 
     tokenizer: SubwordTokenizer
@@ -349,15 +349,15 @@ class PlainForm:
     def encode(
         self, texts: Sequence[str], *, max_tokens: int | None = None, keep: Literal["end", "start"] = "end"
     ) -> list[list[int]]:
-        """Ids of each text, with what the model expects around it; at least one id.
+        """Encodes each text with the frame that the model expects; at least one id.
 
         Args:
-          texts: plain text.
-          max_tokens: most ids of a row; the text is cut, not its frame. None = nothing is cut.
-          keep: which end of a longer text stays.
+          texts: plain texts.
+          max_tokens: maximum number of ids of a row; the text is truncated, not its frame. None = no limit.
+          keep: the end of a longer text to keep.
 
         Raises:
-          ConfigError: `max_tokens` leaves no room beside the frame.
+          ConfigError: if `max_tokens` leaves no room besides the frame.
         """
         tokenizer = self.tokenizer
         if self.template is None:
@@ -388,7 +388,7 @@ class PlainForm:
 
     @functools.cached_property
     def _between(self) -> str:
-        """What stands between turns that are one text."""
+        """The separator of turns in one text."""
         encode = self.tokenizer.encode
         return "\n" if encode("a\nb") != encode("a b") else " | "
 

@@ -1,7 +1,7 @@
-"""Emotion-cause spans: which of a speaker's words say why they feel as they do, and where tokens lie in turns.
+"""Emotion-cause spans, the speaker's words that explain their emotion, and the positions of tokens in turns.
 
-A span is a range of characters of one turn of a context. Sources of spans: people (RECCON, the built-in sample, a
-file), or a sentiment lexicon (VADER), which marks words of emotion instead of causes.
+A span is a character range of one turn of a context. Spans come from annotators (RECCON, the built-in sample, a file),
+or from a sentiment lexicon (VADER), which marks words of emotion instead of causes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WORD = re.compile(r"\w+(?:['’]\w+)*")
 
 
 class Span(NamedTuple):
-    """Characters `start` to `end` (excluded) of the turn with the number `turn`, from 0."""
+    """Characters `start` to `end` (exclusive) of the turn with the number `turn`, from 0."""
 
     turn: int
     start: int
@@ -42,7 +42,7 @@ class Span(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SpanExample:
-    """A context, whose last turn is the speaker's, with the spans in the speaker's turns."""
+    """A context that ends with a turn of the speaker, with the spans in the speaker's turns."""
 
     id: str
     context: tuple[str, ...]
@@ -50,15 +50,15 @@ class SpanExample:
 
 
 def is_speakers(turn: int, num_turns: int) -> bool:
-    """Whether a turn of a context is the speaker's: turns alternate, and the last is."""
+    """Whether a turn of a context is the speaker's: turns alternate, and the last is the speaker's."""
     return (num_turns - 1 - turn) % 2 == 0
 
 
 def read_spans(path: Path, instances: Iterable[Instance]) -> list[SpanExample]:
-    """The instances that a file has spans for. A line is {"id", "turn", "start", "end"}, in characters of the turn.
+    """Reads the instances with spans in a file. A line is {"id", "turn", "start", "end"}, in characters of the turn.
 
     Raises:
-      DataError: a line of another form, an id without an instance, or a span that is none of a speaker's turn.
+      DataError: if a line has another form, an id has no instance, or a span is not within a speaker's turn.
     """
     by_id = {instance.id: instance for instance in instances}
     found: dict[str, list[Span]] = {}
@@ -84,9 +84,9 @@ def _check(span: Span, context: Sequence[str], where: str) -> None:
 
 
 def lexicon_spans(context: Sequence[str], least_valence: float = 1.5) -> tuple[Span, ...]:
-    """Words of the speaker's turns whose valence in VADER's lexicon is at least so far from 0 (of 4).
+    """Finds words of the speaker's turns whose absolute valence in VADER's lexicon is at least `least_valence` (of 4).
 
-    Source: Hutto and Gilbert 2014. Words of emotion, not their causes.
+    Source: Hutto and Gilbert 2014. These are words of emotion, not causes.
     """
     lexicon, spans = vader_lexicon(), []
     for turn, text in enumerate(context):
@@ -97,12 +97,12 @@ def lexicon_spans(context: Sequence[str], least_valence: float = 1.5) -> tuple[S
 
 
 def lexicon_examples(instances: Iterable[Instance], least_valence: float) -> list[SpanExample]:
-    """Every instance with `lexicon_spans`."""
+    """Returns every instance with `lexicon_spans`."""
     return [SpanExample(i.id, i.context, lexicon_spans(i.context, least_valence)) for i in instances]
 
 
 def sample_examples(split: str) -> list[SpanExample]:
-    """The first turns of the built-in corpus whose causes people have marked: 32 in "train", 32 in "test"."""
+    """Returns turns of the built-in corpus with causes marked by annotators: 32 in "train", 32 in "test"."""
     turns = {d.id: tuple(u.text for u in d.utterances) for d in sample.load_dialogues()[split]}
     found = []
     for dialogue, turn, texts in sample.load_cause_texts():
@@ -115,26 +115,26 @@ def sample_examples(split: str) -> list[SpanExample]:
 
 
 def find_causes(data_dir: str | os.PathLike[str] = "") -> Path:
-    """The folder `emotion_causes` in `data_dir` (else EMPAX_DATA_DIR), or that folder itself.
+    """Finds the folder `emotion_causes` in `data_dir` (else EMPAX_DATA_DIR), or that folder itself.
 
     Raises:
-      ConfigError: no folder is named, or it does not hold RECCON's files.
+      ConfigError: if no folder is named, or it does not hold RECCON's files.
     """
     place = find_corpus("RECCON", ["reccon_dailydialog_train.json"], _FOLDER, data_dir)
-    # A folder that is not RECCON's own holds other corpora too.
+    # A folder other than RECCON's own holds other corpora too.
     note("RECCON", place, None if place.name == _FOLDER else place.glob("reccon_dailydialog_*.json"))
     return place
 
 
 def read_reccon(path: Path) -> list[SpanExample]:
-    """RECCON's emotional turns, each the last of its context, with the causes in turns of whoever feels it.
+    """Reads RECCON's emotional turns, each the last of its context, with the causes in the same person's turns.
 
-    Texts are written as people write (`dailydialog.written`). A cause in the other's turn, or outside of the dialogue,
-    is left out; an emotional turn all of whose causes are such is an example without a span.
+    Texts are detokenised (`dailydialog.written`). Causes in the other person's turns, or outside the dialogue, are left
+    out; an emotional turn with no other cause is an example without a span.
     Source: Poria et al. 2021, RECCON-DD.
 
     Raises:
-      DataError: the file has another form.
+      DataError: if the file has another form.
     """
     content, examples = read_json(path), []
     try:
@@ -157,7 +157,7 @@ def read_reccon(path: Path) -> list[SpanExample]:
 
 
 def _reccon_span(context: Sequence[str], number: Any, text: str) -> Span | None:
-    """The span of a cause in the turn with that number, from 1; None if it is in none of the speaker's turns."""
+    """Returns the span of a cause in the turn `number`, from 1; None if it is not in a turn of the speaker."""
     if not isinstance(number, int) or not 1 <= number <= len(context) or not text:
         return None
     start = context[number - 1].find(text)
@@ -167,12 +167,12 @@ def _reccon_span(context: Sequence[str], number: Any, text: str) -> Span | None:
 
 
 def read_cause_turns(path: Path) -> dict[str, tuple[int, ...]]:
-    """Cause turns of EmpatheticDialogues by dialogue, from 0, as a detector trained on RECCON has found them.
+    """Reads cause turns of EmpatheticDialogues by dialogue, from 0, found by a detector trained on RECCON.
 
     Source: Gao et al. 2021, released annotations.
 
     Raises:
-      DataError: a line of another form.
+      DataError: if a line has another form.
     """
     found = {}
     for number, row in enumerate(read_jsonl(path), start=1):
@@ -186,31 +186,31 @@ def read_cause_turns(path: Path) -> dict[str, tuple[int, ...]]:
 
 @dataclasses.dataclass(frozen=True)
 class PlacedRow:
-    """Ids of a context, and where in it each of them comes from.
+    """Ids of a context, with the position of each in it.
 
     Attributes:
-      ids: at least one.
-      places: as many; turn -1 for ids that stand for no text (frames, roles).
+      ids: at least one id.
+      places: position of each id; turn -1 for ids without text (frames, roles).
     """
 
     ids: list[int]
     places: list[Span]
 
     def texts(self, context: Sequence[str]) -> list[str]:
-        """What each id stands for, in lower case; empty where that is no text of the context."""
+        """Returns the text of each id, in lower case; empty for ids without text."""
         return [context[p.turn][p.start : p.end].lower() if p.turn >= 0 else "" for p in self.places]
 
     def labels(self, spans: Iterable[Span]) -> list[int]:
-        """1 for each id of which a character is in a span."""
+        """Returns 1 for each id with a character in a span, else 0."""
         spans = tuple(spans)
         return [int(any(p.turn == s.turn and p.start < s.end and s.start < p.end for s in spans)) for p in self.places]
 
     def told(self, num_turns: int) -> list[bool]:
-        """Whether each id is of the speaker's words, in a context of so many turns."""
+        """Returns whether each id belongs to the speaker's words, in a context of `num_turns` turns."""
         return [place.turn >= 0 and is_speakers(place.turn, num_turns) for place in self.places]
 
     def spans(self, labels: Iterable[int]) -> tuple[Span, ...]:
-        """Where the ids labelled 1 are; neighbours in one turn are one span."""
+        """Returns the spans of ids labelled 1; adjacent ids in one turn form one span."""
         found: list[Span] = []
         open_turn = -1
         for place, label in zip(self.places, labels, strict=False):
@@ -225,7 +225,7 @@ class PlacedRow:
         return tuple(found)
 
     def aligned_with(self, other: PlacedRow) -> Int[np.ndarray, " N"]:
-        """For each id the first id of `other` with which it shares a character; -1 = none does."""
+        """Returns, for each id, the index of the first id of `other` that shares a character with it; -1 = none."""
         first: dict[tuple[int, int], int] = {}
         for number, place in enumerate(other.places):
             for character in range(place.start, place.end):
@@ -249,10 +249,10 @@ def place_contexts(
     roles: tuple[int, int] | None = None,
     behind: int | None = None,
 ) -> list[PlacedRow]:
-    """Each context's turns as ids, with their places: at most `max_tokens`, of which the oldest are cut.
+    """Encodes each context's turns with their positions, truncated to `max_tokens` on the left.
 
-    The id `first` stands in front of everything and is never cut, those of speaker and listener (`roles`) in front of
-    their turns, `behind` behind every turn.
+    The id `first` comes before all turns and is never cut; the ids of speaker and listener (`roles`) precede their
+    turns, and `behind` follows every turn.
     """
     if max_tokens < 2:
         raise ConfigError(f"max_tokens = {max_tokens} must be at least 2.")
@@ -273,7 +273,7 @@ def place_contexts(
 
 
 def marked(context: Sequence[str], spans: Iterable[Span]) -> list[str]:
-    """The turns with their spans between `<em>` and `</em>`, for people to read."""
+    """Puts the spans of the turns between `<em>` and `</em>`, for human readers."""
     turns = list(context)
     for turn, start, end in sorted(spans, reverse=True):
         text = turns[turn]
@@ -284,7 +284,7 @@ def marked(context: Sequence[str], spans: Iterable[Span]) -> list[str]:
 def span_counts(
     gold: Sequence[Sequence[int]], found: Sequence[Sequence[int]]
 ) -> tuple[Int[np.ndarray, " 3"], Int[np.ndarray, " 3"]]:
-    """(true positives, predicted, gold): of labels 1, and of maximal runs of them, which match if they are the same."""
+    """Counts (true positives, predicted, gold) of labels 1, and of maximal runs of them, which must match exactly."""
 
     def runs(labels: Sequence[int]) -> set[tuple[int, int]]:
         padded = np.diff(np.concatenate([[0], np.asarray(labels, int), [0]]))
@@ -300,6 +300,6 @@ def span_counts(
 
 
 def f1(counts: Sequence[int] | np.ndarray) -> float:
-    """F1 in percent of (true positives, predicted, gold); 0 where there is neither."""
+    """Returns the F1 in percent of (true positives, predicted, gold); 0 if nothing is predicted or gold."""
     true, predicted, gold = (int(count) for count in counts)
     return 200.0 * true / max(predicted + gold, 1)

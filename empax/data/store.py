@@ -1,4 +1,4 @@
-"""What earlier stages of a run left for later ones: instances with their notes, and candidate exemplars."""
+"""Outputs of earlier stages of a run for later ones: instances with their notes, and candidate exemplars."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _SPLITS = ("train", "validation", "test")
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerSettings:
-    """Pretrained ("minilm", a folder, a Hub name), or made of the training split.
+    """Settings of a tokenizer that is pretrained ("minilm", a folder, a Hub name), or trained on the training split.
 
     Attributes:
-      kind: of one that is made: "bpe", or "words", whose rare words are unknown (`data.words`).
-      tags: whether a pretrained one gets tokens for turns, separator and attributes. False for decoder-only generators,
-        which are prompted in words.
-      vocab_size: the most tokens, special ones included; a plan reckons with as many.
-      lowercase: of "bpe"; "words" are always in lower case.
-      min_count: of "words": how often a word comes at least in turns and situations.
-      style: of "words": see `data.words.train_words`.
-      splits_in_vocabulary: of "words": the splits that they are taken from. MoEL and its descendants take all three, so
-        that no word of their test is unknown.
+      kind: kind of a trained tokenizer: "bpe", or "words", whose rare words are unknown (`data.words`).
+      tags: whether a pretrained tokenizer gets tokens for turns, separator and attributes. False for decoder-only
+        generators, which are prompted in words.
+      vocab_size: maximum number of tokens, special tokens included; a plan assumes this number.
+      lowercase: whether "bpe" lower-cases texts; "words" always does.
+      min_count: fewest occurrences of a word in turns and situations, for "words".
+      style: word splitting of "words", see `data.words.train_words`.
+      splits_in_vocabulary: the splits whose words "words" contains. MoEL and its descendants use all three, so that no
+        word of their test is unknown.
     """
 
     kind: Literal["bpe", "words"] = "bpe"
@@ -73,10 +73,10 @@ class PrepareSettings:
 
 
 def load_instances(run: RunContext, split: str) -> list[Instance]:
-    """The instances of a split, with the notes of all annotating stages before this one.
+    """Loads the instances of a split, with the notes of all annotating stages before this one.
 
     Raises:
-      DataError: a file is not what `prepare` or an annotating stage wrote, or two of these write the same note.
+      DataError: if a file of `prepare` or an annotating stage was altered, or two such stages write the same note.
     """
     instances = prepared_instances(run, split)
     owners: dict[str, str] = {}
@@ -87,14 +87,14 @@ def load_instances(run: RunContext, split: str) -> list[Instance]:
 
 
 def prepared_instances(run: RunContext, split: str) -> list[Instance]:
-    """The instances of a split as `prepare` made them; DataError if the file is not what it wrote."""
+    """Loads the instances of a split as `prepare` wrote them; DataError if the file was altered."""
     path = run.files.instances(split)
     verify(path)
     return [instance_from_row(row) for row in read_jsonl(path)]
 
 
 def _with_notes(instances: list[Instance], path: Path, owners: dict[str, str]) -> list[Instance]:
-    """The instances with the notes in `path`; `owners` has the stage of each note so far, and then these too."""
+    """Adds the notes in `path` to the instances, and their stage to `owners`, the stage of each note so far."""
     stage = path.parent.name
     verify(path)
     if not path.exists():
@@ -113,10 +113,10 @@ def _with_notes(instances: list[Instance], path: Path, owners: dict[str, str]) -
 
 
 def read_corpus(data: DataSettings, split: str) -> Iterable[Dialogue] | None:
-    """The dialogues of a split as the corpus has them; None where that has yet to be downloaded.
+    """Reads the dialogues of a split from the corpus; None if that has yet to be downloaded.
 
     Raises:
-      DataError: the corpus is not where `data` says, or a line of it cannot be read.
+      DataError: if the corpus is not where `data` says, or a line of it cannot be read.
     """
     if data.name == "sample":
         return sample.load_dialogues()[split]
@@ -127,17 +127,17 @@ def read_corpus(data: DataSettings, split: str) -> Iterable[Dialogue] | None:
 
 
 def has_emotions(data: DataSettings, split: str) -> bool:
-    """Whether any dialogue of a split with a reply names its emotion; corpora other than one's own do."""
+    """Whether any dialogue of a split with a reply has an emotion; always True unless the corpus is the user's own."""
     return data.name != "jsonl" or own.has_emotions(data.dir, split)
 
 
 def planned_instances(run: RunContext, split: str) -> list[Instance]:
-    """The instances that `prepare` has left or is going to leave; none where the corpus has yet to be downloaded."""
+    """Returns the instances that `prepare` has written or will write; none if the corpus has yet to be downloaded."""
     if run.files.done("prepare").exists():
         return load_instances(run.at("prepare"), split)
     data = run.plan.data
-    with noting():  # the corpus is an input of `prepare`, of no other stage
-        if data.name == "jsonl":  # what is drawn depends on the order, which TFDS gives
+    with noting():  # the corpus is an input of `prepare` alone
+        if data.name == "jsonl":  # the random draw depends on the order, which TFDS defines
             dialogues = own.load_dialogues(data.dir, beam=data.beam)[split]
         else:
             dialogues = read_corpus(data, split) or ()
@@ -146,7 +146,7 @@ def planned_instances(run: RunContext, split: str) -> list[Instance]:
 
 
 def planned_notes(run: RunContext) -> list[str]:
-    """The notes that stages before this one are going to add to the instances of training."""
+    """Returns the names of the notes that stages before this one will add to the training instances."""
     found: list[str] = []
     for stage in (run.plan.stages[name] for name in run.before()):
         if stage.kind == "knowledge":
@@ -164,9 +164,9 @@ def check_prepared(run: RunContext) -> None:
 
 
 def check_candidates(run: RunContext, index: str, splits: Sequence[str], passages: int) -> None:
-    """Raises ConfigError unless the stage `index`, to which `config.STAGE.index` refers, will leave candidates.
+    """Raises ConfigError unless the stage `index`, named by `config.STAGE.index`, will write enough candidates.
 
-    They are wanted of these splits, at least as many as `passages` for each instance.
+    These are at least `passages` candidates for each instance of `splits`.
     """
     settings = run.earlier("index", index, kind="index").settings
     if missing := [split for split in splits if split not in settings.queries]:
@@ -182,10 +182,10 @@ def check_candidates(run: RunContext, index: str, splits: Sequence[str], passage
 
 
 def load_candidates(run: RunContext, index: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Which instances of a split were searched, [n], and their candidates, [n, M] (rows of the index, -1 = none).
+    """Loads the positions of searched instances of a split, [n], and their candidates, [n, M] (index rows, -1 = none).
 
     Raises:
-      ConfigError: the index stage searched no such split.
+      ConfigError: if the index stage did not search the split.
     """
     path = run.files.stage(index) / f"candidates_{split}.npz"
     verify(path)
@@ -196,9 +196,9 @@ def load_candidates(run: RunContext, index: str, split: str) -> tuple[np.ndarray
 
 
 class PlannedTokenizer:
-    """Stands in for a tokenizer that is not at hand: it knows its size and its ids, and reads nothing.
+    """A stand-in for a tokenizer that does not exist yet: it has its size and special ids, but encodes no texts.
 
-    Only of the frame of a prompt it says how long it is going to be: a token for every four characters.
+    `encode` only estimates the length of a prompt's frame: one token for every four characters.
     """
 
     pad_id, eos_id, start_id, cls_id, sep_id = 0, 1, 2, 2, 3
@@ -228,16 +228,16 @@ class PlannedTokenizer:
 
 
 def may_load(run: RunContext, model: str) -> bool:
-    """Whether a model is on this machine, or may be fetched: a plan fetches nothing."""
+    """Whether a model is on this machine, or may be downloaded; a plan downloads nothing."""
     return not run.planned or model in NAMED or expand(model).exists()
 
 
 _TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.[gG][gG][uU][fF]")
-"""What of a model's folder a tokenizer may be made of."""
+"""Files of a model's folder that a tokenizer may be loaded from."""
 
 
 def pretrained_tokenizer(settings: TokenizerSettings) -> SubwordTokenizer:
-    """The tokenizer that `settings.pretrained` names."""
+    """Loads the tokenizer named by `settings.pretrained`."""
     name = settings.pretrained
     folder = NAMED[name]() if name in NAMED else expand(name)
     if folder.exists():
@@ -247,7 +247,7 @@ def pretrained_tokenizer(settings: TokenizerSettings) -> SubwordTokenizer:
 
 
 def run_tokenizer(run: RunContext, *, planned: bool = False) -> Tokenizer:
-    """The tokenizer that `prepare` left; `planned`: one of the size that it is going to have."""
+    """Loads the tokenizer of `prepare`; if `planned`, the pretrained one or a stand-in of the planned size."""
     if not planned:
         verify(run.files.tokenizer)
         return load_tokenizer(run.files.tokenizer)

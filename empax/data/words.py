@@ -1,4 +1,4 @@
-"""Our own word tokenizer: the words of a corpus, with one token for all rare ones."""
+"""Our own word tokenizer: the words of a corpus, with one token for all rare words."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ UNKNOWN_TOKEN, CONTEXT_TOKEN = "<unk>", "[CLS]"
 BASE_TOKENS = (
     PAD_TOKEN, EOS_TOKEN, START_TOKEN, UNKNOWN_TOKEN, CONTEXT_TOKEN, SEPARATOR, SPEAKER_TOKEN, LISTENER_TOKEN,
 )  # fmt: skip
-"""The first ids of every vocabulary of words, in this order."""
+"""Tokens with the first ids of every word vocabulary, in this order."""
 
 Style: TypeAlias = Literal["moel", "whitespace"]
-"""How texts become words, see `train_words`."""
+"""How texts are split into words, see `train_words`."""
 
 _CLOSING = r"""[\])}>"'»”’]*"""
 
 
 def _around(characters: str) -> str:
-    """The places before and behind each of `characters`."""
+    """Returns a pattern for the positions before and after each of `characters`."""
     return f"(?=[{characters}])|(?<=[{characters}])"
 
 
 def _full_stops() -> str:
-    """The places around a full stop that ends a sentence: the last one, or one before white space by Punkt's rules."""
+    """Returns a pattern for the position before a full stop that ends a sentence, by Punkt's rules, or the text."""
     abbreviations = "|".join(rf"(?<![\w.]){word.replace('.', chr(92) + '.')}" for word in ABBREVIATIONS)
-    # A letter alone is an initial, and a number before a small letter may go on.
+    # A single letter is an initial; a number before a lower-case letter may not end the sentence.
     word = rf"(?<!{abbreviations})(?<!(?<!\S)[^\W\d])(?<!\d)"
     ends = rf"\.{_CLOSING} *$|(?:{word}|(?<=\d)(?=\. [^a-z;:,.!?]))\.{_CLOSING} "
     return rf"(?<=[^.])(?={ends})"
@@ -53,7 +53,7 @@ def _full_stops() -> str:
 
 _SPLITS = (
     _full_stops(),
-    r"(?<=[^.] \.)(?=[^ .])",  # what closes behind it
+    r"(?<=[^.] \.)(?=[^ .])",  # closing signs after it
     r"(?<!\.)(?=\.\.)|(?<=\.\.)(?!\.)",
     r"(?=[:,](?!\d))|(?<=[:,])(?!\d)",
     _around(";@#$%&?!*‒-―«“‘„»”’"),
@@ -65,11 +65,11 @@ _SPLITS = (
     r"(?<=\bcan)(?=not\b)|(?<=\bd)(?='ye\b)|(?<=\bgim)(?=me\b)|(?<=\bgon)(?=na\b)|(?<=\bgot)(?=ta\b)"
     r"|(?<=\blem)(?=me\b)|(?<=\bmore)(?='n\b)|(?<=\bwan)(?=na(?: |$))|(?<= 't)(?=is\b|was\b)",
 )
-"""Places, in order, where NLTK's word tokenizer puts a space."""
+"""Positions, in order, where NLTK's word tokenizer puts a space."""
 
 
 def _moel() -> normalizers.Normalizer:
-    """MoEL's cleaning and NLTK's words, with a single space between two words."""
+    """Builds MoEL's cleaning and NLTK's word splitting, with a single space between two words."""
     steps: list[normalizers.Normalizer] = [normalizers.Lowercase()]
     steps += [normalizers.Replace(short, whole) for short, whole in MOEL_CONTRACTIONS.items()]
     steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
@@ -86,19 +86,18 @@ def train_words(
     vocab_size: int | None = None,
     special_tokens: Sequence[str] = (),
 ) -> SubwordTokenizer:
-    """Makes a vocabulary of words. All others are `<unk>`; `decode` joins words by single spaces.
+    """Builds a word vocabulary. All other words are `<unk>`; `decode` joins words with single spaces.
 
     Args:
-      texts: the training texts, each counted as often as it comes.
+      texts: the training texts, each counted as often as it occurs.
       min_count: rarer words are left out.
-      style: "moel": lower case, 23 contractions written out, NLTK words of each sentence. Source: `clean` in the code
-        of MoEL (Lin et al. 2019). "whitespace": lower case, runs of letters and digits and runs of signs, as LEMPEx
-        has them.
-      vocab_size: the most tokens, special ones included: the rarest words are left out; None = no limit.
-      special_tokens: atomic tokens beside BASE_TOKENS; `decode` skips them.
+      style: "moel": lower case, 23 contractions expanded, NLTK words of each sentence. Source: `clean` in the code of
+        MoEL (Lin et al. 2019). "whitespace": lower case, runs of letters and digits and runs of signs, as in LEMPEx.
+      vocab_size: maximum number of tokens, special tokens included; the rarest words are left out. None = no limit.
+      special_tokens: atomic tokens in addition to BASE_TOKENS; `decode` skips them.
 
     Raises:
-      ConfigError: `vocab_size` does not even hold the special tokens.
+      ConfigError: if `vocab_size` is smaller than the number of special tokens.
     """
     special = list(dict.fromkeys((*BASE_TOKENS, *special_tokens)))
     if vocab_size is not None and vocab_size < len(special):
@@ -117,7 +116,7 @@ def train_words(
     backend = rust.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN_TOKEN))
     backend.normalizer = normalizer  # pyright: ignore[reportAttributeAccessIssue]
     backend.pre_tokenizer = splitter  # pyright: ignore[reportAttributeAccessIssue]
-    # Not the unknown word: an answer that holds one shall show it.
+    # Without the unknown word, so that `decode` shows it.
     backend.add_special_tokens([token for token in special if token != UNKNOWN_TOKEN])
     made = SubwordTokenizer(backend, pad=PAD_TOKEN, eos=EOS_TOKEN, start=START_TOKEN)
     made.rare_words = len(order) - len(kept)

@@ -1,4 +1,4 @@
-"""Beam search, plain and diverse, as transformers has it."""
+"""Beam search, plain and diverse, as in transformers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Pool:
 
 @flax.struct.dataclass
 class Beams:
-    """A row is one group of hypotheses of an example: R = B * G, W = K / G."""
+    """State of a beam search. A row is one group of hypotheses of an example: R = B * G, W = K / G."""
 
     index: Int[Array, ""]
     history: Int[Array, "R W T"]  # of the running hypotheses, the likeliest first
@@ -48,20 +48,20 @@ def go_on_beams(
     rng: Randomness | None,
     until: Int[Array, ""] | int,
 ) -> Beams:
-    """Beam search up to `until` tokens, with Hugging Face's conventions; token-identical to theirs (transformers 5).
+    """Continues beam search up to `until` tokens; token-identical to Hugging Face's (transformers 5).
 
-    Each step takes the 2K likeliest continuations (with several end tokens, one K more for each), so that K remain even
-    if K of them end. Those among the first K that end (or reach `max_tokens`) compete for the pool of the K best, by
+    Each step takes the 2K likeliest continuations (K more for each further end token), so that K remain even if K of
+    them end. Those among the first K that end (or reach `max_tokens`) compete for the pool of the K best, by
     log-probability / length ** length_penalty.
     An example is done when its pool is full and the best running hypothesis, normalised by its present length, is no
     better than the worst in the pool; with `early_stopping`, as soon as its pool is full; with "never", when the best
-    running one would be no better at any length.
+    running hypothesis would be no better at any length.
 
-    With `draw_beams` the continuations of a step are drawn without replacement, with the probabilities of their scores
+    With `draw_beams`, the continuations of a step are drawn without replacement, with probabilities from their scores
     after temperature and truncation, and hypotheses are ranked by these scores.
 
-    With groups, each searches so for itself, but for the penalty on what earlier groups have just chosen; in the end
-    their pools are one. Source: Vijayakumar et al. 2018, Algorithm 1, with the Hamming diversity of Sec. 5.
+    Groups search independently, except for the penalty on tokens that earlier groups have just chosen; at the end,
+    their pools are merged. Source: Vijayakumar et al. 2018, Algorithm 1, with the Hamming diversity of Sec. 5.
     """
     groups, max_tokens = settings.num_beam_groups, settings.max_tokens
     width = settings.num_beams // groups
@@ -94,7 +94,7 @@ def go_on_beams(
         scores += jnp.where(enters, 0.0, BARRED)
         pool = _merge(beams.pool, _Pool(history, found.log_probs, scores, enters))
 
-        hoped = norm  # log-probabilities are negative: the longer, the better, where length_penalty is positive
+        hoped = norm  # log-probabilities are negative: longer is better if length_penalty > 0
         if settings.early_stopping == "never" and settings.length_penalty > 0.0:
             hoped = norms[most - 1 - given]
         worst = jnp.where(pool.ended, jnp.min(pool.scores, axis=1, keepdims=True), BARRED)
@@ -115,7 +115,7 @@ def go_on_beams(
 
 
 def found_beams(beams: Beams, settings: DecodeSettings) -> Generated:
-    """The best of what has ended."""
+    """Returns the best ended hypotheses."""
     groups = settings.num_beam_groups
     pool = jax.tree.map(lambda values: values.reshape(-1, groups * values.shape[1], *values.shape[2:]), beams.pool)
     if groups > 1:
@@ -125,11 +125,11 @@ def found_beams(beams: Beams, settings: DecodeSettings) -> Generated:
 
 
 def settled_beams(beams: Beams, start: Start, settings: DecodeSettings) -> Progress:
-    """What all hypotheses that may still win have in common."""
+    """Returns the common beginning of all hypotheses that may still win."""
     groups, index = settings.num_beam_groups, beams.index
     norms, given = _norms(settings), start.prefix_lengths()
     most = jnp.broadcast_to(start.most(settings), (start.batch_size, 1))
-    # Log-probabilities only fall: what one may become at best is what it is now, at the length that flatters it most.
+    # Log-probabilities only fall: a hypothesis is at best its present one, at the most favourable length.
     hoped = norms[jnp.clip((most if settings.length_penalty > 0.0 else index + 1) - 1 - given, 0, len(norms) - 1)]
     over = ~beams.improvable
     if settings.early_stopping is True:
@@ -150,15 +150,15 @@ def settled_beams(beams: Beams, start: Start, settings: DecodeSettings) -> Progr
 
 
 def _norms(settings: DecodeSettings) -> Float[Array, " T"]:
-    """What divides the log-probability of each length. In double precision: it rounds as a Python float does."""
+    """Returns the divisor of the log-probability at each length, computed in double precision like a Python float."""
     return jnp.asarray(np.power(np.arange(1.0, settings.max_tokens + 1), settings.length_penalty), jnp.float32)
 
 
 def start_beams(cache: Any, start: Start, settings: DecodeSettings) -> Beams:
-    """Before the first step."""
+    """Returns the state before the first step."""
     shape = (start.batch_size * settings.num_beam_groups, settings.num_beams // settings.num_beam_groups)
     history = start.history(settings.num_beams, settings.max_tokens).reshape(*shape, -1)
-    # All hypotheses are the same at first: only the first may go on, or all would stay the same.
+    # All hypotheses are equal at first: only the first may continue, or all would stay equal.
     log_probs = jnp.zeros(shape, jnp.float32).at[:, 1:].set(BARRED)
     pool = _Pool(
         tokens=history,
@@ -171,20 +171,20 @@ def start_beams(cache: Any, start: Start, settings: DecodeSettings) -> Beams:
 
 @flax.struct.dataclass
 class _Found:
-    """The C likeliest continuations of each row, best first, and which of them go on."""
+    """The C likeliest continuations of each row, best first, and those that keep running."""
 
     log_probs: Float[Array, "R C"]
     parents: Int[Array, "R C"]
     tokens: Int[Array, "R C"]
     stops: Bool[Array, "R C"]
-    running: Float[Array, "R W"]  # log-probabilities of the hypotheses that go on
-    best: Int[Array, "R W"]  # which they are
+    running: Float[Array, "R W"]  # log-probabilities of the hypotheses that keep running
+    best: Int[Array, "R W"]  # their indices among the C
 
 
 def _continuations(
     logits: Float[Array, "B K V"], beams: Beams, start: Start, settings: DecodeSettings, rng: Randomness | None
 ) -> _Found:
-    """The continuations of all groups, one after the other where the later look at the earlier."""
+    """Finds the continuations of all groups; in order, since later groups depend on earlier ones."""
     if settings.num_beam_groups == 1:
         return _group_continuations(logits, beams.history, beams.log_probs, beams.index, start, settings, rng=rng)
     batch_size, _, vocab_size = logits.shape
@@ -210,9 +210,9 @@ def _group_continuations(
     less: Float[Array, "B 1 V"] | None = None,
     rng: Randomness | None = None,
 ) -> _Found:
-    """The continuations of one group, whose running hypotheses have log-probabilities `before`.
+    """Finds the continuations of one group, whose running hypotheses have log-probabilities `before`.
 
-    `less` is what each token's log-probability loses, `rng` that of `draw_beams`.
+    `less` is the penalty on each token's log-probability, `rng` is for `draw_beams`.
     """
     batch_size, num, vocab_size = logits.shape
     kept = max(2, 1 + len(start.eos_ids)) * num
@@ -223,7 +223,7 @@ def _group_continuations(
         log_probs, places = _drawn(rng, allowed - total, before, kept, 1 + len(start.eos_ids), settings)
         parents, tokens = places // vocab_size, places % vocab_size
     else:
-        # Two stages, each hypothesis's own best and then the best of those: the winners are among them.
+        # Two stages: the best of each hypothesis, then the best of those.
         each = min(kept, vocab_size)
         values, tokens = largest(allowed, each)
         log_probs = values - total + before[..., None]
@@ -244,7 +244,7 @@ def _drawn(
     at_least_tokens: int,
     settings: DecodeSettings,
 ) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
-    """`num` continuations drawn without replacement (Gumbel's top k), the likeliest first: their scores and places."""
+    """Draws `num` continuations without replacement (Gumbel top-k); returns scores and indices, likeliest first."""
     kept = truncated(
         scores / settings.temperature,
         top_k=max(settings.top_k, at_least_tokens) if settings.top_k else 0,
@@ -254,7 +254,7 @@ def _drawn(
         at_least_tokens=at_least_tokens,
     )
     whole = (kept + before[..., None]).reshape(len(scores), -1)
-    # What may not be drawn comes last, in any order.
+    # Tokens that may not be drawn come last, in any order.
     keys = jnp.maximum(whole, 10 * BARRED) + noise(rng, jax.random.gumbel, whole.shape)
     _, places = largest(keys, num)
     log_probs, order = jax.lax.top_k(jnp.take_along_axis(whole, places, axis=1), num)
@@ -262,7 +262,7 @@ def _drawn(
 
 
 def _merge(pool: _Pool, new: _Pool) -> _Pool:
-    """The best of both, as many as `pool` holds."""
+    """Returns the best of both, as many as `pool` holds."""
     both = jax.tree.map(lambda old, more: jnp.concatenate([old, more], axis=1), pool, new)
     return _best_of(both, pool.scores.shape[1])
 

@@ -1,4 +1,4 @@
-"""What a search may not choose, what it must, and what it had better not."""
+"""Constraints on a search: banned, forced and penalised tokens."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def penalise(
     settings: DecodeSettings,
     source: Int[Array, "B S"] | None,
 ) -> Float[Array, "B K V"]:
-    """Scores, logits or log-probabilities, after the two penalties of repetition; in text and source -1 = no token.
+    """Applies both repetition penalties to logits or log-probabilities; in text and source -1 = no token.
 
-    Source: Keskar et al. 2019, Sec. 4.1, for negative scores as in Hugging Face's `RepetitionPenaltyLogitsProcessor`.
+    Source: Keskar et al. 2019, Sec. 4.1; for negative scores, Hugging Face's `RepetitionPenaltyLogitsProcessor`.
     """
     if settings.encoder_repetition_penalty != 1.0 and source is not None:
         scores = _divided(scores, source[:, None], 1.0 / settings.encoder_repetition_penalty)
@@ -46,7 +46,7 @@ def penalise(
 def _divided(scores: Float[Array, "B K V"], text: Int[Array, "#B #K L"], by: float) -> Float[Array, "B K V"]:
     text = jnp.broadcast_to(text, (*scores.shape[:2], text.shape[2]))
     old = jnp.take_along_axis(scores, jnp.maximum(text, 0), axis=-1)
-    new = jnp.where(old < 0, old * by, old / by)  # a token that comes twice is set twice, to the same
+    new = jnp.where(old < 0, old * by, old / by)  # a repeated token is set twice, to the same value
     return _place(scores, jnp.where(text >= 0, text, scores.shape[-1]), new)
 
 
@@ -61,17 +61,17 @@ def constrain(
     *,
     min_tokens: Int[Array, " B"] | None = None,
 ) -> Float[Array, "B K V"]:
-    """-inf where `settings` forbid a token.
+    """Sets the scores of tokens that `settings` forbid to -inf.
 
     Args:
-      scores: of the next token.
-      text: what each hypothesis has read: its prompt if that counts, the start token, its own; -1 = no token.
-      place: where in `text` the latest token is; what comes later means nothing.
-      index: how many tokens each hypothesis has of its own.
-      eos_ids: what ends a response.
-      settings: which tokens may not come.
-      source: its tokens, -1 = no token; for `encoder_no_repeat_ngram`.
-      min_tokens: before the end of each response; None = as the settings have it.
+      scores: scores of the next token.
+      text: tokens of each hypothesis: its prompt if that counts, the start token, the response; -1 = no token.
+      place: column of the latest token in `text`; later columns are meaningless.
+      index: number of response tokens of each hypothesis.
+      eos_ids: ids that end a response.
+      settings: constraints.
+      source: source tokens for `encoder_no_repeat_ngram`; -1 = no token.
+      min_tokens: fewest tokens before the end of each response; None = that of the settings.
     """
     single = {word[0] for word in settings.bad_words if len(word) == 1} - set(eos_ids)
     scores = _ban(scores, (*settings.suppress_tokens, *single))
@@ -104,7 +104,7 @@ def _ban(scores: Float[Array, "B K V"], tokens: Sequence[int]) -> Float[Array, "
 
 
 def _latest(text: Int[Array, "B K L"], place: Int[Array, ""], num: int) -> Int[Array, "B K n"]:
-    """The `num` tokens up to `place`; where there are not so many, something else."""
+    """Returns the `num` tokens up to `place`; arbitrary tokens if there are fewer."""
     return jax.lax.dynamic_slice_in_dim(text, place + 1 - num, num, axis=2)
 
 
@@ -115,7 +115,7 @@ def _ban_ngrams(
     *,
     last_window: Int[Array, ""],
 ) -> Float[Array, "B K V"]:
-    """An n-gram of `text` that starts like the latest n - 1 tokens forbids its own last token."""
+    """Bans the last token of every n-gram in `text` that starts with the latest n - 1 tokens."""
     before = last.shape[-1]
     num_windows = text.shape[-1] - before
     if num_windows < 1:
@@ -130,7 +130,7 @@ def _ban_ngrams(
 def _ban_words(
     scores: Float[Array, "B K V"], text: Int[Array, "B K L"], place: Int[Array, ""], words: list[tuple[int, ...]]
 ) -> Float[Array, "B K V"]:
-    """Words of one length, above 1: each forbids its last token behind all the others."""
+    """Bans the last token of each word after its other tokens; words have one length, above 1."""
     listed = np.array(words)
     before = listed.shape[1] - 1
     last = _latest(text, place, before)
@@ -141,7 +141,7 @@ def _ban_words(
 def _place(
     scores: Float[Array, "B K V"], tokens: Int[Array, "B K n"], values: Float[Array, "B K n"] | float
 ) -> Float[Array, "B K V"]:
-    """`scores` with `values` at `tokens`; V = nowhere."""
+    """Sets `scores` to `values` at `tokens`; the id V is ignored."""
     rows, columns = jnp.arange(scores.shape[0])[:, None, None], jnp.arange(scores.shape[1])[None, :, None]
     return scores.at[rows, columns, tokens].set(values, mode="drop")
 
@@ -154,10 +154,9 @@ def forced_tokens(
     first_token: int | None,
     end_at: Int[Array, "#B"] | int | None,
 ) -> Int[Array, "#B"] | None:
-    """What every hypothesis of an example must take at `index`, -1 = it may choose; None = nothing ever is forced.
+    """Returns each example's forced token at `index`, -1 = free choice; None if no option forces tokens.
 
-    That is `first_token` at 0, and `eos_id` at `end_at`; what the response begins with, `prefix`, goes before both.
-    It is -1 where a hypothesis may choose.
+    This is `first_token` at 0 and `eos_id` at `end_at`; `prefix`, the start of the response, takes precedence.
     """
     if prefix is None and first_token is None and end_at is None:
         return None
@@ -167,15 +166,15 @@ def forced_tokens(
     if end_at is not None:
         forced = jnp.where(index == end_at, eos_id, forced)
     if prefix is not None:
-        # Past its end there is a last column of -1: nothing.
+        # A last column of -1: nothing is forced after the prefix.
         padded = jnp.pad(prefix, ((0, 0), (0, 1)), constant_values=-1).astype(jnp.int32)
-        given = jax.lax.dynamic_index_in_dim(padded, index, axis=1, keepdims=False)  # out of range: the last
+        given = jax.lax.dynamic_index_in_dim(padded, index, axis=1, keepdims=False)  # clamped to the last column
         forced = jnp.where(given >= 0, given, forced)
     return forced
 
 
 def force(logits: Float[Array, "B K V"], forced: Int[Array, "#B"] | None) -> Float[Array, "B K V"]:
-    """Logits under which a forced token is certain: its log-probability is 0, that of all others -inf."""
+    """Makes a forced token certain: its log-probability is 0, that of all others -inf."""
     if forced is None:
         return logits
     wanted = forced[:, None, None]

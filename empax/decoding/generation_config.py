@@ -1,4 +1,4 @@
-"""How a model's own folder says to decode: `generation_config.json` as our settings, and by name what cannot be had."""
+"""Decoding options of a model folder: converts `generation_config.json` to our settings; refuses unsupported ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAME_TEXT = {
     *("prompt_lookup_num_tokens", "max_matching_ngram_size", "speculation_type", "use_mtp"),
     *("remove_invalid_values", "transformers_version", "_from_model_config", "_commit_hash", "bos_token_id"),
 }
-"""Options about speed, memory and what else is returned, and what fits finite logits only."""
+"""Options that do not change the text: speed, memory, further outputs, and handling of non-finite logits."""
 
 _UNREAD: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("sequence_bias", "exponential_decay_length_penalty", "watermarking_config"), (None,)),
@@ -32,14 +32,14 @@ _UNREAD: dict[str, tuple[Any, ...]] = {
     "guidance_scale": (None, 1),
     "token_healing": (None, False),
 }
-"""Options that change the text and are not here, with the values that switch them off."""
+"""Unsupported options that change the text, with the values that switch them off."""
 
 _UNREAD_BY_METHOD: dict[str, dict[str, tuple[Any, ...]]] = {
     "greedy": {"penalty_alpha": (None, 0)},  # contrastive search
     "beam": {"renormalize_logits": (None, False)},
     "sample": {"top_h": (None,), "epsilon_cutoff": (None, 0), "eta_cutoff": (None, 0)},
 }
-"""The same, where only one way of decoding looks at them."""
+"""Unsupported options that only one method of decoding reads."""
 
 ALWAYS = {
     "repetition_penalty": "repetition_penalty",
@@ -72,22 +72,22 @@ KNOWN = (
     *(name for table in (*BY_METHOD.values(), ALWAYS, _UNREAD, *_UNREAD_BY_METHOD.values()) for name in table),
     *sorted(SAME_TEXT),
 )  # fmt: skip
-"""All options, each behind those that it needs."""
+"""All options, each after those that it depends on."""
 
 DEFAULT_TOP_K = 50
 _DEFAULT_NEW_TOKENS = 20
-"""What transformers takes where nothing is said."""
+"""Default of transformers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelDecoding:
-    """How a model is meant to decode.
+    """Decoding options of a model.
 
     Attributes:
-      settings: for `decoding.search.generate`; `more_eos_ids` are those beside `eos_id`.
-      start_id: what the decoder of an encoder-decoder reads first; None = nobody says.
-      eos_id: ends a response, and is what `end_at_limit` forces; None = nobody says.
-      pad_id: None = nobody says.
+      settings: for `decoding.search.generate`; `more_eos_ids` are those other than `eos_id`.
+      start_id: first token of an encoder-decoder's decoder; None = not specified.
+      eos_id: ends a response, and is the token that `end_at_limit` forces; None = not specified.
+      pad_id: padding token; None = not specified.
     """
 
     settings: DecodeSettings
@@ -96,10 +96,10 @@ class ModelDecoding:
     pad_id: int | None
 
     def with_eos(self, eos_id: int) -> DecodeSettings:
-        """Settings for a search whose end-of-sequence token is `eos_id`, which need not be the folder's first.
+        """Returns settings for a search with the end-of-sequence token `eos_id`, which may differ from `self.eos_id`.
 
         Raises:
-          ConfigError: the folder forces another token at the end.
+          ConfigError: if the folder forces another token at the end.
         """
         ids = (() if self.eos_id is None else (self.eos_id,)) + self.settings.more_eos_ids
         if self.settings.end_at_limit and eos_id != self.eos_id:
@@ -112,11 +112,11 @@ class ModelDecoding:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Who asks for options, as messages name it.
+    """Origin of options, for error messages.
 
     Attributes:
       where: a file, or the name of a function.
-      advice: what may be done about an option, by its name.
+      advice: returns advice about an option, given its name.
     """
 
     where: str
@@ -124,10 +124,10 @@ class Origin:
 
 
 def generation_fields_of(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The options of a folder under transformers' names, unchecked, with the file that they stand in.
+    """Reads the options of a folder, under transformers' names and unchecked; returns their file and the options.
 
     Raises:
-      DataError: the file is broken.
+      DataError: if the file is broken.
     """
     path = folder / FILE
     if path.is_file():
@@ -145,18 +145,18 @@ def generation_fields_of(folder: Path) -> tuple[Path, dict[str, Any]]:
 def decoding_of(
     fields: Mapping[str, Any], origin: Origin, *, encoder_decoder: bool, prompt_tokens: int = 0
 ) -> ModelDecoding:
-    """What options under transformers' names ask for; None = as if an option were not there.
+    """Converts options under transformers' names to settings; an option of None counts as absent.
 
-    What nobody says is as transformers has it: 20 new tokens, the likeliest token at each step, top_k = 50 if sampled.
+    Defaults are those of transformers: 20 new tokens, the likeliest token at each step, top_k = 50 for sampling.
 
     Args:
       fields: the options.
-      origin: who asks for them.
-      encoder_decoder: whether the response has a decoder of its own, or goes on behind a prompt.
-      prompt_tokens: of a prompt, with its padding: what `max_length` and `min_length` count with a response.
+      origin: source of the options.
+      encoder_decoder: whether the model is an encoder-decoder; otherwise the response continues a prompt.
+      prompt_tokens: length of the prompt with its padding, which `max_length` and `min_length` include.
 
     Raises:
-      ConfigError: an option that changes the text is not here, or has a value that is not allowed.
+      ConfigError: if an option that changes the text is unsupported, or a value is not allowed.
     """
     fields = {name: value for name, value in fields.items() if value is not None}
     _check_integers(fields, origin)
@@ -171,7 +171,7 @@ def decoding_of(
         values["draw_beams"] = method == "beam"
     eos_ids, forced = _eos_ids(fields, origin)
     values |= {"method": method, "more_eos_ids": eos_ids[1:], "end_at_limit": forced}
-    if encoder_decoder and "forced_bos_token_id" in fields:  # behind a prompt transformers forces nothing
+    if encoder_decoder and "forced_bos_token_id" in fields:  # after a prompt, transformers forces nothing
         values["first_token"] = fields["forced_bos_token_id"]
     values |= _lengths(fields, 1 if encoder_decoder else prompt_tokens, origin)
     return ModelDecoding(
@@ -185,10 +185,10 @@ def decoding_of(
 def options_that_can_be_had(
     fields: Mapping[str, Any], *, encoder_decoder: bool, eos_id: int, vocab_size: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of a folder that decode an answer here, and the others; each is looked at with those before it.
+    """Splits a folder's options into supported and unsupported ones; each is tested with those before it.
 
-    `num_return_sequences` is none of either: how many answers there shall be is for the caller to say. `eos_id` is the
-    tokenizer's; of several ends, one that lies beyond the model's vocabulary is left out.
+    `num_return_sequences` is in neither: the caller sets the number of answers. `eos_id` is the tokenizer's; of several
+    end tokens, those outside the model's vocabulary are left out.
     """
     kept: dict[str, Any] = {}
     left: dict[str, Any] = {}
@@ -200,7 +200,7 @@ def options_that_can_be_had(
             value = [token for token in value if not isinstance(token, int) or token < vocab_size]
         read = [method for method in _ONE if name in BY_METHOD[method] or name in _UNREAD_BY_METHOD[method]]
         try:
-            for chosen in ({}, *(_ONE[method] for method in read)):  # also by what a caller may choose
+            for chosen in ({}, *(_ONE[method] for method in read)):  # also with methods that a caller may choose
                 asked = {**kept, name: value, **chosen}
                 found = decoding_of(asked, _NOBODY, encoder_decoder=encoder_decoder)
                 check_ids(found.with_eos(eos_id), vocab_size)
@@ -216,7 +216,7 @@ _ONE = {"greedy": {"do_sample": False, "num_beams": 1}, "sample": {"do_sample": 
 
 
 def _check_integers(fields: dict[str, Any], origin: Origin) -> None:
-    """Raises ConfigError for a length, a size or an id that is no integer; sizes below 0 become 0, which is off."""
+    """Raises ConfigError for a length, size or id that is not an integer; sets sizes below 0 to 0, which is off."""
     for name in (*IDS, *LENGTHS, *_SIZES):
         several = isinstance(fields.get(name), list | tuple) and name in ("eos_token_id", "forced_eos_token_id")
         for value in fields.get(name, []) if several else [fields.get(name, 0)]:
@@ -240,7 +240,7 @@ def _method(fields: Mapping[str, Any], origin: Origin) -> str:
 
 def _refuse_unread(fields: Mapping[str, Any], method: str, origin: Origin) -> None:
     unread = _UNREAD | _UNREAD_BY_METHOD[method]
-    if fields.get("do_sample", False):  # of beams, too
+    if fields.get("do_sample", False):  # also with beams
         unread |= _UNREAD_BY_METHOD["sample"]
     for name, off in unread.items():
         if name in fields and fields[name] not in off:
@@ -251,7 +251,7 @@ def _refuse_unread(fields: Mapping[str, Any], method: str, origin: Origin) -> No
 
 
 def _eos_ids(fields: Mapping[str, Any], origin: Origin) -> tuple[tuple[int, ...], bool]:
-    """The ids that end a response, with the one that the last place forces in front, and whether it forces one."""
+    """Returns the ids that end a response, a forced one first, and whether one is forced at the last position."""
     ids, forced = (listed(fields.get(name)) for name in ("eos_token_id", "forced_eos_token_id"))
     if not forced:
         return ids, False
@@ -264,14 +264,14 @@ def _eos_ids(fields: Mapping[str, Any], origin: Origin) -> tuple[tuple[int, ...]
 
 
 def listed(value: Any) -> tuple[Any, ...]:
-    """Of one or several; none where it is None."""
+    """Returns one value or several as a tuple; () for None."""
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def _lengths(fields: Mapping[str, Any], given: int, origin: Origin) -> dict[str, Any]:
-    """`max_tokens` and `min_tokens`, which count new tokens alone; `given` is how many are no new ones."""
+    """Returns `max_tokens` and `min_tokens`, which count new tokens alone; `given` is the number of other tokens."""
     found = {}
     for ours, whole, new, default in (
         ("min_tokens", "min_length", "min_new_tokens", 0),

@@ -1,4 +1,4 @@
-"""Hypotheses of a search: where they start, what may follow them, how they are reordered."""
+"""Hypotheses of a search: their start, their allowed continuations, and their reordering."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from empax.decoding.constraints import check_ids, constrain, force, forced_token
 from empax.decoding.settings import DecodeSettings
 
 BARRED = -1e9
-"""Added to the score of what must not win: finite, as in Hugging Face's search, so that order among barred remains."""
+"""Added to the score of a barred hypothesis; finite, as in Hugging Face's search, so that barred ones keep an order."""
 
 
 Limits: TypeAlias = tuple[Int[Array, " B"], Int[Array, " B"]]
@@ -22,12 +22,12 @@ Limits: TypeAlias = tuple[Int[Array, " B"], Int[Array, " B"]]
 
 
 class Progress(NamedTuple):
-    """How far a search is.
+    """Progress of a search.
 
     Attributes:
-      tokens: of the best response so far, without the start.
-      settled: how many of them no further step can change.
-      ended: whether nothing more comes.
+      tokens: tokens of the best response so far, without the start.
+      settled: number of tokens that no further step can change.
+      ended: whether the response is complete.
     """
 
     tokens: Int[Array, "B T"]
@@ -37,13 +37,12 @@ class Progress(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What every search starts from; the arguments of `generate`.
+    """Start of every search; holds arguments of `search_of`.
 
     Attributes:
-      source: tokens that options of the source look at; -1 = none.
+      source: tokens for options that depend on the source; -1 = no token.
       limits: fewest and most tokens of each response; None = `min_tokens` and `max_tokens` of the settings.
-      before: tokens of the prompt that count with a response, up to that before the start token, last ones last;
-        -1 = none.
+      before: right-aligned prompt tokens before the start token, if the prompt counts for repetition; -1 = no token.
     """
 
     batch_size: int
@@ -56,27 +55,27 @@ class Start:
     limits: Limits | None = None
 
     def most(self, settings: DecodeSettings) -> Int[Array, "#B 1"]:
-        """Most tokens of each response."""
+        """Returns the maximum number of tokens of each response."""
         return jnp.full((1, 1), settings.max_tokens, jnp.int32) if self.limits is None else self.limits[1][:, None]
 
     def ends(self, tokens: Int[Array, "B K"]) -> Bool[Array, "B K"]:
-        """Which tokens end a response."""
+        """Returns a mask of the tokens that end a response."""
         return functools.reduce(jnp.logical_or, [tokens == eos_id for eos_id in self.eos_ids])
 
     def prefix_lengths(self) -> Int[Array, "#B 1"]:
-        """How many tokens of each response are given."""
+        """Returns the number of prefix tokens of each response."""
         if self.prefix is None:
             return jnp.zeros((1, 1), jnp.int32)
         return jnp.sum(self.prefix >= 0, axis=1, keepdims=True, dtype=jnp.int32)
 
     def history(self, num: int, max_tokens: int) -> Int[Array, "B K T"]:
-        """Nothing but the start token yet: what each hypothesis has read, [B, K, 1 + max_tokens]."""
+        """Returns the initial history, [B, K, 1 + max_tokens]: the start token and padding."""
         empty = jnp.full((self.batch_size, num, 1 + max_tokens), self.pad_id, jnp.int32)
         first = jnp.asarray(self.start_id, jnp.int32).reshape(-1, 1)
         return empty.at[:, :, 0].set(jnp.broadcast_to(first, empty.shape[:2]))
 
     def text(self, history: Int[Array, "B K T"]) -> tuple[Int[Array, "B K L"], int]:
-        """What a hypothesis has read, with the prompt where that counts, and where `history` begins in it."""
+        """Returns `history`, behind the prompt if that counts, and the column where `history` begins."""
         if self.before is None:
             return history, 0
         before = jnp.broadcast_to(self.before[:, None], (*history.shape[:2], self.before.shape[1]))
@@ -84,7 +83,7 @@ class Start:
 
 
 def tokens_before(tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Int[Array, "B P"]:
-    """The real tokens of each prompt but the last, at the right end; -1 in front of them."""
+    """Returns the real tokens of each prompt without the last, right-aligned and padded with -1."""
     order = jnp.argsort(mask, axis=1, stable=True)
     return jnp.take_along_axis(jnp.where(mask, tokens, -1), order, axis=1)[:, :-1].astype(jnp.int32)
 
@@ -97,10 +96,10 @@ def choices(
     settings: DecodeSettings,
     less: Float[Array, "B 1 V"] | None = None,
 ) -> tuple[Float[Array, "B K V"], Float[Array, "B K V"]]:
-    """Logits to choose by, and logits whose log-probabilities the chosen tokens get."""
+    """Returns the logits to choose tokens by, and the logits that give their log-probabilities."""
     check_ids(settings, logits.shape[-1])
     if settings.penalises and settings.method == "beam":
-        logits = jax.nn.log_softmax(logits, axis=-1)  # what is divided by a penalty depends on its sign
+        logits = jax.nn.log_softmax(logits, axis=-1)  # a penalty depends on the sign of a score
     text, offset = start.text(history)
     place, scores = index + offset, logits if less is None else logits - less
     if settings.penalises:
@@ -119,10 +118,10 @@ def choices(
 
 
 def gather(values: Array, order: Int[Array, "B N"]) -> Array:
-    """`values[b, order[b, n]]` for values of shape [B, K, ...]."""
+    """Returns `values[b, order[b, n]]` for values of shape [B, K, ...]."""
     return jnp.take_along_axis(values, order.reshape(order.shape + (1,) * (values.ndim - 2)), axis=1)
 
 
 def column(history: Int[Array, "B K T"], index: Int[Array, ""]) -> Int[Array, "B K"]:
-    """What each hypothesis has at place `index`."""
+    """Returns the token of each hypothesis at `index`."""
     return jax.lax.dynamic_index_in_dim(history, index, axis=2, keepdims=False)

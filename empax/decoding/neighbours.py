@@ -1,7 +1,7 @@
-"""What a corpus says of the next token, by the states in which its tokens came: kNN-LM, and copying from exemplars.
+"""Next-token distributions from the nearest decoder states of a corpus: kNN-LM, and copying from exemplars.
 
-A state is what a generator's decoder has before a token, of D numbers. Distances are means over those, so that their
-scale does not depend on D. Distributions are mixed with the model's own; they have no parameters.
+A state is the D-dimensional decoder state before a token. Distances are means over the D features, so that their scale
+does not depend on D. The distributions have no parameters and are mixed with the model's distribution.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from empax.core.largest import largest
 
 @flax.struct.dataclass
 class States:
-    """States and the token that came in each: M of a whole corpus, or of the exemplars of each example.
+    """States and the token that followed each: M of a whole corpus, or M of each example's exemplars.
 
-    Annotated in comments: JAX puts shardings and shapes there too.
+    The fields are arrays, annotated Any since JAX also builds pytrees of shardings and shapes.
     """
 
     keys: Any  # [M, D] or [B, M, D]
     tokens: Any  # [M] or [B, M]
-    mask: Any = None  # [B, M], which are real
+    mask: Any = None  # [B, M], True at real states
 
 
 def squared_distances(states: Float[Array, "*B W D"], keys: Float[Array, "*B M D"]) -> Float[Array, "*B W M"]:
-    """Mean squared difference of each state and each key, in float32."""
+    """Returns the mean squared difference between each state and each key, in float32."""
     states, keys = states.astype(jnp.float32), keys.astype(jnp.float32)
     both = jnp.einsum("...WD,...MD->...WM", states, keys)
     ours, theirs = jnp.square(states).sum(axis=-1), jnp.square(keys).sum(axis=-1)
@@ -40,7 +40,7 @@ def squared_distances(states: Float[Array, "*B W D"], keys: Float[Array, "*B M D
 def knn_probabilities(
     states: Float[Array, "B W D"], corpus: States, *, num: int, temperature: float, vocab_size: int
 ) -> Float[Array, "B W V"]:
-    r"""The tokens that came in the nearest states of a corpus.
+    r"""Returns the distribution of the tokens that followed the nearest states of a corpus.
 
     .. math:: p(w | h) \propto \sum_{(k, v) \in N_n(h)} [v = w] \, e^{-d(h, k) / \tau}
 
@@ -49,7 +49,7 @@ def knn_probabilities(
     Args:
       states: h.
       corpus: keys [M, D] and tokens [M].
-      num: n, at most M count.
+      num: n, the number of neighbours; at most M are used.
       temperature: tau, in units of the distance.
       vocab_size: V.
     """
@@ -62,10 +62,10 @@ def knn_probabilities(
 def copy_probabilities(
     states: Float[Array, "B W D"], exemplars: States, *, temperature: float, vocab_size: int
 ) -> Float[Array, "B W V"]:
-    """The same over all tokens of an example's own exemplars; all 0 where it has none.
+    """Returns the distribution over all tokens of each example's own exemplars; all 0 for an example without any.
 
-    Source: Grave et al. 2017 (a continuous cache), Eq. 2, whose cache holds the exemplars here, and whose similarity is
-    the distance of `knn_probabilities`. Nothing is learnt: it is no pointer with a gate (See et al. 2017).
+    Source: Grave et al. 2017 (a continuous cache), Eq. 2, with the exemplars as the cache and the distance of
+    `knn_probabilities` as the similarity. Nothing is learnt, unlike in a pointer with a gate (See et al. 2017).
 
     Exemplars have keys [B, M, D], tokens and mask [B, M]; the temperature is in units of the distance.
     """
@@ -80,7 +80,7 @@ def copy_probabilities(
 def _spread(
     scores: Float[Array, "N M"], tokens: Int[Array, "N M"], mask: Bool[Array, "N M"], vocab_size: int
 ) -> Float[Array, "N V"]:
-    """The softmax of scores, summed by token."""
+    """Returns the softmax of scores, summed by token."""
     weights = jax.nn.softmax(jnp.where(mask, scores, -1e9), axis=-1) * mask
     rows = jnp.arange(scores.shape[0])[:, None]
     return jnp.zeros((scores.shape[0], vocab_size), jnp.float32).at[rows, tokens].add(weights)
@@ -89,11 +89,11 @@ def _spread(
 def interpolated(
     logits: Float[Array, "B W V"], parts: Sequence[tuple[float, Float[Array, "B W V"]]]
 ) -> Float[Array, "B W V"]:
-    r"""Log-probabilities of a mixture.
+    r"""Returns log-probabilities of a mixture.
 
     .. math:: \log \big((1 - \sum_i \lambda_i) \, p_{model}(w) + \sum_i \lambda_i \, p_i(w)\big)
 
-    `parts` are weights and distributions; one that is all 0 leaves its weight to the model.
+    `parts` are weights and distributions; the weight of an all-zero distribution goes to the model.
     Source: Khandelwal et al. 2020, Eq. 3.
     """
     there = sum((weight * (probs.sum(axis=-1, keepdims=True) > 0.0) for weight, probs in parts), start=jnp.zeros(()))

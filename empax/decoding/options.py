@@ -1,4 +1,4 @@
-"""Options of one call, under our names or those of transformers, on top of what a model decodes by."""
+"""Options of one call, under our names or those of transformers, which override those of the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _THEIRS = {
     "encoder_no_repeat_ngram": "encoder_no_repeat_ngram_size",
     "bad_words": "bad_words_ids",
 }
-"""Our names where those of transformers are others."""
+"""Our names that differ from those of transformers."""
 
 _OFF = {field.name: field.default for field in dataclasses.fields(DecodeSettings)}
 _OURS = {*_OFF} - {*KNOWN} - {*_THEIRS} - {"method", "draw_beams"}
@@ -46,19 +46,19 @@ _RERANKED = {
     "rerank_similarity": ("similarity",),
     "rerank_likelihood": ("similarity",),
 }
-"""Which ways of re-ranking read an option."""
+"""Values of `rerank` that read an option."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """How one call decodes.
+    """Decoding options of one call.
 
     Attributes:
-      settings: of the search; `more_eos_ids` are those beside `eos_id`.
-      num_texts: how many of its hypotheses are wanted of each source.
-      eos_id: of the search.
-      start_id: what the decoder of an encoder-decoder reads first; None = as the model has it.
-      counts_prompt: which of "max_tokens" and "min_tokens" count the tokens of the prompt, too.
+      settings: settings of the search; `more_eos_ids` are those other than `eos_id`.
+      num_texts: number of hypotheses to return for each source.
+      eos_id: end-of-sequence token of the search.
+      start_id: first token of an encoder-decoder's decoder; None = that of the model.
+      counts_prompt: those of "max_tokens" and "min_tokens" that include the tokens of the prompt.
     """
 
     settings: DecodeSettings
@@ -68,12 +68,12 @@ class Call:
     counts_prompt: frozenset[str]
 
     def most_tokens(self, prompt_tokens: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
-        """Most tokens of each answer."""
+        """Returns the maximum number of tokens of each answer."""
         most = np.full_like(prompt_tokens, self.settings.max_tokens)
         return most - prompt_tokens if "max_tokens" in self.counts_prompt else most
 
     def limits(self, prompt_tokens: Int[np.ndarray, " B"]) -> tuple[Int[np.ndarray, " B"], Int[np.ndarray, " B"]]:
-        """Fewest and most tokens of each answer."""
+        """Returns the minimum and maximum number of tokens of each answer."""
         most, fewest = self.most_tokens(prompt_tokens), np.full_like(prompt_tokens, self.settings.min_tokens)
         if "min_tokens" in self.counts_prompt:
             fewest = fewest - prompt_tokens
@@ -89,22 +89,21 @@ def call_of(
     eos_id: int,
     vocab_size: int,
 ) -> Call:
-    """What a call asks for: its options, and where it names none, those of the model.
+    """Combines the options of a call with those of the model, which are the defaults.
 
-    A name of transformers means what it means there; None is as if nobody had said anything. Departures: `num_beams`
-    alone means beam search, also where the model's folder says `do_sample`; a length that the call gives goes before
-    any of the folder's.
+    A name of transformers has the same meaning as there; None means not specified. Departures: `num_beams` alone means
+    beam search, even if the model's folder sets `do_sample`; a length of the call overrides any length of the folder.
 
-    Those of the model are `fields`, under transformers' names, where one that the method does not read stays silent,
-    and `own`, which has what transformers does not. `eos_id` is the tokenizer's.
+    The options of the model are `fields`, under transformers' names, of which those that the method does not read are
+    ignored, and `own`, for options that transformers does not have. `eos_id` is the tokenizer's.
 
     Raises:
-      ConfigError: an option is unknown, is not read by the method, contradicts another, or has a value that is not
+      ConfigError: if an option is unknown, is not read by the method, contradicts another, or has a value that is not
         allowed.
     """
     asked = {name: value for name, value in options.items() if name not in SAME_TEXT}
     check_keys(asked, {*_OFF, *KNOWN} - SAME_TEXT - {"draw_beams"}, where="generate", owner="generate")
-    numbers = np.ndarray | np.generic  # as Python's
+    numbers = np.ndarray | np.generic  # converted to Python's
     given = {name: value.tolist() if isinstance(value, numbers) else value for name, value in options.items()}
     theirs, spelled = _translated(given)
     try:
@@ -141,7 +140,7 @@ _CALLER = Origin("generate", lambda name: f"leave {name} out")
 
 
 def _translated(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Options under transformers' names, and how the caller spells what messages name otherwise."""
+    """Returns options under transformers' names, and the caller's spelling of each name, for messages."""
     theirs, spelled = {}, {}
     for name, value in given.items():
         if name == "method":
@@ -156,7 +155,7 @@ def _translated(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
 
 
 def _method(given: Mapping[str, Any], theirs: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`do_sample` and `num_beams` that a caller means, who may give `method` in their place; {} = says nothing."""
+    """Returns the `do_sample` and `num_beams` of a call, which may give `method` instead; {} = not specified."""
     asked = {name: theirs.get(name) for name in ("do_sample", "num_beams")}
     method, samples, beams = given.get("method"), asked["do_sample"], asked["num_beams"]
     if samples is not None and not isinstance(samples, bool):
@@ -185,14 +184,14 @@ def _method(given: Mapping[str, Any], theirs: Mapping[str, Any], fields: Mapping
 def _with_ours(
     found: ModelDecoding, given: Mapping[str, Any], own: DecodeSettings, num_texts: Any, *, encoder_decoder: bool
 ) -> DecodeSettings:
-    """The settings, with the options that transformers does not have."""
+    """Returns the settings with the options that transformers does not have."""
     values = {field.name: getattr(found.settings, field.name) for field in dataclasses.fields(DecodeSettings)}
     kept = _OURS if not encoder_decoder else _OURS - {"first_token"}
     values |= {name: getattr(own, name) for name in kept - {"more_eos_ids", "end_at_limit"}}
     values |= {name: value for name, value in given.items() if name in _OURS and value is not None}
     values["more_eos_ids"] = (*found.settings.more_eos_ids, *listed(given.get("more_eos_ids")))
     if given.get("rerank") is None and {"sample": values["num_samples"], "beam": 2}.get(values["method"], 1) < 2:
-        values |= {name: _OFF[name] for name in ("rerank", "rerank_exemplars")}  # of the model, for other methods
+        values |= {name: _OFF[name] for name in ("rerank", "rerank_exemplars")}  # the model's apply to other methods
     if type(num_texts) is not int or num_texts < 1:
         raise ConfigError(f"generate: num_return_sequences = {num_texts!r} must be a whole number of at least 1.")
     if values["method"] == "sample" and given.get("num_samples") is None:
@@ -215,14 +214,14 @@ def _with_ours(
 
 
 def _check_single_ids(given: Mapping[str, Any], vocab_size: int) -> None:
-    """Raises ConfigError for an id of a caller that the model cannot say."""
+    """Raises ConfigError for an id of the call that is outside the vocabulary."""
     for name in IDS:
         if any(not 0 <= token < vocab_size for token in listed(given.get(name))):
             raise ConfigError(f"generate: {name} = {given[name]} must lie in [0, {vocab_size}), the vocabulary.")
 
 
 def _refuse_idle(given: Mapping[str, Any], settings: DecodeSettings, *, encoder_decoder: bool) -> None:
-    """Raises ConfigError for the first option of the caller that changes nothing."""
+    """Raises ConfigError for the first option of the call that has no effect."""
     method = settings.method
     for name, value in given.items():
         other = _THEIRS.get(name, name)
@@ -260,7 +259,7 @@ _READERS = {
     if name != "num_beams"
 } | {"num_samples": ["sample"]}
 _NEUTRAL = {name: (off,) for name, off in _OFF.items()} | {"top_k": (0, DEFAULT_TOP_K), "num_return_sequences": (1,)}
-"""What options may be though nobody reads them."""
+"""Values that are allowed for options without effect."""
 _HOW = {
     "greedy": "the likeliest token is taken",
     "beam": "a beam is searched",

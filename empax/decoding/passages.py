@@ -1,4 +1,4 @@
-"""Reading passages without padding: those of a whole batch sorted by length, their states put side by side again."""
+"""Encoding passages with little padding: sorts the passages of a batch by length, then reassembles their states."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from empax.core.types import Params
 
 
 class PassageReader:
-    """Encodes the passages of batches for a Fusion-in-Decoder model, each about as wide as it is long.
+    """Encodes the passages of batches for a Fusion-in-Decoder model, each padded to little more than its length.
 
-    Padded arrays are as wide as the longest of all passages, which is half as long again as the mean in
-    EmpatheticDialogues; padding costs as much as text, in the encoder as in every step of decoding after it. For what
-    has no gradient and lies on one device.
+    Padded arrays are as wide as the longest passage, which is half as long again as the mean in EmpatheticDialogues.
+    Padding costs as much as text, in the encoder and in every decoding step. Supports no gradients and one device only.
 
     Args:
-      model: whose `encode` reads [N, 1, S].
-      rows: passages of one call.
-      multiple: passages are padded to multiples of so many tokens, and to the longest of their call.
-      states_multiple: the states of an example are padded to multiples of it, and to the longest of the batch.
+      model: its `encode` reads [N, 1, S].
+      rows: passages per call.
+      multiple: passages are padded to the longest of their call, rounded up to a multiple of this many tokens.
+      states_multiple: states are padded to the longest example of the batch, rounded up to a multiple of this.
     """
 
     def __init__(self, model: Any, *, rows: int = 16, multiple: int = 16, states_multiple: int = 128):
@@ -37,7 +36,7 @@ class PassageReader:
     def __call__(
         self, params: Params, source: Int[np.ndarray, "B K S"], mask: Bool[np.ndarray, "B K S"]
     ) -> tuple[Float[np.ndarray, "B R D"], Bool[np.ndarray, "B R"]]:
-        """States of each example's real tokens in their order, and which they are: R varies from batch to batch."""
+        """Returns the states of each example's real tokens in order, and their mask; R varies between batches."""
         batch, passages, length = source.shape
         ids, real = source.reshape(-1, length), mask.reshape(-1, length)
         sizes = real.shape[1] - np.argmax(real[:, ::-1], axis=1)  # up to the last real token
@@ -47,12 +46,12 @@ class PassageReader:
         for start in range(0, len(order), rows):
             some = order[start : start + rows]
             width = min(_up_to(max(int(sizes[some[0]]), 1), self.multiple), length)
-            filled = np.resize(some, rows)  # the last ones too, so that one shape is compiled once
+            filled = np.resize(some, rows)  # filled up, so that each width compiles once
             read.append((some, self._encode(params, ids[filled, :width], real[filled, :width])))
         totals = real.reshape(batch, -1).sum(axis=1)
         room = min(_up_to(max(int(totals.max(initial=0)), 1), self.states_multiple), passages * length)
         kept = np.arange(room) < totals[:, None]
-        columns = real.reshape(batch, -1).cumsum(axis=1).reshape(-1, length) - 1  # where a token goes in its example
+        columns = real.reshape(batch, -1).cumsum(axis=1).reshape(-1, length) - 1  # position of a token in its example
         size, dtype = read[0][1].shape[-1], read[0][1].dtype
         states = np.zeros((batch, room, size), dtype)
         for some, encoded in read:

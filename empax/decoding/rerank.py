@@ -1,4 +1,4 @@
-"""Choosing among what a search found by more than its likelihood."""
+"""Re-ranking the hypotheses of a search by other criteria than their likelihood."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from empax.decoding.sampling import Randomness, noise
 from empax.decoding.settings import DecodeSettings, SimilarityLikelihood
 
 Utility: TypeAlias = Callable[..., Float[Array, " N"]]
-"""`(candidates[N,T], candidate_mask, references[N,T], reference_mask)`: how good each candidate is as an answer where
-the reference is right."""
+"""`(candidates[N,T], candidate_mask, references[N,T], reference_mask)`: the quality of each candidate if the reference
+is the right answer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Hypotheses:
-    """What is ranked: K hypotheses of each of B contexts, and what is known beside them.
+    """K hypotheses for each of B contexts, with further inputs of re-ranking.
 
     Attributes:
       tokens: [B, K, T].
-      mask: True on tokens, False on padding and the end-of-sequence token.
+      mask: True at tokens, False at padding and the end-of-sequence token.
       log_probs: [B, K], under the model.
-      encoding: the model's encoding of each context, [B, D]; called only by rules that look at it.
-      encode: the model's encoding of texts, (ids[N, T], mask) to [N, D]; likewise.
-      rng: for rules that draw.
-      exemplars: M responses for each context, ids [B, M, S] with their mask; None = there are none.
+      encoding: returns the model's encoding of each context, [B, D]; called only by rules that need it.
+      encode: returns the model's encoding of texts, (ids[N, T], mask) to [N, D]; called only by rules that need it.
+      rng: randomness for rules that sample.
+      exemplars: M responses per context, ids [B, M, S] with their mask; None = no exemplars.
     """
 
     tokens: Int[Array, "B K T"]
@@ -47,25 +47,25 @@ class Hypotheses:
 @runtime_checkable
 class Reranker(Protocol):
     def __call__(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
-        """What each hypothesis is worth; the one of most worth comes first."""
+        """Scores each hypothesis; the one with the highest score comes first."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Consensus:
-    r"""Hypotheses are worth what they are if any of the others is what should have been said.
+    r"""Scores a hypothesis by its expected utility if any of the others is the right response.
 
     .. math:: u_k = |y_k|^a \Big( \tfrac{1}{K - 1} \sum_{j \ne k} F(y_k, y_j) + \tfrac{b}{M} \sum_m F(y_k, z_m) \Big)
 
-    With hypotheses drawn from the model this is the Monte Carlo form of the decision with the least Bayes risk: it
-    prefers what much of the probability agrees on to what has the single highest probability, which in dialogue is the
-    same few sentences for everybody. Source: Kumar and Byrne 2004; with samples, Eikema and Aziz 2020, Sec. 6. The
-    exemplars z, what people said in like situations, are ours.
+    With hypotheses sampled from the model, this is Monte Carlo minimum Bayes risk decoding. It prefers a response that
+    much of the probability mass agrees on to the single most probable one, which in dialogue is one of the same few
+    sentences for every context. Source: Kumar and Byrne 2004; with samples, Eikema and Aziz 2020, Sec. 6. The exemplars
+    z, human responses in similar situations, are ours.
 
     Attributes:
       utility: F, of token ids. Equal hypotheses count as often as they occur.
-      length_power: a; above 0 makes up for a utility that prefers short hypotheses.
-      exemplar_weight: b; an exemplar without a token does not count.
+      length_power: a; above 0 compensates for a utility that prefers short hypotheses.
+      exemplar_weight: b; an exemplar without tokens is ignored.
     """
 
     utility: Utility
@@ -83,7 +83,7 @@ class Consensus:
         return worth * made.sum(axis=2) ** self.length_power
 
     def _agreement(self, hypotheses: Hypotheses, others: Array, mask: Array) -> Float[Array, "B K M"]:
-        """F of every hypothesis with every one of `others`."""
+        """Returns F for every hypothesis and every one of `others`."""
         batch, num, length = hypotheses.tokens.shape
         shape, width = (batch, num, others.shape[1]), others.shape[2]
         given = hypotheses.tokens, hypotheses.mask
@@ -94,12 +94,12 @@ class Consensus:
 
 @dataclasses.dataclass(frozen=True)
 class Likelihood:
-    r"""Hypotheses are worth their log-probability: of several samples the likeliest.
+    r"""Scores a hypothesis by its log-probability.
 
     .. math:: u_k = \log p(y_k) / |y_k|^a
 
     Attributes:
-      length_power: a; 0 = the log-probability itself, 1 = over the number of words, the end not counted.
+      length_power: a; 0 = the log-probability itself, 1 = divided by the number of tokens without the end token.
     """
 
     length_power: float = 0.0
@@ -110,17 +110,17 @@ class Likelihood:
 
 @dataclasses.dataclass(frozen=True)
 class Similarity:
-    r"""Hypotheses are worth their likelihood and how near their encoding is to that of the context.
+    r"""Scores a hypothesis by its likelihood and the similarity of its encoding to that of the context.
 
     .. math:: u_k = (1 - \alpha) \frac{s_k}{\sum_j |s_j|} + \alpha \cos(z_{context}, z_k), \quad
               s_k = \frac{\log p(y_k)}{|y_k|}
 
-    with the end token counted in the length. Source: NEC, Eq. 13 to 15, in the form of its code (CoNT's). To the letter
-    Eq. 14 and 15 take the probability in place of the fraction, beside which the cosine decides alone.
+    The length includes the end token. Source: NEC, Eq. 13 to 15, in the form of its code (CoNT's). Taken literally,
+    Eq. 14 and 15 have the probability instead of the fraction; then the cosine alone decides.
 
     Attributes:
       weight: alpha, in [0, 1].
-      likelihood: "normalised", or "probability", as the equations have it.
+      likelihood: "normalised", or "probability" as in the equations.
     """
 
     weight: float = 0.7
@@ -136,17 +136,17 @@ class Similarity:
     def _likely(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
         if self.likelihood == "probability":
             return jnp.exp(hypotheses.log_probs)
-        length = jnp.minimum(hypotheses.mask.sum(axis=2) + 1, hypotheses.tokens.shape[2])  # one cut short has no end
+        length = jnp.minimum(hypotheses.mask.sum(axis=2) + 1, hypotheses.tokens.shape[2])  # none if truncated
         scores = hypotheses.log_probs / length
         return scores / jnp.maximum(jnp.abs(scores).sum(axis=1, keepdims=True), 1e-9)
 
 
 @dataclasses.dataclass(frozen=True)
 class Random:
-    """Any hypothesis may come first, each as often: the control of a rule that chooses.
+    """Random scores, so that each hypothesis is first equally often: a control for the other rules.
 
-    Source: ours. Beams other than the first are less generic, so a rule that takes any other of them makes replies less
-    alike without judging them.
+    Source: ours. Beams other than the first are less generic, so any rule that picks another one makes replies more
+    diverse without judging them.
     """
 
     def __call__(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
@@ -154,7 +154,7 @@ class Random:
 
 
 def make_reranker(settings: DecodeSettings, utility: Utility) -> Reranker | None:
-    """The reranker that `settings.rerank` names; None = the order stays that of the search."""
+    """Builds the reranker named by `settings.rerank`; None = keep the order of the search."""
     made: dict[str, Reranker | None] = {
         "": None,
         "consensus": Consensus(utility, settings.rerank_length, settings.rerank_exemplars),
@@ -166,6 +166,6 @@ def make_reranker(settings: DecodeSettings, utility: Utility) -> Reranker | None
 
 
 def rerank(generated: Generated, worth: Float[Array, "B K"]) -> Generated:
-    """The same hypotheses and log-probabilities, the best first; equal ones keep their order."""
+    """Sorts hypotheses and log-probabilities by `worth`, best first; ties keep their order."""
     order = jnp.argsort(-worth, axis=1, stable=True)
     return jax.tree.map(lambda values: gather(values, order), generated)

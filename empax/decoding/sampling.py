@@ -1,4 +1,4 @@
-"""Choosing tokens: truncated sampling, without ever sorting the vocabulary."""
+"""Truncated sampling of tokens, without sorting the vocabulary."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from empax.core.largest import group_width, grouped, largest
 
 
 class Draws(NamedTuple):
-    """Randomness of each example, in place of one key for all: it then draws the same tokens in whatever batch.
+    """Separate randomness for each example, which then draws the same tokens in any batch.
 
     Attributes:
       keys: PRNG keys.
-      temperature: of `sample`, in place of the settings'; None = theirs.
-      top_p: likewise.
+      temperature: replaces the temperature of the settings; None = that of the settings.
+      top_p: replaces the top-p of the settings; None = that of the settings.
     """
 
     keys: jax.Array
@@ -28,11 +28,11 @@ class Draws(NamedTuple):
 
 
 Randomness: TypeAlias = "jax.Array | Draws"
-"""A PRNG key for all examples, or one for each."""
+"""One PRNG key for all examples, or one for each."""
 
 
 def folded(rng: Randomness, number: int | Int[Array, ""]) -> Randomness:
-    """`jax.random.fold_in`, of every key."""
+    """Applies `jax.random.fold_in` to every key."""
     if isinstance(rng, Draws):
         return rng._replace(keys=jax.vmap(lambda key: jax.random.fold_in(key, number))(rng.keys))
     return jax.random.fold_in(rng, number)
@@ -41,7 +41,7 @@ def folded(rng: Randomness, number: int | Int[Array, ""]) -> Randomness:
 def noise(
     rng: Randomness, draw: Callable[[jax.Array, tuple[int, ...]], Float[Array, "*B"]], shape: tuple[int, ...]
 ) -> Float[Array, "*B"]:
-    """Numbers of `shape` [B, ...] from `draw`, such as `jax.random.gumbel`; from its own key for each example."""
+    """Draws numbers of `shape` [B, ...] with `draw`, such as `jax.random.gumbel`; `Draws` has a key per example."""
     if isinstance(rng, Draws):
         return jax.vmap(lambda key: draw(key, shape[1:]))(rng.keys)
     return draw(rng, shape)
@@ -57,7 +57,7 @@ def sample_tokens(
     min_p: float = 0.0,
     typical_p: float = 1.0,
 ) -> Int[Array, "B K"]:
-    """Draws one token for each hypothesis: temperature, top-k, top-p, min-p, typical-p, as Hugging Face orders them.
+    """Draws one token per hypothesis: temperature, top-k, top-p, min-p, typical-p, in Hugging Face's order.
 
     Source: Fan et al. 2018 (top-k), Holtzman et al. 2020, Sec. 3.1 (top-p); for the others see `at_least`, `typical`.
 
@@ -65,8 +65,8 @@ def sample_tokens(
       rng: a PRNG key.
       logits: -inf where a token is not allowed.
       temperature: above 0; divides the logits.
-      top_k: keeps the k likeliest tokens; 0 = all. Exactly k: a tie at the border keeps the lowest id.
-      top_p: keeps the smallest set of likeliest tokens whose probability reaches p, in (0, 1]; 1 = all.
+      top_k: keeps exactly the k likeliest tokens; 0 = all. A tie at the border keeps the lowest id.
+      top_p: keeps the smallest set of likeliest tokens whose total probability reaches p, in (0, 1]; 1 = all.
       min_p: see `at_least`.
       typical_p: see `typical`.
     """
@@ -81,9 +81,9 @@ def sample_tokens(
 def truncated(
     logits: Float[Array, "*B V"], *, top_k: int, top_p: float, min_p: float, typical_p: float, at_least_tokens: int
 ) -> Float[Array, "*B V"]:
-    """Sets to -inf what `sample_tokens` would not draw from scaled logits.
+    """Sets tokens to -inf that `sample_tokens` would not draw from scaled logits.
 
-    The `at_least_tokens` likeliest stay, or with `typical_p` as many of those that come first there.
+    The `at_least_tokens` likeliest tokens are kept; with `typical_p`, the most typical ones.
     """
     stays = logits
     if 0 < top_k < logits.shape[-1]:
@@ -95,19 +95,19 @@ def truncated(
 
 
 def nucleus(logits: Float[Array, "*B V"], top_p: float | Float[Array, ""]) -> Float[Array, "*B V"]:
-    """Sets to -inf every token that has a probability of `top_p` or more above it; ties are kept together."""
+    """Sets a token to -inf if likelier tokens have a total probability of at least `top_p`; ties are kept together."""
     if isinstance(top_p, float | int) and top_p >= 1.0:
         return logits
     probs = jax.nn.softmax(logits, axis=-1)
-    # Floats >= 0 order as their bits do, and 1 is the largest probability.
+    # Non-negative floats are ordered like their bits, and 1 is the largest probability.
     stays = _first_mass(_bits(probs), probs, top_p, largest_key=1.0)
-    # Also what ties with the likeliest: probabilities that sum to a little below p must not leave nothing.
+    # Keeps the likeliest tokens in any case: probabilities may sum to slightly less than p.
     stays |= probs == jnp.max(probs, axis=-1, keepdims=True)
     return jnp.where(stays, logits, -jnp.inf)
 
 
 def at_least(logits: Float[Array, "*B V"], min_p: float) -> Float[Array, "*B V"]:
-    """Sets to -inf every token with less than `min_p` of the likeliest one's probability; 0 = none.
+    """Sets a token to -inf if its probability is below `min_p` times the largest probability; 0 = keeps all.
 
     Source: Nguyen et al. 2024, Sec. 3.
     """
@@ -118,9 +118,9 @@ def at_least(logits: Float[Array, "*B V"], min_p: float) -> Float[Array, "*B V"]
 
 
 def typical(logits: Float[Array, "*B V"], typical_p: float, *, at_least_tokens: int = 1) -> Float[Array, "*B V"]:
-    """Keeps the smallest set of tokens with information nearest to its mean that reaches `typical_p`; ties stay.
+    """Keeps the tokens with information nearest to its mean, up to a total probability of `typical_p`; ties are kept.
 
-    The first `at_least_tokens` of them stay in any case.
+    The `at_least_tokens` nearest are kept in any case.
 
     Source: Meister et al. 2023, Eq. 10 and 11.
     """
@@ -142,16 +142,16 @@ def _bits(values: Float[Array, "*B"]) -> Int[Array, "*B"]:
 def _first_mass(
     keys: Int[Array, "*B V"], probs: Float[Array, "*B V"], mass: float | Float[Array, ""], *, largest_key: float
 ) -> Bool[Array, "*B V"]:
-    """Tokens that have less than `mass` of probability at higher keys; those with equal keys go together.
+    """Selects tokens for which all higher keys have a total probability below `mass`; equal keys are kept together.
 
-    That probability falls as the key rises, so the smallest key that stays is found by bisection: exact after about 31
-    halvings, and ten times faster than a sort. `largest_key` is a float, whose bits no key exceeds.
+    That probability falls as the key rises, so the smallest kept key is found by bisection: exact after about 31
+    halvings, and ten times faster than a sort. No key exceeds the bits of the float `largest_key`.
     """
     top = int(np.float32(largest_key).view(np.int32))
 
     def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds  # the smallest key that stays is in (low, high]
-        middle = low + (high - low + 1) // 2  # never the low end, which is no key at first
+        low, high = bounds  # the smallest kept key is in (low, high]
+        middle = low + (high - low + 1) // 2  # never the low end, which is not a key at first
         stays = jnp.sum(jnp.where(keys > middle[..., None], probs, 0.0), axis=-1) < mass
         return jnp.where(stays, low, middle), jnp.where(stays, middle, high)
 
@@ -170,7 +170,7 @@ def _nucleus_of_sorted(logits: Float[Array, "*B k"], top_p: float | Float[Array,
 
 
 def _categorical(rng: jax.Array, logits: Float[Array, "*B V"]) -> Int[Array, "*B"]:
-    # First the group, then the token in it: about V / 32 + 32 random numbers a row instead of V.
+    # First the group, then the token in it: about V / 32 + 32 random numbers per row instead of V.
     groups = grouped(logits)
     group_rng, token_rng = jax.random.split(rng)
     group = jax.random.categorical(group_rng, jax.nn.logsumexp(groups, axis=-1))

@@ -1,7 +1,7 @@
-"""From a step function to sequences: greedy, sampling and beam search, jitted, with no model in sight.
+"""Jitted greedy decoding, sampling and beam search with a step function, independent of the model.
 
-A step reads one token of each hypothesis and gives the logits of the next. Its cache is a pytree with a method
-`reorder(parents[B, K]) -> cache`, which lets hypothesis k go on from parent `parents[b, k]`.
+A step reads one token of each hypothesis and returns the logits of the next. Its cache is a pytree with a method
+`reorder(parents[B, K]) -> cache`, which makes hypothesis k continue from parent `parents[b, k]`.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from empax.decoding.sampling import Draws, Randomness, folded, sample_tokens
 from empax.decoding.settings import DecodeSettings, num_hypotheses
 
 Tokens: TypeAlias = tuple[Int[Array, "B S"], Bool[Array, "B S"]]
-"""Token ids, and which of them are real."""
+"""Token ids and the mask of real tokens."""
 
 
 def generate(step: StepFn, cache: Any, **given: Any) -> Generated:
-    """Decodes by `settings.method`; to be called under `jax.jit`. Arguments are those of `search_of`.
+    """Decodes by `settings.method`; call it under `jax.jit`. Arguments are those of `search_of`.
 
-    The cache is started for K = `num_hypotheses(settings)` and at least `settings.max_tokens` steps.
+    The cache must be started for K = `num_hypotheses(settings)` and at least `settings.max_tokens` steps.
 
     Returns:
-      Tokens [B, K, T] with T = `max_tokens`, best hypothesis first, and their log-probabilities under the model:
-      neither tempered nor truncated nor renormalised. Forced tokens (`prefix`, `first_token`, `end_at_limit`) are
-      certain, as in Hugging Face's search: they add 0. Penalties (of repetition, of `diversity_penalty`) are part of
-      what "beam" gives, since it ranks by them, and so is the temperature of `draw_beams`.
+      Tokens [B, K, T] with T = `max_tokens`, best hypothesis first, and their log-probabilities under the model, before
+      temperature, truncation or renormalisation. Forced tokens (`prefix`, `first_token`, `end_at_limit`) are certain,
+      as in Hugging Face's search: they add 0. Log-probabilities of "beam" include penalties (repetition,
+      `diversity_penalty`), since it ranks by them, and the temperature of `draw_beams`.
 
     Raises:
-      ValueError, ConfigError: as `search_of`.
+      ValueError, ConfigError: as in `search_of`.
     """
     search = search_of(step, **given)
     return search.found(search.go_on(search.begin(cache)))
@@ -59,30 +59,30 @@ def search_of(
     prompt: Tokens | None = None,
     limits: Limits | None = None,
 ) -> Search:
-    """The search by `settings.method`.
+    """Returns the search for `settings.method`.
 
     Args:
-      step: reads `tokens[B, K]` and the cache, gives float32 logits [B, K, V] and the next cache.
+      step: reads `tokens[B, K]` and the cache, returns float32 logits [B, K, V] and the next cache.
       batch_size: B.
-      start_id: what every hypothesis reads first; not part of the result. One for each example where they differ: after
-        a prompt, its last token.
+      start_id: first token that every hypothesis reads; not part of the result. One per example if they differ: the
+        last token of a prompt.
       eos_id: ends a hypothesis; part of the result.
       pad_id: fills the result after the end.
       settings: static.
-      rng: PRNG key; needed by "sample" and `draw_beams` only. `Draws`: of each example.
-      prefix: what every response of an example begins with, the same for all its hypotheses; -1 from where it is free.
-        Part of the result and of `max_tokens`, but not of the length that `length_penalty` sees.
-      source: what the encoder has read, for `encoder_no_repeat_ngram` and `encoder_repetition_penalty`. Departure:
-        Hugging Face's take padding for tokens of the source.
-      prompt: what a decoder-only model has read, its last real token being `start_id`, where its tokens shall count
-        for `no_repeat_ngram`, `repetition_penalty` and `bad_words`, as they do in Hugging Face's; None = the response
-        may repeat them. Where it is given it is also the `source`, unless there is one.
-      limits: fewest and most tokens of each response, where they differ: then `min_tokens` does not count, and no limit
-        is above `max_tokens`.
+      rng: PRNG key, needed only by "sample" and `draw_beams`. `Draws` has one per example.
+      prefix: start of every response of an example, the same for all its hypotheses, padded with -1 on the right.
+        Part of the result and of `max_tokens`, but not of the length that `length_penalty` uses.
+      source: input of the encoder, for `encoder_no_repeat_ngram` and `encoder_repetition_penalty`. Departure:
+        Hugging Face treats padding as tokens of the source.
+      prompt: input of a decoder-only model, ending with `start_id`, if its tokens count for `no_repeat_ngram`,
+        `repetition_penalty` and `bad_words`, as in Hugging Face; None = the response may repeat them. It is also the
+        default of `source`.
+      limits: fewest and most tokens of each response, if they differ. `min_tokens` is then ignored, and no limit may
+        exceed `max_tokens`.
 
     Raises:
-      ValueError: "sample" or `draw_beams` without `rng`, or a prefix of more than `max_tokens`.
-      ConfigError: an option looks at the source and there is none, or names a token that the vocabulary lacks.
+      ValueError: if "sample" or `draw_beams` lacks an `rng`, or a prefix is longer than `max_tokens`.
+      ConfigError: if an option needs a missing source, or names a token that the vocabulary lacks.
     """
     if prefix is not None and prefix.shape[1] > settings.max_tokens:
         raise ValueError(f"a prefix of {prefix.shape[1]} tokens is longer than max_tokens = {settings.max_tokens}.")
@@ -109,10 +109,10 @@ def search_of(
 
 @flax.struct.dataclass
 class Walk:
-    """Hypotheses that do not compete: each goes its own way until its end token."""
+    """State of a search with independent hypotheses: each continues until its end token."""
 
     index: Int[Array, ""]
-    history: Int[Array, "B K T"]  # the start token, what was chosen, padding
+    history: Int[Array, "B K T"]  # the start token, the chosen tokens, padding
     log_probs: Float[Array, "B K"]
     finished: Bool[Array, "B K"]
     cache: Any
@@ -120,7 +120,7 @@ class Walk:
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """A search that can pause: `found(go_on(begin(cache)))` is all of it, and any number of `go_on` gives the same."""
+    """A search that can pause: `found(go_on(begin(cache)))`, with the same result for any number of `go_on` calls."""
 
     step: StepFn
     start: Start
@@ -132,7 +132,7 @@ class Search:
         return self.settings.method == "beam"
 
     def begin(self, cache: Any) -> Walk | Beams:
-        """Before the first step; `cache` as of `generate`."""
+        """Returns the state before the first step; `cache` as in `generate`."""
         if self._beams:
             return start_beams(cache, self.start, self.settings)
         shape = (self.start.batch_size, num_hypotheses(self.settings))
@@ -145,14 +145,14 @@ class Search:
         )
 
     def go_on(self, state: Any, until: Int[Array, ""] | int | None = None) -> Walk | Beams:
-        """Up to `until` tokens, or to the end."""
+        """Continues the search up to `until` tokens, or to the end."""
         until = self.settings.max_tokens if until is None else until
         if self._beams:
             return go_on_beams(self.step, state, self.start, self.settings, self.rng, until)
         return self._go_on_walk(state, until)
 
     def found(self, state: Any) -> Generated:
-        """The responses; samples come with the likeliest first, or as drawn if they are to be reranked."""
+        """Returns the responses; samples are sorted by likelihood, or in the order drawn if `rerank` is set."""
         if self._beams:
             return found_beams(state, self.settings)
         drawn = Generated(tokens=state.history[:, :, 1:], log_probs=state.log_probs)
@@ -162,20 +162,20 @@ class Search:
         return Generated(tokens=gather(drawn.tokens, order), log_probs=log_probs)
 
     def progress(self, state: Any) -> Progress:
-        """How far it is, where one response is looked for and not reranked."""
+        """Returns the progress of a search for one response per example, without re-ranking."""
         if self._beams:
             return settled_beams(state, self.start, self.settings)
         settled = jnp.broadcast_to(state.index, state.finished.shape[:1])
         return Progress(state.history[:, 0, 1:], settled, state.finished[:, 0])
 
     def without(self, state: Any, rows: Bool[Array, " B"]) -> Walk | Beams:
-        """The same, but that `rows` are over: nobody waits for them."""
+        """Marks `rows` as finished, so that the search does not wait for them."""
         if self._beams:
             return state.replace(improvable=state.improvable & ~jnp.repeat(rows, self.settings.num_beam_groups))
         return state.replace(finished=state.finished | rows[:, None])
 
     def take(self, state: Any, rows: Int[Array, " R"]) -> Walk | Beams:
-        """The search for the responses to these rows alone."""
+        """Returns the search state of these rows alone."""
         own = rows
         if self._beams:
             groups = self.settings.num_beam_groups

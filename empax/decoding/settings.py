@@ -1,4 +1,4 @@
-"""How to decode: every option, with what it means and what it takes."""
+"""Settings of decoding, with their meaning and their allowed values."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from empax.core.config import ConfigError, check_numbers
 Method = Literal["greedy", "beam", "sample"]
 
 SimilarityLikelihood = Literal["normalised", "probability"]
-"""How re-ranking by similarity counts the likelihood."""
+"""How re-ranking by similarity measures likelihood."""
 
 LEAST_TEMPERATURE = 1e-4
-"""Lower ones divide logits beyond float32; "greedy" is their limit."""
+"""Lower temperatures scale logits beyond float32; "greedy" is their limit."""
 
 _MOST_TOKENS, _MOST_HYPOTHESES = 1_000_000, 10_000
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSettings:
-    """How to decode. Static: every combination compiles its own program.
+    """Settings of decoding. They are static: every combination compiles its own program.
 
-    An option that is off costs nothing. `generation_config` reads them from a model's own folder. Names of
+    An option that is off costs nothing. `generation_config` reads these settings from a model's own folder. Names of
     transformers are in brackets where they differ.
 
     Attributes:
@@ -31,47 +31,46 @@ class DecodeSettings:
       min_tokens: fewest tokens before the end-of-sequence token (`min_new_tokens`).
       num_beams: hypotheses kept by "beam".
       length_penalty: "beam" ranks by log-probability / length ** length_penalty; length counts the end token.
-      early_stopping: True: "beam" stops once num_beams hypotheses have ended, even if a better one could still come.
+      early_stopping: True: "beam" stops once num_beams hypotheses have ended, even if a better one is still possible.
         False: it stops once the best running hypothesis, at its present length, is no better than the worst of them.
-        "never": once no running hypothesis can become better at any length.
-      num_beam_groups: "beam" splits its hypotheses into so many groups, each of which searches for itself.
-      diversity_penalty: at each step, how much a token's log-probability falls for each hypothesis of an earlier group
-        that has just taken it.
-      num_return_sequences: how many of its hypotheses "beam" returns; None = all.
-      draw_beams: "beam" draws its continuations without replacement, by what "sample" reads, in place of taking the
-        likeliest (`do_sample` beside `num_beams`).
-      num_samples: independent responses drawn by "sample", the likeliest or what `rerank` prefers first.
-      temperature: of "sample", at least LEAST_TEMPERATURE.
-      top_k: of "sample": keeps the k likeliest tokens; 0 = all.
-      top_p: of "sample": keeps the likeliest tokens that hold p of the probability; 1 = all.
-      min_p: of "sample": keeps the tokens with at least this share of the likeliest one's probability; 0 = all.
-      typical_p: of "sample": keeps the tokens whose information is nearest to its mean and that hold p of the
-        probability; 1 = all.
-      no_repeat_ngram: no n-gram of this size comes twice in a response; 0 = may repeat (`no_repeat_ngram_size`). As in
-        Hugging Face's, the start token counts as the first token. A prompt counts where `generate` is given one.
-      encoder_no_repeat_ngram: no n-gram of this size comes from the source; 0 = may come
+        "never": it stops once no running hypothesis can become better at any length.
+      num_beam_groups: number of groups of "beam", each with its share of the hypotheses and its own search.
+      diversity_penalty: decrease of a token's log-probability for each hypothesis of an earlier group that has just
+        chosen it.
+      num_return_sequences: number of hypotheses that "beam" returns; None = all.
+      draw_beams: "beam" draws its continuations without replacement, with the options of "sample", instead of taking
+        the likeliest (`do_sample` with `num_beams`).
+      num_samples: independent responses drawn by "sample"; the first is the likeliest, or the best by `rerank`.
+      temperature: temperature of "sample", at least LEAST_TEMPERATURE.
+      top_k: "sample" keeps the k likeliest tokens; 0 = all.
+      top_p: "sample" keeps the likeliest tokens with a total probability of p; 1 = all.
+      min_p: "sample" keeps the tokens with at least this share of the largest probability; 0 = all.
+      typical_p: "sample" keeps the tokens whose information is nearest to its mean, with a total probability of p;
+        1 = all.
+      no_repeat_ngram: no n-gram of this size occurs twice in a response; 0 = off (`no_repeat_ngram_size`). As in
+        Hugging Face, the start token counts as the first token. A prompt counts if it is passed to `generate`.
+      encoder_no_repeat_ngram: no n-gram of this size is copied from the source; 0 = off
         (`encoder_no_repeat_ngram_size`).
-      repetition_penalty: divides the logit of a token that the response (with its prompt) holds if it is above 0, and
+      repetition_penalty: divides the logit of a token of the response (with its prompt) if it is above 0, and
         multiplies it otherwise; 1 = off. "beam" applies it to log-probabilities, as Hugging Face does.
-      encoder_repetition_penalty: the same for tokens of the source, the other way round: above 1 favours them.
-      suppress_tokens: ids that never come.
-      begin_suppress_tokens: ids that never come first, or never after `first_token`.
-      allow_unknown: whether the token for unknown words may come, of a vocabulary of words (`data.words`).
-      bad_words: sequences of ids that never come (`bad_words_ids`).
-      more_eos_ids: ids that end a response beside the tokenizer's end-of-sequence token.
-      first_token: what every response begins with (`forced_bos_token_id`, BART); None = anything.
+      encoder_repetition_penalty: the inverse for tokens of the source: values above 1 favour them; 1 = off.
+      suppress_tokens: ids that are never generated.
+      begin_suppress_tokens: ids that are never generated first, or directly after `first_token` if that is set.
+      allow_unknown: whether the unknown-word token of a word vocabulary (`data.words`) may be generated.
+      bad_words: sequences of ids that are never generated (`bad_words_ids`).
+      more_eos_ids: ids that end a response in addition to the tokenizer's end-of-sequence token.
+      first_token: first token of every response (`forced_bos_token_id`, BART); None = any.
       end_at_limit: the last of `max_tokens` must be the end-of-sequence token (`forced_eos_token_id`, BART).
-      rerank: which of several hypotheses comes first (`decoding.rerank`; whoever decodes applies it): with "consensus"
-        the one that the others agree with most, with "likelihood" the likeliest, with "similarity" a likely one whose
-        encoding is near that of the context, with "random" any of them (a control); "" leaves the order of the
-        search.
+      rerank: rule that puts one of several hypotheses first (`decoding.rerank`; applied by the caller of the search):
+        "consensus" the one that agrees most with the others, "likelihood" the likeliest, "similarity" a likely one
+        whose encoding is near that of the context, "random" any of them (a control); "" keeps the order of the search.
       rerank_length: "consensus" ranks by agreement * length ** rerank_length (ours, because agreement alone prefers
         short replies), "likelihood" by log-probability / length ** rerank_length.
-      rerank_similarity: of "similarity": the share of the cosine, in [0, 1]; the likelihood has the rest.
-      rerank_likelihood: of "similarity": "normalised" takes the mean log-probability of a token over the sum of all
-        hypotheses', "probability" the probability of the whole.
-      rerank_exemplars: how much agreement with the responses of the retrieved exemplars, on average, counts beside
-        that with the other hypotheses; 0 = nothing. Ours.
+      rerank_similarity: weight of the cosine in "similarity", in [0, 1]; the likelihood has the rest.
+      rerank_likelihood: likelihood in "similarity": "normalised" is the mean token log-probability divided by the sum
+        of its absolute values over all hypotheses, "probability" the probability of the response.
+      rerank_exemplars: weight of the mean agreement with the responses of the retrieved exemplars, relative to that
+        with the other hypotheses; 0 = none. Ours.
     """
 
     method: Method = "greedy"
@@ -169,23 +168,23 @@ class DecodeSettings:
 
     @property
     def reads_source(self) -> bool:
-        """Whether `generate` must be given the source's tokens."""
+        """Whether `generate` needs the tokens of the source."""
         return self.encoder_no_repeat_ngram > 0 or self.encoder_repetition_penalty != 1.0
 
 
 def without_unknown(settings: DecodeSettings, unk_id: int | None) -> DecodeSettings:
-    """The settings under which the token for unknown words, if there is one, never comes unless it is allowed."""
+    """Returns settings that suppress the unknown-word token, if there is one, unless `allow_unknown` is set."""
     if unk_id is None or settings.allow_unknown or unk_id in settings.suppress_tokens:
         return settings
     return dataclasses.replace(settings, suppress_tokens=(*settings.suppress_tokens, unk_id))
 
 
 def num_hypotheses(settings: DecodeSettings) -> int:
-    """K: how many hypotheses of each example the cache must be started with."""
+    """Returns K, the number of hypotheses per example for which the cache must be started."""
     return {"greedy": 1, "beam": settings.num_beams, "sample": settings.num_samples}[settings.method]
 
 
 def num_returned(settings: DecodeSettings) -> int:
-    """How many hypotheses of each example `Generated` will hold."""
+    """Returns the number of hypotheses per example in `Generated`."""
     asked = settings.num_return_sequences if settings.method == "beam" else None
     return num_hypotheses(settings) if asked is None else asked

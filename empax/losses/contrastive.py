@@ -1,7 +1,7 @@
-"""Contrastive losses: what belongs together scores higher than what does not.
+"""Contrastive losses: matching pairs score higher than others.
 
-A loss with negatives from its own batch is not the mean of the losses of parts of the batch. With gradient accumulation
-the negatives are those of the micro-batch, which is another loss: a task says so by `splits_batches = False`
+A loss with in-batch negatives is not the mean of the losses of parts of the batch. With gradient accumulation, the
+negatives would be those of the micro-batch, a different loss. A task with such a loss sets `splits_batches = False`
 (`training.settings.check_whole_batches`), and accumulation is refused.
 
 Letters: B examples, P passages, C candidates, N rows, D features.
@@ -28,17 +28,17 @@ def dense_retrieval_nll(
     *,
     temperature: float = 1.0,
 ) -> tuple[Mean, Metrics]:
-    r"""The negative log-likelihood of each query's own passage among all passages of the batch.
+    r"""Computes the negative log-likelihood of each query's positive among all passages of the batch.
 
     .. math:: L = -\log \frac{\exp(q \cdot p^+ / \tau)}{\sum_j \exp(q \cdot p_j / \tau)}
 
     Source: Karpukhin et al. 2020, Eq. 2; LEMPEx (Majumder et al. 2022), Eq. 11.
 
     Args:
-      queries: one row for each example.
-      passages: the positives and every extra negative.
+      queries: one row per example.
+      passages: the positives and all additional negatives.
       positives: the row of each query's positive in `passages`.
-      allowed: False for a passage that is no negative of that query: the same text, the same dialogue, padding. The
+      allowed: False for a passage that is not a negative of the query: the same text, the same dialogue, padding. The
         positive always counts.
       valid: False on filler rows.
       temperature: tau > 0.
@@ -63,7 +63,7 @@ def rank_margin(
     margin: float = 0.01,
     least_gap: float = 0.01,
 ) -> Mean:
-    r"""Candidates that resemble the response more must be more similar to the context, by a margin for each rank.
+    r"""Computes a ranking loss: candidates more like the response must be more similar to the context, by a margin.
 
     .. math:: L = \sum_{i \ge 1} \mathrm{mean}_r \max(0, s_{r+i} - s_r + \gamma i)
 
@@ -71,14 +71,14 @@ def rank_margin(
     `least_gap`. Source: NEC, Eq. 9 to 12, over all pairs as in CoNT (An et al. 2022).
 
     Args:
-      similarities: of each candidate to the context, such as cosines.
-      scores: how good each candidate is; no gradient flows. The response itself has the highest.
+      similarities: similarity of each candidate to the context, such as cosines.
+      scores: quality of each candidate; no gradient flows. The response itself has the highest score.
       mask: True at real candidates.
-      margin: gamma >= 0.
-      least_gap: differences of scores up to this one do not order a pair.
+      margin: gamma >= 0, the margin per rank.
+      least_gap: pairs whose scores differ by at most this are ignored.
 
     Returns:
-      A sum over offsets i of means over the pairs of the whole batch, as one `Mean` of weight 1.
+      The sum over offsets i of the mean over all pairs of the batch, as one `Mean` of weight 1.
     """
     order = jnp.argsort(-jnp.where(mask, jax.lax.stop_gradient(scores), -jnp.inf), axis=1)
     similarities, scores, mask = (
@@ -96,21 +96,21 @@ def rank_margin(
 def supervised_contrastive(
     features: Float[Array, "N D"], labels: Int[Array, " N"], valid: Bool[Array, " N"], *, temperature: float = 0.07
 ) -> Mean:
-    r"""Rows of one label attract each other; all others repel.
+    r"""Computes the supervised contrastive loss: rows with the same label attract each other, all others repel.
 
     .. math:: L_i = \frac{-1}{|P(i)|} \sum_{p \in P(i)} \log \frac{\exp(z_i \cdot z_p / \tau)}
               {\sum_{a \ne i} \exp(z_i \cdot z_a / \tau)}
 
-    Source: Khosla et al. 2020, Eq. 2. With two rows of each label it is NT-Xent.
+    Source: Khosla et al. 2020, Eq. 2. With two rows per label it is NT-Xent.
 
     Args:
-      features: any rows; they are normalised here.
-      labels: of the rows.
+      features: rows of any length; they are normalised here.
+      labels: labels of the rows.
       valid: False on filler rows, which neither attract nor repel.
       temperature: tau > 0.
 
     Returns:
-      The mean over the rows that share their label with another.
+      The mean over the rows that share their label with another row.
     """
     rows = unit(features.astype(jnp.float32))
     others = valid[:, None] & valid[None, :] & ~jnp.eye(features.shape[0], dtype=bool)

@@ -13,7 +13,7 @@ from empax.core.types import Mean
 
 
 def token_log_probs(logits: Float[Array, "B T V"], target: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """log p(target) at every position, float32.
+    """Returns log p(target) at every position, float32.
 
     .. math:: \\log p_t = z_{t, y_t} - \\log \\sum_v \\exp z_{t, v}
     """
@@ -24,14 +24,14 @@ def token_log_probs(logits: Float[Array, "B T V"], target: Int[Array, "B T"]) ->
 def cross_entropy(
     logits: Float[Array, "B T V"], target: Int[Array, "B T"], mask: Bool[Array, "B T"], *, label_smoothing: float = 0.0
 ) -> Mean:
-    """Mean negative log-likelihood of the real target tokens, in nats per token.
+    """Computes the mean negative log-likelihood of the real target tokens, in nats per token.
 
     .. math:: L = -(1 - e) \\log p(y) - \\frac{e}{V} \\sum_v \\log p(v)
 
     Source: Szegedy et al. 2016, Sec. 7 (label smoothing e).
 
     Args:
-      logits: any float type; the arithmetic is float32.
+      logits: any float type; computed in float32.
       target: ids in [0, V); ids under a False mask may be anything.
       mask: True at tokens that count.
       label_smoothing: e in [0, 1).
@@ -49,14 +49,14 @@ def fused_cross_entropy(
     chunk: int,
     label_smoothing: float = 0.0,
 ) -> Mean:
-    """`cross_entropy(hidden @ embedding.T, ...)` that holds the logits of `chunk` positions at a time.
+    """Computes `cross_entropy(hidden @ embedding.T, ...)`, with the logits of only `chunk` positions in memory.
 
-    The gradient is made in the forward pass, while the logits are there, so nothing is computed twice: three
-    products with the embedding, as in the plain loss. Forward-mode and second derivatives are not supported.
+    The gradient is computed in the forward pass, from the same logits, so nothing is computed twice: three products
+    with the embedding, as in the plain loss. Forward-mode and second derivatives are not supported.
 
     Args:
       hidden: decoder states, `model.decode_hidden`.
-      embedding: output weights with every factor in them, `model.output_weights`.
+      embedding: output weights including all factors, `model.output_weights`.
       target: ids in [0, V); ids under a False mask may be anything.
       mask: True at tokens that count.
       chunk: positions (of T) per step, at least 1; it changes memory and speed, not the result.
@@ -69,7 +69,7 @@ def fused_cross_entropy(
 
 
 def _picked(logits: Float[Array, "B T V"], target: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    # A masked sum and not a gather: its gradient fuses with the softmax's, where a gather's is a scatter.
+    # A masked sum instead of a gather: its gradient fuses with that of the softmax; a gather's is a scatter.
     return jnp.sum(jnp.where(_one_hot(logits, target), logits, 0.0), axis=-1)
 
 
@@ -92,7 +92,7 @@ def _logits(hidden: Float[Array, "B T D"], embedding: Float[Array, "V D"]) -> Fl
 
 
 def _chunked(values: jax.Array, chunk: int) -> jax.Array:
-    """[B, T, ...] as [T / chunk, B, chunk, ...]: cut along T, so that a batch spread over devices stays so."""
+    """Reshapes [B, T, ...] to [T / chunk, B, chunk, ...]: split along T, which keeps the sharding of the batch."""
     batch, length = values.shape[:2]
     count = -(-length // chunk)
     values = jnp.pad(values, ((0, 0), (0, count * chunk - length)) + ((0, 0),) * (values.ndim - 2))
@@ -154,7 +154,7 @@ def _fused_forward(
 def _fused_backward(
     chunk: int, label_smoothing: float, grads: tuple[jax.Array, jax.Array], scale: jax.Array
 ) -> tuple[jax.Array, jax.Array, None, None]:
-    del chunk, label_smoothing  # the gradients of a total of 1 are there already
+    del chunk, label_smoothing  # already part of the gradients
     hidden_grad, embedding_grad = grads
     return hidden_grad * scale.astype(hidden_grad.dtype), embedding_grad * scale, None, None
 

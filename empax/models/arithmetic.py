@@ -1,4 +1,4 @@
-"""Products, sums and dropout that are exact enough and fast in half precision, forward and backward."""
+"""Products, sums and dropout that are accurate and fast in half precision, forward and backward."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from empax.core.sharding import rows_are_split
 
 
 def hashed_bits(rng: jax.Array, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
-    """Pseudo-random bits as a hash of (key, index): a dozen integer operations that fuse into what uses them.
+    """Returns pseudo-random bits, a hash of (key, index): a dozen integer operations that fuse into their consumer.
 
-    Threefry, JAX's default, costs more on a CPU than the matrix product whose result it drops out; dropout needs
-    no such quality. Each element depends on the key and its own index only, so any sharding gives
-    the same numbers, bit for bit.
-    Source: the finaliser "lowbias32" of Wellons 2018; keyed and counted here.
+    Threefry, JAX's default, costs more on a CPU than the matrix product to which dropout is applied; dropout needs no
+    such quality. Each element depends only on the key and its index, so any sharding gives the same bits.
+    Source: the finaliser "lowbias32" of Wellons 2018; key and counter are ours.
     """
     seeds = jax.random.bits(rng, (2,), jnp.uint32)
     index = jnp.zeros(shape, jnp.uint32)
@@ -46,14 +45,14 @@ def dropout(values: Float[Array, "..."], rate: float, rng: jax.Array) -> Float[A
 
 
 WEIGHT_PRODUCT = "weight product"
-"""What `jax.checkpoint` policies know the results of `contract` with a matrix by."""
+"""Name under which `jax.checkpoint` policies find the results of `contract` with a matrix."""
 
 
 @flax.struct.dataclass
 class LowRankSum:
     """The matrix W + f A B as a factor of `contract`, which never forms it. No gradient flows to W.
 
-    W stands first, because that is where Flax looks for a parameter's shape.
+    W comes first, since Flax looks for a parameter's shape there.
 
     Attributes:
       base: W [*inputs, *outputs].
@@ -71,12 +70,12 @@ class LowRankSum:
 def contract(
     spec: str, left: Float[Array, "..."], right: Float[Array, "..."] | LowRankSum, *, result: DTypeLike | None = None
 ) -> Float[Array, "..."]:
-    """`einsum` of two arrays in the type of `left`, summed in float32; `right` may be a float32 parameter.
+    """Computes `einsum` of two arrays in the type of `left`, summed in float32; `right` may be a float32 parameter.
 
     The result has the type of `left`, or `result`.
 
-    In half precision both gradients are products of half-precision factors summed in float32 too (and a parameter's
-    comes out in float32): left to itself, the backward pass would multiply in float32, at half the speed or less.
+    In half precision, both gradients are also products of half-precision factors summed in float32 (a parameter's
+    gradient is float32). By default, the backward pass would multiply in float32, at half the speed or less.
     """
     if isinstance(right, LowRankSum):
         return _low_rank_contract(spec, left, right, result)
@@ -90,7 +89,7 @@ def contract(
 
 
 def _low_rank_contract(spec: str, left: Array, right: LowRankSum, result: DTypeLike | None) -> Array:
-    """Both products apart: the one with W then has no gradient of its own to compute, a third of a training step."""
+    """Computes the two products separately: the one with W needs no weight gradient, a third of a training step."""
     inputs, output = spec.split("->")
     first, second = inputs.split(",")
     split = right.a.ndim - 1
@@ -133,10 +132,10 @@ _half_contract.defvjp(_half_forward, _half_backward)
 
 
 def add_bias(values: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..."]:
-    """`values` plus a float32 `bias` of as many axes, those of size 1 repeated; in the type of `values`.
+    """Adds a float32 `bias` with as many axes as `values`, broadcast along axes of size 1; in the type of `values`.
 
-    In half precision the bias' gradient is summed in float32 all the same: more exact, and on a CPU a fortieth of the
-    time, because XLA has no fast sum of a type that must be rounded after each addend.
+    In half precision, the bias' gradient is still summed in float32. This is more exact and takes a fortieth of the
+    time on a CPU, because XLA has no fast sum for a type that is rounded after each addend.
     """
     repeated = tuple(axis for axis, size in enumerate(bias.shape) if size != values.shape[axis])
     wide: Array = _widen(values.shape, values.dtype, repeated, bias)  # pyright: ignore[reportAssignmentType]
@@ -161,7 +160,7 @@ def _widen_backward(
     del shape, dtype
     gradient = gradient.astype(jnp.float32)
     if repeated == (0,) and backend() == "cpu":
-        # Few long rows: XLA's sum takes a CPU up to a hundred times as long as this product.
+        # Few long rows: on a CPU, XLA's sum takes up to a hundred times as long as this product.
         return (jnp.einsum("zb,b...->z...", jnp.ones((1, len(gradient))), gradient, precision="highest"),)
     return (jnp.sum(gradient, axis=repeated, keepdims=True),)
 
@@ -174,12 +173,12 @@ _BLOCK = 128
 
 
 def rows_of(table: Float[Array, "R D"], ids: Int[Array, "..."]) -> Float[Array, "... D"]:
-    """`table[ids]`, 0 <= ids < R.
+    """Returns `table[ids]`, 0 <= ids < R.
 
-    On a GPU its gradient is made of products: with one-hot rows of a small table, else of sorted rows. Left to itself,
-    the backward pass would add to the same rows from many threads, in an order that changes from run to run, and make
-    thousands of them wait for one another at rows that are asked for often. Where the rows of a batch lie on several
-    devices the gradient of a large table is left to XLA, which then sums on each of them.
+    On a GPU the gradient uses matrix products: with one-hot rows for a small table, else over sorted rows. By default,
+    the backward pass would add to the same rows from many threads, in an order that changes from run to run, and
+    thousands of threads would wait at frequent rows. If a batch is split over several devices, the gradient of a large
+    table is left to XLA, which sums on each device.
     """
     apart = len(table) > _FEW_ROWS and rows_are_split()
     return table[ids] if apart or backend() != "gpu" else _picked(table, ids)
@@ -209,10 +208,10 @@ _picked.defvjp(_picked_forward, _picked_backward)
 
 
 def sums_by_id(values: Float[Array, "N D"], ids: Int[Array, " N"], rows: int) -> Float[Array, "R D"]:
-    """The sum of the values of each id, 0 <= id < `rows`, added up in one order on any device.
+    """Returns the sum of the values of each id, 0 <= id < `rows`, in the same order on any device.
 
-    Sorted by id, values are summed in blocks, then over the blocks that an id goes on in: two products with matrices
-    that say whose id is the same. Each id reads its sum at its last place.
+    Values are sorted by id and summed within blocks, then over the blocks that an id spans: two products with matrices
+    of equal ids. The sum of an id is read at its last position.
     """
     padding = -len(ids) % _BLOCK
     ids = jnp.pad(ids, (0, padding), constant_values=rows)
@@ -224,7 +223,7 @@ def sums_by_id(values: Float[Array, "N D"], ids: Int[Array, " N"], rows: int) ->
     so_far = jnp.tril(blocks[:, :, None] == blocks[:, None, :]).astype(jnp.float32)
     sums = jnp.einsum("BTS,BSD->BTD", so_far, ordered, precision="highest")
     earlier = jnp.tril(first[:, None] == last[None, :], -1).astype(jnp.float32)
-    carried = jnp.einsum("BK,KD->BD", earlier, sums[:, -1], precision="highest")  # of each block's first id
+    carried = jnp.einsum("BK,KD->BD", earlier, sums[:, -1], precision="highest")  # for each block's first id
     wanted = jnp.arange(rows, dtype=ids.dtype)
     place = jnp.maximum(jnp.searchsorted(ids, wanted, side="right", method="scan_unrolled") - 1, 0)
     block = place // _BLOCK
@@ -234,9 +233,9 @@ def sums_by_id(values: Float[Array, "N D"], ids: Int[Array, " N"], rows: int) ->
 
 
 def spread(weights: Float[Array, "T S"], ids: Int[Array, " S"], size: int) -> Float[Array, "T V"]:
-    """Zeros, and the sum of its weights at each id, 0 <= id < `size`; in one order on a GPU too."""
+    """Sums weights by id, 0 <= id < `size`, with 0 for other ids; in a fixed order, also on a GPU."""
     if backend() == "gpu":
         same = ids[:, None] == ids[None, :]
         weights = jnp.einsum("TK,KS->TS", weights, same.astype(weights.dtype), precision="highest")
-        ids = jnp.where(jnp.argmax(same, axis=0) == jnp.arange(len(ids)), ids, size)  # of equal ones the first is kept
+        ids = jnp.where(jnp.argmax(same, axis=0) == jnp.arange(len(ids)), ids, size)  # keep the first of equal ids
     return jnp.zeros((len(weights), size), weights.dtype).at[:, ids].add(weights)

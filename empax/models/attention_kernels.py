@@ -1,4 +1,4 @@
-"""Which program computes attention: ours, or one kernel that writes no logits."""
+"""Choice of the program that computes attention: ours, or a fused kernel that does not materialize the logits."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from empax.core.machine import backend
 from empax.core.sharding import knows_rows, over_rows
 
 AttentionKernel: TypeAlias = Literal["auto", "plain", "fused", "flash"]
-"""How attention is computed: "plain" by our products and softmax; "fused" by `jax.nn.dot_product_attention`, on a GPU
-and in half precision by cuDNN; "flash" on a TPU by a kernel that JAX has for it, where there are a multiple of 128
-queries and keys, else, and where texts are embedded on several chips, as "plain"; both drop no weights out. "auto" is
-"fused" where that pays, as `is_fused` says."""
+"""How attention is computed. "plain": our products and softmax. "fused": `jax.nn.dot_product_attention`, which uses
+cuDNN on a GPU in half precision. "flash": JAX's kernel for TPUs, if queries and keys are multiples of 128; "plain"
+otherwise, and when texts are embedded on several chips. Neither "fused" nor "flash" supports attention dropout. "auto":
+"fused" where it is faster, see `is_fused`."""
 
 _LONG = 256
-"""From how many queries and keys on cuDNN is taken. In trials on an H200, which left padding to lengths and dropped no
-weights out, a step took 0.6 of the time at 512 tokens (a part of that is due to unrolled layers) and 0.9 at 144.
-As it is asked here, with masks, it has not been timed."""
+"""Fewest queries and keys for which "auto" uses cuDNN. In trials on an H200, with padding given as lengths and no
+attention dropout, a step took 0.6 of the time at 512 tokens (partly due to unrolled layers) and 0.9 at 144.
+cuDNN has not been timed with masks, as it is called here."""
 
-_BLOCKS = (512, 256, 128)  # of queries and keys that a TPU's kernel looks at together
+_BLOCKS = (512, 256, 128)  # block sizes of queries and keys in the TPU kernel
 _MASKED = -1e9
 
 
 def is_fused(
     kernel: AttentionKernel, queries: int, keys: int, head_dim: int, dtype: DTypeLike, *, dropped: bool
 ) -> bool:
-    """Whether attention of so many queries to so many keys is one kernel; `dropped`: weights are dropped out.
+    """Whether attention with these sizes uses one fused kernel; `dropped`: attention weights have dropout.
 
     Raises:
-      ConfigError: a kernel that is asked for shall drop weights out.
+      ConfigError: if "fused" or "flash" is combined with attention dropout.
     """
     if kernel == "auto":
         return not dropped and min(queries, keys) >= _LONG and _by_cudnn(queries, keys, head_dim, dtype)
@@ -62,7 +62,7 @@ def fused_attention(
     bias: Float[Array, "#B H T S"] | None,
     dtype: DTypeLike,
 ) -> Float[Array, "B H T N"]:
-    """What each query reads; a 1 / sqrt(N) is in the queries already. Products are in `dtype`, softmax in float32."""
+    """Returns the attention output per head. Queries are already scaled. Products in `dtype`, softmax in float32."""
     turned = tuple(jnp.swapaxes(item, 1, 2).astype(dtype) for item in (query, key, value))
     queries, keys, head_dim = query.shape[2], key.shape[2], query.shape[3]
     by_cudnn = _by_cudnn(queries, keys, head_dim, dtype)
@@ -88,11 +88,11 @@ def flash_attention(
     dtype: DTypeLike,
     causal: bool,
 ) -> Float[Array, "B H T N"]:
-    """As `fused_attention`, by the kernel for TPUs, in which a bias of all queries and keys is written out.
+    """Computes `fused_attention` with the kernel for TPUs, which materializes a bias for all queries and keys.
 
-    A mask that is of keys alone, or of them and `causal`, is not. Source: Dao et al. 2022; `jax.experimental.pallas`.
+    A key mask, alone or with `causal`, is not materialized. Source: Dao et al. 2022; `jax.experimental.pallas`.
     """
-    from jax.experimental.pallas.ops.tpu import flash_attention as tpu  # slow to import, and of TPUs alone
+    from jax.experimental.pallas.ops.tpu import flash_attention as tpu  # slow to import, and only for TPUs
 
     batch, heads, queries, _ = query.shape
     keys = key.shape[2]

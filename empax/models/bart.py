@@ -1,7 +1,7 @@
-"""BART and its kin: settings from Hugging Face fields, and presets. The module is `transformer.EncoderDecoder`.
+"""BART and related models: presets, and settings from Hugging Face fields. The module is `transformer.EncoderDecoder`.
 
-They differ in where norms are and in their positions (`_Family`). All add `final_logits_bias` to their logits, here the
-parameter "output_bias". What their decoding forces (BART's first token `<s>`, the last one `</s>`) is no part of the
+They differ in the placement of norms and in their positions (`_Family`). All add `final_logits_bias` to the logits,
+here the parameter "output_bias". Forced tokens (BART's first token `<s>` and last token `</s>`) are not part of the
 model but of `decoding.settings.DecodeSettings`: `first_token` and `end_at_limit`.
 """
 
@@ -34,15 +34,15 @@ _BLENDERBOT: dict[str, _Sizes] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Family:
-    """What the models of one name have in common.
+    """Properties shared by the models of one family.
 
     Attributes:
       pre_norm, embedding_norm, final_norm: see `TransformerConfig`; in config.json `normalize_before`,
         `normalize_embedding` and `add_final_layer_norm`.
-      learned: whether positions are, in a table for each stack; else they are sines and cosines.
-      position_offset: rows of the table before that of the first position; they are kept, and never read.
-      max_positions, start_id: where config.json does not say. None: it must give the latter.
-      start: what that then is.
+      learned: whether positions are learned, one table per stack; else they are sinusoidal.
+      position_offset: rows of the table before that of the first position; they are kept but never read.
+      max_positions, start_id: defaults for fields absent from config.json; with None, the latter is required there.
+      start: value that the error about a missing `start_id` recommends.
     """
 
     title: str
@@ -57,14 +57,14 @@ class _Family:
 
 
 def bart_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> TransformerConfig:
-    """Settings of a BART: post-norm, learned positions and a norm of the embeddings in either stack.
+    """Returns the settings of a BART: post-norm, learned positions and a norm of the embeddings in either stack.
 
     Args:
       name_or_fields: a preset ("bart-base", "bart-large") or the fields of a Hugging Face `config.json`.
-      changes: fields of TransformerConfig that shall differ.
+      changes: fields of TransformerConfig to override.
 
     Raises:
-      ConfigError: an unknown preset, a field is missing, or asks for something that BART here does not do.
+      ConfigError: if the preset is unknown, or a field is missing or has an unsupported value.
     """
     fields = _preset(name_or_fields, "BART", _BART) if isinstance(name_or_fields, str) else name_or_fields
     family = _Family("a BART", pre_norm=False, embedding_norm=True, final_norm=False, position_offset=2, start_id=2)
@@ -72,7 +72,7 @@ def bart_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Tran
 
 
 def blenderbot_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> TransformerConfig:
-    """Settings of a BlenderBot: pre-norm, a norm after the last layer, learned positions in either stack.
+    """Returns the settings of a BlenderBot: pre-norm, a norm after the last layer, learned positions in either stack.
 
     As `bart_config`; presets are "blenderbot-400M-distill", "blenderbot-3B", ….
     """
@@ -86,10 +86,10 @@ def blenderbot_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -
 
 
 def mbart_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
-    """Settings of an mBART: a BART with pre-norm and a norm after the last layer. As `bart_config`.
+    """Returns the settings of an mBART: a BART with pre-norm and a norm after the last layer. As `bart_config`.
 
-    Its decoder starts from the code of the language that it shall write; that of mBART-50 from the end of a sequence,
-    and its first token is the code. So config.json must give `decoder_start_token_id`, or `changes` a `start_id`.
+    Its decoder starts from the code of the target language; mBART-50's starts from the end-of-sequence token, and its
+    first token is the code. So config.json must give `decoder_start_token_id`, or `changes` a `start_id`.
     Source: Liu et al. 2020, Sec. 2.2; Tang et al. 2020 (mBART-50).
     """
     start = "the id of the token that names the language to write ('ro_RO'), or in an mBART-50 to eos_token_id"
@@ -98,9 +98,9 @@ def mbart_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig
 
 
 def marian_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
-    """Settings of a Marian: a BART without norms of the embeddings, with sines for positions. As `bart_config`.
+    """Returns the settings of a Marian: a BART without embedding norms, with sinusoidal positions. As `bart_config`.
 
-    Its decoder starts from padding. Source: Junczys-Dowmunt et al. 2018; the released OPUS-MT configurations.
+    Its decoder starts from the padding token. Source: Junczys-Dowmunt et al. 2018; the released OPUS-MT configurations.
     """
     if fields.get("share_encoder_decoder_embeddings") is False:
         raise ConfigError(
@@ -111,9 +111,9 @@ def marian_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfi
 
 
 def pegasus_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
-    """Settings of a Pegasus: pre-norm, a norm after the last layer, sines for positions. As `bart_config`.
+    """Returns the settings of a Pegasus: pre-norm, a norm after the last layer, sinusoidal positions. As `bart_config`.
 
-    Source: Zhang et al. 2020, Sec. 3; the released configurations, whose `extra_pos_embeddings` says nothing here.
+    Source: Zhang et al. 2020, Sec. 3; the released configurations, whose `extra_pos_embeddings` is ignored.
     """
     family = _Family("a Pegasus", pre_norm=True, embedding_norm=False, final_norm=True, learned=False, start_id=0)
     return _config(fields, family, changes)
@@ -177,7 +177,7 @@ def _check(fields: Mapping[str, Any], family: _Family) -> None:
     if activation not in ACTIVATIONS:
         allowed = ", ".join(sorted(ACTIVATIONS))
         raise ConfigError(f"activation_function = {activation!r} of {title} is unknown; it is one of {allowed}.")
-    # Fine-tuned copies of some families say that they are another of them, with these fields for the difference.
+    # Fine-tuned copies of some families name another family, and these fields give the difference.
     said = {
         "normalize_before": family.pre_norm,
         "normalize_embedding": family.embedding_norm,

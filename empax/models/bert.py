@@ -1,4 +1,4 @@
-"""BERT's encoder, what Contriever, MiniLM and DPR are made of; and by settings alone that of its kin."""
+"""BERT's encoder, used by Contriever, MiniLM and DPR; settings alone turn it into RoBERTa, ELECTRA, MPNet, …."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from empax.models.transformer_config import Remat, TransformerConfig
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """Settings of a BERT encoder. `num_layers` may be smaller than a checkpoint's: the first ones are taken.
+    """Settings of a BERT encoder. `num_layers` may be smaller than a checkpoint's: the first layers are used.
 
     Attributes:
       max_positions: rows of the table of positions.
-      type_vocab_size: rows of the table of token types; 0 = there is none (MPNet, DistilBERT).
-      padding_position: the row of the table of positions that stands for padding; real tokens count on from it,
-        wherever the padding is (RoBERTa, XLM-R, MPNet). None = rows are counted by place, from 0 (BERT).
-      embedding_size: width of the embeddings, which a projection turns into `d_model` (ELECTRA); 0 = they have that.
-      relative_buckets: of T5's bias by distance, on top of the table of positions (MPNet); 0 = none.
+      type_vocab_size: rows of the table of token types; 0 = no table (MPNet, DistilBERT).
+      padding_position: position of padding; real tokens have the positions after it, wherever the padding is (RoBERTa,
+        XLM-R, MPNet). None = positions are column numbers, from 0 (BERT).
+      embedding_size: width of the embeddings, which a projection maps to `d_model` (ELECTRA); 0 = `d_model`.
+      relative_buckets: buckets of T5's relative bias, in addition to learned positions (MPNet); 0 = none.
       dropout, attention_dropout, attention: see `models.transformer_config.TransformerConfig`.
-      dpr_side: of a DPR encoder, whose texts it reads: it is named after them in checkpoints.
+      dpr_side: the kind of texts that a DPR encoder reads, part of its parameter names in checkpoints.
     """
 
     vocab_size: int
@@ -64,11 +64,11 @@ class BertConfig:
             raise ConfigError(f"max_positions = {self.max_positions} leaves no position for a token; raise it.")
 
     def max_tokens(self) -> int:
-        """How many tokens there are positions for."""
+        """Returns the number of tokens that there are positions for."""
         return self.max_positions - (0 if self.padding_position is None else self.padding_position + 1)
 
     def transformer(self) -> TransformerConfig:
-        """The same settings as those of a stack of layers."""
+        """Returns these settings as those of a stack of layers."""
         return TransformerConfig(
             vocab_size=self.vocab_size,
             d_model=self.d_model,
@@ -104,14 +104,14 @@ _SIZES: dict[str, tuple[int, int, int, int]] = {  # d_model, d_ff, heads, layers
 
 
 def bert_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> BertConfig:
-    """Settings of a BERT.
+    """Returns the settings of a BERT.
 
     Args:
       name_or_fields: a preset ("bert-base", "bert-large", "contriever") or the fields of a Hugging Face `config.json`.
-      changes: fields of BertConfig that shall differ, for example `num_layers`.
+      changes: fields of BertConfig to override, for example `num_layers`.
 
     Raises:
-      ConfigError: an unknown preset, or a field is missing, or asks for something that BERT here does not do.
+      ConfigError: if the preset is unknown, or a field is missing or has an unsupported value.
     """
     if not isinstance(name_or_fields, str):
         return _from_fields(name_or_fields, "BERT", changes)
@@ -122,12 +122,12 @@ def bert_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Bert
 
 
 def roberta_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
-    """Settings of a RoBERTa, or of an XLM-R: a BERT that counts real tokens for positions. As `bert_config`."""
+    """Returns the settings of a RoBERTa or XLM-R: a BERT whose positions count real tokens. As `bert_config`."""
     return _from_fields(fields, "RoBERTa", {"padding_position": _padding(fields)} | changes)
 
 
 def electra_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
-    """Settings of an ELECTRA: a BERT whose embeddings may be narrower than its layers. As `bert_config`.
+    """Returns the settings of an ELECTRA: a BERT whose embeddings may be narrower than its layers. As `bert_config`.
 
     Source: Clark et al. 2020, Sec. 3.2 and Appendix A.
     """
@@ -137,21 +137,21 @@ def electra_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
 
 
 def distilbert_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
-    """Settings of a DistilBERT: a BERT without token types. As `bert_config`. Source: Sanh et al. 2019, Sec. 2."""
-    own = {"type_vocab_size": 0, "layer_norm_eps": 1e-12}  # the latter in Hugging Face's model, whatever a field says
+    """Returns the settings of a DistilBERT: no token types. As `bert_config`. Source: Sanh et al. 2019, Sec. 2."""
+    own = {"type_vocab_size": 0, "layer_norm_eps": 1e-12}  # the latter is fixed in Hugging Face's model
     return _from_fields(fields, "DistilBERT", own | changes, DISTILBERT)
 
 
 DISTILBERT = {"d_model": "dim", "num_heads": "n_heads", "d_ff": "hidden_dim", "num_layers": "n_layers"}
 DISTILBERT |= {"activation": "activation", "dropout": "dropout", "attention_dropout": "attention_dropout"}
-"""Names in the config.json of a DistilBERT, by ours; what is not here is called as in a BERT."""
+"""Field names in the config.json of a DistilBERT, by our names; all others are as in a BERT."""
 
 
 def mpnet_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
-    """Settings of an MPNet: a RoBERTa without token types, with T5's bias by distance. As `bert_config`."""
+    """Returns the settings of an MPNet: a RoBERTa without token types, with T5's relative bias. As `bert_config`."""
     name = "relative_attention_num_buckets"
     if name in fields and fields[name] != _MPNET_BUCKETS:
-        # In Hugging Face's model, too, whose arithmetic takes 32 whatever this field says.
+        # Hugging Face's model uses 32 as well, whatever this field says.
         raise ConfigError(f"{name} = {fields[name]} of an MPNet must be {_MPNET_BUCKETS}.")
     own = {"padding_position": 1, "type_vocab_size": 0, "relative_buckets": _MPNET_BUCKETS}
     return _from_fields(fields, "MPNet", own | changes)
@@ -165,9 +165,9 @@ _DPR_SIDES: dict[str, Literal["context", "question"]] = {
 
 
 def dpr_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
-    """Settings of a DPR encoder: a BERT, whose first token's state is the text's vector. As `bert_config`.
+    """Returns the settings of a DPR encoder: a BERT whose first token's state is the text's vector. As `bert_config`.
 
-    `architectures` says which of the two encoders it is; without them it is that of passages.
+    `architectures` says which of the two encoders it is; the default is the passage encoder.
     Source: Karpukhin et al. 2020, Sec. 3.
     """
     if fields.get("projection_dim"):
@@ -236,9 +236,9 @@ class BertEncoder(nn.Module):
         embedded: Float[Array, "B S _"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "B S D"]:
-        """States of `ids`, all of token type 0; those of padding are numbers without meaning.
+        """Returns the states of `ids`, all of token type 0; states of padding are meaningless.
 
-        `embedded` stands for the rows of `ids` in the token embedding, for inputs that are no ids; `ids` is then None.
+        `embedded` replaces the token embeddings of `ids`, for inputs that are not ids; `ids` is then None.
         """
         c = self.config
         length = mask.shape[1]

@@ -1,4 +1,4 @@
-"""Words of a source, copied beside those of a vocabulary."""
+"""Copying words of a source in addition to generating from a vocabulary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from empax.models.arithmetic import spread
 
-_LEAST = 1e-9  # of a probability, before its logarithm
+_LEAST = 1e-9  # smallest probability before the logarithm
 
 
 def mixed_with_copies(
@@ -21,18 +21,18 @@ def mixed_with_copies(
     *,
     slots: int = 0,
 ) -> Float[Array, "B T W"]:
-    r"""Log-probabilities of a mixture of a vocabulary and of the words of a source.
+    r"""Returns log-probabilities of a mixture of the vocabulary and the words of a source.
 
     .. math:: p(w) = g P_{vocab}(w) + (1 - g) \sum_{s: w_s = w} a_s
 
     Source: See et al. 2017, Eq. 9.
 
     Args:
-      logits: of the vocabulary.
+      logits: logits of the vocabulary.
       gate: g, in [0, 1].
-      weights: a, of attention to the source; 0 at padding.
-      source: the word that each state stands for.
-      slots: ids behind the vocabulary, for words that it lacks; W = V + slots.
+      weights: a, attention to the source; 0 at padding.
+      source: word id of each source state.
+      slots: ids after the vocabulary, for words that it lacks; W = V + slots.
     """
     said = jnp.pad(jax.nn.softmax(logits, axis=-1), ((0, 0), (0, 0), (0, slots)))
     copied = jax.vmap(functools.partial(spread, size=said.shape[-1]))(weights.astype(jnp.float32), source)

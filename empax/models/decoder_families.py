@@ -1,6 +1,6 @@
-"""Decoder-only families: how their settings are read from the `config.json` of each, and presets.
+"""Decoder-only families: presets, and settings from the `config.json` of each family.
 
-Llama, Qwen2, Qwen3 and Mistral, which share most of their layers, GPT-2 (DialoGPT is one) and OPT.
+Llama, Qwen2, Qwen3 and Mistral, which share most of their layers, GPT-2 (including DialoGPT) and OPT.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Sizes = tuple[int, int, int, int, int]
 def _llama_3(
     vocab: int, sizes: _Sizes, positions: int, theta: float, tied: bool, factor: float = 0.0
 ) -> dict[str, Any]:
-    """Fields of a Llama 3; sizes: d_model, heads, heads of keys, d_ff, layers; `factor` of the scaled rotations."""
+    """Returns the fields of a Llama 3; sizes: d_model, heads, key heads, d_ff, layers; `factor`: of RoPE scaling."""
     names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "num_hidden_layers")
     fields: dict[str, Any] = dict(zip(names, sizes, strict=True))
     fields |= {"vocab_size": vocab, "max_position_embeddings": positions}
@@ -49,15 +49,15 @@ _GPT2: dict[str, dict[str, Any]] = {
 
 
 def llama_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
-    """Settings of a Llama from a preset or from the fields of a Hugging Face `config.json`.
+    """Returns the settings of a Llama from a preset or from the fields of a Hugging Face `config.json`.
 
     Args:
       name_or_fields: a preset ("llama-3.1-8b", "llama-3.2-1b", "smollm2-135m", "tiny") or the JSON object, with rotary
-        settings as Transformers 4 or 5 writes them.
-      changes: fields of DecoderOnlyConfig that shall differ, for example `dropout`.
+        settings in the format of Transformers 4 or 5.
+      changes: fields of DecoderOnlyConfig to override, for example `dropout`.
 
     Raises:
-      ConfigError: an unknown preset, a field is missing, or asks for something that is not supported here.
+      ConfigError: if the preset is unknown, or a field is missing or has an unsupported value.
     """
     fields = preset(name_or_fields, "Llama", _LLAMA) if isinstance(name_or_fields, str) else name_or_fields
     only(fields, {"mlp_bias": False, "rope_interleaved": False}, "Llama")
@@ -66,7 +66,7 @@ def llama_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Dec
 
 
 def qwen2_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
-    """Settings of a Qwen2 or Qwen2.5 (biases of queries, keys and values alone). As `llama_config`."""
+    """Returns the settings of a Qwen2 or Qwen2.5 (biases of queries, keys and values alone). As `llama_config`."""
     given = _llama_like(fields, "Qwen2", head_dim=None)
     own: dict[str, Any] = {
         "attention_bias": True,
@@ -77,7 +77,7 @@ def qwen2_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig
 
 
 def qwen3_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
-    """Settings of a dense Qwen3 (norms of each head's queries and keys); arguments and errors as of `llama_config`."""
+    """Returns the settings of a dense Qwen3 (norms of each head's queries and keys). As `llama_config`."""
     given = _llama_like(fields, "Qwen3", head_dim=128)
     own: dict[str, Any] = {
         "head_norm": True,
@@ -88,21 +88,21 @@ def qwen3_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig
 
 
 def mistral_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
-    """Settings of a Mistral (every layer reads a window); arguments and errors as of `llama_config`."""
+    """Returns the settings of a Mistral (sliding-window attention in every layer). As `llama_config`."""
     if fields.get("layer_types") is not None:
         raise ConfigError(f"layer_types = {fields['layer_types']!r} of a Mistral is not supported here; leave it out.")
     given = _llama_like(fields, "Mistral", head_dim=None)
-    # 4096 is what Hugging Face takes where the field is absent; null is no window.
+    # 4096 is Hugging Face's default for an absent field; null means no window.
     window = _window(fields.get("sliding_window", 4096), "Mistral")
     own: dict[str, Any] = {"windows": (window,) * given["num_layers"] if window else ()}
     return DecoderOnlyConfig(**(given | own | changes))
 
 
 def opt_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
-    """Settings of an OPT; arguments and errors as of `llama_config`.
+    """Returns the settings of an OPT. As `llama_config`.
 
-    Source: Zhang et al. 2022, "OPT: Open Pre-trained Transformer Language Models"; the released configurations. That of
-    350M alone has norms behind its layers and narrower embeddings.
+    Source: Zhang et al. 2022, "OPT: Open Pre-trained Transformer Language Models"; the released configurations. Only
+    that of 350M has post-norm layers and narrower embeddings.
     """
     names = {
         "vocab_size": "vocab_size",
@@ -142,7 +142,7 @@ def opt_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
 
 
 def gpt2_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
-    """Settings of a GPT-2 (DialoGPT is one) from a preset ("gpt2", "dialogpt-medium", …) or as of `llama_config`."""
+    """Returns the settings of a GPT-2 or DialoGPT; presets "gpt2", "dialogpt-medium", …. As `llama_config`."""
     fields = preset(name_or_fields, "GPT-2", _GPT2) if isinstance(name_or_fields, str) else name_or_fields
     names = {
         "vocab_size": "vocab_size",
@@ -179,7 +179,7 @@ def gpt2_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Deco
 
 
 def _llama_like(fields: Mapping[str, Any], model: str, *, head_dim: int | None) -> dict[str, Any]:
-    """What Llama and its kin have in common; `head_dim`: where the field is absent (None: d_model / num_heads)."""
+    """Returns settings common to Llama-like families; `head_dim`: default of the field (None: d_model / num_heads)."""
     names = {
         "vocab_size": "vocab_size",
         "d_model": "hidden_size",
@@ -205,7 +205,7 @@ def _llama_like(fields: Mapping[str, Any], model: str, *, head_dim: int | None) 
 
 
 def _late_windows(fields: Mapping[str, Any], model: str) -> tuple[int, ...]:
-    """The windows of a Qwen's layers: by `layer_types`, or from layer `max_window_layers` on."""
+    """Returns the windows of a Qwen's layers: by `layer_types`, or from layer `max_window_layers` on."""
     layers = fields["num_hidden_layers"]
     window = _window(fields.get("sliding_window", 4096), model) if field_or(fields, "use_sliding_window", False) else 0
     kinds = field_or(fields, "layer_types", None)
@@ -233,7 +233,7 @@ _SCALINGS = ("default", "linear", "llama3", "yarn")
 
 
 def _rope(fields: Mapping[str, Any], model: str) -> tuple[float, AnyScaling | None]:
-    """Base and scaling: Transformers 5 writes both into `rope_parameters`, 4 the latter into `rope_scaling`."""
+    """Returns base and scaling. Transformers 5 has both in `rope_parameters`, 4 has the scaling in `rope_scaling`."""
     rope = {**field_or(fields, "rope_scaling", {}), **field_or(fields, "rope_parameters", {})}
     theta = float(field_or(rope, "rope_theta", field_or(fields, "rope_theta", 10_000.0)))
     only(fields, {"partial_rotary_factor": 1.0}, model)
@@ -262,7 +262,7 @@ def _rope(fields: Mapping[str, Any], model: str) -> tuple[float, AnyScaling | No
 
 
 def _yarn(rope: Mapping[str, Any], positions: int, title: str) -> YarnScaling:
-    """The scaling; DeepSeek's `mscale` and `mscale_all_dim` are taken into the attention's factor."""
+    """Returns the scaling; DeepSeek's `mscale` and `mscale_all_dim` are folded into `attention_factor`."""
     factor = required(rope, {"factor": "factor"}, title)["factor"]
     sharper = field_or(rope, "attention_factor", None)
     scales = [field_or(rope, name, 0) for name in ("mscale", "mscale_all_dim")]

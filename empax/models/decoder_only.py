@@ -1,6 +1,6 @@
-"""The decoder-only Transformer: one module covers Llama, Qwen, Mistral, GPT-2 and OPT, by settings alone.
+"""The decoder-only Transformer: one module covers Llama, Qwen, Mistral, GPT-2 and OPT, by settings.
 
-Parameters are named and stacked as an encoder-decoder's are: "token_embedding", "layers/attention/query", ...
+Parameters are named and stacked as in an encoder-decoder: "token_embedding", "layers/attention/query", ...
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["DecoderOnly", "DecoderOnlyConfig", "PromptCache", "gpt2_config", "la
 
 @flax.struct.dataclass
 class PromptCache(DecodeCache):
-    """What decoding remembers after a prompt. The prompt stands where an encoder-decoder keeps its source.
+    """Cache of decoding after a prompt, which is stored where an encoder-decoder stores its source.
 
     `cross_key`, `cross_value` and `source_mask` are the prompt's, once per example, without its last token;
-    `self_key` and `self_value` are of what each hypothesis has read since, [L, B, K, G, T, N].
+    `self_key` and `self_value` are of the tokens that each hypothesis has read since, [L, B, K, G, T, N].
     """
 
     prompt_length: Any  # [B] int32: real tokens of the prompt before its last
@@ -41,12 +41,12 @@ class PromptCache(DecodeCache):
 
 
 def last_tokens(tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]) -> Int[Array, " B"]:
-    """The last real token of each prompt: what `decoding.search.generate` starts from."""
+    """Returns the last real token of each prompt, the start token for `decoding.search.generate`."""
     return jnp.take_along_axis(tokens, _last_places(mask)[:, None], axis=1)[:, 0]
 
 
 def before_last(mask: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
-    """`mask` without the last real token of each prompt."""
+    """Returns `mask` without the last real token of each prompt."""
     return mask & (jnp.arange(mask.shape[1])[None] != _last_places(mask)[:, None])
 
 
@@ -55,19 +55,19 @@ def _last_places(mask: Bool[Array, "B T"]) -> Int[Array, " B"]:
 
 
 def _positions(mask: Bool[Array, "B T"]) -> Int[Array, "B T"]:
-    """Of every token, how many real ones stand before it."""
+    """Returns the number of real tokens before each token."""
     return jnp.maximum(jnp.cumsum(mask.astype(jnp.int32), axis=1) - 1, 0)
 
 
 def _within(
     mask: Bool[Array, "B T S"], reading: Int[Array, "B T"], read: Int[Array, "B S"], window: Int[Array, ""] | None
 ) -> Bool[Array, "B T S"]:
-    """`mask` without what stands `window` or more tokens back; `reading` and `read` are positions."""
+    """Masks tokens `window` or more positions back; `reading` and `read` are the positions of queries and keys."""
     return mask if window is None else mask & (reading[:, :, None] - read[:, None, :] < window)
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention and feed-forward, each beside a residual and behind its norm, or before it."""
+    """Self-attention and feed-forward, each with a residual and a norm; pre-norm or post-norm."""
 
     config: DecoderOnlyConfig
 
@@ -108,7 +108,7 @@ class DecoderLayer(nn.Module):
     def __call__(
         self, states: Float[Array, "B T D"], mask: Bool[Array, "B T T"], angles: Rotary | None, *, deterministic: bool
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B G T N"], Float[Array, "B G T N"]]]:
-        """The next states, and the keys and values that they were made from."""
+        """Returns the next states, and the layer's keys and values."""
         inputs = self._inputs(states)
         query, key, value = self.attention.queries_keys_values(inputs, angles)
         attended = self.attention.attend(
@@ -125,7 +125,7 @@ class DecoderLayer(nn.Module):
         *,
         deterministic: bool,
     ) -> Float[Array, "B T D"]:
-        """The next states of what stands behind a prompt of S tokens; R = S + T."""
+        """Returns the next states of tokens that follow a prompt of S tokens; R = S + T."""
         inputs = self._inputs(states)
         own = self.attention.keys_values(inputs, angles)
         key, value = (jnp.concatenate(pair, axis=2) for pair in zip(prompt, own, strict=True))
@@ -145,9 +145,9 @@ class DecoderLayer(nn.Module):
         position: Int[Array, ""],
         window: Int[Array, ""] | None,
     ) -> tuple[Float[Array, "B K D"], Float[Array, "L B K G T N"], Float[Array, "L B K G T N"]]:
-        """One token of every hypothesis, reading and extending the caches of all layers at `layer`."""
+        """Processes one token of every hypothesis; reads and extends the caches of all layers at `layer`."""
         inputs = self._inputs(states)
-        # Hypotheses stand where positions do in training: [B, G, K, N] becomes one position of each, [B, K, G, 1, N].
+        # Hypotheses take the axis of positions: [B, G, K, N] becomes one position of each, [B, K, G, 1, N].
         key, value = (jnp.swapaxes(item, 1, 2)[..., None, :] for item in self.attention.keys_values(inputs, angles))
         self_key, own_key = extend_cache(self_key, key, layer, position)
         self_value, own_value = extend_cache(self_value, value, layer, position)
@@ -161,18 +161,18 @@ class DecoderLayer(nn.Module):
 class DecoderOnly(nn.Module):
     """Decoder-only language model; call its methods with `model.apply({"params": p}, ..., method="hidden")`.
 
-    Padding may stand on either side, or in between: positions count real tokens only.
+    Padding may be on either side, or in between: positions count real tokens only.
 
-    To answer prompts, run `start_cache` and give `decoding.search.generate` the last token of each to start from:
-    the first step reads it and gives the logits of the first token of the response.
+    To answer prompts, run `start_cache` and pass the last token of each prompt to `decoding.search.generate`: the first
+    step reads it and returns the logits of the first token of the response.
 
         cache = apply(tokens, mask, num_hypotheses=K, max_length=settings.max_tokens, method="start_cache")
         generate(functools.partial(apply, method="step"), cache, start_id=last_tokens(tokens, mask), ...)
 
     Attributes:
-      config: sizes, and the ways of the family.
-      rows_fit: whoever calls has seen that each row, without its padding, fits the table of learned positions; else
-        a batch with its padding must.
+      config: sizes and options of the family.
+      rows_fit: whether the caller guarantees that each row, without padding, fits the table of learned positions; if
+        False, the padded length must fit.
     """
 
     config: DecoderOnlyConfig
@@ -207,7 +207,7 @@ class DecoderOnly(nn.Module):
         return self.dropout(states.astype(c.dtype), deterministic=deterministic)
 
     def _finished(self, states: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
-        """What `output_weights` are multiplied with: E is D but for an `embedding_size`."""
+        """Applies the final norm and output projection, before `output_weights`: E is D without `embedding_size`."""
         states = self.final_norm(states) if self.config.final_norm else states
         return contract("BTD,DE->BTE", states, self.embedding_out) if self.config.embedding_size else states
 
@@ -219,7 +219,7 @@ class DecoderOnly(nn.Module):
         return rotary(positions, rates, rotation_size(c.rope_scaling))
 
     def _windows(self) -> Int[Array, " L"] | None:
-        """How far back each layer reads; None where all read everything."""
+        """Returns each layer's attention window; None if all are unlimited."""
         sizes = self.config.windows
         return jnp.array([size or jnp.iinfo(jnp.int32).max for size in sizes], jnp.int32) if sizes else None
 
@@ -230,7 +230,7 @@ class DecoderOnly(nn.Module):
     def _read(
         self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, keep: bool, deterministic: bool
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "L B G T N"], Float[Array, "L B G T N"]] | None]:
-        """States before the final norm and, if `keep`, the keys and values of every layer."""
+        """Returns states before the final norm and, if `keep`, the keys and values of every layer."""
         length = tokens.shape[1]
         self._check_length(length)
         positions = _positions(mask)
@@ -248,14 +248,14 @@ class DecoderOnly(nn.Module):
     def hidden(
         self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, deterministic: bool = True
     ) -> Float[Array, "B T D"]:
-        """Final states: state t has read `tokens[:, : t + 1]` and predicts token t + 1. Padding's mean nothing."""
+        """Returns final states: state t predicts token t + 1 from `tokens[:, : t + 1]`; meaningless at padding."""
         states, _ = self._read(tokens, mask, keep=False, deterministic=deterministic)
         return self._finished(states)
 
     def read(
         self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, deterministic: bool = True
     ) -> tuple[Float[Array, "B T D"], Float[Array, "L B G T N"], Float[Array, "L B G T N"]]:
-        """`hidden`, and the keys and values of every layer, for `read_on` and `cache_behind`."""
+        """Returns `hidden`, and the keys and values of every layer, for `read_on` and `cache_behind`."""
         states, kept = self._read(tokens, mask, keep=True, deterministic=deterministic)
         assert kept is not None
         return self._finished(states), *kept
@@ -269,7 +269,7 @@ class DecoderOnly(nn.Module):
         *,
         deterministic: bool = True,
     ) -> Float[Array, "B T D"]:
-        """Final states of `tokens` that stand behind a prompt; `key`, `value` are from `read`, `mask` was its."""
+        """Returns final states of `tokens` that follow a prompt; `key` and `value` are from `read` with `mask`."""
         batch, length = tokens.shape
         self._check_length(mask.shape[1] + length)
         positions = jnp.sum(mask.astype(jnp.int32), axis=1)[:, None] + jnp.arange(length)[None]
@@ -291,43 +291,43 @@ class DecoderOnly(nn.Module):
         return self._finished(self._scan(body, states, per_layer, both, self._angles(positions))[0])
 
     def output_weights(self) -> Float[Array, "V D"]:
-        """The matrix E of logits = hidden E^T: what a fused loss needs."""
+        """Returns the matrix E of logits = hidden E^T, for a fused loss."""
         return self.token_embedding if self.config.tie_embeddings else self.output_embedding
 
     def logits_from(
         self, hidden: Float[Array, "B T D"], table: Float[Array, "V D"] | None = None
     ) -> Float[Array, "B T V"]:
-        """Logits in float32; `table` is that of a `DecodeCache`."""
+        """Returns logits in float32; `table` is that of a `DecodeCache`."""
         weights = self.output_weights() if table is None else table
         return contract("BTD,VD->BTV", hidden, weights, result=jnp.float32)
 
     def __call__(
         self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, deterministic: bool = True
     ) -> Float[Array, "B T V"]:
-        """Logits of the token after each of `tokens`: logits[:, t] predict tokens[:, t + 1]."""
+        """Returns next-token logits: logits[:, t] predict tokens[:, t + 1]."""
         return self.logits_from(self.hidden(tokens, mask, deterministic=deterministic))
 
     def start_cache(
         self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, num_hypotheses: int, max_length: int
     ) -> PromptCache:
-        """Reads prompts but for their last tokens, once per example.
+        """Reads prompts without their last tokens, once per example.
 
         Args:
-          tokens: prompts, of at least one real token each (a row without any, a filler, gives numbers without meaning).
+          tokens: prompts, with at least one real token each (a filler row without any gives meaningless numbers).
           mask: True at real tokens.
           num_hypotheses: K continuations of each prompt.
-          max_length: of a continuation, in tokens.
+          max_length: maximum length of a continuation, in tokens.
 
         Returns:
           A cache whose first `step` must read `last_tokens(tokens, mask)`.
 
         Raises:
-          ConfigError: prompt and continuation together are longer than the table of learned positions.
+          ConfigError: if prompt and continuation together are longer than the table of learned positions.
         """
         self._check_length(tokens.shape[1] - 1 + max_length)
         _, kept = self._read(tokens, mask, keep=True, deterministic=True)
         assert kept is not None
-        # The last token is left to the first step, so that a step is all that ever gives logits.
+        # The last token is left to the first step, so that only steps compute logits.
         return self._cache(*kept, before_last(mask), num_hypotheses, max_length)
 
     def cache_behind(
@@ -339,10 +339,10 @@ class DecoderOnly(nn.Module):
         num_hypotheses: int,
         max_length: int,
     ) -> PromptCache:
-        """A cache behind a prompt that `read` has read with `mask`.
+        """Returns a cache that continues a prompt from `read` with `mask`.
 
         Raises:
-          ConfigError: as `start_cache`.
+          ConfigError: as in `start_cache`.
         """
         self._check_length(mask.shape[1] + max_length)
         return self._cache(key, value, mask, num_hypotheses, max_length)
@@ -364,7 +364,7 @@ class DecoderOnly(nn.Module):
         return cache.with_weights(layers, self.output_weights(), dtype=c.dtype, apart=apart)
 
     def step(self, tokens: Int[Array, "B K"], cache: PromptCache) -> tuple[Float[Array, "B K V"], PromptCache]:
-        """Reads one token of every hypothesis (first the prompt's last) and gives the next one's logits."""
+        """Reads one token of every hypothesis (first the prompt's last) and returns the logits of the next."""
         positions = (cache.prompt_length + cache.position)[:, None]
 
         windows, behind = self._windows(), _positions(cache.source_mask)

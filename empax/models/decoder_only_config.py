@@ -14,24 +14,24 @@ from empax.models.transformer_config import Remat, check_layers
 
 @dataclasses.dataclass(frozen=True)
 class DecoderOnlyConfig:
-    """Everything that tells one decoder-only Transformer from another.
+    """Settings of a decoder-only Transformer.
 
     Attributes:
       num_kv_heads: heads of keys and values; each serves num_heads / num_kv_heads query heads.
-      head_dim: of one head; num_heads * head_dim need not be d_model.
-      max_positions: length of the table of "learned" positions; "rope" knows no limit.
+      head_dim: width of one head; num_heads * head_dim need not be d_model.
+      max_positions: length of the table of "learned" positions; "rope" has no limit.
       position: "rope" (Su et al. 2021) or "learned".
       rope_theta: base of the rotation rates.
       position_offset: unused rows before that of the first learned position (OPT: 2).
-      rope_scaling: Llama 3.1's, one factor for all rotations, or YaRN's; None = none.
-      windows: of each layer, how many tokens back it reads, each token itself included; 0 = all. () = all of them.
-      pre_norm: norms before attention and feed-forward; False = behind, after the residual sum.
-      final_norm: a norm behind the last layer.
+      rope_scaling: Llama 3.1's, linear (one factor for all rotations), or YaRN's; None = none.
+      windows: each layer's attention window in tokens, the current token included; 0 = unlimited. () = all unlimited.
+      pre_norm: norms before attention and feed-forward; False = after the residual sum.
+      final_norm: whether a norm follows the last layer.
       attention_bias: biases of queries, keys and values, and of the output unless `attention_out_bias` says otherwise.
-      head_norm: an RMS norm of each head's queries and keys (Qwen3).
-      embedding_size: of a token, with projections between it and d_model on either side (OPT-350M); 0 = d_model.
-      dropout: of residual branches, and of what the other two leave to it.
-      attention_dropout, embedding_dropout: of attention weights, and of embeddings; None = as `dropout`.
+      head_norm: whether each head's queries and keys have an RMS norm (Qwen3).
+      embedding_size: width of a token embedding, with projections to and from d_model (OPT-350M); 0 = d_model.
+      dropout: rate for residual branches, and for the other two rates where they are None.
+      attention_dropout, embedding_dropout: rates for attention weights and for embeddings; None = `dropout`.
       attention, remat, unroll, dtype: see `models.transformer_config.TransformerConfig`.
     """
 

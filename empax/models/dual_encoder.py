@@ -1,4 +1,4 @@
-"""The retriever's model: texts pooled to vectors, by one tower for queries and keys or by one for each."""
+"""The retriever's model: texts pooled to vectors, with one shared tower or separate towers for queries and keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from empax.models.heads import masked_max, masked_mean
 from empax.models.layers import apply, gelu
 
 Pooling: TypeAlias = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken", "weightedmean"]
-"""How states become a vector, under sentence-transformers' names."""
+"""How states are pooled to a vector, with sentence-transformers' names."""
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -32,12 +32,12 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Projection:
-    """A linear layer behind the pooling.
+    """A linear layer after the pooling.
 
     Attributes:
-      features: entries of a vector behind it.
+      features: output size.
       activation: "identity", "tanh", "relu", "gelu" (by the error function), "silu" or "sigmoid".
-      use_bias: whether it adds one.
+      use_bias: whether the layer has a bias.
     """
 
     features: int
@@ -48,12 +48,12 @@ class Projection:
 def pooled(
     states: Float[Array, "B S D"], mask: Bool[Array, "B S"], pooling: Pooling, *, unpooled: int = 0
 ) -> Float[Array, "B D"]:
-    """One float32 vector of the real tokens' states; zeros for a text without tokens, but for "cls".
+    """Pools the states of real tokens to one float32 vector; zeros for a text without tokens, except for "cls".
 
-    The first `unpooled` tokens are left out; places still count from the first token.
+    The first `unpooled` positions are left out; "weightedmean" still counts positions from the first token.
 
-    Source: "mean", "cls", "max" and "mean_sqrt_len_tokens" Reimers and Gurevych 2019, Sec. 3, and their code (sum over
-    the root of the length); "weightedmean", by place, and "lasttoken" Muennighoff 2022, Sec. 4.1.
+    Source: "mean", "cls", "max" and "mean_sqrt_len_tokens" Reimers and Gurevych 2019, Sec. 3, and their code (sum
+    divided by the root of the length); "weightedmean", by position, and "lasttoken" Muennighoff 2022, Sec. 4.1.
     """
     places = jnp.arange(mask.shape[1])[None]
     first = jnp.argmax(mask, axis=1)[:, None]
@@ -75,18 +75,18 @@ def pooled(
 
 
 class DualEncoder(nn.Module):
-    """Texts to vectors whose dot product is the relevance.
+    """Encodes texts as vectors whose dot product is the relevance.
 
     Contriever: mean pooling, not normalised, shared tower (Izacard et al. 2022, Sec. 3). MiniLM: mean, normalised.
-    Parameters are the encoder's, under "encoder", and those of the projections, under "dense_0" and so on.
+    Parameters: "encoder", and "dense_0", "dense_1", … for the projections.
 
     Attributes:
       encoder: `(ids[B,S], mask[B,S], embedded=, deterministic=) -> states[B,S,D]`, a BertEncoder or a T5Encoder.
       pooling: see `pooled`.
-      normalize: to unit length, at last.
+      normalize: whether the final vector is normalised to unit length.
       projections: layers between pooling and normalisation.
-      truncate: how many entries of a vector are kept, the first ones; 0 = all. Source: Kusupati et al. 2022, Sec. 3.
-      normalize_whole: to unit length before it is cut; what is left is shorter.
+      truncate: number of leading entries of a vector to keep; 0 = all. Source: Kusupati et al. 2022, Sec. 3.
+      normalize_whole: whether the vector is normalised to unit length before truncation.
     """
 
     encoder: nn.Module
@@ -108,7 +108,7 @@ class DualEncoder(nn.Module):
     def __call__(
         self, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, unpooled: int = 0, deterministic: bool = True
     ) -> Float[Array, "B D"]:
-        """The vectors of `embed`."""
+        """Calls `embed`."""
         return self.embed(ids, mask, unpooled=unpooled, deterministic=deterministic)
 
     def embed(
@@ -120,9 +120,9 @@ class DualEncoder(nn.Module):
         unpooled: int = 0,
         deterministic: bool = True,
     ) -> Float[Array, "B D"]:
-        """One float32 vector per text; `embedded` stands for the embeddings of `ids`, which are then None.
+        """Returns one float32 vector per text; `embedded` replaces the embeddings of `ids`, which is then None.
 
-        The first `unpooled` tokens are read and not pooled: a prompt.
+        The first `unpooled` tokens are encoded but not pooled: a prompt.
         """
         options = {} if embedded is None else {"embedded": embedded}
         states = self.encoder(ids, mask, deterministic=deterministic, **options)
@@ -136,14 +136,14 @@ class DualEncoder(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Towers:
-    """Queries and keys to vectors of one space: by one tower for both, or by one for each.
+    """Encodes queries and keys into one vector space, with one shared tower or two separate towers.
 
-    Parameters: those of the one tower under "encoder", or of the two under "query_encoder" and "key_encoder".
+    Parameters: "encoder" for a shared tower, or "query_encoder" and "key_encoder".
     Source: two towers Karpukhin et al. 2020, Sec. 3.1; one Izacard et al. 2022, Sec. 3.
 
     Attributes:
-      query: reads queries.
-      key: reads keys; None = `query` reads them too.
+      query: tower for queries.
+      key: tower for keys; None = `query` encodes both.
     """
 
     query: DualEncoder
@@ -151,22 +151,22 @@ class Towers:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Where the parameters of the reader of queries are, and those of the reader of keys."""
+        """Parameter names of the query tower and of the key tower."""
         return ("encoder", "encoder") if self.key is None else ("query_encoder", "key_encoder")
 
     def init(self, rng: jax.Array, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Params:
-        """Fresh parameters; two towers begin alike if their models are alike."""
+        """Initializes parameters; two towers with equal models start with equal parameters."""
         towers = dict(zip(self.names, (self.query, self.key or self.query), strict=True))
         return {name: tower.init(rng, ids, mask)["params"] for name, tower in towers.items()}
 
     def embed_queries(
         self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
     ) -> Float[Array, "B D"]:
-        """Vectors of queries; dropout where there is an `rng`."""
+        """Returns vectors of queries, with dropout if there is an `rng`."""
         return apply(self.query, params[self.names[0]], ids, mask, rng=rng)
 
     def embed_keys(
         self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
     ) -> Float[Array, "B D"]:
-        """The same of keys."""
+        """Returns vectors of keys, with dropout if there is an `rng`."""
         return apply(self.key or self.query, params[self.names[1]], ids, mask, rng=rng)

@@ -1,4 +1,4 @@
-"""EmpRL's empathy identifiers: how strongly a response shows each communication mechanism, read in its context."""
+"""EmpRL's empathy identifiers: how strongly a response shows each communication mechanism, given its context."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _POOLINGS = {"mean": masked_mean, "max": masked_max}
 
 
 class ContextReader(nn.Module):
-    """One mechanism: the response attends to the context, is pooled and classified.
+    """Classifier for one mechanism: the response attends to the context, is pooled and classified.
 
     .. math:: l = head(pool(R + Attention(R, C, C)))
 
-    with one head of biased projections, and no norm. Source: EmpRL, Sec. III-D and Fig. 3; its paper has "max" and
-    "linear", its code "mean" and "mlp" (Linear D -> D/2, tanh, dropout, Linear -> 3).
+    The attention has one head, biased projections and no norm. Source: EmpRL, Sec. III-D and Fig. 3; the paper has
+    "max" and "linear", the code "mean" and "mlp" (Linear D -> D/2, tanh, dropout, Linear -> 3).
 
-    Departure: dropout also stands between pooling and head, since a mean over tokens averages out what it dropped.
+    Departure: dropout is also applied between pooling and head, since a mean over tokens averages out what was dropped.
 
     Attributes:
-      pooling: over the real tokens of the response.
+      pooling: pooling over the real tokens of the response.
       head: "mlp" or "linear".
-      dropout: of the attention's weights, of its sum with the response, and in the head.
-      dtype: of the attention; pooling and head are float32.
+      dropout: rate for the attention weights, for the attention's sum with the response, and in the head.
+      dtype: type of the attention; pooling and head are float32.
     """
 
     pooling: Literal["mean", "max"] = "mean"
@@ -48,7 +48,7 @@ class ContextReader(nn.Module):
         *,
         deterministic: bool,
     ) -> Float[Array, "B 3"]:
-        """Logits of the three levels, float32."""
+        """Returns the logits of the three levels, float32."""
         size = response.shape[-1]
         attention = Attention(
             d_model=size,
@@ -57,7 +57,7 @@ class ContextReader(nn.Module):
             use_bias=True,
             scale=True,
             dropout=self.dropout,
-            init_scale=3**-0.5,  # the variance of PyTorch's Linear: at first a response is read mostly by itself
+            init_scale=3**-0.5,  # the variance of PyTorch's Linear: at first the context has little weight
             dtype=self.dtype,
             name="attention",
         )
@@ -71,15 +71,15 @@ class ContextReader(nn.Module):
 
 
 class EmpathyIdentifier(nn.Module):
-    """Two encoders, and a `ContextReader` for each mechanism on top of them.
+    """Two encoders with a `ContextReader` for each mechanism on top.
 
-    Parameters: "context_encoder", "response_encoder", and one entry under the name of each mechanism. With one
-    mechanism this is one identifier of the paper; with several they share the encoders.
+    Parameters: "context_encoder", "response_encoder", and one entry named after each mechanism. With one mechanism this
+    is one identifier of the paper; several mechanisms share the encoders.
 
     Attributes:
       context_encoder, response_encoder: `(ids[B,S], mask[B,S], deterministic=) -> states[B,S,D]` (BertEncoder,
         T5Encoder); two modules, not one under two names.
-      mechanisms: their names, in the order of the logits.
+      mechanisms: names of the mechanisms, in the order of the logits.
       pooling, head, dropout, dtype: see ContextReader.
     """
 
@@ -101,7 +101,7 @@ class EmpathyIdentifier(nn.Module):
         *,
         deterministic: bool = True,
     ) -> Float[Array, "B C 3"]:
-        """One row of three logits per mechanism. A row of padding alone gives numbers without meaning, never NaN."""
+        """Returns three logits per mechanism. Rows of padding alone give meaningless numbers, never NaN."""
         contexts = self.context_encoder(context, context_mask, deterministic=deterministic)
         responses = self.response_encoder(response, response_mask, deterministic=deterministic)
         readers = [
@@ -116,9 +116,9 @@ class EmpathyIdentifier(nn.Module):
 def frame(
     ids: Int[Array, "B T"], mask: Bool[Array, "B T"], *, cls_id: int, sep_id: int
 ) -> tuple[Int[Array, "B U"], Bool[Array, "B U"]]:
-    """`[CLS] ids [SEP]` inside a compiled function: generated ids as `data.features.encode_for_bert` frames texts.
+    """Adds [CLS] and [SEP] to generated ids in a compiled function, as `data.features.encode_for_bert` does for texts.
 
-    Real ids stand on the left; the mask is False at the end-of-sequence id and behind it. U = T + 2.
+    Real ids are on the left; the mask is False from the end-of-sequence id on. U = T + 2.
     """
     columns = jnp.arange(ids.shape[1] + 2)[None]
     end = jnp.sum(mask, axis=1, keepdims=True) + 1

@@ -14,11 +14,11 @@ from empax.models.arithmetic import add_bias, contract
 from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS, Dropout, normal, over_last
 
 ConvWindow: TypeAlias = tuple[jax.Array, jax.Array]
-"""The inputs that the two convolutions of a causal `ConvFeedForward` still need."""
+"""The past inputs that the two convolutions of a causal `ConvFeedForward` need."""
 
 
 class FeedForward(nn.Module):
-    """Two projections with an activation between, gated or not.
+    """Two projections with an activation in between, gated or not.
 
     Source: Vaswani et al. 2017, Eq. 2; gated: Shazeer 2020, Eq. 6.
     """
@@ -55,12 +55,12 @@ class FeedForward(nn.Module):
 class ConvFeedForward(nn.Module):
     """Two convolutions over time, each followed by the activation and dropout.
 
-    Padding is 0 at either convolution, so that it changes no real position (ours).
+    Padding is set to 0 before each convolution, so it does not affect real positions (ours).
     Source: Lin et al. 2019 (MoEL), released code.
 
     Attributes:
       kernel: positions that one convolution reads.
-      causal: it reads the position itself and those before it; else as many on either side.
+      causal: whether it reads the current and earlier positions only; else it is centred.
     """
 
     d_model: int
@@ -98,7 +98,7 @@ class ConvFeedForward(nn.Module):
     def __call__(
         self, states: Float[Array, "B T D"], mask: Bool[Array, "#B T"], *, deterministic: bool
     ) -> Float[Array, "B T D"]:
-        """The layer on whole sequences; `mask` True = real."""
+        """Applies the layer to whole sequences; `mask` is True at real tokens."""
         before = self.kernel - 1 if self.causal else (self.kernel - 1) // 2
         around = ((0, 0), (before, self.kernel - 1 - before), (0, 0))
         for weights, offset in self.convolutions:
@@ -107,7 +107,7 @@ class ConvFeedForward(nn.Module):
         return states
 
     def step(self, states: Float[Array, "B 1 D"], window: ConvWindow) -> tuple[Float[Array, "B 1 D"], ConvWindow]:
-        """One token; `window` holds the last kernel - 1 inputs of either convolution."""
+        """Applies the layer to one token; `window` holds the last kernel - 1 inputs of each convolution."""
         kept = []
         for (weights, offset), old in zip(self.convolutions, window, strict=True):
             read = jnp.concatenate([old, states.astype(old.dtype)], axis=1)

@@ -1,4 +1,4 @@
-"""Fields of a `config.json` of Hugging Face: what must be there, what may be, and what is done here of it."""
+"""Fields of a Hugging Face `config.json`: required fields, defaults, and supported values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def preset(name: str, title: str, known: Mapping[str, T]) -> T:
-    """What stands for a preset of the models called `title`; the part of a Hub name before "/" does not count."""
+    """Looks up a preset of the models called `title`; the part of a Hub name before "/" is ignored."""
     short = name.rsplit("/", maxsplit=1)[-1]
     if short not in known:
         raise ConfigError(f"{name!r} is not a {title} preset; it is one of {', '.join(known)}.")
@@ -23,20 +23,20 @@ def _one(model: str) -> str:
 
 
 def required(fields: Mapping[str, Any], names: Mapping[str, str], model: str) -> dict[str, Any]:
-    """Fields by our names, which `names` maps to theirs; ConfigError where one is absent or null."""
+    """Returns fields by our names, which `names` maps to theirs; raises ConfigError if one is absent or null."""
     if missing := [theirs for theirs in names.values() if fields.get(theirs) is None]:
         raise ConfigError(f"{_one(model)} lacks {', '.join(missing)}.")
     return {ours: fields[theirs] for ours, theirs in names.items()}
 
 
 def field_or(fields: Mapping[str, Any], name: str, default: Any) -> Any:
-    """A field, or what Hugging Face takes where it is absent or null."""
+    """Returns a field, or Hugging Face's default if it is absent or null."""
     value = fields.get(name)
     return default if value is None else value
 
 
 def only(fields: Mapping[str, Any], allowed: Mapping[str, Any], model: str) -> None:
-    """Raises ConfigError where a field has another value than the one that is done here; absent and null pass."""
+    """Raises ConfigError if a field differs from its only supported value; absent and null pass."""
     for name, value in allowed.items():
         if field_or(fields, name, value) != value:
             raise ConfigError(
@@ -45,7 +45,7 @@ def only(fields: Mapping[str, Any], allowed: Mapping[str, Any], model: str) -> N
 
 
 def one_of(known: Mapping[str, str], value: str, what: str) -> str:
-    """What `known` has for a value; ConfigError where it is not there, which calls the field `what`."""
+    """Returns `known[value]`; for an unknown value, raises ConfigError, which calls the field `what`."""
     if value not in known:
         raise ConfigError(f"{what} = {value!r} is not supported here; it is one of {', '.join(known)}.")
     return known[value]

@@ -1,4 +1,4 @@
-"""What stands on top of an encoder: pooling and classification."""
+"""Heads on top of an encoder: pooling and classification."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from empax.models.layers import MASKED, Dropout, normal
 
 
 def masked_mean(states: Float[Array, "B S D"], mask: Bool[Array, "B S"]) -> Float[Array, "B D"]:
-    """Mean over real tokens, in float32; zeros for a row that has none."""
+    """Computes the mean over real tokens, in float32; zeros for a row without any."""
     weights = mask.astype(jnp.float32)
     total = jnp.einsum("BSD,BS->BD", states.astype(jnp.float32), weights)
     return total / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True), 1.0)
 
 
 def masked_max(states: Float[Array, "B S D"], mask: Bool[Array, "B S"]) -> Float[Array, "B D"]:
-    """Feature-wise maximum over real tokens, in float32; zeros for a row that has none."""
+    """Computes the feature-wise maximum over real tokens, in float32; zeros for a row without any."""
     highest = jnp.max(jnp.where(mask[:, :, None], states.astype(jnp.float32), MASKED), axis=1)
     return jnp.where(mask.any(axis=1, keepdims=True), highest, 0.0)
 
 
 class ClassificationHead(nn.Module):
-    """Linear classifier, or one with a hidden tanh layer.
+    """Linear classifier, optionally with a hidden tanh layer.
 
     Attributes:
       num_classes: C.
-      hidden: width of the hidden layer; None = none.
+      hidden: width of the hidden layer; None = no hidden layer.
       dropout: rate before each projection.
     """
 
@@ -38,7 +38,7 @@ class ClassificationHead(nn.Module):
 
     @nn.compact
     def __call__(self, features: Float[Array, "B D"], *, deterministic: bool = True) -> Float[Array, "B C"]:
-        """Logits, float32."""
+        """Returns the logits, float32."""
         features = Dropout(self.dropout)(features.astype(jnp.float32), deterministic=deterministic)
         if self.hidden is not None:
             size = features.shape[-1]
@@ -52,4 +52,4 @@ class ClassificationHead(nn.Module):
 
 
 EMOTION_HEAD = ClassificationHead(num_classes=len(EMOTIONS))
-"""Linear, over any encoding, one class for each of the 32 emotions."""
+"""Linear classifier of any encoding, with one class per emotion (32)."""

@@ -1,4 +1,4 @@
-"""Latent variables: drawing from a diagonal Gaussian, and the divergence of two."""
+"""Latent variables: sampling from a diagonal Gaussian, and the KL divergence between two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Gaussian: TypeAlias = tuple[Float[Array, "B L"], Float[Array, "B L"]]
 
 
 def draw(gaussian: Gaussian, rng: jax.Array | None) -> Float[Array, "B L"]:
-    """A draw through which gradients flow to mean and log-variance; the mean without an `rng`.
+    """Samples with reparameterization: gradients flow to mean and log-variance. Returns the mean without an `rng`.
 
     Source: Kingma and Welling 2014, Sec. 2.4.
     """
@@ -24,7 +24,7 @@ def draw(gaussian: Gaussian, rng: jax.Array | None) -> Float[Array, "B L"]:
 
 
 def gaussian_kl(first: Gaussian, second: Gaussian | None = None) -> Float[Array, " B"]:
-    r"""KL(first || second), summed over dimensions, in nats; without `second`, to the standard Gaussian.
+    r"""Returns KL(first || second), summed over dimensions, in nats; `second` defaults to the standard Gaussian.
 
     .. math:: \tfrac12 \sum (\log\sigma_2^2 - \log\sigma_1^2 + (\sigma_1^2 + (\mu_1 - \mu_2)^2) / \sigma_2^2 - 1)
 

@@ -1,6 +1,6 @@
-"""What every Transformer here is made of: one attention core, norms, feed-forward, positions, dropout.
+"""Building blocks of every Transformer here: attention, norms, activations, positions, dropout.
 
-Layers say how they are sharded in one table (`logical_axes`), by parameter name, so parameters stay plain arrays.
+One table gives the sharding of layers by parameter name (`logical_axes`), so parameters stay plain arrays.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from empax.models.attention_kernels import AttentionKernel, flash_attention, fus
 from empax.models.rotary import Rotary, rotate
 
 Sinusoids: TypeAlias = Literal["tensor2tensor", "paper"]
-"""Which rates `sinusoidal_positions` takes."""
+"""The rates that `sinusoidal_positions` uses."""
 
 MASKED = -1e9
-"""Logit of what may not be attended to. Not -inf: a row with nothing to attend to must give numbers, not NaN."""
+"""Logit of masked positions. Not -inf: a row with every position masked must give numbers, not NaN."""
 
 
 def gelu(values: Float[Array, "..."]) -> Float[Array, "..."]:
-    """x Phi(x), Phi being the normal distribution's. Source: Hendrycks and Gimpel 2016, Sec. 2.
+    """Returns x Phi(x), with Phi the normal distribution function. Source: Hendrycks and Gimpel 2016, Sec. 2.
 
-    By erf, as PyTorch has it: erfc, which `jax.nn.gelu` takes, costs a CPU more than twice the time. In float32 always:
-    in half precision 1 + erf would lose the small values, and erfc is off by up to 5%.
+    Uses erf, like PyTorch: erfc, which `jax.nn.gelu` uses, takes more than twice the time on a CPU. Always in float32:
+    in half precision 1 + erf would lose small values, and erfc is off by up to 5%.
     """
     wide = values.astype(jnp.float32)
     return (0.5 * wide * (1.0 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(values.dtype)
@@ -49,7 +49,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 GATED_ACTIVATIONS = {"gated-gelu": "gelu_new", "gated-silu": "silu", "gated-relu": "relu"}
 """Gated feed-forwards and the activation of their gate. T5 v1.1 calls the tanh approximation "gated-gelu"."""
 
-_KEPT = r"(/values|/scale)?$"  # a weight, or one in eight bits with its scales (models.lora.Int8)
+_KEPT = r"(/values|/scale)?$"  # a weight, or an eight-bit weight with its scales (models.lora.Int8)
 
 _LOGICAL_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(token|output)_embedding$", ("vocab", "embed")),
@@ -65,7 +65,7 @@ _LOGICAL_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"feed_forward/(wi|gate)" + _KEPT, ("embed", "mlp")),
     (r"feed_forward/wi_bias$", ("mlp",)),
     (r"feed_forward/wo" + _KEPT, ("mlp", "embed")),
-    # Adapters: of the inputs of the weight that they are on, and of its outputs.
+    # Adapters: a has the inputs of the adapted weight, b its outputs.
     (r"attention/(query|key|value)/a$", ("embed", "rank")),
     (r"attention/(query|key|value)/b$", ("rank", "heads", "head_dim")),
     (r"attention/out/a$", ("heads", "head_dim", "rank")),
@@ -84,7 +84,7 @@ _LOGICAL_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 def apply(
     module: nn.Module, params: Params, *args: Any, method: str = "__call__", rng: jax.Array | None, **kwargs: Any
 ) -> Any:
-    """`module.apply` with dropout where there is an `rng`."""
+    """Calls `module.apply`, with dropout if there is an `rng`."""
     rngs = None if rng is None else {"dropout": rng}
     return module.apply({"params": params}, *args, method=method, rngs=rngs, deterministic=rng is None, **kwargs)
 
@@ -109,7 +109,7 @@ def logical_axes(name: str, shape: tuple[int, ...]) -> tuple[str | None, ...]:
 
 
 class Dropout(nn.Module):
-    """`dropout` with the module's "dropout" key; the identity when `deterministic` or at rate 0."""
+    """Dropout with the module's "dropout" key; the identity when `deterministic` or at rate 0."""
 
     rate: float
 
@@ -144,7 +144,7 @@ class Norm(nn.Module):
 
 
 def over_last(vector: Num[Array, " D"], ndim: int) -> Num[Array, "*B D"]:
-    """`vector` as an array of `ndim` axes that broadcasts over all but the last."""
+    """Reshapes `vector` to `ndim` axes, so that it broadcasts over all but the last."""
     return vector.reshape((1,) * (ndim - 1) + vector.shape)
 
 
@@ -152,7 +152,7 @@ normal = nn.initializers.normal
 
 
 class Attention(nn.Module):
-    """Multi-head attention; self, cross and cached attention are three ways to call `attend`.
+    """Multi-head attention; self-attention, cross-attention and cached attention all call `attend`.
 
     Weights are [D, H, N], so `num_heads * head_dim` need not be `d_model`. T5 has neither biases nor the
     1/sqrt(N) scale (`scale` False). Source: Vaswani et al. 2017, Eq. 1.
@@ -161,10 +161,10 @@ class Attention(nn.Module):
     Source: Ainslie et al. 2023, Sec. 2.2.
 
     Attributes:
-      use_bias: of queries, keys and values, and of the output unless `out_bias` says otherwise.
-      head_norm_eps: epsilon of an RMS norm of each head's queries and keys before they are turned; None = no norm.
+      use_bias: whether queries, keys and values have biases, and the output unless `out_bias` says otherwise.
+      head_norm_eps: epsilon of an RMS norm of each head's queries and keys before rotation; None = no norm.
         Source: Dehghani et al. 2023, Sec. 2.1, there LayerNorm; RMS: Qwen3.
-      kernel: which program computes it.
+      kernel: the program that computes attention.
     """
 
     d_model: int
@@ -197,7 +197,7 @@ class Attention(nn.Module):
         self.weights_dropout = Dropout(self.dropout)
 
     def _projection(self, name: str, heads: tuple[int, int], factor: float = 1.0) -> tuple[Any, jax.Array | None]:
-        """Weights [D, H, N], and the bias [H, N] if there is one."""
+        """Creates the weights [D, H, N] and, with `use_bias`, the bias [H, N]."""
         weight = self.param(name, normal(self.init_scale * factor * self.d_model**-0.5), (self.d_model, *heads))
         return weight, self.param(f"{name}_bias", nn.initializers.zeros, heads) if self.use_bias else None
 
@@ -208,13 +208,13 @@ class Attention(nn.Module):
         return self._turned(contract("BTD,DHN->BTHN", states, weight), offset)
 
     def _turned(self, heads: Float[Array, "B T H N"], offset: jax.Array | None) -> Float[Array, "B H T N"]:
-        # Turned after the product: a product that writes turned takes a CPU twice as long.
+        # Transposed after the product: a product with transposed output takes twice as long on a CPU.
         if offset is not None:
             heads = add_bias(heads, offset[None, None])
         return jnp.swapaxes(heads, 1, 2)
 
     def queries(self, states: Float[Array, "B T D"], angles: Rotary | None = None) -> Float[Array, "B H T N"]:
-        """Queries, with the 1/sqrt(N) already in them; turned by `angles`, if there are any."""
+        """Returns queries, already scaled by 1/sqrt(N) if `scale`, and rotated by `angles` if given."""
         return self._finished_queries(self._project(states, self.query_weight, self.query_offset), angles)
 
     def _finished_queries(self, query: Float[Array, "B H T N"], angles: Rotary | None) -> Float[Array, "B H T N"]:
@@ -225,7 +225,7 @@ class Attention(nn.Module):
     def keys_values(
         self, states: Float[Array, "B S D"], angles: Rotary | None = None
     ) -> tuple[Float[Array, "B G S N"], Float[Array, "B G S N"]]:
-        """Keys, turned by `angles`, and values of what is attended to."""
+        """Returns the keys, rotated by `angles` if given, and values of the attended states."""
         key = self._finished_keys(self._project(states, self.key_weight, self.key_offset), angles)
         return key, self._project(states, self.value_weight, self.value_offset)
 
@@ -236,7 +236,7 @@ class Attention(nn.Module):
     def queries_keys_values(
         self, states: Float[Array, "B T D"], angles: Rotary | None = None
     ) -> tuple[Float[Array, "B H T N"], Float[Array, "B G T N"], Float[Array, "B G T N"]]:
-        """`queries` and `keys_values` of the same states; on a GPU one product, which reads the states once."""
+        """Returns `queries` and `keys_values` of the same states; on a GPU one product, which reads the states once."""
         weights = (self.query_weight, self.key_weight, self.value_weight)
         offsets = (self.query_offset, self.key_offset, self.value_offset)
         alike = all(isinstance(weight, jax.Array) and weight.shape == weights[0].shape for weight in weights)
@@ -249,8 +249,8 @@ class Attention(nn.Module):
     def _logits(
         self, query: Float[Array, "B H T N"], key: Float[Array, "B G _ _"], *, turned: bool = False
     ) -> Float[Array, "B H T S"]:
-        """Keys are [B, G, S, N], or [B, G, N, S] if `turned`."""
-        # Query heads that share a key stand side by side: a reshape turns them into more positions of one head.
+        """Returns the attention logits. Keys are [B, G, S, N], or [B, G, N, S] if `turned`."""
+        # Query heads that share a key are adjacent: a reshape turns them into more positions of one head.
         grouped = _regroup(query, key.shape[1]).astype(key.dtype)
         spec = "BHTN,BHNS->BHTS" if turned else "BHTN,BHSN->BHTS"
         return _regroup(contract(spec, grouped, key, result=jnp.float32), query.shape[1])
@@ -277,10 +277,10 @@ class Attention(nn.Module):
         turned: bool = False,
         causal: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Attends and projects out. `mask` True = may be attended to; softmax in float32.
+        """Attends and applies the output projection. `mask` is True where attention is allowed; softmax in float32.
 
-        `causal`: the mask is one of keys from which what comes later is taken away; its last row is that of keys.
-        Keys are [B, G, S, N], or [B, G, N, S] if `turned`. Keys and values may be of a wider type than the layer's.
+        `causal`: the mask is a key mask combined with the causal mask; its last row is the key mask.
+        Keys are [B, G, S, N], or [B, G, N, S] if `turned`. Keys and values may have a wider type than the layer.
         """
         dropped = not deterministic and self.dropout > 0.0
         if not turned and is_fused(
@@ -303,7 +303,7 @@ class Attention(nn.Module):
         bias: Float[Array, "#B H T S"] | None,
         turned: bool = False,
     ) -> Float[Array, "B H T S"]:
-        """Attention weights in float32, without dropout; arguments as of `attend`."""
+        """Returns attention weights in float32, without dropout; arguments as for `attend`."""
         logits = self._logits(query, key, turned=turned)
         if bias is not None:
             logits = add_bias(logits, bias)
@@ -319,7 +319,7 @@ class Attention(nn.Module):
         own: tuple[Float[Array, "B K G T N"], Float[Array, "B K G T N"]],
         own_mask: Bool[Array, " T"],
     ) -> Float[Array, "B K D"]:
-        """One query of each of K hypotheses to keys that all of them share and to its own, under one softmax."""
+        """Attends with one query per hypothesis (K) to shared keys and to its own keys, under one softmax."""
         batch, heads, num, _ = query.shape
         own_key, own_value = (item.reshape(batch * num, *item.shape[2:]) for item in own)
         own_logits = self._logits(_one_row_each(query), own_key).reshape(batch, num, heads, -1).swapaxes(1, 2)
@@ -344,7 +344,7 @@ class Attention(nn.Module):
         bias: Float[Array, "#B H T S"] | None,
         deterministic: bool,
     ) -> Float[Array, "B T D"]:
-        """Attention from `target` to `source` (the same states in self-attention)."""
+        """Attends from `target` to `source` (the same array in self-attention)."""
         parts = (
             self.queries_keys_values(target) if target is source else (self.queries(target), *self.keys_values(source))
         )
@@ -352,13 +352,13 @@ class Attention(nn.Module):
 
 
 def _regroup(values: Float[Array, "B H T N"], heads: int) -> Float[Array, "B G R N"]:
-    """The rows of all heads, H * T, dealt out to another number of heads, in order."""
+    """Reshapes the H * T rows of all heads to another number of heads, in order."""
     batch, old, length, size = values.shape
     return values.reshape(batch, heads, old * length // heads, size)
 
 
 def _one_row_each(values: Float[Array, "B H K N"]) -> Float[Array, "C H 1 N"]:
-    """Every hypothesis as an example of its own: C = B * K."""
+    """Makes every hypothesis a separate example: C = B * K."""
     batch, heads, num, size = values.shape
     return values.swapaxes(1, 2).reshape(batch * num, heads, 1, size)
 
@@ -366,9 +366,9 @@ def _one_row_each(values: Float[Array, "B H K N"]) -> Float[Array, "C H 1 N"]:
 def relative_bucket(
     distance: Int[Array, "T S"], *, bidirectional: bool, num_buckets: int, max_distance: int
 ) -> Int[Array, "T S"]:
-    """T5's bucket of `distance` = key position - query position.
+    """Returns T5's bucket of `distance` = key position - query position.
 
-    Half of the buckets are one distance each, the rest grow logarithmically up to `max_distance`.
+    Half of the buckets hold one distance each; the rest grow logarithmically up to `max_distance`.
     Source: Raffel et al. 2020, Sec. 2.1.
     """
     bucket = jnp.zeros_like(distance)
@@ -387,10 +387,10 @@ def relative_bucket(
 def sinusoidal_positions(
     positions: Int[Array, " T"], size: int, kind: Sinusoids = "tensor2tensor"
 ) -> Float[Array, "T D"]:
-    """Sines in the first half of the features, cosines in the second. Source: Vaswani et al. 2017, Sec. 3.5.
+    """Returns sines in the first half of the features, cosines in the second. Source: Vaswani et al. 2017, Sec. 3.5.
 
-    Feature i of a half turns by 10000 ** (-2i / D) radians a position ("paper"), or so that the last one turns by
-    1 / 10000 ("tensor2tensor", the authors' code). Of an odd D the last feature is a sine ("paper"), or 0.
+    Feature i of a half has a rate of 10000 ** (-2i / D) radians per position ("paper"), or rates are spaced so that the
+    last is 1 / 10000 ("tensor2tensor", the authors' code). An odd D has one more sine ("paper"), or a 0 at the end.
     """
     half = size // 2
     sines, last = (size - half, size / 2) if kind == "paper" else (half, max(half - 1, 1))

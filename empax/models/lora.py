@@ -1,4 +1,4 @@
-r"""Low-rank adapters on any model here, and frozen weights in fewer bits. No layer knows of either, but products do.
+r"""Low-rank adapters for any model here, and eight-bit frozen weights. Only products, not layers, depend on either.
 
 A weight W [*inputs, *outputs] (of one layer) becomes
 
@@ -6,11 +6,11 @@ A weight W [*inputs, *outputs] (of one layer) becomes
 
 with W frozen. Source: Hu et al. 2022, Sec. 4.1; there the product is written B A, on the transpose.
 
-Adapters are a tree of their own, and the only one that is trained. `adapt` puts them into a model's parameters as boxes
-that Flax opens where a layer reads its parameter, inside the scan over layers. Products with W and with A B are made
-apart (`arithmetic.contract`), so that neither the sum nor a gradient of W ever exists in training. One layer's floats
-of eight-bit weights exist at a time; in the backward pass that holds with `remat` alone, since otherwise what the
-forward pass read is kept for it.
+Adapters are a separate tree, the only one that is trained. `adapt` puts them into a model's parameters as boxes. Flax
+opens a box when a layer reads the parameter, inside the scan over layers. Products with W and with A B are computed
+separately (`arithmetic.contract`), so training never forms the sum or a gradient of W. Eight-bit weights are converted
+to floats one layer at a time; in the backward pass only with `remat`, since otherwise the floats of the forward pass
+are kept.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from empax.models.arithmetic import LowRankSum, dropout
 from empax.models.layers import logical_axes
 
 MAX_RANK = 1 << 14
-"""The smaller side of the largest weights of Llama 3.1 405B: adapters of that rank can be anything."""
-_LARGEST = 127  # of an int8, symmetric
+"""The smaller dimension of the largest weights of Llama 3.1 405B: adapters of this rank can be any matrix."""
+_LARGEST = 127  # largest int8, symmetric
 
 
 @dataclasses.dataclass(frozen=True)
 class LoraSettings:
-    """Which weights get adapters, and of what size.
+    """The weights that get adapters, and the adapters' size.
 
     Attributes:
-      pattern: regular expression, searched for in parameter names ("encoder/layers/attention/query"); what it finds
-        and is no weight of a matrix product (biases, norms, embeddings) stays as it is.
+      pattern: regular expression, searched for in parameter names ("encoder/layers/attention/query"); matches that are
+        not weights of a matrix product (biases, norms, embeddings) get no adapter.
       rank: r, from 1 to `MAX_RANK`.
-      alpha: the sum is W + alpha / r * A B.
-      dropout: share of a weight's inputs that its adapter does not see in a step, in [0, 1); in learning from rewards
-        there is none.
+      alpha: the adapted weight is W + alpha / r * A B.
+      dropout: share of a weight's inputs that its adapter does not see in a step, in [0, 1); there is no dropout in
+        reinforcement learning.
       int8: keep the frozen weights of matrix products in eight bits (QLoRA's idea, Dettmers et al. 2023, with plain
         symmetric integers).
     """
@@ -73,7 +73,7 @@ class LoraSettings:
 
 
 class _Box(meta.AxisMetadata):
-    """A parameter that is made where it is read. Scans slice its arrays along their first axis like any other."""
+    """A parameter that is computed when it is read. Scans slice its arrays along their first axis."""
 
     def replace_boxed(self, val: Any) -> Any:
         return val
@@ -89,9 +89,9 @@ class _Box(meta.AxisMetadata):
 
 @flax.struct.dataclass
 class Int8(_Box):
-    """A weight in eight bits with one scale for each output, W = values * scale.
+    """A weight in eight bits with one scale per output, W = values * scale.
 
-    The fields are arrays, but annotated Any: JAX also builds pytrees of shardings and placeholders.
+    The fields are arrays, annotated Any since JAX also builds pytrees of shardings and placeholders.
     """
 
     values: Any  # int8, the weight's shape
@@ -114,47 +114,47 @@ class LowRank(_Box):
         return LowRankSum(_open(self.base), self.a, self.b, self.factor)
 
     def summed(self) -> Float[Array, "..."]:
-        """The sum as one matrix, in the weight's type."""
+        """Returns the sum as one matrix, in the weight's type."""
         base = _open(self.base)
-        # Small, and summed in full precision: tensor cores would round it.
+        # The product is small; in full precision, since tensor cores would round it.
         product = jnp.tensordot(self.a, self.b, axes=1, precision=jax.lax.Precision.HIGHEST)
         return (base.astype(product.dtype) + self.factor * product).astype(base.dtype)
 
 
 class _Axes(NamedTuple):
-    """How the axes of a weight lie: a stack of layers or not, how many axes are inputs."""
+    """Layout of a weight's axes: whether layers are stacked, and the number of input axes."""
 
     stacked: bool
     inputs: int
 
 
 def _axes(name: str, shape: tuple[int, ...]) -> _Axes | None:
-    """None for whatever is not the weight of a matrix product."""
+    """Returns the layout of a weight of a matrix product, None for any other parameter."""
     axes = logical_axes(name, shape)
     stacked = axes[:1] == ("layers",)
     axes = axes[1:] if stacked else axes
     if len(axes) < 2 or None in axes or "vocab" in axes or name.endswith("_bias"):  # a bias of heads has two axes
         return None
-    # [heads, head_dim, embed] is the one kind with two axes of inputs.
+    # [heads, head_dim, embed] is the only kind with two input axes.
     return _Axes(stacked, 2 if len(axes) == 3 and axes[0] != "embed" else 1)
 
 
 def _sides(shape: tuple[int, ...], axes: _Axes) -> tuple[int, int]:
-    """How many numbers a matrix takes in and gives out, of one layer."""
+    """Returns the input and output size of one layer's matrix."""
     shape = shape[int(axes.stacked) :]
     return math.prod(shape[: axes.inputs]), math.prod(shape[axes.inputs :])
 
 
 def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Params:
-    """Adapters for `base`, parameters or their shapes; as B is zero, they change nothing yet.
+    """Initializes adapters for `base`, parameters or their shapes; with B zero, they do not change the model.
 
     A is normal with variance 1 / inputs.
 
     Returns:
-      A tree like `base` with {"a", "b"} in place of every adapted weight, and nothing else.
+      A tree like `base`, of adapted weights alone, with {"a", "b"} in place of each.
 
     Raises:
-      ConfigError: the pattern finds no weight of a matrix product, or the rank is more than any that it finds can use.
+      ConfigError: if the pattern matches no weight of a matrix product, or the rank is too high for all matches.
     """
     found = {
         name: (leaf.shape, axes)
@@ -173,7 +173,7 @@ def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Param
             f"rank = {settings.rank} is more than {most}, the smaller side of the largest weight that pattern = "
             f"{settings.pattern!r} finds, with which adapters can be anything; take a lower one."
         )
-    # Each has a key of its own; those of one shape are drawn together, since every draw compiles for a while.
+    # Each adapter has its own key; adapters of one shape are drawn together, since every draw takes time to compile.
     alike: dict[tuple[int, ...], list[int]] = {}
     parts: list[tuple[tuple[int, ...], ...]] = []
     for number, (shape, axes) in enumerate(found.values()):
@@ -192,15 +192,15 @@ def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Param
 
 
 def adapt(base: Params, adapters: Params, settings: LoraSettings, rng: jax.Array | None = None) -> Params:
-    """`base` with the adapters in it: what a model is applied to.
+    """Returns `base` with the adapters in it, the parameters for `model.apply`.
 
-    Departure: dropout takes away inputs of an adapter for a whole step, one choice for each layer, where Hu et al.
-    choose anew for each token; so adapted weights stay one matrix each. Without an `rng` there is none.
+    Departure: dropout removes inputs of an adapter for a whole step, one draw per layer, where Hu et al. draw for each
+    token; so each adapted weight stays one matrix. Without an `rng` there is no dropout.
 
     `base` is plain or from `quantize` and `lower`; no gradient flows to an adapted weight.
 
     Raises:
-      ConfigError: the adapters are those of another model.
+      ConfigError: if the adapters are for another model.
     """
     pairs: dict[str, dict[str, Any]] = {}
     for name, leaf in named_leaves(adapters).items():
@@ -229,15 +229,15 @@ def adapt(base: Params, adapters: Params, settings: LoraSettings, rng: jax.Array
 def stacked(
     first: Params, second: Params, settings: LoraSettings, other: LoraSettings, base: Params
 ) -> tuple[Params, LoraSettings]:
-    r"""Adapters that do what two sets of them do together, and their settings.
+    r"""Combines two sets of adapters into one, and returns it with its settings.
 
     .. math:: f_1 A_1 B_1 + f_2 A_2 B_2 = [f_1 A_1, f_2 A_2] [B_1; B_2], \quad f_i = \alpha_i / r_i
 
     Args:
-      first: adapters; where one set adapts nothing, it counts as zeros.
-      second: those that were trained on the sum of `base` and `first`.
-      settings: of `first`.
-      other: of `second`; the result has their pattern and dropout.
+      first: adapters; a weight that only one set adapts has zeros in the other.
+      second: adapters trained on the sum of `base` and `first`.
+      settings: settings of `first`.
+      other: settings of `second`; the result has their pattern and dropout.
       base: parameters of the model, or their shapes.
     """
     adapters: dict[str, Any] = {}
@@ -258,7 +258,7 @@ def stacked(
 
 
 def merge(base: Params, adapters: Params, settings: LoraSettings) -> Params:
-    """Plain parameters with W + alpha / r * A B in place of every adapted weight, and floats in place of eight bits."""
+    """Returns plain parameters: W + alpha / r * A B for every adapted weight, and floats for eight-bit weights."""
     adapted = adapt(base, adapters, settings)
     named = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(adapted, is_leaf=_is_box)}
     merged: dict[str, Any] = {}
@@ -272,7 +272,7 @@ def merge(base: Params, adapters: Params, settings: LoraSettings) -> Params:
 
 
 def quantize(base: Params) -> Params:
-    """`base` with every weight of a matrix product in eight bits, to nearest; all else stays as it is.
+    """Quantizes every weight of a matrix product to eight bits, to nearest; other parameters are unchanged.
 
     The largest weight of each output becomes ±127, so no weight is off by more than 1/254 of it.
     """
@@ -284,26 +284,26 @@ def quantize(base: Params) -> Params:
         first = int(axes.stacked)
         over = tuple(range(first, first + axes.inputs))
         scale = jnp.max(jnp.abs(leaf), axis=over, keepdims=True).astype(jnp.float32) / _LARGEST
-        scale = jnp.where(scale == 0.0, 1.0, scale)  # an output that is nothing but zeros
+        scale = jnp.where(scale == 0.0, 1.0, scale)  # an output with only zeros
         return Int8(jnp.round(leaf / scale).astype(jnp.int8), scale)
 
     return map_named(put, base)
 
 
 def lower(params: Params, dtype: DTypeLike) -> Params:
-    """`params` that nothing trains, in `dtype` as far as a pretrained model that computes in it rounds them anyway.
+    """Converts frozen `params` to `dtype`, where the model would round them to it anyway.
 
-    Those are the weights of matrix products and the embeddings; not norms, biases and whatever is summed in float32
-    first, such as tokens and positions. So the model gives the same numbers, for half of the memory, and need not round
-    its weights anew in every layer of every step.
+    This covers the weights of matrix products and the embeddings, but not norms, biases and parameters that are summed
+    in float32 first, such as tokens and positions. So the model gives the same numbers with half of the memory, and
+    does not round its weights again in every layer of every step.
 
     Args:
-      params: of a pretrained model, plain or from `quantize`, whose eight bits stay as they are.
-      dtype: of the arithmetic; float32 changes nothing.
+      params: parameters of a pretrained model, plain or from `quantize`; eight-bit weights are unchanged.
+      dtype: type of the computation; float32 changes nothing.
     """
     dtype = jnp.dtype(dtype)
     leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_box)
-    # BART's kin, known by the bias of their logits, sum tokens and positions also where those are sines.
+    # BART and related models, recognized by their output bias, sum tokens with positions even if these are sinusoidal.
     if any(path_name(path).endswith(("position_embedding", "output_bias")) for path, _ in leaves):
         embeddings = r"(^|/)output_embedding$"
     else:

@@ -1,4 +1,4 @@
-"""Attention of a decoder to more than its source: facts, exemplars, concepts."""
+"""Attention of a decoder to memories in addition to its source: facts, exemplars, concepts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from empax.models.transformer_config import TransformerConfig
 
 @flax.struct.dataclass
 class Memory:
-    """Something beside the source that decoder layers attend to: facts, exemplars, concepts.
+    """States that decoder layers attend to in addition to the source: facts, exemplars, concepts.
 
-    An example whose mask is False throughout has no memory, and its states pass unchanged.
+    An example whose mask is all False has no memory, and its states pass unchanged.
     """
 
     states: Any  # [B, M, D]
@@ -28,7 +28,7 @@ class Memory:
 
 
 Memories: TypeAlias = Mapping[str, Memory]
-"""By the names that `TransformerConfig.memories` gives."""
+"""Memories by the names in `TransformerConfig.memories`."""
 
 
 class MemoryAttention(nn.Module):
@@ -36,9 +36,9 @@ class MemoryAttention(nn.Module):
 
     .. math:: g a,\quad g = \mathrm{sigmoid}(w [x; a] + b)
 
-    with a the attention's result for the state x; `memory_gate="none"` leaves g out.
+    with a the attention output for the state x; `memory_gate="none"` leaves g out.
 
-    Source: NEC, Eq. 8, for the attention. Its released code adds a gate for each position; what the gate reads is ours.
+    Source: NEC, Eq. 8, for the attention. Its released code adds a gate per position; the gate's inputs are ours.
     """
 
     config: TransformerConfig
@@ -51,7 +51,7 @@ class MemoryAttention(nn.Module):
             self.gate_bias = self.param("gate_bias", nn.initializers.zeros, ())
 
     def keys_values(self, states: Float[Array, "B M D"]) -> tuple[Float[Array, "B H N M"], Float[Array, "B H M N"]]:
-        """As the cache has them."""
+        """Returns keys and values in the layout of the cache."""
         key, value = self.attention.keys_values(states)
         return jnp.swapaxes(key, -2, -1), value
 
@@ -64,7 +64,7 @@ class MemoryAttention(nn.Module):
         *,
         deterministic: bool,
     ) -> Float[Array, "B T D"]:
-        """What `states` read, gated; before dropout and residual."""
+        """Returns the gated attention output, before dropout and residual."""
         read = self.attention.attend(
             self.attention.queries(states),
             key,
@@ -82,7 +82,7 @@ class MemoryAttention(nn.Module):
 
 
 class SingleMemory(nn.Module):
-    """A memory of one state: whatever the query, what is read of it is that state times a matrix."""
+    """A memory of one state: for any query, the output is that state times a matrix."""
 
     config: TransformerConfig
 
@@ -91,11 +91,11 @@ class SingleMemory(nn.Module):
         self.out = self.param("out", normal(c.init_scale * c.d_model**-0.5), (c.d_model, c.d_model))
 
     def norm(self, states: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """No norm: no query is made of the states."""
+        """Returns `states` unchanged, since no query is computed from them."""
         return states
 
     def keys_values(self, states: Float[Array, "B 1 D"]) -> tuple[Float[Array, "B 1 D"], Float[Array, "B 1 D"]]:
-        """What is read, twice, as a cache has pairs."""
+        """Returns the output twice, since a cache holds pairs."""
         value = contract("BMD,DE->BME", states, self.out)
         return value, value
 
@@ -108,5 +108,5 @@ class SingleMemory(nn.Module):
         *,
         deterministic: bool,
     ) -> Float[Array, "B T D"]:
-        """As of `MemoryAttention`."""
+        """Returns the output for every state; arguments as for `MemoryAttention`."""
         return jnp.broadcast_to(value, states.shape)

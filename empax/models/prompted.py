@@ -1,7 +1,7 @@
-"""A decoder-only model in the role of an encoder-decoder: the prompt is its source, the response its target.
+"""A decoder-only model with the interface of an encoder-decoder: the prompt is the source, the response the target.
 
-`encode` reads the prompt once and keeps every layer's keys and values; `decode` and `step` read on from there. So the
-tasks of a system take either kind of generator, and the loss is on the response alone.
+`encode` reads the prompt once and keeps every layer's keys and values; `decode` and `step` continue from there. So the
+tasks of a system accept either kind of generator, and the loss covers the response alone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from empax.models.fusion_in_decoder import Around
 
 @flax.struct.dataclass
 class PromptStates:
-    """A prompt that has been read; F tokens of prefix stand before its S own.
+    """An encoded prompt: F tokens of prefix, then S tokens of source.
 
-    The fields are arrays, but annotated Any: JAX also builds pytrees of specs, axes and placeholders.
+    The fields are arrays, annotated Any since JAX also builds pytrees of specs, axes and placeholders.
     """
 
-    hidden: Any  # [B, S, D], final states of the prompt's own tokens
+    hidden: Any  # [B, S, D], final states of the source tokens
     key: Any  # [L, B, G, F + S, N]
     value: Any  # [L, B, G, F + S, N]
     start: Any  # [B], the prompt's last token, which predicts the first of the response
@@ -35,9 +35,9 @@ class PromptedDecoder(Around):
     """`model` with the methods of `EncoderDecoder`.
 
     Attributes:
-      prefix: F ids in front of every source, the beginning of a chat and its instruction.
-      start_id: the prompt's last token, the same for all; it predicts the first token of the response. None: the last
-        token of each source, which then has at least one.
+      prefix: F ids before every source: the beginning of a chat and its instruction.
+      start_id: the prompt's last token, the same for all examples; it predicts the first token of the response. None:
+        the last token of each source, which then needs at least one.
     """
 
     model: DecoderOnly
@@ -46,7 +46,7 @@ class PromptedDecoder(Around):
 
     @nn.nowrap
     def _with_prefix(self, mask: Bool[Array, "B S"]) -> Bool[Array, "B R"]:
-        """Which tokens the cache holds: the prefix and the source, but not the start."""
+        """Returns the mask of the cached tokens: the prefix and the source, without the start token."""
         if self.start_id is None:
             mask = before_last(mask)
         return jnp.concatenate([jnp.ones((mask.shape[0], len(self.prefix)), bool), mask], axis=1)
@@ -54,7 +54,7 @@ class PromptedDecoder(Around):
     def encode(
         self, source: Int[Array, "B S"], source_mask: Bool[Array, "B S"], *, deterministic: bool = True
     ) -> PromptStates:
-        """Reads prefix and source. Padding may stand anywhere: positions count real tokens."""
+        """Reads prefix and source. Padding may be anywhere: positions count real tokens."""
         prefix = jnp.broadcast_to(jnp.array(self.prefix, jnp.int32)[None], (source.shape[0], len(self.prefix)))
         tokens = jnp.concatenate([prefix, source], axis=1)
         hidden, key, value = self.model.read(tokens, self._with_prefix(source_mask), deterministic=deterministic)
@@ -72,7 +72,7 @@ class PromptedDecoder(Around):
         *,
         deterministic: bool = True,
     ) -> Float[Array, "B T D"]:
-        """Teacher-forced states: state t predicts `target[:, t]`."""
+        """Returns teacher-forced states: state t predicts `target[:, t]`."""
         shifted = jnp.concatenate([states.start[:, None], target[:, :-1]], axis=1)
         prompt = (states.key, states.value, self._with_prefix(states_mask))
         return self.model.read_on(shifted, *prompt, deterministic=deterministic)
@@ -80,7 +80,7 @@ class PromptedDecoder(Around):
     def start_cache(
         self, states: PromptStates, states_mask: Bool[Array, "B ..."], *, num_hypotheses: int, max_length: int
     ) -> PromptCache:
-        """A cache behind the prompt, whose keys and values stand once per example; the first step reads `start_id`."""
+        """Returns a cache that continues the prompt, stored once per example; the first step reads `states.start`."""
         mask = self._with_prefix(states_mask)
         return self.model.cache_behind(
             states.key, states.value, mask, num_hypotheses=num_hypotheses, max_length=max_length
@@ -88,9 +88,9 @@ class PromptedDecoder(Around):
 
 
 class FusionInPrompt(PromptedDecoder):
-    """A prompted model with K exemplars per example, read one after the other and then the context.
+    """A prompted model with K exemplars per example: it reads the exemplars in order, then the context.
 
-    Sources are [B, K, S], each an exemplar in its first `split` columns and the context, the same in each, behind.
+    Sources are [B, K, S]: an exemplar in the first `split` columns, followed by the context, the same in each row.
     """
 
     split: int = 0
@@ -101,12 +101,12 @@ class FusionInPrompt(PromptedDecoder):
 
     @nn.nowrap
     def states_mask(self, source_mask: Bool[Array, "B ..."]) -> Bool[Array, "B R"]:
-        """Which states are of real tokens; a flat mask stays as it is."""
+        """Returns the mask of the prompt's real tokens; a flat mask is returned unchanged."""
         return source_mask if source_mask.ndim == 2 else self._joined(source_mask, source_mask)
 
     @nn.nowrap
     def _joined(self, source: Array, mask: Bool[Array, "B K S"]) -> Array:
-        """[B, K * split + (S - split)]: all exemplars, then the context of the first row that has one."""
+        """Returns [B, K * split + (S - split)]: all exemplars, then the context of the first row that has one."""
         batch, passages, _ = source.shape
         row = jnp.argmax(mask[:, :, self.split :].any(axis=2), axis=1)
         context = jnp.take_along_axis(source, row[:, None, None], axis=1)[:, 0, self.split :]
@@ -121,5 +121,5 @@ class FusionInPrompt(PromptedDecoder):
 
 
 def pooled_states(states: Any) -> jax.Array:
-    """What heads pool over: the states themselves, or a prompt's final ones."""
+    """Returns the states that heads pool over: `states` itself, or the final states of a prompt."""
     return states.hidden if isinstance(states, PromptStates) else states

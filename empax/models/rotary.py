@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys turned by angles that grow with the position."""
+"""Rotary position embeddings: queries and keys are rotated by angles that grow with the position."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Rotary: TypeAlias = tuple[Float[Array, "B P M"], Float[Array, "B P M"]]
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3.1's stretching of slow rotations, for contexts longer than those of pretraining.
+    """Llama 3.1's scaling of slow rotations, for contexts longer than in pretraining.
 
     Source: the released configurations of Llama 3.1, 3.2 and 3.3 ("rope_type": "llama3").
 
     Attributes:
-      factor: by how much rotations slower than `low_freq_factor` are slowed further; at least 1.
-      low_freq_factor: full turns within `original_positions` up to which a rotation is slow.
-      high_freq_factor: full turns from which it stays as it is; in between the two are mixed.
-      original_positions: context length of pretraining, tokens.
+      factor: divisor of the rates of slow rotations; at least 1.
+      low_freq_factor: a rotation with up to this many full turns within `original_positions` is slow.
+      high_freq_factor: a rotation with at least this many full turns is unchanged; in between, the rates are mixed.
+      original_positions: context length of pretraining, in tokens.
     """
 
     factor: float
@@ -45,12 +45,12 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class LinearScaling:
-    """Positions divided by one factor, so that a context longer than that of pretraining has known positions.
+    """Positions divided by one factor, so that a longer context maps to the positions of pretraining.
 
     Source: Chen et al. 2023, "Extending Context Window of Large Language Models via Positional Interpolation", Eq. 4.
 
     Attributes:
-      factor: by how much each rotation is slowed; at least 1.
+      factor: divisor of every rotation rate; at least 1.
     """
 
     factor: float
@@ -61,18 +61,18 @@ class LinearScaling:
 
 @dataclasses.dataclass(frozen=True)
 class YarnScaling:
-    """Slow rotations slowed by a factor and fast ones kept, with a ramp between, and sharper attention.
+    """YaRN: slow rotations divided by a factor, fast ones kept, a ramp in between, and sharper attention.
 
     Source: Peng et al. 2024, "YaRN: Efficient Context Window Extension of Large Language Models", Sec. 3.2 and 3.4; the
-    ramp over numbers of features is the released code's.
+    ramp over feature indices is from the released code.
 
     Attributes:
-      factor: by how much slow rotations are slowed further; at least 1.
-      original_positions: context length of pretraining, tokens.
-      attention_factor: what queries and keys are multiplied by; None = 0.1 ln(factor) + 1 (Eq. 22).
-      beta_fast, beta_slow: full turns within `original_positions` from which a rotation is kept, and up to which it is
-        slowed by the whole factor.
-      truncate: whether the ramp begins and ends at whole features.
+      factor: divisor of the rates of slow rotations; at least 1.
+      original_positions: context length of pretraining, in tokens.
+      attention_factor: factor on queries and keys; None = 0.1 ln(factor) + 1 (Eq. 22).
+      beta_fast, beta_slow: a rotation with at least `beta_fast` full turns within `original_positions` is kept; one
+        with at most `beta_slow` is divided by the whole factor.
+      truncate: whether the ramp starts and ends at whole feature indices.
     """
 
     factor: float
@@ -101,7 +101,7 @@ class YarnScaling:
         return rates * (slow / self.factor + 1.0 - slow)
 
     def _feature(self, turns: float, pairs: int, theta: float) -> float:
-        """The pair of features that makes so many full turns within the context of pretraining."""
+        """Returns the index of the feature pair with this many full turns within the context of pretraining."""
         return pairs * math.log(self.original_positions / (turns * 2 * math.pi)) / math.log(theta)
 
 
@@ -115,18 +115,18 @@ AnyScaling: TypeAlias = RopeScaling | LinearScaling | YarnScaling
 
 
 def rotation_size(scaling: AnyScaling | None) -> float:
-    """What `rotary` multiplies cosines and sines by."""
+    """Returns the factor that `rotary` applies to cosines and sines."""
     if not isinstance(scaling, YarnScaling):
         return 1.0
     return 0.1 * math.log(scaling.factor) + 1.0 if scaling.attention_factor is None else scaling.attention_factor
 
 
 def rotation_rates(head_dim: int, theta: float, scaling: AnyScaling | None) -> Float[np.ndarray, " M"]:
-    """Radians by which each pair of features turns from one position to the next.
+    """Returns the rotation of each feature pair from one position to the next, in radians.
 
     Args:
-      head_dim: N, even; feature m makes a pair with feature m + N/2.
-      theta: the slowest pair turns about 1 / theta.
+      head_dim: N, even; features m and m + N/2 form a pair.
+      theta: base of the rates; the slowest pair rotates by about 1 / theta.
       scaling: None = as Su et al. 2021, Sec. 3.2.2.
     """
     rates = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
@@ -143,13 +143,13 @@ def rotation_rates(head_dim: int, theta: float, scaling: AnyScaling | None) -> F
 
 
 def rotary(positions: Int[Array, "B P"], rates: Float[np.ndarray, " M"], size: float = 1.0) -> Rotary:
-    """Cosines and sines of `positions` times `rates`, both times `size`."""
+    """Returns cosines and sines of `positions` times `rates`, both times `size`."""
     angles = positions.astype(jnp.float32)[:, :, None] * jnp.asarray(rates)[None, None, :]
     return jnp.cos(angles) * size, jnp.sin(angles) * size
 
 
 def rotate(heads: Float[Array, "B H T N"], angles: Rotary) -> Float[Array, "B H T N"]:
-    """Turns the pair (m, m + N/2) of each head's features by its angle; computed in float32."""
+    """Rotates the pair (m, m + N/2) of each head's features by its angle; computed in float32."""
     cos, sin = (table[:, None, :, :] for table in angles)
     first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -1,6 +1,6 @@
-"""Layers whose parameters are stacked, [L, ...], and scanned over, so that compile time does not grow with depth.
+"""Scans over layers with stacked parameters, [L, ...], so that compile time does not grow with depth.
 
-In decoding they read and extend one cache.
+In decoding, the layers read and extend one cache.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from empax.models.transformer_config import Remat
 
 @flax.struct.dataclass
 class DecodeCache:
-    """What decoding remembers. Cross keys and values stand once per example, not once per hypothesis.
+    """Cache of decoding. Cross keys and values are stored once per example, not once per hypothesis.
 
-    Cross keys are turned to what a matrix product reads fastest, since every step multiplies with them.
+    Cross keys are stored in the layout that a matrix product reads fastest, since every step multiplies with them.
 
-    `weights` are the layers' and `table` that of the logits, in the type of the arithmetic: a loop over tokens would
-    convert all of them for every token. Where the scan over layers is unrolled, `weights` holds each layer's own, and
-    cross keys and values are tuples of L arrays: such a loop would copy, for every token, what it cuts from a stack.
+    `weights` of the layers and `table` of the logits are in the type of the computation; else a loop over tokens would
+    convert them for every token. If the scan over layers is unrolled, `weights`, cross keys and cross values are tuples
+    with one entry per layer; else the loop would copy each layer's slice of a stack for every token.
     """
 
     self_key: Any  # [L, B, K, H, T, N], of `cache_dtype`
@@ -39,19 +39,18 @@ class DecodeCache:
     cross_key: Any  # [L, B, H, N, S]
     cross_value: Any  # [L, B, H, S, N]
     source_mask: Any  # [B, S] bool
-    position: Any  # [] int32, how many tokens have been read
-    weights: Any = flax.struct.field(default=None, kw_only=True)  # stacked, or one of each layer; None = the model's
+    position: Any  # [] int32, number of tokens read so far
+    weights: Any = flax.struct.field(default=None, kw_only=True)  # stacked, or one per layer; None = the model's
     table: Any = flax.struct.field(default=None, kw_only=True)  # [V, D]; None = the model's
-    # By name (keys, values, mask), the first two as those of the source.
+    # (keys, values, mask) by name, the first two in the layout of the source's.
     memories: Any = flax.struct.field(default_factory=dict, kw_only=True)
     windows: Any = flax.struct.field(default=None, kw_only=True)  # a ConvWindow, [L, B, K, W, D] and [L, B, K, W, F]
-    start: Any = flax.struct.field(default=None, kw_only=True)  # [B, D]: what stands for the start token
+    start: Any = flax.struct.field(default=None, kw_only=True)  # [B, D]: replaces the start token's embedding
 
     def with_weights(self, weights: Params, table: Any, *, dtype: DTypeLike, apart: bool) -> Any:
-        """The same with what every step multiplies with, converted once; a CPU gains nothing by that.
+        """Returns the cache with weights converted once for all steps; a CPU does not benefit.
 
-        `weights` are the scanned layers' parameters, `table` is that of the logits. `apart`: each layer's part of what
-        is stacked for itself.
+        `weights` are the scanned layers' parameters, `table` is that of the logits. `apart`: split stacks by layer.
         """
         if jnp.dtype(dtype) == jnp.float32 or backend() == "cpu":
             return self._cut(weights) if apart else self
@@ -69,7 +68,7 @@ class DecodeCache:
         return self.replace(weights=apart(weights), **cross)  # type: ignore[attr-defined]
 
     def reorder(self, parents: Int[Array, "B K"]) -> DecodeCache:
-        """Makes hypothesis k a continuation of `parents[b, k]`; only what each hypothesis has of its own moves."""
+        """Makes hypothesis k a continuation of `parents[b, k]`; only arrays stored per hypothesis are reordered."""
         rows = jnp.arange(parents.shape[0])[:, None]
         return self.replace(  # type: ignore[attr-defined]
             self_key=self.self_key[:, rows, parents],
@@ -78,7 +77,7 @@ class DecodeCache:
         )
 
     def take(self, rows: Int[Array, " R"]) -> Any:
-        """The same of these examples alone."""
+        """Returns the cache of these examples alone."""
         apart = isinstance(self.cross_key, tuple)
 
         def of(stacked: Any) -> Any:
@@ -100,14 +99,14 @@ _FACTOR = re.compile(r"(attention/(query|key|value|out)|feed_forward/(wi|gate|wo
 
 
 def _is_factor(name: str, leaf: Array) -> bool:
-    """Whether a parameter is a factor of `contract`, which converts it, and nothing else."""
+    """Whether a parameter is used only as a factor of `contract`, which converts it."""
     return leaf.dtype == jnp.float32 and _FACTOR.search(name) is not None
 
 
 def cache_dtype(dtype: DTypeLike) -> DTypeLike:
-    """The type to keep hypotheses' own keys and values in; they hold numbers of `dtype` all the same.
+    """Returns the storage type of hypotheses' own keys and values; the values are still rounded to `dtype`.
 
-    XLA has no update of a half-precision slice for CPUs: it would convert the whole cache there and back, every token.
+    On a CPU, XLA cannot update a half-precision slice in place: it would convert the whole cache and back every token.
     """
     return jnp.float32 if backend() == "cpu" else dtype
 
@@ -115,7 +114,7 @@ def cache_dtype(dtype: DTypeLike) -> DTypeLike:
 def extend_cache(
     cache: Float[Array, "L B K H T N"], item: Float[Array, "B K H 1 N"], layer: Int[Array, ""], position: Int[Array, ""]
 ) -> tuple[Float[Array, "L B K H T N"], Float[Array, "B K H T N"]]:
-    """Puts `item` into `layer` at `position`; gives the cache of all layers and that of this one."""
+    """Writes `item` to `layer` at `position`; returns the cache of all layers and that of this layer."""
     # Written in place in the loop's carry: no other part of the cache is copied.
     start = (layer, 0, 0, 0, position, 0)
     cache = jax.lax.dynamic_update_slice(cache, item[None].astype(cache.dtype), start)
@@ -132,7 +131,7 @@ def scan_layers(
         split_rngs={"params": True, "dropout": True},
         in_axes=(0, *(nn.broadcast,) * len(shared)),  # type: ignore[arg-type]
         length=length,
-        # Parameters do not depend on it, and what is computed beside them is thrown away.
+        # Parameters do not depend on it, and the outputs of initialization are discarded.
         unroll=1 if layers.is_initializing() else min(unroll, length),
     )
     return scanned(layers, carry, per_layer, *shared)
@@ -141,10 +140,10 @@ def scan_layers(
 def step_layers(
     function: Any, layers: nn.Module, carry: Any, cache: DecodeCache, *shared: Any, length: int, unroll: int
 ) -> Any:
-    """Takes one token through all layers by `function(layer, carry, per_layer, *shared)`.
+    """Passes one token through all layers by `function(layer, carry, per_layer, *shared)`; returns the last carry.
 
-    `per_layer` is the layer's number, its cross keys and values, and by name those of its memories.
-    A scan, or a plain loop where the cache has each layer's weights for itself. Gives the last carry.
+    `per_layer` is the layer's index, its cross keys and values, and those of its memories by name.
+    Uses a scan, or a Python loop if the cache holds weights split by layer.
     """
     memories = {name: (key, value) for name, (key, value, _) in cache.memories.items()}
     if cache.weights is None:
@@ -166,11 +165,11 @@ def step_layers(
 
 
 def rematerialized(function: Any, remat: Remat) -> Any:
-    """The body of `scan_layers` with less kept for the backward pass, and more computed again there.
+    """Wraps the body of `scan_layers` so that the backward pass keeps less and recomputes more.
 
-    "none" keeps everything, "full" what enters a layer alone (a third more time), "minimal" also every product with a
-    weight matrix, so that attention's weights and what is done element by element are computed again and no more. The
-    names are t5x's.
+    "none" keeps everything. "full" keeps only the inputs of each layer (a third more time). "minimal" also keeps every
+    product with a weight matrix, so only attention weights and elementwise operations are recomputed. The names are
+    t5x's.
     """
     if remat == "none":
         return function

@@ -1,4 +1,4 @@
-"""One Transformer layer, and the stack of them that is an encoder or a decoder."""
+"""A Transformer layer, and the stack of layers that forms an encoder or a decoder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from empax.models.transformer_config import TransformerConfig
 
 
 class Past(NamedTuple):
-    """What hypotheses remember of their own tokens, in all layers."""
+    """Cached keys, values and convolution inputs of the hypotheses' own tokens, in all layers."""
 
     key: Float[Array, "L B K H T N"]
     value: Float[Array, "L B K H T N"]
@@ -29,13 +29,13 @@ class Past(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """What a layer reads for one token, beside the hypotheses' states and past.
+    """Inputs of a layer for one token, in addition to the hypotheses' states and past.
 
     Attributes:
-      layer: its number.
+      layer: index of the layer.
       cross: keys and values of the source.
       memories: keys, values and mask, by name.
-      position: how many tokens have been read.
+      position: number of tokens read so far.
     """
 
     layer: Int[Array, ""]
@@ -47,7 +47,7 @@ class StepInputs(NamedTuple):
 
 
 class Layer(nn.Module):
-    """Self-attention, in a decoder attention to the source and to memories, feed-forward; pre- or post-norm."""
+    """Self-attention, attention to source and memories (decoder only) and feed-forward; pre-norm or post-norm."""
 
     config: TransformerConfig
     cross: bool
@@ -75,7 +75,7 @@ class Layer(nn.Module):
         sublayer: Callable[[jax.Array], tuple[jax.Array, Any]],
         deterministic: bool,
     ) -> tuple[jax.Array, Any]:
-        """The states behind a sublayer, and what it gives beside them."""
+        """Applies a sublayer with norm, dropout and residual; returns the states and the sublayer's second output."""
         changed, beside = sublayer(norm(states) if self.config.pre_norm else states)
         states = states + self.dropout(changed, deterministic=deterministic)
         return states if self.config.pre_norm else norm(states), beside
@@ -117,7 +117,7 @@ class Layer(nn.Module):
         deterministic: bool,
         with_weights: bool = False,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T S"] | None]:
-        """The states and, if asked for, the cross-attention's weights, averaged over heads, without dropout."""
+        """Returns the states and, if `with_weights`, the cross-attention weights, averaged over heads, no dropout."""
         weights = None
 
         def attend(inputs: jax.Array) -> tuple[jax.Array, None]:
@@ -147,22 +147,22 @@ class Layer(nn.Module):
         return jnp.mean(weights, axis=1)
 
     def keys_values(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "B H N S"], Float[Array, "B H S N"]]:
-        """Keys and values of cross-attention, as the cache has them."""
+        """Returns keys and values of cross-attention, in the layout of the cache."""
         key, value = self.cross_attention.keys_values(source)
         return jnp.swapaxes(key, -2, -1), value
 
     def memory_keys_values(self, memories: Memories) -> dict[str, tuple[jax.Array, jax.Array]]:
-        """The same of each memory."""
+        """Returns keys and values of each memory, in the layout of the cache."""
         return {name: getattr(self, name).keys_values(one.states) for name, one in memories.items()}
 
     def step(
         self, states: Float[Array, "B K D"], past: Past, read: StepInputs, *, with_weights: bool = False
     ) -> tuple[Float[Array, "B K D"], Past, Float[Array, "B K S"] | None]:
-        """One token of every hypothesis: the states, the past with this layer's part of the token, weights as above."""
+        """Processes one token of every hypothesis; returns states, the updated past, and weights as in `__call__`."""
         states, past = self._residual(self.attention_norm, states, lambda x: self._attend_past(x, past, read), True)
 
         def attend_source(inputs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-            # Hypotheses stand where the positions of a target stand in training.
+            # Hypotheses take the axis that target positions have in training.
             mask = read.source_mask[:, None, :]
             weights = self._copy_weights(inputs, read.cross[0], mask, turned=True) if with_weights else None
             options: dict[str, Any] = {"mask": mask, "bias": None, "deterministic": True, "turned": True}
@@ -212,7 +212,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """The scanned layers of an encoder or a decoder, with their positions, relative bias and norms at either end."""
+    """The scanned layers of an encoder or a decoder, with positions, relative bias, and norms at both ends."""
 
     config: TransformerConfig
     num_layers: int
@@ -237,13 +237,13 @@ class Stack(nn.Module):
         self.dropout = Dropout(c.dropout)
 
     def project(self, embedded: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Scaled embeddings as this stack turns them, before positions are added."""
+        """Projects scaled embeddings, before positions are added; the identity without `embedding_projection`."""
         if not self.config.embedding_projection:
             return embedded
         return contract("BTD,DF->BTF", embedded, self.embedding_projection)
 
     def enter(self, states: Float[Array, "B T D"], positions: Int[Array, " #T"]) -> Float[Array, "B T D"]:
-        """Token embeddings with what this stack adds to them before its first layer: positions of its own, a norm."""
+        """Adds this stack's own learned positions and embedding norm to the input of its first layer."""
         c = self.config
         if c.position == "learned" and not c.shared_positions:
             states = states + self.position_embedding[positions + c.position_offset][None]
@@ -279,7 +279,7 @@ class Stack(nn.Module):
         deterministic: bool,
         with_weights: bool = False,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T S"] | None]:
-        """The last layer's states and, if asked for, its cross-attention's weights, as of `Layer`."""
+        """Returns the last layer's states and, if `with_weights`, its cross-attention weights, as in `Layer`."""
 
         def body(layer: Layer, states: jax.Array, _: None, *shared: Any) -> tuple[jax.Array, Any]:
             states, weights = layer(states, *shared, deterministic=deterministic, with_weights=with_weights)
@@ -293,7 +293,7 @@ class Stack(nn.Module):
         return self._finish(states, deterministic), None if weights is None else weights[-1]
 
     def keys_values(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "L B H N S"], Float[Array, "L B H S N"]]:
-        """Keys and values of the cross-attention of every layer, as the cache has them."""
+        """Returns keys and values of cross-attention in every layer, in the layout of the cache."""
 
         def body(layer: Layer, carry: None, _: None, source: jax.Array) -> tuple[None, Any]:
             return carry, layer.keys_values(source)
@@ -301,7 +301,7 @@ class Stack(nn.Module):
         return self._scan(body, None, None, source)[1]
 
     def remember(self, memories: Memories) -> dict[str, tuple[jax.Array, jax.Array, jax.Array]]:
-        """Keys and values of every memory in every layer, with its mask, as the cache has them."""
+        """Returns keys, values and mask of every memory in every layer, in the layout of the cache."""
         if not memories:
             return {}
 
@@ -312,7 +312,7 @@ class Stack(nn.Module):
         return {name: (*found[name], memories[name].mask) for name in memories}
 
     def empty_windows(self, rows: tuple[int, ...], dtype: DTypeLike) -> ConvWindow | None:
-        """What convolutions remember before the first token, [L, *rows, ...]; None where there are none."""
+        """Returns zero convolution inputs for the first token, [L, *rows, ...]; None without convolutions."""
         c = self.config
         if c.feed_forward_kernel == 1:
             return None
@@ -322,7 +322,7 @@ class Stack(nn.Module):
     def step(
         self, states: Float[Array, "B K D"], cache: DecodeCache, *, with_weights: bool = False
     ) -> tuple[Float[Array, "B K D"], DecodeCache, Float[Array, "B K S"] | None]:
-        """One token of every hypothesis through all layers; weights of the last layer as of `__call__`."""
+        """Passes one token of every hypothesis through all layers; weights of the last layer as in `__call__`."""
         length = cache.self_key.shape[4]
         bias = self._bias(cache.position[None], jnp.arange(length))
 

@@ -1,4 +1,4 @@
-"""T5: settings from Hugging Face fields, and presets. The module is `transformer.EncoderDecoder`."""
+"""T5: presets, and settings from Hugging Face fields. The module is `transformer.EncoderDecoder`."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _ALIASES = {"t5-xl": "t5-3b"} | {
 
 
 def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> TransformerConfig:
-    """Settings of a T5.
+    """Returns the settings of a T5.
 
     Args:
       name_or_fields: a preset ("t5-small", "flan-t5-xl", "t5-v1_1-base", …) or the fields of a Hugging Face
         `config.json`.
-      changes: fields of TransformerConfig that shall differ.
+      changes: fields of TransformerConfig to override.
 
     Raises:
-      ConfigError: an unknown preset, or a field is missing.
+      ConfigError: if the preset is unknown, or a field is missing.
 
-    Where the fields are of a T5EncoderModel, these are the settings of the encoder alone (`encoder_alone`).
+    Fields of a T5EncoderModel give the settings of the encoder alone (`encoder_alone`).
 
-    `tie_word_embeddings` says whether head and embedding are one, `scale_decoder_outputs` whether logits are scaled;
-    where the latter is missing, as in files of transformers 4, the former says both. Transformers 5 writes true for the
-    former whatever the weights are: `interop.tied_embeddings.t5_head` looks at these.
+    `tie_word_embeddings` says whether head and embedding share weights, `scale_decoder_outputs` whether logits are
+    scaled. If the latter is missing, as in files of transformers 4, the former decides both. Transformers 5 always
+    writes true for the former, whatever the weights: `interop.tied_embeddings.t5_head` checks the weights.
     """
     if isinstance(name_or_fields, str):
         name_or_fields = _preset(name_or_fields)
@@ -83,17 +83,17 @@ def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Transf
 
 
 def t5_from_scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
-    """A T5 v1.0 of any size: pre-norm without biases, unscaled attention, tied and scaled output.
+    """Returns the settings of a T5 v1.0 of any size: pre-norm, no biases, unscaled attention, tied and scaled output.
 
-    By default LEMPEx' "GloVe-T5" (Majumder et al., Sec. 3.2): with its 21,132 words 27,575,184 parameters. `changes`
-    are any fields of TransformerConfig.
+    The default is LEMPEx' "GloVe-T5" (Majumder et al., Sec. 3.2), with 27,575,184 parameters for its 21,132 words.
+    `changes` are any fields of TransformerConfig.
     """
     fields = {"d_model": 300, "d_kv": 50, "d_ff": 2048, "num_heads": 6, "num_layers": 6, "vocab_size": vocab_size}
     return dataclasses.replace(t5_config(fields), **changes)
 
 
 def mt5_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
-    """Settings of an mT5: a T5 v1.1, whose head may be tied and is never scaled. As `t5_config`.
+    """Returns the settings of an mT5: a T5 v1.1 whose head may be tied and is never scaled. As `t5_config`.
 
     Source: Xue et al. 2021, Sec. 3.2.
     """
@@ -105,7 +105,7 @@ def mt5_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
 
 
 def encoder_alone(config: TransformerConfig) -> TransformerConfig:
-    """The settings of the encoder of an encoder-decoder, which has no decoder layers and no head."""
+    """Returns the settings of the encoder alone, without decoder layers and head."""
     return dataclasses.replace(config, num_decoder_layers=0, tie_embeddings=True, output_bias=False)
 
 
@@ -126,10 +126,10 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 class T5Encoder(nn.Module):
-    """The encoder of a T5 alone, where a text encoder is wanted (REG's and LEMPEx's classifiers, A.2).
+    """The encoder of a T5, as a text encoder (REG's and LEMPEx's classifiers, A.2).
 
-    Parameters are those of the EncoderDecoder without its "decoder"; those of a checkpoint are read alone with a config
-    of `encoder_alone`.
+    Parameters are those of the EncoderDecoder without "decoder"; with a config from `encoder_alone`, only these are
+    read from a checkpoint.
     """
 
     config: TransformerConfig
@@ -146,5 +146,5 @@ class T5Encoder(nn.Module):
         embedded: Float[Array, "B S D"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "B S D"]:
-        """States of `ids`, or of `embedded` in their place; those of padding are numbers without meaning."""
+        """Returns the states of `ids`, or of `embedded` instead; states of padding are meaningless."""
         return self.model.encode(ids, mask, embedded=embedded, deterministic=deterministic)

@@ -1,4 +1,4 @@
-"""The encoder-decoder: one module covers the Transformer from scratch, T5, BART and their kin, by settings alone."""
+"""The encoder-decoder: one module covers the Transformer from scratch, T5, BART and related models, by settings."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["DecodeCache", "EncoderDecoder", "Memory", "TransformerConfig", "scra
 
 
 def scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
-    """The paper's first backbone, trained from nothing: pre-LN, biases, tied embeddings, relative positions.
+    """Returns the paper's first backbone, trained from scratch: pre-LN, biases, tied embeddings, relative positions.
 
-    The vocabulary holds the special ids too; `changes` are any fields of TransformerConfig.
+    The vocabulary includes the special ids; `changes` are any fields of TransformerConfig.
     """
     defaults = TransformerConfig(
         vocab_size=vocab_size,
@@ -41,7 +41,7 @@ def scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
 
 
 def word_level(vocab_size: int, **changes: Any) -> TransformerConfig:
-    """MoEL's lineage: pre-norm, attention without biases, sinusoids, projected embeddings.
+    """Returns the settings of MoEL's lineage: pre-norm, attention without biases, sinusoids, projected embeddings.
 
     `changes` are the sizes, and any other fields of TransformerConfig.
     Source: the released code of MoEL (Lin et al. 2019), which MIME, EmpDG, CEM and ReflectDiffu follow.
@@ -56,7 +56,7 @@ def word_level(vocab_size: int, **changes: Any) -> TransformerConfig:
 
 
 def causal(length: int) -> Bool[Array, "1 T T"]:
-    """Which positions may be attended to where nobody sees what comes later."""
+    """Returns the causal attention mask."""
     return jnp.tril(jnp.ones((1, length, length), bool))
 
 
@@ -89,7 +89,7 @@ class EncoderDecoder(nn.Module):
         deterministic: bool,
         start: Float[Array, "B D"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """What a stack reads; `start` stands for the scaled embedding at position 0."""
+        """Returns the input of a stack; `start` replaces the scaled embedding at position 0."""
         c = self.config
         states = embedded * c.d_model**0.5 if c.embed_scale else embedded
         if start is not None:
@@ -103,11 +103,11 @@ class EncoderDecoder(nn.Module):
 
     @nn.nowrap
     def states_mask(self, source_mask: Bool[Array, "B S"]) -> Bool[Array, "B S"]:
-        """Which encoder states are of real tokens."""
+        """Returns the mask of encoder states of real tokens."""
         return source_mask
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """Rows of the token embedding, as `encode` takes them in `embedded`."""
+        """Returns the unscaled token embeddings, which `encode` accepts as `embedded`."""
         return rows_of(self.token_embedding, tokens)
 
     def encode(
@@ -119,10 +119,10 @@ class EncoderDecoder(nn.Module):
         added: Float[Array, "B S D"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "B S D"]:
-        """Encoder states; those of padding are numbers without meaning.
+        """Returns the encoder states; states of padding are meaningless.
 
-        `embedded` stands for the embeddings of `source`, which is then None; `added` are vectors to add to them
-        (speakers, segments). Both are taken before the embedding's scale and positions.
+        `embedded` replaces the embeddings of `source`, which is then None; `added` are vectors to add to them
+        (speakers, segments). Both apply before the embedding's scale and positions.
         """
         self._check_length(source_mask.shape[1])
         if embedded is None:
@@ -144,9 +144,9 @@ class EncoderDecoder(nn.Module):
         start: Float[Array, "B D"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "B T D"]:
-        """Decoder states, teacher-forced: state t predicts `target[:, t]`, having read the tokens before it.
+        """Returns teacher-forced decoder states: state t has read the tokens before t and predicts `target[:, t]`.
 
-        `memories` are what `config.memories` names; `start` stands for the scaled embedding of `start_id` (EmpDG, KEMP:
+        `memories` has the names in `config.memories`; `start` replaces the scaled embedding of `start_id` (EmpDG, KEMP:
         the projected logits of the emotion).
         """
         options: dict[str, Any] = {"memories": memories, "start": start, "deterministic": deterministic}
@@ -155,7 +155,7 @@ class EncoderDecoder(nn.Module):
     def decode_with_weights(
         self, target: Int[Array, "B T"], states: Float[Array, "B S D"], states_mask: Bool[Array, "B S"], **options: Any
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T S"]]:
-        """`decode_hidden`, and the last layer's attention to the source, averaged over heads: what copying needs."""
+        """Returns `decode_hidden` and, for copying, the last layer's attention to the source, averaged over heads."""
         hidden, weights = self._decoded(target, states, states_mask, **options, with_weights=True)
         assert weights is not None
         return hidden, weights
@@ -181,7 +181,7 @@ class EncoderDecoder(nn.Module):
     def decoder_inputs(
         self, target: Int[Array, "B T"], *, start: Float[Array, "B D"] | None = None, deterministic: bool
     ) -> Float[Array, "B T D"]:
-        """What the decoder's first layer reads: `target` behind the start token; arguments as of `decode_hidden`."""
+        """Returns the input of the decoder's first layer: `target` shifted right; arguments as for `decode_hidden`."""
         length = target.shape[1]
         self._check_length(length)
         first = jnp.full((target.shape[0], 1), self.config.start_id, target.dtype)
@@ -189,7 +189,7 @@ class EncoderDecoder(nn.Module):
         return self.enter(self.decoder, embedded, jnp.arange(length), deterministic=deterministic, start=start)
 
     def step_inputs(self, tokens: Int[Array, "B K"], cache: DecodeCache) -> Float[Array, "B K D"]:
-        """The same of one token of every hypothesis."""
+        """Returns the input of the decoder's first layer for one token of every hypothesis."""
         position = cache.position[None]
         return self.enter(self.decoder, self.embed(tokens), position, deterministic=True, start=cache.start)
 
@@ -203,10 +203,10 @@ class EncoderDecoder(nn.Module):
         return memories
 
     def output_weights(self) -> Float[Array, "V D"]:
-        """The matrix E of logits = hidden E^T, with every factor in it: what a fused loss needs.
+        """Returns the matrix E of logits = hidden E^T, including all factors, for a fused loss.
 
         Raises:
-          ConfigError: the logits have a constant added, which no matrix holds.
+          ConfigError: if the logits have a bias, which a matrix cannot express.
         """
         c = self.config
         if c.output_bias:
@@ -220,9 +220,9 @@ class EncoderDecoder(nn.Module):
     def logits_from(
         self, hidden: Float[Array, "B T D"], table: Float[Array, "V D"] | None = None
     ) -> Float[Array, "B T V"]:
-        """Logits in float32; `table` is that of a `DecodeCache`."""
+        """Returns logits in float32; `table` is that of a `DecodeCache`."""
         c = self.config
-        # On the hidden states, not on the weights: a step of decoding must not copy the whole matrix.
+        # Scales the hidden states, not the weights: a decoding step must not copy the whole matrix.
         scaled = hidden * c.d_model**-0.5 if c.output_scale else hidden
         logits = contract("BTD,VD->BTV", scaled, self._table() if table is None else table, result=jnp.float32)
         if not c.output_bias:
@@ -232,7 +232,7 @@ class EncoderDecoder(nn.Module):
     def decode(
         self, target: Int[Array, "B T"], states: Float[Array, "B S D"], states_mask: Bool[Array, "B S"], **options: Any
     ) -> Float[Array, "B T V"]:
-        """Teacher-forced logits; logits[:, t] predict target[:, t]. `options` are those of `decode_hidden`."""
+        """Returns teacher-forced logits: logits[:, t] predict target[:, t]. `options` are those of `decode_hidden`."""
         return self.logits_from(self.decode_hidden(target, states, states_mask, **options))
 
     def __call__(
@@ -244,7 +244,7 @@ class EncoderDecoder(nn.Module):
         memories: Memories | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "B T V"]:
-        """Logits of `target` given `source` and what `config.memories` names."""
+        """Returns the logits of `target` given `source` and `memories`, which has the names in `config.memories`."""
         states = self.encode(source, source_mask, deterministic=deterministic)
         return self.decode(target, states, source_mask, memories=memories, deterministic=deterministic)
 
@@ -258,9 +258,9 @@ class EncoderDecoder(nn.Module):
         memories: Memories | None = None,
         start: Float[Array, "B D"] | None = None,
     ) -> DecodeCache:
-        """An empty cache for `num_hypotheses` continuations of at most `max_length` tokens each.
+        """Returns an empty cache for `num_hypotheses` continuations of at most `max_length` tokens each.
 
-        `memories` and `start` as of `decode_hidden`.
+        `memories` and `start` are as for `decode_hidden`.
         """
         c = self.config
         self._check_length(max_length)
@@ -282,14 +282,14 @@ class EncoderDecoder(nn.Module):
         return cache.with_weights(layers, self._table(), dtype=c.dtype, apart=apart)
 
     def step(self, tokens: Int[Array, "B K"], cache: DecodeCache) -> tuple[Float[Array, "B K V"], DecodeCache]:
-        """Reads one token of every hypothesis (the first is `start_id`) and gives the next one's logits."""
+        """Reads one token of every hypothesis (the first is `start_id`) and returns the logits of the next."""
         hidden, cache, _ = self.decoder.step(self.step_inputs(tokens, cache), cache, with_weights=False)
         return self.logits_from(hidden, cache.table), cache
 
     def step_with_weights(
         self, tokens: Int[Array, "B K"], cache: DecodeCache
     ) -> tuple[Float[Array, "B K D"], DecodeCache, Float[Array, "B K S"]]:
-        """`step` of `decode_with_weights`: states and weights in place of logits."""
+        """Works like `step`, but returns the states and weights of `decode_with_weights` instead of logits."""
         hidden, cache, weights = self.decoder.step(self.step_inputs(tokens, cache), cache, with_weights=True)
         assert weights is not None
         return hidden, cache, weights

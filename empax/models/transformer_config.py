@@ -1,4 +1,4 @@
-"""The settings that tell one Transformer from another."""
+"""Settings of a Transformer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from empax.models.attention_kernels import AttentionKernel
 from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS, Attention, Norm, Sinusoids
 
 Remat: TypeAlias = Literal["none", "minimal", "full"]
-"""What the backward pass computes again, see `models.scanned.rematerialized`."""
+"""What the backward pass recomputes, see `models.scanned.rematerialized`."""
 
 
 _SIZES = ("vocab_size", "d_model", "num_heads", "head_dim", "d_ff", "unroll")
 
 
 def check_layers(config: Any, *more: str) -> None:
-    """Raises ConfigError for an activation, a type of arithmetic or a size that no Transformer here has.
+    """Raises ConfigError for an unknown activation or dtype, or a size below 1.
 
-    `more` are fields beside `_SIZES` that are at least 1.
+    `more` names fields to check in addition to `_SIZES`.
     """
     known = sorted([*ACTIVATIONS, *GATED_ACTIVATIONS])
     if config.activation not in known:
@@ -33,40 +33,40 @@ def check_layers(config: Any, *more: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """Everything that tells one Transformer from another.
+    """Settings of an encoder-decoder Transformer.
 
     Attributes:
-      dropout: of embeddings and residual branches, and of what the other rates leave to it.
-      attention_dropout: of attention weights; None = as `dropout`.
+      dropout: rate for embeddings and residual branches, and for the other dropout rates where they are None.
+      attention_dropout: rate for attention weights; None = `dropout`.
       inner_dropout: whether dropout also follows the activation of the feed-forward (T5).
-      activation_dropout: the rate there; None = as `dropout`.
-      feed_forward_kernel: 1 = a feed-forward at each position, gated if its activation is; more = convolutions over so
+      activation_dropout: rate of the inner dropout; None = `dropout`.
+      feed_forward_kernel: 1 = a position-wise feed-forward, gated if its activation is; more = convolutions over that
         many positions, see `models.feed_forward.ConvFeedForward`.
-      memories: names of what every decoder layer attends to between source and feed-forward, see
+      memories: names of the memories that every decoder layer attends to between source and feed-forward, see
         `models.memory_attention`.
-      memory_gate: "scalar" multiplies what is read from a memory by a sigmoid of the state and of it, one number for
-        each position; "none" adds it as it is.
+      memory_gate: "scalar" multiplies a memory's attention output by a sigmoid of the state and that output, one number
+        per position; "none" adds the output unscaled.
       single_memories: whether each memory is one state, see `models.memory_attention.SingleMemory`.
-      attention_bias: whether attention has biases; None = as `use_bias` says.
-      attention_scale: logits times head_dim ** -0.5; T5 has none.
+      attention_bias: whether attention has biases; None = `use_bias`.
+      attention_scale: whether attention logits are scaled by head_dim ** -0.5; T5 does not scale them.
       position: "relative" (T5's bias, shared by all layers of a stack), "sinusoidal" or "learned".
       sinusoids: the rates of "sinusoidal", see `models.layers.sinusoidal_positions`.
-      max_positions: how many learned positions there are; the others know no limit.
+      max_positions: number of learned positions; the other kinds have no limit.
       position_offset: unused rows before that of the first position (BART: 2).
-      shared_positions: whether encoder and decoder read one table of learned positions; BART has one in each.
+      shared_positions: whether encoder and decoder share one table of learned positions; in BART each has its own.
       embedding_norm: whether a norm follows the embeddings, one in each stack (BART).
-      embedding_projection: whether a matrix, one in each stack, turns the scaled embeddings before positions are added.
-      embed_scale: embeddings times sqrt(d_model), as in Vaswani et al. 2017.
-      output_scale: output logits times d_model ** -0.5 (T5 v1.0).
+      embedding_projection: whether a matrix, one per stack, projects the scaled embeddings before positions are added.
+      embed_scale: whether embeddings are scaled by sqrt(d_model), as in Vaswani et al. 2017.
+      output_scale: whether output logits are scaled by d_model ** -0.5 (T5 v1.0).
       output_bias: whether a constant is added to the logits (BART's `final_logits_bias`); it is never trained.
-      init_scale: factor on every initial weight but embeddings.
-      embedding_stddev: of initial embeddings; None = d_model ** -0.5.
-      start_id: what the decoder reads first.
-      attention: which program computes it, see `models.attention_kernels.AttentionKernel`.
-      remat: which parts of the layers the backward pass computes again: see `models.scanned.rematerialized`.
-      unroll: layers per iteration of the scan. More compile slower; on a CPU they run up to 1.6 times faster, since the
-        backward pass of a loop copies what it saved.
-      dtype: of the arithmetic; parameters, softmax, norms and logits stay float32.
+      init_scale: factor on every initial weight except embeddings.
+      embedding_stddev: standard deviation of initial embeddings; None = d_model ** -0.5.
+      start_id: the first token that the decoder reads.
+      attention: the program that computes attention, see `models.attention_kernels.AttentionKernel`.
+      remat: the parts of the layers that the backward pass recomputes, see `models.scanned.rematerialized`.
+      unroll: layers per iteration of the scan. A larger value compiles more slowly; on a CPU it runs up to 1.6 times
+        faster, since the backward pass of a loop copies the saved values.
+      dtype: type of the computation; parameters, softmax, norms and logits stay float32.
     """
 
     vocab_size: int
@@ -136,7 +136,7 @@ class TransformerConfig:
         )
 
     def inner_dropout_rate(self) -> float:
-        """Of dropout behind the activation of the feed-forward."""
+        """Returns the dropout rate after the activation of the feed-forward."""
         rate = self.dropout if self.activation_dropout is None else self.activation_dropout
         return rate if self.inner_dropout else 0.0
 
@@ -144,9 +144,9 @@ class TransformerConfig:
         return Norm(self.norm, self.layer_norm_eps, jnp.dtype(self.dtype))
 
     def initial_embedding_stddev(self) -> float:
-        """Of initial embeddings, of tokens as of positions."""
+        """Returns the standard deviation of initial token and position embeddings."""
         return self.d_model**-0.5 if self.embedding_stddev is None else self.embedding_stddev
 
     def position_rows(self) -> int:
-        """Rows of a table of learned positions."""
+        """Returns the number of rows of the table of learned positions."""
         return self.max_positions + self.position_offset

@@ -1,4 +1,4 @@
-"""What a run leaves out by name, because the corpus that teaches it is not there."""
+"""Removes stages whose training corpus is missing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ log = logging.getLogger("empax")
 
 
 def leave_out_absent(plan: RunPlan, files: WorkDir) -> RunPlan:
-    """The plan in which each classifier of attributes is either trained or left out by name.
+    """Returns the plan in which each attribute classifier is either trained or listed in `left_out`.
 
-    This decides the stages with `data = "if_there"` that an annotate stage names. Where EPITOME is there, they are
-    trained on it. Where it is not, they go, and `left_out` of the annotate stage names their mechanisms. A work
-    directory that is there has decided already, so that a run goes on in the way it began.
+    This decides the stages with `data = "if_there"` that an annotate stage names. With EPITOME, they are trained on it.
+    Without it, they are removed, and `left_out` of the annotate stage lists their mechanisms. An existing work
+    directory has already decided, so that a resumed run stays the same.
     """
     annotating = {name: stage.settings for name, stage in plan.stages.items() if stage.kind == "annotate"}
     wanted = dict.fromkeys(stage for settings in annotating.values() for stage in settings.classifiers)
@@ -50,9 +50,9 @@ def _is_undecided(plan: RunPlan, name: str) -> bool:
 
 
 def _is_there(plan: RunPlan, files: WorkDir, name: str) -> bool:
-    """Whether the stage is a part of the run: as its work directory says; of a new one, by the corpus."""
+    """Whether the run contains the stage: according to its work directory or, for a new one, to the corpus."""
     try:
         return name in read_plan(files).stages
     except (FileNotFoundError, DataError):
-        begun = files.stage(name).is_dir()  # config.json may be lost
+        begun = files.stage(name).is_dir()  # config.json may be missing
     return begun or bool(plan.options.plan.topology) or not epitome.is_absent(plan.data.dir)

@@ -1,8 +1,8 @@
-"""Stage "annotate": emotion attributes of every instance and of every exemplar (REG, Eq. 1).
+"""Stage "annotate": labels every instance and every exemplar with emotion attributes (REG, Eq. 1).
 
-`context_attributes` are those of the context alone: all that is known before anybody has answered.
-`response_attributes` are those of the training pairs (context and response), which serve as exemplars; validation and
-test have none, so that no gold response can reach an input.
+`context_attributes` belong to the context alone: all that is known before the response. `response_attributes` belong
+to the training pairs (context and response), which serve as exemplars; validation and test have none, so that no gold
+response can reach an input.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Settings:
     """Settings of the stage.
 
     Attributes:
-      classifiers: the stages that trained the classifiers; together they must cover all three mechanisms but those
-        that are left out.
-      left_out: mechanisms that no classifier gives, so that no text has them as attributes. A recipe whose classifiers
-        say `data = "if_there"` gets them here where EPITOME is not there.
-      contexts: whether contexts are annotated too. False where nothing reads those, as in LEMPEx.
-      reasons: the stage whose annotator marks reasons in contexts, for the note "reasons" ([turn, start, end] of each,
-        in characters); empty = nobody does.
-      sentiment_threshold: VADER's compound at or beyond which a text is "high" (or, negative, "low").
+      classifiers: stages that trained the classifiers; together they must cover all three mechanisms, except those in
+        `left_out`.
+      left_out: mechanisms without a classifier, and so without attributes. If EPITOME is missing, a recipe whose
+        classifiers have `data = "if_there"` gets them here.
+      contexts: whether to annotate contexts. False where nothing reads those annotations, as in LEMPEx.
+      reasons: stage whose annotator marks reasons in contexts, for the note "reasons" ([turn, start, end] of each, in
+        characters); empty = none.
+      sentiment_threshold: absolute VADER compound score from which a text is "high" (or, negative, "low").
     """
 
     classifiers: tuple[str, ...] = ("attributes",)
@@ -64,7 +64,7 @@ class Settings:
 
 
 def sentiment_levels(texts: Sequence[str], threshold: float) -> list[str]:
-    """Low, mid or high by VADER's compound score. Source: Hutto and Gilbert 2014; thresholds: VADER's own."""
+    """Rates texts low, mid or high by VADER's compound score. Source: Hutto and Gilbert 2014; VADER's thresholds."""
     compounds = map(sentiment, texts)
     return ["high" if c >= threshold else "low" if c <= -threshold else "mid" for c in compounds]
 
@@ -75,7 +75,7 @@ def judge_levels(
     responses: Sequence[str],
     threshold: float,
 ) -> list[dict[str, str]]:
-    """The attributes of each text, by name and level, in the order of ATTRIBUTES: sentiment, and what judges give."""
+    """Returns the attributes' levels for each text, in the order of ATTRIBUTES: sentiment, and the judges' labels."""
     texts = [" ".join([*run, response]).strip() for run, response in zip(contexts, responses, strict=True)]
     columns = {"sentiment": sentiment_levels(texts, threshold)}
     for judge in judges:
@@ -86,7 +86,7 @@ def judge_levels(
 
 
 def load_judges(settings: Settings, run: RunContext) -> list[attributes.ClassifierJudge]:
-    """The classifiers of the stages that `settings` name.
+    """Loads the classifiers of the stages in `settings`.
 
     Raises:
       ConfigError: a mechanism is missing, or a stage trained identifiers, which cannot read a context alone.
@@ -106,18 +106,18 @@ def load_judges(settings: Settings, run: RunContext) -> list[attributes.Classifi
 
 
 def check_coverage(mechanisms: Iterable[str], where: str) -> None:
-    """Raises ConfigError unless `mechanisms`, those of all judges together and those left out, are all three."""
+    """Raises ConfigError unless `mechanisms`, those of all judges and those left out, are all three."""
     covered = set(mechanisms)
     if missing := [name for name in MECHANISMS if name not in covered]:
         raise ConfigError(f"{where} lacks a classifier of {', '.join(missing)}.")
 
 
 def check(settings: Settings, run: RunContext) -> None:
-    """Whether the classifiers are trained before, and cover the mechanisms.
+    """Checks that the classifiers are trained before and cover the mechanisms.
 
     Raises:
-      ConfigError: a stage that trains no classifier before this one, or a mechanism without a classifier that is not
-        left out, or with one that is.
+      ConfigError: no earlier stage trains a classifier of that name, a mechanism has no classifier and is not left out,
+        or it has one and is left out.
     """
     check_prepared(run)
     for stage in settings.classifiers:
@@ -134,7 +134,7 @@ def check(settings: Settings, run: RunContext) -> None:
 
 
 def load_marker(settings: Settings, run: RunContext) -> Callable[[Sequence[Sequence[str]]], Sequence[Any]] | None:
-    """What marks reasons in contexts; None where nobody does."""
+    """Loads the annotator that marks reasons in contexts; None without one."""
     spec = run.named(settings.reasons).spec if settings.reasons else None
     return spec.marker(run, settings.reasons) if spec is not None and spec.marker is not None else None
 
@@ -155,7 +155,7 @@ def run(settings: Settings, run: RunContext) -> None:
 def _annotated(
     instances: list[Instance], judges: Sequence[attributes.Judge], settings: Settings, split: str, made_by: str
 ) -> list[dict[str, Any]]:
-    """One row per instance; kept across runs under a hash of the texts and of what made it."""
+    """Makes one row per instance; caches rows across runs under a hash of the texts, classifiers and settings."""
     texts = [(i.id, i.context, i.response if split == "train" else "") for i in instances]
     path = cache_dir() / "annotations" / f"{hash_json([made_by, settings.contexts, split, texts])}.jsonl"
 
@@ -174,9 +174,9 @@ def _annotated(
 
 
 def held_out_quality(stages: Sequence[str], run: RunContext, judges: Sequence[attributes.Judge]) -> dict[str, Any]:
-    """Accuracy, weighted F1 (of two classes too) and confusion of every judge, by mechanism, on posts it never saw.
+    """Computes accuracy, weighted F1 (also for two classes) and confusion by judge and mechanism, on held-out posts.
 
-    Of two classes, mid and high are one, as in LEMPEx' released code. A second judge of a mechanism stands under
+    With two classes, mid and high are merged, as in LEMPEx' released code. A second judge of a mechanism has the key
     "STAGE/MECHANISM".
     """
     quality: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The answers of an evaluation that is under way: one that is cut off goes on behind them."""
+"""Stores the answers of an evaluation in progress, so that an interrupted one resumes after them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from empax.core.types import Instance, Prediction
 log = logging.getLogger("empax")
 
 PART_SECONDS = 30.0
-"""How long answers are gathered before they are written."""
+"""Interval between writes."""
 
 
 def identify(run: RunContext, settings: Any, instances: Sequence[Instance]) -> str:
-    """A hash of what decides about answers: the stages before, settings, seed and what is answered."""
+    """Hashes everything that affects the answers: earlier stages, settings, seed and instances."""
     done = [name for name in run.before() if run.files.done(name).is_file()]
     results = {name: read_done(run.files.stage(name))["result"] for name in done}
     return hash_json([results, dataclasses.asdict(settings), run.seed, [i.id for i in instances]])
 
 
 class KeptAnswers:
-    """Answers by the number of their batch (`core.protocols.AnswerStore`), in files of a folder.
+    """Answers by batch number (`core.protocols.AnswerStore`), in files of a folder.
 
     Args:
-      folder: of one evaluation; need not exist.
-      identity: of what is answered by whom; answers to something else are left out.
-      name: for messages; empty = of the stage around the folder.
+      folder: folder of one evaluation; need not exist.
+      identity: hash of the evaluation; answers of another one are ignored.
+      name: name for messages; empty = that of the folder's stage.
     """
 
     def __init__(self, folder: Path, identity: str, name: str = "") -> None:
@@ -44,14 +44,14 @@ class KeptAnswers:
         self._new: dict[int, Mapping[int, Prediction]] = {}
         self._since = time.monotonic()
         self.seconds = 0.0
-        """Spent on all answers, over all restarts."""
+        """Time spent on all answers, over all restarts."""
         for path in sorted(folder.glob("*.jsonl")):
             self._read(path)
         if self._known:
             log.info("%s: going on behind %d answers that were kept.", name or folder.parent.name, len(self))
 
     def __len__(self) -> int:
-        """How many answers were there from the beginning."""
+        """Returns the number of answers that were stored at the start."""
         return sum(map(len, self._known.values()))
 
     def get(self, batch: int) -> Mapping[int, Prediction] | None:
@@ -63,7 +63,7 @@ class KeptAnswers:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what has been added since the last time.
+        """Writes the answers added since the last call.
 
         Raises:
           DataError: an answer holds nan or infinity.
@@ -80,7 +80,7 @@ class KeptAnswers:
         self._new = {}
 
     def remove(self) -> None:
-        """Once they are in the file of predictions."""
+        """Deletes the answers, once they are in the file of predictions."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Stage "assess": how well judges do on the posts that they never saw, as classifiers.json."""
+"""Stage "assess": measures judges on held-out posts and writes classifiers.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Settings:
     """Settings of the stage.
 
     Attributes:
-      judges: the stages that trained classifiers or identifiers of the mechanisms.
+      judges: stages that trained classifiers or identifiers of the mechanisms.
     """
 
     judges: tuple[str, ...]
@@ -27,12 +27,12 @@ class Settings:
 
 
 def check(settings: Settings, run: RunContext) -> None:
-    """Raises ConfigError unless each of the judges is trained before."""
+    """Raises ConfigError unless each judge is trained before."""
     for stage in settings.judges:
         run.earlier("judges", stage, tasks=attributes.JUDGE_TASKS)
 
 
 def run(settings: Settings, run: RunContext) -> None:
-    """Accuracy, weighted F1 and confusion of every mechanism; what a report shows under "classifiers"."""
+    """Writes accuracy, weighted F1 and confusion of every mechanism, which reports show under "classifiers"."""
     judges = [attributes.load_judge(run, stage) for stage in settings.judges]
     write_json(run.directory / "classifiers.json", annotate.held_out_quality(settings.judges, run, judges))

@@ -1,4 +1,4 @@
-"""BARTScore: how likely a BART finds a response, given its context or its reference, and the reference given it."""
+"""BARTScore: a BART's likelihood of a response given its context or its reference, and of the reference given it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from empax.models.transformer import EncoderDecoder
 
 _SHORTEST = 16
 _ROWS_OF_TOKENS = 1024
-"""Target tokens of a batch, the bound on its logits."""
+"""Maximum number of target tokens in a batch, which bounds its logits."""
 
 
 def check_bart(folder: str) -> None:
-    """Whether `folder` holds a BART.
+    """Checks that `folder` holds a BART.
 
     Raises:
-      ConfigError: it holds no model, or another one.
+      ConfigError: it holds no model, or one of another type.
       DataError: files are missing or broken.
     """
     found = load_config(resolve(folder))["model_type"]
@@ -51,11 +51,11 @@ class BartScorer:
 
     .. math:: s(x \to y) = \frac{1}{|y|} \sum_t \log p(y_t | y_{<t}, x)
 
-    The tokens of y are those of its frame too, `<s>` and `</s>`, as in the authors' code. Source: Yuan et al. 2021
-    (BARTScore), Sec. 3.2, all weights equal.
+    The tokens of y include its frame, `<s>` and `</s>`, as in the authors' code. Source: Yuan et al. 2021 (BARTScore),
+    Sec. 3.2, all weights equal.
 
     Attributes:
-      hash: of the parameters.
+      hash: hash of the parameters.
     """
 
     model: EncoderDecoder
@@ -65,7 +65,7 @@ class BartScorer:
 
     @classmethod
     def load(cls, folder: str) -> BartScorer:
-        """Of a BART's folder; raises as `check_bart`."""
+        """Loads the BART in a folder; raises the errors of `check_bart`."""
         check_bart(folder)
         tokenizer = load_tokenizer(resolve(folder))
         found = load_generator(GeneratorSettings("bart", pretrained=folder), tokenizer)
@@ -74,7 +74,7 @@ class BartScorer:
         return cls(found.model, found.params, tokenizer, hash_tree(found.params))
 
     def __call__(self, sources: Sequence[str], targets: Sequence[str]) -> Float[np.ndarray, " N"]:
-        """s(source -> target) of each pair, at most 0; of texts that are too long, the first tokens count."""
+        """Returns s(source -> target) of each pair, at most 0; texts that are too long are truncated at the end."""
         pairs = list(zip(self._framed(sources), self._framed(targets), strict=True))
         groups: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
         for number, (source, target) in enumerate(pairs):
@@ -103,13 +103,13 @@ class BartScorer:
         return [[*before, *ids[:room], *behind] for ids in self.tokenizer.encode_batch(texts)]
 
     def _level(self, ids: Sequence[int]) -> int:
-        """The power of two that a row is padded to: few shapes are compiled."""
+        """Returns the power of two to pad a row to, so that few shapes are compiled."""
         return min(max(_SHORTEST, 1 << (len(ids) - 1).bit_length()), self.model.config.max_positions)
 
 
 @functools.lru_cache(maxsize=4)
 def _mean_log_probs(model: Any) -> Any:
-    """One function for each model, so that its compiled code is found again."""
+    """Returns the same function for the same model, so that its compiled code is reused."""
 
     @jax.jit
     def run(
@@ -127,7 +127,7 @@ def _mean_log_probs(model: Any) -> Any:
 
 
 def bart_scored(predictions: Sequence[Prediction], scorer: BartScorer) -> list[Prediction]:
-    """The predictions with the score of each of `BART_DIRECTIONS` in the note "bart_score", and whose it is."""
+    """Adds the scores of `BART_DIRECTIONS` to the predictions in the note "bart_score", and the model's hash."""
     contexts = [features.plain_context(row.context) for row in predictions]
     responses, references = [row.response for row in predictions], [row.reference for row in predictions]
     pairs = {

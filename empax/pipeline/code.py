@@ -1,4 +1,4 @@
-"""Which source made a result: the modules of empax that a stage imports, by the hash of their bytes; the commit."""
+"""Identifies the source code of a result: hashes of the empax modules that a stage imports, and the commit."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
-# Not with `ast`, which takes seconds for all modules. A sentence that looks like an import does no harm.
+# `ast` would take seconds for all modules. A sentence that looks like an import does no harm.
 _IMPORT = re.compile(r"\bfrom\s+(empax[\w.]*)\s+import\s+(\([^)]*\)|[^\n]*)|\bimport\s+(empax[\w.]*)")
 _WORD = re.compile(r"\w+")
 
 
 def code_of(roots: Iterable[str]) -> dict[str, str]:
-    """The modules that `roots` import, directly or not, inside functions too → a hash of each one's source.
+    """Hashes the source of all modules that `roots` import, directly or indirectly, including inside functions.
 
-    Roots are names, "empax.a.b"; of a package all modules count, of somebody else's package one module.
+    Roots are names, "empax.a.b". All modules of a package of empax count, but only one of another package.
     """
     found: dict[str, str] = {}
     waiting = [module for root in roots for module in _modules_in(root)]
@@ -35,12 +35,12 @@ def code_of(roots: Iterable[str]) -> dict[str, str]:
 
 
 def changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """Modules whose source differs, or that only one of both has."""
+    """Lists modules whose source differs, or that only one of the two has."""
     return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
 
 
 def has_source(module: str) -> bool:
-    """Whether a module can be imported from a file; not so one that a notebook's cells define."""
+    """Whether a module can be imported from a file; false for a module defined in a notebook."""
     try:
         spec = importlib.util.find_spec(module)
     except (ModuleNotFoundError, ValueError):
@@ -49,10 +49,9 @@ def has_source(module: str) -> bool:
 
 
 def commit(root: Path = _PACKAGE.parent) -> str | None:
-    """The commit of empax's own source tree, with "-dirty" if it has changes; None where empax is not run from one.
+    """Returns the commit of empax's source tree, with "-dirty" if it has changes; None outside a source tree.
 
-    A repository that merely surrounds an installed empax, such as that of a project with a virtual environment in it,
-    does not count.
+    A repository that only contains an installed empax, such as a project with a virtual environment, does not count.
     """
     try:
         name = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
@@ -64,7 +63,7 @@ def commit(root: Path = _PACKAGE.parent) -> str | None:
 
 
 def _git(root: Path, *words: str) -> str:
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # of a hook
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # set in a git hook
     command = ["git", "-C", str(root), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True, env=outside).stdout.strip()
 
@@ -78,7 +77,7 @@ def _modules_in(root: str) -> list[str]:
 
 @functools.cache
 def _source(module: str) -> tuple[str, tuple[str, ...]]:
-    """Hash of a module's source, and the modules of empax that it names in imports."""
+    """Returns the hash of a module's source, and the empax modules that it imports."""
     path = _path(module) or _elsewhere(module)
     source = path.read_bytes()
     names: set[str] = set()
@@ -89,7 +88,7 @@ def _source(module: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _path(module: str) -> Path | None:
-    """The file of a module of empax; None if `module` is something else."""
+    """Returns the file of a module of empax; None for any other module."""
     first, *parts = module.split(".")
     if first != _PACKAGE.name:
         return None
@@ -99,7 +98,7 @@ def _path(module: str) -> Path | None:
 
 
 def _elsewhere(module: str) -> Path:
-    """The file of somebody else's module, which can be imported."""
+    """Returns the file of another package's module, which must be importable."""
     spec = importlib.util.find_spec(module)
     assert spec is not None, module
     assert spec.origin is not None, module

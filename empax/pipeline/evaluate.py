@@ -1,4 +1,4 @@
-"""Stage "evaluate": answers to the test split, as predictions.jsonl; to another corpus, in the stage's own folder."""
+"""Stage "evaluate": answers the test split in predictions.jsonl, or another corpus in the stage's own folder."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class Settings:
     """Settings of the stage.
 
     Attributes:
-      stage: the training stage to evaluate.
-      decoding: how to decode, in place of the system's own `decoding`: so that systems can be compared by one decoder;
-        None = as the system says.
-      index: the index stage to search.
-      corpus: what to answer: empty = the run's own data; "dailydialog", found in `config.data.dir` as they are. There
-        no emotion is known, so no head is chosen.
-      limit: at most this many instances, of dialogues drawn at random, the same ones whatever the seed (0 = all).
-      head_examples: validation instances, drawn with the run's seed, on which the best emotion head is chosen: of
-        EmpatheticDialogues the first ones are far harder than the rest.
-      judge: who judges responses and references (for the F1s of the mechanisms): an annotate stage (its classifiers),
-        a stage that trained identifiers, or a list of such stages; empty = nobody.
-      second_judge: the same for variants "...:second_seed": judges of the same kind from another seed, whom nothing was
-        trained to please.
-      bart_score: folder of a BART, by which responses are scored (`pipeline.bart_score`); empty = no such scores.
-      linear_judge: also judge by `parts.attributes.linear`, for variants "...:linear", where EPITOME is there.
+      stage: training stage to evaluate.
+      decoding: decoding settings instead of the system's own `decoding`, to compare systems with the same decoder; None
+        = the system's.
+      index: index stage to search.
+      corpus: corpus to answer; empty = the run's own data; "dailydialog" must be in `config.data.dir` and has no known
+        emotions, so no head is chosen.
+      limit: maximum number of instances, from randomly drawn dialogues that do not depend on the seed (0 = all).
+      head_examples: validation instances for choosing the best emotion head, drawn with the run's seed: the first ones
+        of EmpatheticDialogues are far harder than the rest.
+      judge: judge of responses and references (for the F1s of the mechanisms): an annotate stage (its classifiers), a
+        stage that trained identifiers, or a list of such stages; empty = none.
+      second_judge: judge for variants "...:second_seed": of the same kind, trained with another seed and never used as
+        a training signal.
+      bart_score: folder of a BART that scores responses (`pipeline.bart_score`); empty = no such scores.
+      linear_judge: whether to add the judge `parts.attributes.linear`, for variants "...:linear", if EPITOME exists.
     """
 
     stage: str
@@ -75,19 +75,19 @@ class Settings:
 
 
 def main_stage(plan: RunPlan) -> str:
-    """The stage whose predictions are the run's: the first that answers the run's own data; empty if none does.
+    """Returns the stage that makes the run's predictions: the first one on the run's own data; empty without one.
 
-    Others leave theirs in their own folders.
+    Other stages write predictions to their own folders.
     """
     own = (s.name for s in plan.stages.values() if s.kind == "evaluate" and not s.settings.corpus)
     return next(own, "")
 
 
 def check(settings: Settings, run: RunContext) -> None:
-    """Whether what answers and who judges is trained before, and the other corpus is there.
+    """Checks that the answering model and the judges are trained before, and that the other corpus exists.
 
     Raises:
-      ConfigError: a stage that is not there or trains something else, or no DailyDialog where `config.data.dir` says.
+      ConfigError: a stage is missing or trains something else, or `config.data.dir` lacks DailyDialog.
     """
     check_prepared(run)
     decoded_by(settings, run)
@@ -100,7 +100,7 @@ def check(settings: Settings, run: RunContext) -> None:
     if settings.bart_score and may_load(run, settings.bart_score):
         check_bart(settings.bart_score)
     if settings.linear_judge:
-        with contextlib.suppress(ConfigError):  # then there is no such judge
+        with contextlib.suppress(ConfigError):  # without EPITOME there is no such judge
             find_epitome(run.plan.data.dir)
     if settings.corpus:
         dailydialog.load_instances(dailydialog.find_dailydialog(run.plan.data.dir, split=settings.split))
@@ -149,10 +149,10 @@ def run(settings: Settings, run: RunContext) -> None:
 
 
 def decoded_by(settings: Settings, run: RunContext) -> RunContext:
-    """The run as its system decodes by `settings.decoding`, if that is given.
+    """Replaces the system's decoding settings in the run by `settings.decoding`, if given.
 
     Raises:
-      ConfigError: the system cannot decode so, or decodes by its pretrained generator's own settings.
+      ConfigError: the system does not support it, or uses its pretrained generator's own settings.
     """
     if settings.decoding is None:
         return run
@@ -166,10 +166,10 @@ def decoded_by(settings: Settings, run: RunContext) -> RunContext:
 
 
 def load_answerer(settings: Settings, run: RunContext, buckets: Sequence[int]) -> Answering:
-    """What answers in the stage that `settings` name, padding sources to `buckets`.
+    """Loads the answering model of the stage in `settings`; it pads sources to `buckets`.
 
     Raises:
-      ConfigError: nothing does.
+      ConfigError: the stage has none.
     """
     stage = run.named(settings.stage)
     if stage.spec is None or stage.spec.answer is None:
@@ -181,7 +181,7 @@ def load_answerer(settings: Settings, run: RunContext, buckets: Sequence[int]) -
 
 
 def find_instances(settings: Settings, run: RunContext) -> tuple[list[Instance], dict[str, Any]]:
-    """What to answer; and how many instances there are, how many are answered, how those were chosen, and, of another
+    """Returns the instances to answer, and counts: all instances, answered ones, how they were chosen, and, for another
     corpus, its hash."""
     limits, counts = [settings.limit], {}
     if settings.corpus:
@@ -198,9 +198,9 @@ def find_instances(settings: Settings, run: RunContext) -> tuple[list[Instance],
 
 
 def head_accuracies(instances: Sequence[Instance], found: Sequence[Mapping[str, str]]) -> dict[str, float]:
-    """Accuracy of each emotion head in percent, by what it has `found`, over instances whose emotion is known.
+    """Computes the accuracy of each emotion head in percent, from its output `found`, where the emotion is known.
 
-    0 where none is; nothing where there is no head that has learnt emotions.
+    Accuracy is 0 if no emotion is known; the result is empty without a head that has learnt emotions.
     """
     known = [(i.emotion, by_head) for i, by_head in zip(instances, found, strict=True) if i.emotion]
     return {

@@ -1,4 +1,4 @@
-"""Stage "index": embed the training pairs, build the index, and look up candidates for the stages that follow."""
+"""Stage "index": embeds the training pairs, builds the index, and retrieves candidates for later stages."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class Settings:
     """Settings of the stage.
 
     Attributes:
-      encoder: the stage that trained the retriever; empty = as pretrained.
-      candidates: M, rows looked up per context; training over-retrieves these and picks K of them.
-      queries: how many instances of each split are searched (0 = all), chosen once at random by the run's seed, so that
-        stages which search fewer see a part of what stages that search more see.
-      filter: "none"; "predicted_emotion" keeps rows of the emotion that the context's vector tells; "gold_emotion"
-        those of its dialogue's emotion, as LEMPEx' code does. Nobody knows it at test time: a leak, and the report says
-        so.
-      same_turn: whether exemplars are of the turn of a dialogue that the context asks for, where the rows that are
-        looked at hold enough of them; ours.
-      one_per_dialogue: whether a context gets at most one exemplar of a dialogue, the best; ours.
-      searched: with a filter or `same_turn`, rows that are looked at for each context; LEMPEx' code: 2,047.
-      quality: splits to measure retrieval on → contexts of it (of dialogues drawn by the run's seed), 0 = all; see
+      encoder: stage that trained the retriever; empty = the pretrained one.
+      candidates: M, candidates per context; training chooses K of them.
+      queries: number of instances to search for in each split (0 = all), drawn once with the run's seed, so that stages
+        with fewer queries use a subset of those with more.
+      filter: "none"; "predicted_emotion" keeps rows of the emotion predicted from the context's vector; "gold_emotion"
+        keeps rows of the dialogue's emotion, as LEMPEx' code does. That emotion is unknown at test time: it is a leak,
+        and the report says so.
+      same_turn: whether exemplars come from the same turn of a dialogue as the response, if enough of the searched rows
+        do; ours.
+      one_per_dialogue: whether a context gets at most one exemplar per dialogue, the best one; ours.
+      searched: with a filter or `same_turn`, rows to retrieve per context; LEMPEx' code: 2,047.
+      quality: split → contexts to measure retrieval on (of dialogues drawn with the run's seed), 0 = all; see
         `evaluation.retrieval`.
       beam: options of Apache Beam, which then embeds the corpus: ("--runner=DirectRunner",) in this process,
-        ("--runner=FlinkRunner", ...) on a cluster that sees the work directory; none = without it.
+        ("--runner=FlinkRunner", ...) on a cluster that sees the work directory; none = without Beam.
     """
 
     encoder: str = ""
@@ -81,10 +81,10 @@ class Settings:
 
 
 def check(settings: Settings, run: RunContext) -> None:
-    """Whether the encoder is trained before, and what searches is installed.
+    """Checks that the encoder is trained before, and that the search library is installed.
 
     Raises:
-      ConfigError: no stage before this one trains that encoder, or there is none; ScaNN, pymilvus or Beam is missing.
+      ConfigError: no earlier stage trains that encoder, or there is none; ScaNN, pymilvus or Beam is missing.
     """
     check_prepared(run)
     if settings.encoder:
@@ -144,11 +144,11 @@ def run(settings: Settings, run: RunContext) -> None:
 def _make_filter(
     settings: Settings, run: RunContext, encoder: InstanceEncoder, corpus: Sequence[Instance], mesh: Mesh | None
 ) -> ExemplarFilter | None:
-    """What the settings ask for, left in the folder of the stage for whoever answers later."""
+    """Builds the filter of the settings and saves it in the stage's folder, for answering."""
     if not (settings.filter != "none" or settings.same_turn or settings.one_per_dialogue):
         return None
     emotions, weights, searched = emotion_ids(corpus), None, settings.searched
-    if settings.filter == "none" and not settings.same_turn:  # as many as hold the wanted number of dialogues
+    if settings.filter == "none" and not settings.same_turn:  # enough rows to contain the wanted number of dialogues
         shown = max(settings.candidates, SHOWN if settings.quality else 0)
         searched = shown * int(np.unique(dialogue_groups(corpus), return_counts=True)[1].max())
     if settings.filter == "predicted_emotion":
@@ -162,7 +162,7 @@ def _make_filter(
 
 @dataclasses.dataclass
 class _Search:
-    """Searches contexts, and keeps what is to be told of the filter."""
+    """Searches for contexts, and collects statistics of the filter."""
 
     stage: str
     encoder: InstanceEncoder
@@ -172,7 +172,7 @@ class _Search:
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __call__(self, split: str, instances: Sequence[Instance], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Vectors of the contexts, [Q, D], and rows of the index, [Q, k], -1 = none."""
+        """Returns vectors of the contexts, [Q, D], and rows of the index, [Q, k], -1 = none."""
         queries = self.encoder.embed_queries(instances, progress=f"{self.stage}: {split}", mesh=self.mesh)
         asked = traits(instances)
         found = find_exemplars(self.index, queries, k, **asked, filter=self.filter)
@@ -195,7 +195,7 @@ class _Search:
         )  # fmt: skip
 
     def about(self) -> dict[str, Any]:
-        """Of the filter, if there is one; with the gold emotion it says that it is a leak."""
+        """Returns the description of the filter, if there is one; it marks the gold emotion as a leak."""
         if self.filter is None:
             return {}
         leak = {"leak": self.filter.kind} if self.filter.kind == "gold_emotion" else {}
@@ -211,7 +211,7 @@ class _Search:
 def _quality(
     run: RunContext, split: str, limit: int, corpus: Sequence[Instance], keys: np.ndarray, search: _Search
 ) -> dict[str, Any]:
-    """How well contexts of a split find their gold responses in the corpus of `keys`, and what exemplars they find."""
+    """Measures how well contexts of a split retrieve their gold responses among `keys`, and their exemplars."""
     chosen = draw_dialogues(load_instances(run, split), limit, seed=run.seed)
     queries, found = search(split, chosen, SHOWN)
     shown = chosen
@@ -245,7 +245,7 @@ def _quality(
 
 def _embedded_by_beam(settings: Settings, run: RunContext, encoder_hash: str) -> np.ndarray:
     own.check_beam(settings.beam, f"config.{run.stage}.beam")
-    from empax.retrieval.beam import embed_file  # not above: few have it
+    from empax.retrieval.beam import embed_file  # imported here: Beam is rarely installed
 
     path = run.files.instances("train")
     folder = run.directory / "parts" / hash_json([encoder_hash, hash_file(path)])

@@ -1,4 +1,4 @@
-"""Who judges responses for their empathy: the classifiers or identifiers of this run, or those of another one."""
+"""Judges of the empathy of responses: the classifiers or identifiers of this run or of another one."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _THRESHOLD = annotate.Settings.sentiment_threshold
 
 
 def load_judges(names: str | Sequence[str], run: RunContext) -> tuple[list[Judge], float]:
-    """The judges of the named stages of this run, and the threshold of VADER beside them.
+    """Loads the judges of the named stages of this run; also returns the threshold of VADER.
 
-    Of an annotate stage its classifiers are meant; the others train judges.
+    An annotate stage stands for its classifiers; the other stages train judges.
 
     Raises:
-      ConfigError: a stage that is neither, or a mechanism without a judge, unless an annotate stage leaves it out.
+      ConfigError: a stage is neither, or a mechanism has no judge and no annotate stage leaves it out.
     """
     judges: list[Judge] = []
     left_out: list[str] = []
@@ -52,11 +52,10 @@ def load_judges(names: str | Sequence[str], run: RunContext) -> tuple[list[Judge
 
 
 def check_judges(setting: str, names: str | Sequence[str], run: RunContext) -> None:
-    """Whether `config.STAGE.setting` names stages before this one that together judge all mechanisms but those that an
-    annotate stage leaves out.
+    """Checks that the earlier stages in `config.STAGE.setting` judge all mechanisms that no annotate stage leaves out.
 
     Raises:
-      ConfigError: it does not.
+      ConfigError: they do not.
     """
     levelled: list[str] = []
     for name in [names] if isinstance(names, str) else names:
@@ -73,12 +72,12 @@ def check_judges(setting: str, names: str | Sequence[str], run: RunContext) -> N
 
 
 def find_judges(workdir: Path) -> list[Judge]:
-    """The judges of a finished work directory: its identifiers, or its classifiers if it has none.
+    """Loads the judges of a finished work directory: its identifiers, or its classifiers if it has none.
 
-    Of several sets the first in the order of the run; WORKDIR/STAGE names another.
+    Of several sets, loads the first in the order of the run; WORKDIR/STAGE selects another.
 
     Raises:
-      ConfigError: no run is there, it trains no judge of some mechanism, or the stage is not finished.
+      ConfigError: there is no run, it trains no judge of some mechanism, or the stage is not finished.
     """
     run, chosen = _opened(workdir)
     names = [name for name in run.plan.stages if chosen in ("", name)]
@@ -98,7 +97,7 @@ def find_judges(workdir: Path) -> list[Judge]:
 
 
 def _opened(workdir: Path) -> tuple[RunContext, str]:
-    """The run of a work directory; and the stage that WORKDIR/STAGE names, empty if none."""
+    """Returns the run of a work directory, and the stage of WORKDIR/STAGE, empty if none."""
     workdir = expand(workdir)
     root, chosen = (workdir, "") if (workdir / "config.json").is_file() else (workdir.parent, workdir.name)
     files = WorkDir(root)
@@ -117,23 +116,23 @@ def _load_finished(run: RunContext, stage: str) -> Judge:
 
 
 LINEAR = "linear"
-"""Of `find_jury`: the linear judge alone. Also what its notes begin with."""
+"""The linear judge alone, for `find_jury`. Also the prefix of its notes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Jury:
-    """All judges of a file of outputs.
+    """All judges of a file of predictions.
 
     Attributes:
-      neural: of a work directory; may be empty.
-      linear: None where EPITOME is not there.
+      neural: judges of a work directory; may be empty.
+      linear: the linear judge; None without EPITOME.
     """
 
     neural: Sequence[Judge] = ()
     linear: LinearJudge | None = None
 
     def __call__(self, predictions: Sequence[Prediction]) -> list[Prediction]:
-        """The predictions, with what each judge says in their notes."""
+        """Adds the labels of each judge to the notes of the predictions."""
         rows = judged(predictions, self.neural) if self.neural else list(predictions)
         if self.linear is None:
             return rows
@@ -142,14 +141,14 @@ class Jury:
         return with_notes(rows, {f"{LINEAR}_{whose}_attributes": found for whose, found in levels.items()})
 
     def about(self) -> dict[str, Any]:
-        """The linear judge's quality on held-out posts by mechanism; or, under "absent", why there is none."""
+        """Returns the linear judge's quality on held-out posts by mechanism; or, under "absent", why there is none."""
         if self.linear is None:
             return {"absent": "EPITOME is not there to train it on"}
         return {name: dict(found) for name, found in self.linear.held_out.items()}
 
 
 def linear_jury(data_dir: str) -> Jury:
-    """The linear judge, trained on the EPITOME of `data_dir` (as `config.data.dir`); nobody where there is none."""
+    """Trains the linear judge on the EPITOME in `data_dir` (as `config.data.dir`); empty jury without it."""
     try:
         jury = Jury(linear=load_linear(data_dir))
     except ConfigError as error:
@@ -161,11 +160,11 @@ def linear_jury(data_dir: str) -> Jury:
 
 
 def find_jury(where: str, data_dir: str = "") -> Jury:
-    """The judges of a work directory and the linear one beside them.
+    """Loads the judges of a work directory and the linear judge.
 
     Args:
-      where: as for `find_judges`; or "linear", for that judge alone.
-      data_dir: where EPITOME is; empty = where the run has it, else EMPAX_DATA_DIR.
+      where: as in `find_judges`; or "linear", for that judge alone.
+      data_dir: folder of EPITOME; empty = that of the run, else EMPAX_DATA_DIR.
 
     Raises:
       ConfigError: see `find_judges`; or "linear" without EPITOME.
@@ -180,7 +179,7 @@ def find_jury(where: str, data_dir: str = "") -> Jury:
 def judged(
     predictions: Sequence[Prediction], judges: Sequence[Judge], threshold: float = _THRESHOLD, *, prefix: str = ""
 ) -> list[Prediction]:
-    """The predictions, with the levels of response and reference in notes named `prefix` + "..._attributes"."""
+    """Adds the levels of responses and references to the predictions, in notes named `prefix` + "..._attributes"."""
     contexts = [p.context for p in predictions]
     texts = {"response": [p.response for p in predictions], "reference": [p.reference for p in predictions]}
     levels = {whose: annotate.judge_levels(judges, contexts, said, threshold) for whose, said in texts.items()}

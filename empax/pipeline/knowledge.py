@@ -1,8 +1,8 @@
-"""Stage "knowledge": facts about every instance, from one source about people and one about things.
+"""Stage "knowledge": adds facts to every instance, from one source about people and one about things.
 
 Each instance gets the notes `facts` and `source`, in STAGE/SPLIT.jsonl in the format of `data.knowledge`. Sources read
-contexts alone: no gold response reaches a fact. With `shuffled` every instance gets the facts of another one, the
-control that tells what knowledge is worth.
+contexts alone: no gold response reaches a fact. With `shuffled`, every instance gets the facts of another one, a
+control for the value of knowledge.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Settings = KnowledgeSettings
 
 
 def check(settings: Settings, run: RunContext) -> None:
-    """Whether the sources are there; see `parts.knowledge.sources.check_source`."""
+    """Checks that the sources exist; see `parts.knowledge.sources.check_source`."""
     check_prepared(run)
     check_finder(settings, run)
 

@@ -1,4 +1,4 @@
-"""A config, parsed: every section as settings, and of each stage what it reads and which code runs it."""
+"""Parses a config: every section as settings, and for each stage the settings that it reads and its code."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from empax.training.settings import LoopSettings
 _HERE = ("prepare", "annotate", "knowledge", "train", "assess", "index", "evaluate", "swaps")
 KINDS = {
     **{kind: f"empax.pipeline.{kind}" for kind in _HERE},
-    "report": "empax.reporting.report",  # by name: reporting is built on this package
+    "report": "empax.reporting.report",  # as text, since reporting is built on this package
 }
-"""What a section's `kind` may be → the module, with `Settings`, `check(settings, run)` and `run(settings, run)`."""
+"""Values of a section's `kind` → the module, with `Settings`, `check(settings, run)` and `run(settings, run)`."""
 
 BY_SYSTEM = ("train", "index", "evaluate", "swaps")
-"""Kinds of stage that call modules of a system, by its name."""
+"""Kinds of stages that use modules of a system."""
 
 _WITHOUT_CHANCE = ("prepare", "annotate", "knowledge", "assess")
-"""Kinds of stage that draw nothing at random."""
+"""Kinds of stages without randomness."""
 
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 _OWN_KEYS = ("system", "seed", "run", "data")
 
 
 def plain(value: Any) -> Any:
-    """A ConfigDict as dicts, lists and numbers, references resolved, as JSON would give it back."""
+    """Converts a ConfigDict to dicts, lists and numbers, with references resolved, as in JSON."""
     if hasattr(value, "to_dict"):
         value = value.to_dict()
     if isinstance(value, Mapping):
@@ -45,16 +45,16 @@ def plain(value: Any) -> Any:
 
 
 def with_kinds(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the `kind` of each stage that leaves it out and is called after one."""
+    """Adds the `kind` to stages that omit it and are named after one."""
     found = {name: section for name, section in config.items() if name in KINDS and isinstance(section, Mapping)}
     return {**config, **{name: {"kind": name, **section} for name, section in found.items()}}
 
 
 def make_plan(config: Mapping[str, Any]) -> RunPlan:
-    """Checks the whole config and turns every section into settings, before any work starts.
+    """Checks the whole config and converts every section to settings, before any work starts.
 
     Raises:
-      ConfigError: naming the path, what was found, what is allowed.
+      ConfigError: the config is invalid; the message names the path, the value found and the values allowed.
     """
     config = with_kinds(config)
     if missing := [key for key in _OWN_KEYS if key not in config]:
@@ -82,11 +82,11 @@ def make_plan(config: Mapping[str, Any]) -> RunPlan:
 
 
 def read_plan(files: WorkDir) -> RunPlan:
-    """The plan of the run that a work directory holds.
+    """Returns the plan of the run in a work directory.
 
     Raises:
       DataError: config.json is damaged.
-      ConfigError: it does not fit this version.
+      ConfigError: the config does not fit this version.
     """
     config = read_config(files)
     try:
@@ -99,9 +99,9 @@ def read_plan(files: WorkDir) -> RunPlan:
 
 
 def changed_plan(plan: RunPlan, changes: Mapping[str, Mapping[str, Any]], gone: Collection[str]) -> RunPlan:
-    """The plan of the same config with other settings of some stages, and without those that are `gone`.
+    """Returns the plan with changed settings of some stages, and without the stages in `gone`.
 
-    A setting of None is as if the section did not name it.
+    A setting of None is removed from its section.
     """
     config = {name: section for name, section in plan.config.items() if name not in gone}
     for name, values in changes.items():
@@ -125,7 +125,7 @@ def _make_stage(name: str, config: Mapping[str, Any], system: System) -> Stage:
     if "kind" not in section:
         raise ConfigError(f"{where} lacks kind; it must be one of {', '.join(KINDS)}.")
     kind = section["kind"]
-    if kind not in list(KINDS):  # it may be anything
+    if kind not in list(KINDS):  # it may have any type
         raise ConfigError(f"{where}.kind = {kind!r} must be one of {', '.join(KINDS)}.")
     own = {key: value for key, value in section.items() if key != "kind"}
     module = importlib.import_module(KINDS[kind])
@@ -145,10 +145,10 @@ class _TaskName:
 
 
 def _training_stage(name: str, section: Mapping[str, Any], system: str) -> tuple[Stage, str]:
-    """Deals one flat section out to the loop and to the task that it names; with the name of the system that has it.
+    """Splits one flat section between the loop and its task; also returns the name of the task's system.
 
     Raises:
-      ConfigError: no such task, or a setting that neither it nor the loop has.
+      ConfigError: the task does not exist, or neither it nor the loop has a setting.
     """
     where = f"config.{name}"
     if "task" not in section:
@@ -164,9 +164,9 @@ def _training_stage(name: str, section: Mapping[str, Any], system: str) -> tuple
 
 
 def _reads(stage: Stage, config: Mapping[str, Any], system: System) -> dict[str, Any]:
-    """What a stage reads of a config; two systems that offer the same task read the same.
+    """Returns the settings that a stage reads from a config, the same for two systems that share a task.
 
-    What a task or an index leaves unread is left out.
+    Settings that a task or an index does not use are omitted.
     """
     read: dict[str, Any] = {"data": config["data"], stage.name: config[stage.name]}
     if stage.kind in _WITHOUT_CHANCE:
@@ -184,7 +184,7 @@ def _reads(stage: Stage, config: Mapping[str, Any], system: System) -> dict[str,
 
 
 def _modules_of_users(value: Any) -> list[str]:
-    """Modules of the functions that settings name as "module:name": rewards, losses, metrics."""
+    """Lists the modules of functions that settings name as "module:name": rewards, losses, metrics."""
     if isinstance(value, Mapping):
         return [module for inner in value.values() for module in _modules_of_users(inner)]
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Stage "prepare": corpus to instances by split, and the tokenizer of a generator from scratch."""
+"""Stage "prepare": converts the corpus to instances by split, and trains the tokenizer of a generator from scratch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Settings = PrepareSettings
 
 
 def load_dialogues(settings: DataSettings) -> tuple[Mapping[str, Sequence[Dialogue]], str]:
-    """The dialogues by split, and a hash of the files that they were read from."""
+    """Loads the dialogues by split, and hashes the files that they come from."""
     if settings.name == "sample":
         return sample.load_dialogues(), hash_file(sample.PATH)
     if settings.name == "jsonl":
@@ -34,11 +34,11 @@ def load_dialogues(settings: DataSettings) -> tuple[Mapping[str, Sequence[Dialog
 
 
 def check(settings: Settings, run: RunContext) -> None:
-    """Whether the corpus and the tokenizer can be had.
+    """Checks that the corpus and the tokenizer are available.
 
     Raises:
-      DataError: the corpus is not where the settings say, its first lines cannot be read, or a split has no reply.
-      ConfigError: there is no such tokenizer, or its vocabulary is too small.
+      DataError: the corpus is missing, its first lines are unreadable, or a split has no reply.
+      ConfigError: the tokenizer does not exist, or its vocabulary is too small.
     """
     data = run.plan.data
     if data.name == "jsonl":
@@ -52,7 +52,7 @@ def check(settings: Settings, run: RunContext) -> None:
 
 
 def _check_replies(data: DataSettings) -> None:
-    """Raises DataError if a split of a corpus that is at hand makes no instance."""
+    """Raises DataError if a split of a locally available corpus makes no instance."""
     for split in own.SPLITS:
         dialogues = read_corpus(data, split)
         if dialogues is None:
@@ -65,7 +65,7 @@ def _check_replies(data: DataSettings) -> None:
 
 
 def _check_some(found: object, split: str, data: DataSettings) -> None:
-    """Raises DataError if nothing is found in a split."""
+    """Raises DataError if nothing was found in a split."""
     where = f" = {data.dir!r}" if data.dir else ""
     if not found:
         raise DataError(
@@ -99,7 +99,7 @@ def run(settings: Settings, run: RunContext) -> None:
 
 
 def _said(dialogues: Sequence[Dialogue], kept: Collection[str] | None) -> list[str]:
-    """Every turn and every situation, as often as it comes, of the dialogues with the ids `kept`; None = of all."""
+    """Lists every turn and situation, with repetitions, of the dialogues with the ids `kept`; None = all dialogues."""
     said = (d for d in dialogues if kept is None or d.id in kept)
     return [text for d in said for text in (*(u.text for u in d.utterances), d.situation)]
 

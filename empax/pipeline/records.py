@@ -1,13 +1,13 @@
-"""What a work directory records of its stages: `BEGUN` before one, `DONE` after it, and whether they still hold.
+"""Records of a work directory's stages: `BEGUN` before a stage, `DONE` after it, and checks that they still hold.
 
-`DONE` has the stage's numbers and
-  files: path in the work directory → size and SHA-256, of every file that the stage made;
-  settings: hash of all settings that the stage reads, the seed among them;
-  code: module of empax → hash of its source, of all that the stage imports;
-  inputs: what the stage reads from outside of the work directory, with the SHA-256 of each file (`core.inputs`);
-  result: hash of what other stages read (of a training stage, the parameters), alike for every run of the same stage;
-  built_on: stage → hash of its settings and result, of the stages before;
-  checksum: of the file itself.
+`DONE` holds the stage's metrics and
+  files: path in the work directory → size and SHA-256, for every file that the stage made;
+  settings: hash of all settings that the stage reads, including the seed;
+  code: module of empax → hash of its source, for all modules that the stage imports;
+  inputs: files that the stage reads from outside the work directory, with their SHA-256 (`core.inputs`);
+  result: hash of the output for other stages (a training stage's parameters), the same in every run of the stage;
+  built_on: earlier stage → hash of its settings and result;
+  checksum: checksum of the file itself.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from empax.pipeline.code import changed, code_of
 log = logging.getLogger("empax")
 
 PLACE_ONLY = ("config.data.dir", "config.report.peers", *(f"config.{name}" for name in RunOptions.names()))
-"""Settings that change no result, such as where things are: they may differ when a run goes on."""
+"""Settings that change no result, such as paths: they may differ when a run resumes."""
 
 
 def settings_hash(stage: Stage) -> str:
-    """A hash of all that a stage reads of a config and that may change its result."""
+    """Hashes all config values that a stage reads and that may change its result."""
     return hash_json({part: _lasting(value, f"config.{part}") for part, value in stage.reads.items()})
 
 
@@ -56,7 +56,7 @@ def _lasting(value: Any, path: str) -> Any:
 
 
 def differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, Any]]:
-    """What differs between two configs but PLACE_ONLY: path ("config.a.b"), value in the first, in the second."""
+    """Yields differences between two configs except PLACE_ONLY: path ("config.a.b"), first value, second value."""
     if ".".join(("config", *path)) in PLACE_ONLY:
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -67,16 +67,16 @@ def differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def has_begun(files: WorkDir, name: str) -> bool:
-    """Whether a stage has left anything but the note that it began."""
+    """Whether a stage has left any file besides its `BEGUN`."""
     folder = files.stage(name)
     return any(path.is_file() and path != files.begun(name) and not is_temporary(path) for path in folder.rglob("*"))
 
 
 def recorded(files: WorkDir, name: str) -> dict[str, Any]:
-    """What `DONE` says of a stage, or else `BEGUN`.
+    """Returns the `DONE` of a stage, or else its `BEGUN`.
 
     Raises:
-      DataError: neither is there and whole.
+      DataError: both are missing or damaged.
     """
     if files.done(name).is_file():
         return read_done(files.stage(name))
@@ -87,7 +87,7 @@ def recorded(files: WorkDir, name: str) -> dict[str, Any]:
 
 
 def recorded_inputs(files: WorkDir, name: str) -> dict[str, Input] | None:
-    """What a stage was begun with from outside of the work directory; None if it does not say so.
+    """Returns the external inputs recorded at a stage's start; None without a record.
 
     Raises:
       DataError: `DONE` is damaged.
@@ -102,10 +102,10 @@ def recorded_inputs(files: WorkDir, name: str) -> dict[str, Input] | None:
 
 
 def check_origins(files: WorkDir, stages: Iterable[Stage]) -> None:
-    """Looks whether finished stages were made with these settings, and from the stages that are there.
+    """Checks that finished stages were made with these settings and from the current stages.
 
     Raises:
-      DataError: one was not.
+      DataError: a stage was not.
     """
     identities: dict[str, str] = {}
     for stage in stages:
@@ -128,9 +128,9 @@ def check_origins(files: WorkDir, stages: Iterable[Stage]) -> None:
 
 
 def record_anew(files: WorkDir, stages: Sequence[Stage]) -> None:
-    """Has finished stages, taken over from another work directory, say that they were made with what `stages` read.
+    """Updates the records of finished stages from another work directory to the settings that `stages` read.
 
-    `stages` are what both runs have in common, in their order, by the names that code has now.
+    `stages` are the stages that both runs share, in order, under the current names of the code.
     """
     identities: dict[str, str] = {}
     for stage in stages:
@@ -147,7 +147,7 @@ def _identity(done: Mapping[str, Any]) -> str:
 
 
 class Records:
-    """The records of one run, for the process that writes them; `inputs` as of `pipeline.run.find_inputs`."""
+    """The records of one run, in the process that writes them; `inputs` come from `pipeline.run.find_inputs`."""
 
     def __init__(self, files: WorkDir, plan: RunPlan, inputs: Mapping[str, Inputs] = MappingProxyType({})) -> None:
         self._files, self._stages, self._package, self._inputs = files, plan.stages, plan.package, inputs
@@ -155,10 +155,10 @@ class Records:
         self._before: dict[Path, Any] = {}
 
     def check(self, *, first: bool = False) -> None:
-        """Compares everything that finished stages left; the `first` time it tells what is no error too.
+        """Checks the output of all finished stages; the `first` time, also logs warnings.
 
         Raises:
-          DataError: something is damaged, or does not belong together; names it and says what to do.
+          DataError: a file is damaged or inconsistent; the message names it and the remedy.
         """
         done = [name for name in self._stages if self._files.done(name).is_file()]
         check_origins(self._files, self._stages.values())
@@ -171,9 +171,9 @@ class Records:
             self._compare_code(done)
 
     def begin(self, name: str) -> None:
-        """Notes what a stage begins with."""
+        """Records the start of a stage."""
         for path in (*self._files.root.glob(".*"), *self._files.stage(name).rglob(".*")):
-            if path.is_file() and is_temporary(path):  # of a process that was killed
+            if path.is_file() and is_temporary(path):  # from a killed process
                 path.unlink(missing_ok=True)
         inputs = self._inputs.get(name, {})
         now = {"settings": settings_hash(self._stages[name]), "code": self._code[name], "inputs": inputs}
@@ -189,9 +189,9 @@ class Records:
         self._before = self._root_files()
 
     def finish(self, name: str, note: Mapping[str, Any]) -> None:
-        """Writes `DONE`: all files of the stage are there, and `note` has its numbers.
+        """Writes `DONE`, once all files of the stage exist; `note` holds its metrics.
 
-        `result` among them, if it is given, stands for the hash of the files.
+        A `result` in `note` replaces the hash of the files.
         """
         files = self._files
         if lines := self._lines(name):
@@ -210,7 +210,7 @@ class Records:
                 "files": described,
                 "settings": settings_hash(self._stages[name]),
                 "code": {**self._code[name], **mixed},
-                **({"inputs": began["inputs"]} if "inputs" in began else {}),  # an older version began it
+                **({"inputs": began["inputs"]} if "inputs" in began else {}),  # an older version may have begun it
                 "built_on": {other: _identity(read_done(files.stage(other))) for other in earlier},
             },
         )
@@ -229,13 +229,13 @@ class Records:
         before, now = read_done(self._files.stage(name))["code"], self._code[name]
         by_system = any(module.startswith(("empax.systems.", "empax.parts.")) for module in before)
         if by_system and self._package not in before:
-            # A run of another system made it (--reuse): what that one alone imports has not changed.
+            # A run of another system made it (--reuse): modules that only that system imports have not changed.
             before = {module: source for module, source in before.items() if module in now}
             now = {module: now[module] for module in before}
         return changed(before, now)
 
     def _restore_metrics(self, done: Sequence[str]) -> None:
-        """Writes metrics.jsonl anew if a finished stage's rows are not what its own copy has."""
+        """Rewrites metrics.jsonl if its rows differ from a finished stage's own copy."""
         copies = {name: self._files.stage(name) / "metrics.jsonl" for name in done}
         copies = {name: path.read_text(encoding="utf-8") for name, path in copies.items() if path.is_file()}
         if all("".join(self._lines(name)) == text for name, text in copies.items()):
@@ -245,11 +245,11 @@ class Records:
         write_text(self._files.metrics, "".join(rows))
 
     def _lines(self, stage: str) -> list[str]:
-        """The rows of a stage in metrics.jsonl, as they are."""
+        """Returns the unchanged lines of a stage in metrics.jsonl."""
         return [f"{line}\n" for line, row in metric_rows(self._files.metrics) if row["stage"] == stage]
 
     def _root_files(self) -> dict[Path, Any]:
-        """Files beside the stages' folders, with what changes when one is written."""
+        """Returns files beside the stages' folders, with the file attributes that change on a write."""
         found = [path for name in ROOT_FILES if (path := self._files.root / name).is_file()]
         return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
 

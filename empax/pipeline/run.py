@@ -1,4 +1,4 @@
-"""A run: its stages in order, each once; run again, it goes on where it stopped."""
+"""Runs the stages of a run in order, each once; a second call resumes the run."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ log = logging.getLogger("empax")
 
 
 def find_problems(plan: RunPlan, files: WorkDir, *, planned: bool = False) -> Iterator[ConfigError | DataError]:
-    """What is known to be wrong before any work, of the stages that are not done; in their order.
+    """Yields the problems of unfinished stages that are known before any work, in the order of the stages.
 
-    Nothing is written, and `planned` fetches nothing: what would have to be fetched is not looked at.
+    Writes nothing; with `planned`, also downloads nothing and skips checks that would need a download.
     """
-    shared = [plan.system.check] if plan.system.check else []  # judges alone share no models
+    shared = [plan.system.check] if plan.system.check else []  # judges that run alone share no models
     for stage in plan.stages.values():
         if files.done(stage.name).exists():
             continue
@@ -53,9 +53,9 @@ def find_problems(plan: RunPlan, files: WorkDir, *, planned: bool = False) -> It
 
 
 def find_inputs(plan: RunPlan, files: WorkDir) -> dict[str, Inputs]:
-    """What each stage reads from outside of the work directory: what its check looks at.
+    """Returns the inputs of each stage from outside the work directory, as found by its check.
 
-    Nothing is fetched for that, and what cannot be found is left out: a stage that is done needs it no more.
+    Nothing is downloaded, and missing inputs are omitted: a finished stage no longer needs them.
     """
 
     def noted(check: Callable[[RunContext], object], stage: Stage) -> Inputs:
@@ -75,7 +75,7 @@ def find_inputs(plan: RunPlan, files: WorkDir) -> dict[str, Inputs]:
 
 
 def problems_of_plan(plan: RunPlan, workdir: Path) -> list[ConfigError | DataError]:
-    """What `find_problems` finds for a plan; nothing where it is made for devices that are elsewhere."""
+    """Lists the problems of `find_problems` for a plan; empty for a plan for remote devices."""
     return [] if plan.options.plan.topology else list(find_problems(plan, WorkDir(workdir), planned=True))
 
 
@@ -90,23 +90,23 @@ def run(
     """Runs all stages of a plain config in `workdir`.
 
     Args:
-      config: plain.
-      workdir: new, or of the same config.
-      reuse: another run's work directory; see `pipeline.workdirs.take_stages`. A run that goes on needs it no more.
-      redo: stages to make anew, with all that follow the first of them.
-      command: a command line that does the same, for run.json; empty = there is none.
+      config: plain config.
+      workdir: a new work directory, or one of the same config.
+      reuse: another run's work directory; see `pipeline.workdirs.take_stages`. A resumed run ignores it.
+      redo: stages to redo, with all stages after the first of them.
+      command: equivalent command line, for run.json; empty = none.
 
     Raises:
-      ConfigError, DataError: a bad config, batches that do not divide over the devices, whatever `find_problems`
-        finds, a work directory that another config made or another process writes, nothing to use in `reuse`, or
+      ConfigError, DataError: the config is bad, batches do not divide over the devices, `find_problems` finds a
+        problem, another config made or another process writes the work directory, `reuse` has no usable stage, or
         `redo` names no stage. Nothing has been written then.
-      DataError: what a finished stage left is damaged.
+      DataError: the output of a finished stage is damaged.
     """
     files = WorkDir(workdir)
     plan = leave_out_absent(make_plan(config), files)
     if plan.options.deterministic:
         make_deterministic()
-    with logging_redirect_tqdm([log]):  # lines of the log stand above the progress bar, not inside it
+    with logging_redirect_tqdm([log]):  # log lines appear above the progress bar
         _run(plan, files, reuse, redo, command)
 
 
@@ -118,7 +118,7 @@ def _run(plan: RunPlan, files: WorkDir, reuse: Path | None, redo: Sequence[str],
     for problem in find_problems(plan, files):
         raise problem
     if not distributed.is_writer():
-        meet("work directory")  # before, stages may be there that are to be made anew
+        meet("work directory")  # before this, stages to redo may still be there
         check_same(files, plan)
         _run_stages(plan, files, None)
         return
@@ -132,7 +132,7 @@ def _run(plan: RunPlan, files: WorkDir, reuse: Path | None, redo: Sequence[str],
 
 
 def _run_stages(plan: RunPlan, files: WorkDir, records: Records | None) -> None:
-    """Runs what is not done; `records` are of the process that writes."""
+    """Runs the unfinished stages; only the writing process has `records`."""
     for stage in plan.stages.values():
         if files.done(stage.name).exists():
             log.info("%s: done before", stage.name)
@@ -155,14 +155,14 @@ def _run_stages(plan: RunPlan, files: WorkDir, records: Records | None) -> None:
 
 
 def _run_stage(stage: Stage, files: WorkDir, plan: RunPlan) -> dict[str, Any]:
-    jax.clear_caches()  # programs of the stage before, some hundred megabytes, which nobody calls again
+    jax.clear_caches()  # programs of the previous stage, several hundred megabytes, are no longer needed
     give_back_freed_memory()
     module = importlib.import_module(KINDS[stage.kind])
     return module.run(stage.settings, RunContext(files, plan, stage.name)) or {}
 
 
 def quiet_logging(level: int = logging.WARNING) -> None:
-    """Our own lines at `level` on standard error; of Orbax, which tells every file it touches, warnings alone."""
+    """Logs our own messages at `level` on standard error; Orbax, which logs every file, is limited to warnings."""
     from absl import logging as absl_logging
 
     absl_logging.set_verbosity(absl_logging.WARNING)

@@ -1,6 +1,6 @@
-"""Stage "swaps": a trained system's likelihoods and replies beside other exemplars than it finds, as swaps.jsonl.gz.
+"""Stage "swaps": a trained system's likelihoods and replies with exchanged exemplars, as swaps.jsonl.gz.
 
-The same model and decoder on the same test rows: what changes is what it is shown.
+Model, decoder and test rows stay the same; only the exemplars change.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from empax.retrieval.encode import CorpusEncoder
 from empax.retrieval.swaps import DRAWN, draw_exemplars, nearest_exemplars
 
 GIVEN = ("own", *DRAWN, "nearest", "none")
-"""What the system is shown, in the order of the table."""
+"""Conditions for the system's exemplars, in the order of the table."""
 
 _PARTS = "parts"
 
 _MAX_TOKENS = 64
-"""Of a text that the oracle's encoder reads."""
+"""Maximum number of tokens of a text for the oracle's encoder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Settings:
     """Settings of the stage.
 
     Attributes:
-      evaluation: the evaluate stage whose model, decoder and rows these are.
-      rows: how many instances' likelihood is taken, of dialogues drawn at random, the same ones whatever the seed (0 =
-        all).
-      replies: how many of them are answered, likewise (0 = none): six times, which is what takes long.
-      nearest: the pretrained encoder by whose vectors the oracle picks the exemplars nearest to the gold reply; empty =
-        the system's own retriever, which then reads replies alone.
-      recall: whether to look for the gold reply among 2,500 others, by the system's retriever, by the encoder of
-        `nearest` and by BM25.
+      evaluation: evaluate stage that defines the model, decoder and rows.
+      rows: number of instances to compute likelihoods for, from randomly drawn dialogues that do not depend on the seed
+        (0 = all).
+      replies: number of these instances to answer, drawn likewise (0 = none): six times, which takes most of the time.
+      nearest: pretrained encoder with which the oracle picks the exemplars nearest to the gold reply; empty = the
+        system's own retriever, which then reads replies alone.
+      recall: whether to search for the gold reply among 2,500 others, with the system's retriever, the encoder of
+        `nearest` and BM25.
     """
 
     evaluation: str = "evaluate"
@@ -68,10 +68,10 @@ class Settings:
 
 
 def check(settings: Settings, run: RunContext) -> None:
-    """Whether there is an evaluation before this stage, of a system that is shown exemplars.
+    """Checks that an earlier stage evaluates a system with exemplars.
 
     Raises:
-      ConfigError: there is none, it answers another corpus, or its system reads no exemplars.
+      ConfigError: there is no such stage, it answers another corpus, or its system reads no exemplars.
     """
     check_prepared(run)
     evaluated: evaluate.Settings = run.earlier("evaluation", settings.evaluation, kind="evaluate").settings
@@ -130,9 +130,9 @@ def run(settings: Settings, run: RunContext) -> None:
 def choose(
     instances: Sequence[Instance], source: ExemplarSource, encoder: InstanceEncoder, run: RunContext
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """What each instance is shown, by GIVEN: rows of `source.pairs`, [N, K]; and the reasons why something is absent.
+    """Chooses exemplars for each instance, by GIVEN: rows of `source.pairs`, [N, K]; and the reasons for absent ones.
 
-    The oracle picks by the vectors that `encoder` gives replies. The draws are of the run's seed.
+    The oracle chooses by `encoder`'s vectors of replies. Random draws use the run's seed.
     """
     own, pairs = np.asarray(source.find(instances)[0]), source.pairs
     k, absent = own.shape[1], {}
@@ -148,12 +148,12 @@ def choose(
 
 
 def _reply_vectors(encoder: InstanceEncoder, instances: Sequence[Instance], stage: str) -> np.ndarray:
-    """Vectors of the responses, whatever the encoder reads of an exemplar besides."""
+    """Embeds the responses alone, whatever else the encoder reads of an exemplar."""
     return encoder.embed_keys(replies_alone(instances), progress=f"{stage}: replies", mesh=local_mesh())
 
 
 def pretrained_encoder(name: str) -> CorpusEncoder:
-    """A pretrained encoder that reads contexts and single responses, its vectors of unit length."""
+    """Loads a pretrained encoder that reads contexts and single responses, with vectors of unit length."""
     settings = EncoderSettings(pretrained=name, normalize=True)
     loaded = load_encoder(settings, None)
     tokenizer = loaded.tokenizer
@@ -169,7 +169,7 @@ def pretrained_encoder(name: str) -> CorpusEncoder:
 
 @dataclasses.dataclass(frozen=True)
 class _Asked:
-    """The system, asked again and again; what it has said is kept."""
+    """Queries the system repeatedly and caches its answers."""
 
     answerer: ExemplarAnswering
     run: RunContext
@@ -182,7 +182,7 @@ class _Asked:
     def answer(
         self, name: str, drawn: Sequence[Instance], answered: Sequence[Instance], shown: np.ndarray
     ) -> list[Prediction]:
-        """Replies to those of `drawn` that are `answered`; all of them begin with the same seed."""
+        """Answers the instances of `drawn` that are in `answered`; every condition starts with the same seed."""
         if not answered:
             return []
         wanted = {i.id for i in answered}
@@ -201,7 +201,7 @@ class _Asked:
 
 
 def _likeness(instances: Sequence[Instance], shown: np.ndarray, pairs: Sequence[Instance]) -> list[float | None]:
-    """Token F1 of each instance's exemplars with its gold response, their mean; None without exemplars."""
+    """Computes the mean token F1 of each instance's exemplars with its gold response; None without exemplars."""
     there = np.argwhere(shown >= 0)
     said = [pairs[int(shown[i, k])].response for i, k in there]
     scores = token_f1_rows(said, [instances[i].response for i, _ in there])
@@ -213,7 +213,7 @@ def _likeness(instances: Sequence[Instance], shown: np.ndarray, pairs: Sequence[
 def _rows(
     name: str, weighed: Sequence[Prediction], replies: Mapping[str, str], likeness: Sequence[float | None]
 ) -> Iterator[dict[str, Any]]:
-    """Lines of the file: no word of the corpus is among them."""
+    """Yields rows of the file, without corpus texts."""
     for row, like in zip(weighed, likeness, strict=True):
         yield {
             "given": name,
@@ -228,13 +228,13 @@ def _rows(
 def recall(
     instances: Sequence[Instance], pairs: Sequence[Instance], readers: Mapping[str, InstanceEncoder], *, seed: int
 ) -> dict[str, Any]:
-    """How often contexts find their gold replies among 2,500 others, by each of `readers` and by BM25.
+    """Measures how often contexts retrieve their gold replies among 2,500 others, with each of `readers` and BM25.
 
-    All read replies alone, without contexts and emotions. Those of the own dialogue and situation, and others with the
-    words of the gold reply, do not count.
+    All read replies alone, without contexts and emotions. Replies of the same dialogue and situation are excluded, as
+    are others with the words of the gold reply.
 
     Returns:
-      `among`, how many replies are ranked, and `by`: by reader `evaluation.retrieval.recall_statistics` with intervals.
+      `among`, the number of ranked replies, and `by`: reader → `evaluation.retrieval.recall_statistics` with intervals.
     """
     pool = [pairs[row] for row in np.sort(np.random.default_rng(seed).permutation(len(pairs))[:POOL])]
     groups, texts = dialogue_groups(instances), [i.response for i in (*pool, *instances)]
@@ -246,7 +246,7 @@ def recall(
     for name, encoder in readers.items():
         queries = encoder.embed_queries(instances, progress=f"contexts, {name}", mesh=local_mesh())
         gold, keys = (_reply_vectors(encoder, side, name) for side in (instances, pool))
-        # Emotions, which stand behind the entries of a vector, are unknown here.
+        # Emotions, stored at the end of a vector, are unknown here.
         vectors[name] = (queries, gold, keys)
     found = {
         name: with_intervals(recall_statistics(gold_ranks(*vectors[name], **kinds), str(len(pool) + 1)), groups)

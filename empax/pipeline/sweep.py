@@ -1,4 +1,4 @@
-"""A sweep: one recipe under each combination of some settings and under several seeds, each in a work directory."""
+"""A sweep: one recipe for each combination of some settings and several seeds, each in its own work directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from empax.pipeline.records import differences
 from empax.pipeline.run import find_inputs, find_problems
 from empax.pipeline.workdirs import alike, made_from_others, other_input
 
-_LONGEST = 120  # letters of a folder's name; file systems take 255 bytes
+_LONGEST = 120  # maximum length of a folder name; file systems allow 255 bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Run:
     """One run of a sweep.
 
     Attributes:
-      arm: what is set in it, "joint.steps=1, joint.patience=2"; "recipe" where nothing is.
-      seed: of the run.
-      folder: its work directory.
-      plan: of the run.
-      flags: of the command line that makes it, but `--reuse`.
+      arm: settings of the run, "joint.steps=1, joint.patience=2"; "recipe" without any.
+      seed: seed of the run.
+      folder: work directory of the run.
+      plan: plan of the run.
+      flags: flags of its command line, except `--reuse`.
     """
 
     arm: str
@@ -48,7 +48,7 @@ class Run:
 
     @functools.cached_property
     def inputs(self) -> Mapping[str, Inputs]:
-        """Stage → what it reads from outside of the work directory."""
+        """Inputs of each stage from outside the work directory."""
         return find_inputs(self.plan, WorkDir(self.folder))
 
     def is_finished(self) -> bool:
@@ -66,16 +66,16 @@ class Run:
             return False
         if self.plan.data.dir == other.plan.data.dir:
             return True
-        first = next(iter(self.plan.stages))  # reads the corpus; where that is not there nobody knows
+        first = next(iter(self.plan.stages))  # reads the corpus; if that is missing, the comparison is impossible
         mine, theirs = self.inputs[first], other.inputs[first]
         return bool(mine and theirs) and not other_input(mine, theirs)
 
 
 def read_grid(words: Sequence[str]) -> dict[str, list[str]]:
-    """The values of each setting, as texts, from "a.b=1,2,3"; a comma within brackets separates nothing.
+    """Parses the values of each setting, as texts, from "a.b=1,2,3"; commas within brackets do not separate.
 
     Raises:
-      ConfigError: no values, one twice, or a setting twice.
+      ConfigError: there are no values, or a value or a setting occurs twice.
     """
     grid: dict[str, list[str]] = {}
     for word in words:
@@ -108,17 +108,17 @@ def _split(text: str) -> list[str]:
 def make_runs(
     recipe: str, grid: Mapping[str, Sequence[str]], seeds: int, overrides: Mapping[str, str], folder: Path
 ) -> list[Run]:
-    """All runs of a sweep: arm after arm, each under its seeds.
+    """Returns all runs of a sweep: arm by arm, each under all seeds.
 
     Args:
-      recipe: FILE.py:ARG or a name.
-      grid: of `read_grid`.
-      seeds: how many, from the recipe's own on.
+      recipe: FILE.py:ARG, or the name of a recipe.
+      grid: result of `read_grid`.
+      seeds: number of seeds, starting with the recipe's own.
       overrides: settings of all arms, as texts.
-      folder: of the sweep; a run has the work directory ARM/seedN in it.
+      folder: folder of the sweep; the work directory of a run is ARM/seedN in it.
 
     Raises:
-      ConfigError: a setting that there is not or that is wrong, one that is also in `overrides`, or two arms alike.
+      ConfigError: a setting does not exist, is wrong or is also in `overrides`, or two arms are equal.
     """
     if both := [path for path in grid if path in overrides]:
         raise ConfigError(f"--config.{both[0]}={overrides[both[0]]} and --grid set the same; leave one out.")
@@ -150,7 +150,7 @@ def _folder_name(arm: str) -> str:
 
 
 def describe(runs: Sequence[Run], folder: Path) -> str:
-    """How many runs there are, which of them are finished, and where they are."""
+    """Describes the number of runs, which of them are finished, and their folders."""
     arms = {arm: list(group) for arm, group in itertools.groupby(runs, key=lambda run: run.arm)}
     seeds, finished = len(runs) // len(arms), sum(run.is_finished() for run in runs)
     counts = {"run": len(runs), "arm": len(arms), "seed": seeds}
@@ -163,23 +163,23 @@ def describe(runs: Sequence[Run], folder: Path) -> str:
 
 
 def problems(runs: Sequence[Run]) -> Iterator[ConfigError | DataError]:
-    """What is known to be wrong with an arm before any run; seeds change nothing of that."""
+    """Yields the problems of each arm that are known before any run; they do not depend on the seed."""
     for _, group in itertools.groupby(runs, key=lambda run: run.arm):
         run = next(group)
         yield from find_problems(run.plan, WorkDir(run.folder), planned=True)
 
 
 def make(runs: Sequence[Run], execute: Callable[[Sequence[str]], int] | None = None) -> dict[str, int]:
-    """Makes what is not finished, one run after the other, each in a process of its own.
+    """Runs the unfinished runs one after another, each in its own process.
 
-    A run begins with the stages that a finished one has made alike. One that fails leaves the others alone.
+    A run reuses the identical stages of a finished run. A failed run does not stop the others.
 
     Args:
-      runs: of `make_runs`.
-      execute: runs `empax.main` with these flags and says with what exit code it ended.
+      runs: result of `make_runs`.
+      execute: function that runs `empax.main` with these flags and returns its exit code.
 
     Returns:
-      By work directory the exit code of each run that is not finished; one that was interrupted ends the sweep.
+      Work directory → exit code of each failed run; an interrupted run ends the sweep.
     """
     finished = [run for run in runs if run.is_finished()]
     failed: dict[str, int] = {}
@@ -198,23 +198,23 @@ def make(runs: Sequence[Run], execute: Callable[[Sequence[str]], int] | None = N
 
 
 INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
-"""Exit codes of a run that somebody stopped."""
+"""Exit codes of an interrupted run."""
 
 
 def _reuse(run: Run, finished: Sequence[Run]) -> list[str]:
-    """The flag that names the finished run with the most stages alike; none where a run goes on or none is alike."""
+    """Returns the flag for the finished run with the most equal stages; empty for a resumed run or without any."""
     if WorkDir(run.folder).config.exists() or not finished:
         return []
     counts = {}
     for other in finished:
-        with contextlib.suppress(ConfigError, DataError):  # damaged, or of another version: then nothing is taken
+        with contextlib.suppress(ConfigError, DataError):  # damaged or of another version: nothing is reused
             counts[other.folder] = len(alike(WorkDir(other.folder), run.plan, run.inputs)[0])
     best = max(counts, key=lambda folder: counts[folder], default=None)
     return [f"--reuse={best}"] if best is not None and counts[best] else []
 
 
 def _execute(flags: Sequence[str]) -> int:
-    """The exit code of a run; Ctrl-C and SIGTERM are handed on, so that it saves and leaves."""
+    """Executes a run and returns its exit code; forwards Ctrl-C and SIGTERM, so that it saves and exits."""
     with subprocess.Popen([sys.executable, "-m", "empax.main", *flags]) as process:
         before = {
             number: signal.signal(number, lambda number, _: process.send_signal(number))

@@ -1,4 +1,4 @@
-"""A training stage: a task of the system (or of another one) through the one loop."""
+"""Training stages: train a task of the run's system, or of another one, with the common loop."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ log = logging.getLogger("empax")
 
 
 def spec_of(run: RunContext) -> tuple[TaskSpec[Any], LoopSettings]:
-    """How the stage's system offers its task, and how long it is trained."""
+    """Returns the task's `TaskSpec` and the loop settings of the stage."""
     stage = run.named(run.stage)
-    assert stage.spec is not None  # of a training stage
+    assert stage.spec is not None  # true for a training stage
     return stage.spec, stage.loop
 
 
 def check(settings: Any, run: RunContext) -> None:
-    """What the task knows to be wrong before any work, see TaskSpec; and that no batch is cut that must stay whole."""
+    """Runs the task's own checks (see TaskSpec), and checks that no indivisible batch is split."""
     spec, loop = spec_of(run)
     check_sinks(run.plan.options.sinks)
     spec.check(settings, run)
@@ -34,7 +34,7 @@ def check(settings: Any, run: RunContext) -> None:
 
 
 def _of_own_size(loop: LoopSettings, num_examples: int, run: RunContext) -> LoopSettings:
-    """The recipe's steps, or as many as a corpus of one's own allows, which a line of the log then says."""
+    """Returns the recipe's steps, or fewer for a small corpus of the user, which is logged."""
     most = run.plan.data.most_passes
     fewer = within_passes(loop, num_examples, most)
     if fewer.steps < loop.steps:
@@ -47,7 +47,7 @@ def _of_own_size(loop: LoopSettings, num_examples: int, run: RunContext) -> Loop
 
 
 def run(settings: Any, run: RunContext) -> dict[str, Any]:
-    """Trains; returns what `DONE` says of it."""
+    """Trains; returns metrics for `DONE`."""
     spec, loop = spec_of(run)
     assembly, options = spec.build(settings, run), run.plan.options
     if run.plan.data.name == "jsonl":

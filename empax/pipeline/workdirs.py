@@ -1,4 +1,4 @@
-"""Whose a work directory is, what it may take over from another run's, and what is to be made anew in it."""
+"""Ownership of a work directory, reuse of stages from another run, and removal of stages to redo."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from empax.pipeline.records import (
 log = logging.getLogger("empax")
 
 AllInputs = Mapping[str, Inputs]
-"""Stage → what it reads from outside of the work directory."""
+"""Stage → its inputs from outside the work directory."""
 
 
 def claim(
@@ -47,23 +47,23 @@ def claim(
     inputs: AllInputs = MappingProxyType({}),
     command: str = "",
 ) -> None:
-    """Writes config.json and run.json, or checks that this work directory is of the same config.
+    """Writes config.json and run.json, or checks that this work directory has the same config.
 
-    Another config is taken where it changes nothing that has begun and is kept. A config.json that is lost or damaged
-    is written anew where all stages were made with the same settings.
+    Another config is accepted if it does not affect any kept stage that has begun. A missing or damaged config.json is
+    rewritten if all stages were made with the same settings.
 
     Args:
       files: the work directory; this process holds its lock.
-      plan: of the run.
-      reuse: whose finished stages a new work directory begins with; None = nobody's.
-      redo: stages to make anew, with all that follow the first of them.
-      inputs: what stages would read now.
-      command: a command line that makes this run, for run.json; empty = there is none.
+      plan: plan of the run.
+      reuse: run whose finished stages a new work directory starts with; None = no run.
+      redo: stages to redo, with all stages after the first of them.
+      inputs: current inputs of the stages.
+      command: a command line for this run, for run.json; empty = none.
 
     Raises:
-      ConfigError: another config made it, or other files than `inputs`; `reuse` has nothing for it; or `redo` names no
-        stage.
-      DataError: stages are to be made anew, and one that is kept was made with other settings.
+      ConfigError: the directory comes from another config or from other files than `inputs`; `reuse` has no usable
+        stage; or `redo` names no stage.
+      DataError: there are stages to redo, and a kept stage was made with other settings.
     """
     order = list(plan.stages)
     if unknown := [name for name in redo if name not in order]:
@@ -76,7 +76,7 @@ def claim(
         kept = _check_recorded(files, plan, order[:first])
     _check_inputs(files, plan, inputs, kept)
     unwanted = [name for name in order if files.stage(name).is_dir() and name not in kept]
-    if unwanted:  # nothing is removed for a run that is refused next
+    if unwanted:  # a run that is rejected below removes nothing
         check_origins(files, [plan.stages[name] for name in kept])
     _forget(files, unwanted)
     run = _description(files)
@@ -89,13 +89,13 @@ def claim(
     elif old is not None and any(differences(old.config, plan.config)):
         reused = {"reused": run["reused"]} if "reused" in run else {}
         run = {**describe_run(plan, command), **reused, "earlier": [*run.pop("earlier", []), run]}
-    if old is None and reuse is not None:  # before config.json, which says that the work directory is in use
+    if old is None and reuse is not None:  # before config.json, which marks the work directory as used
         run["reused"] = take_stages(WorkDir(reuse), files, plan, inputs)
     write_config(files, plan.config, run)
 
 
 def _known_plan(files: WorkDir) -> RunPlan | None:
-    """The plan of config.json; None if that is lost or damaged. Without CHECKSUMS it counts if it can be read."""
+    """Returns the plan of config.json; None if it is missing or damaged. Without CHECKSUMS, being readable suffices."""
     if files.checksums.is_file() and not is_known(files, files.config):
         return None
     try:
@@ -105,7 +105,7 @@ def _known_plan(files: WorkDir) -> RunPlan | None:
 
 
 def _description(files: WorkDir) -> dict[str, Any]:
-    """What run.json says; empty if it is damaged, as far as anybody knows."""
+    """Reads run.json; empty if it is known to be damaged."""
     with contextlib.suppress(FileNotFoundError, DataError):
         if "run.json" in read_sealed(files.checksums) and not is_known(files, files.provenance):
             return {}
@@ -116,14 +116,14 @@ def _description(files: WorkDir) -> dict[str, Any]:
 
 
 def check_same(files: WorkDir, plan: RunPlan) -> None:
-    """Raises ConfigError unless the work directory, which another process has claimed, is of the same config."""
+    """Raises ConfigError unless the work directory, which another process has claimed, has the same config."""
     if found := list(differences(read_config(files), plan.config)):
         path, was, now = found[0]
         raise ConfigError(f"{path}: {was!r} in the first process, {now!r} in this one; give all the same command.")
 
 
 def _check_same(files: WorkDir, old: RunPlan, plan: RunPlan, inputs: AllInputs, wanted: Sequence[str]) -> list[str]:
-    """The stages among `wanted` to keep; ConfigError if another config made one of them."""
+    """Returns the stages among `wanted` to keep; raises ConfigError if another config made one of them."""
     found = list(differences(old.config, plan.config))
     same = [
         name == other and settings_hash(old.stages[name]) == settings_hash(plan.stages[name])
@@ -133,7 +133,7 @@ def _check_same(files: WorkDir, old: RunPlan, plan: RunPlan, inputs: AllInputs, 
     changed = {path.split(".")[1] for path, _, _ in found}
     left_out = {"run", *old.stages} - set(plan.stages)
     if place == len(wanted) and (place < len(plan.stages) or changed <= left_out):
-        return list(wanted)  # what differs is made anew, or not at all
+        return list(wanted)  # stages that differ are redone or not run at all
     if changed <= {name for name in wanted[place:] if not has_begun(files, name)}:
         return [name for name in wanted if name not in changed]
     shown = [f"{path}: {was!r} there, {now!r} here" for path, was, now in found[:5]]
@@ -145,7 +145,7 @@ def _check_same(files: WorkDir, old: RunPlan, plan: RunPlan, inputs: AllInputs, 
 
 
 def _with_reuse(files: WorkDir, plan: RunPlan, inputs: AllInputs) -> str:
-    """What another work directory could begin with, as the end of an advice."""
+    """Describes the stages that another work directory could reuse, as the end of a message."""
     try:
         common = alike(files, plan, inputs)[0]
     except DataError:
@@ -154,7 +154,7 @@ def _with_reuse(files: WorkDir, plan: RunPlan, inputs: AllInputs) -> str:
 
 
 def _check_inputs(files: WorkDir, plan: RunPlan, inputs: AllInputs, kept: Sequence[str]) -> None:
-    """Raises ConfigError if a stage that is kept was made from other files than those that are named now."""
+    """Raises ConfigError if a kept stage was made from other files than the current ones."""
     silent = []
     for name in (name for name in kept if has_begun(files, name)):
         recorded = recorded_inputs(files, name)
@@ -181,18 +181,18 @@ def _check_inputs(files: WorkDir, plan: RunPlan, inputs: AllInputs, kept: Sequen
 
 
 def made_from_others(files: WorkDir, plan: RunPlan, inputs: AllInputs) -> bool:
-    """Whether a stage of the work directory was made from other files than `inputs`, as far as it says."""
+    """Whether a stage of the work directory was made from other files than `inputs`, according to its record."""
     return any(other_input(recorded_inputs(files, name) or {}, inputs.get(name, {})) for name in plan.stages)
 
 
 def other_input(recorded: Inputs, now: Inputs) -> str:
-    """In words, the first input that is another one now; empty if there is none."""
+    """Describes the first input that has changed; empty without one."""
     pairs = ((what, one.difference(now[what])) for what, one in recorded.items() if what in now)
     return next((f"{what}: {words}" for what, words in pairs if words), "")
 
 
 def _check_recorded(files: WorkDir, plan: RunPlan, wanted: Sequence[str]) -> list[str]:
-    """Where no config.json can be trusted: the same by what each stage has recorded of its settings."""
+    """Does the same without a trusted config.json, by the settings that each stage has recorded."""
     begun = [name for name in wanted if has_begun(files, name)]
     for name in begun:
         try:
@@ -218,13 +218,13 @@ def _check_recorded(files: WorkDir, plan: RunPlan, wanted: Sequence[str]) -> lis
 
 
 def _forget(files: WorkDir, names: Sequence[str]) -> None:
-    """Removes what stages left, the last one first, so that what is left belongs together whenever this ends."""
+    """Removes the output of stages, last one first, so that the rest is consistent after an interruption."""
     for leftover in (path for path in files.root.glob(".*.redone") if path.is_dir()):
         shutil.rmtree(leftover, ignore_errors=True)
     for name in reversed(names):
         _forget_root_files(files, name)
         aside = files.root / f".{name}.redone"
-        os.rename(files.stage(name), aside)  # at once: a stage without DONE would go on from its checkpoints
+        os.rename(files.stage(name), aside)  # at once: a stage without DONE would resume from its checkpoints
         shutil.rmtree(aside)
         shutil.rmtree(files.tensorboard(name), ignore_errors=True)
     if names and files.metrics.is_file():
@@ -235,7 +235,7 @@ def _forget(files: WorkDir, names: Sequence[str]) -> None:
 
 
 def _forget_root_files(files: WorkDir, name: str) -> None:
-    """Removes what a finished stage left beside the folders: predictions, or a report."""
+    """Removes a finished stage's files in the work directory itself: predictions, or a report."""
     try:
         made = read_done(files.stage(name))["files"]
     except (OSError, DataError):
@@ -247,20 +247,20 @@ def _forget_root_files(files: WorkDir, name: str) -> None:
 def take_stages(
     other: WorkDir, files: WorkDir, plan: RunPlan, inputs: AllInputs = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Begins the new work directory `files` with what `other` has finished of the same run: ablations share beginnings.
+    """Starts the new work directory `files` with finished stages of `other`, so that ablations share common stages.
 
-    Those are the stages up to the first that has another name, other settings, files of other contents to read, or is
-    not finished there. What a training stage does not read of the system's section may differ (`TaskSpec.unread`), and
-    the system too where both have the task: so REG and EmpRL begin with one fine-tuning. With another seed they end
-    before the first that draws by it: judges with a seed of their own are trained once for all seeds. Judges on a
-    pretrained encoder build on no other stage, and are taken behind such an end too. Evaluations and reports are made
-    anew.
+    It takes the stages up to the first that differs in name, settings or contents of its inputs, or that is not
+    finished there. Settings of the system's section that a training stage does not read may differ (`TaskSpec.unread`),
+    and so may the system if both have the task: thus REG and EmpRL share one fine-tuning. With another seed, it stops
+    before the first stage that depends on it: judges with their own seed are trained once for all seeds. Judges on a
+    pretrained encoder depend on no other stage, so they are also taken after the stop. Evaluations and reports are
+    always redone.
 
     Returns:
-      `stages`, and the `commit` that the other run began with: for run.json.
+      `stages`, and the `commit` of the other run: for run.json.
 
     Raises:
-      ConfigError: `other` is no work directory, or has nothing in common with a run of `plan`.
+      ConfigError: `other` is not a work directory, or shares no stage with a run of `plan`.
       DataError: a file of `other` is damaged.
     """
     if not other.config.is_file():
@@ -277,12 +277,12 @@ def take_stages(
     if rows := "".join(path.read_text(encoding="utf-8") for path in copies if path.is_file()):
         write_text(files.metrics, rows)
     log.info("taken from %s: %s%s", other.root, ", ".join(taken), f" (then {end})" if end else "")
-    _check_inputs(files, plan, inputs, taken)  # warns of what an older version made
+    _check_inputs(files, plan, inputs, taken)  # warns about stages of an older version
     return {"stages": taken, "commit": _description(other).get("commit", "")}
 
 
 def alike(other: WorkDir, plan: RunPlan, inputs: AllInputs = MappingProxyType({})) -> tuple[list[str], str]:
-    """The finished stages of `other` that a run of `plan` would make alike, and what ends them."""
+    """Returns the finished stages of `other` that a run of `plan` can reuse, and the reason against the first other."""
     old = read_plan(other)
     taken: list[str] = []
     there, here = ({"data": next(iter(one.stages.values())).reads["data"]} for one in (old, plan))
@@ -310,7 +310,7 @@ def alike(other: WorkDir, plan: RunPlan, inputs: AllInputs = MappingProxyType({}
 
 
 def _first_difference(old: RunPlan, new: RunPlan, name: str) -> str:
-    """The first setting that stage `name` reads and that differs; empty if none does."""
+    """Describes the first differing setting that stage `name` reads; empty without one."""
     if name not in old.stages:
         return f"config.{name} is here alone"
     shared = f"config.{new.system.name}"
@@ -320,7 +320,7 @@ def _first_difference(old: RunPlan, new: RunPlan, name: str) -> str:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Hard links where the file system has them: nobody changes the files of a finished stage."""
+    """Copies a folder with hard links if the file system has them: files of a finished stage never change."""
     if target.exists() or not source.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -338,7 +338,7 @@ def _link_file(source: str, target: str) -> None:
 
 
 def describe_run(plan: RunPlan, command: str) -> dict[str, Any]:
-    """Versions, commit, seed, devices, and `command`."""
+    """Returns versions, commit, seed, devices and `command`."""
     import jax
 
     packages = ("empax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scann", "tokenizers")

@@ -1,1 +1,1 @@
-"""What a recipe takes, estimated before it runs: parameters, memory, traffic, time, on TPU slices too."""
+"""Estimates the cost of a recipe before it runs: parameters, memory, traffic, time, on TPU slices too."""

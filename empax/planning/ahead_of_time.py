@@ -1,7 +1,7 @@
-"""A compiler's own account of a program, without the machine code: what plans for TPUs read.
+"""The compiler's own analysis of a program, without the machine code: the input of plans for TPUs.
 
-Most of the compiler's time goes into machine code, which says nothing that a plan wants to know. So another
-process compiles, and is ended as soon as the program and the plan of its buffers are written.
+Most of the compile time goes into machine code, which a plan does not need. So another process compiles, and is ended
+as soon as it has written the program and its buffer assignment.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from empax.planning.hlo import Program
 
 _PROGRAM = "*after_optimizations.txt"
 _BUFFERS = "*after_optimizations-buffer-assignment.txt"
-_WRITTEN = "*after_optimizations_after_buffer_assignment.txt"  # the file that follows both
-_WRITTEN_BY_CPU = "*after_optimizations-memory-usage-report.txt"  # likewise
+_WRITTEN = "*after_optimizations_after_buffer_assignment.txt"  # the file written after both
+_WRITTEN_BY_CPU = "*after_optimizations-memory-usage-report.txt"  # the same for CPUs
 _ERROR = "error"
 _TEMPORARY = re.compile(r"^allocation \d+: size (\d+), (?:page \d+, )?preallocated-temp", re.MULTILINE)
 
 
 class CompiledProgram(Program):
-    """A partitioned program, and the bytes of main memory that it needs beside its arguments at its peak."""
+    """A partitioned program, and the bytes of main memory that it needs at its peak in addition to its arguments."""
 
     def __init__(self, text: str, buffers: str):
         super().__init__(text)
@@ -38,16 +38,16 @@ class CompiledProgram(Program):
 
 
 def temporary_bytes(buffers: str) -> int:
-    """Of main memory, from the text of a buffer assignment; other memories have a color."""
+    """Sums temporary bytes of main memory in the text of a buffer assignment; other memories have a color."""
     return sum(int(size) for size in _TEMPORARY.findall(buffers))
 
 
 @contextlib.contextmanager
 def libtpu_environment() -> Iterator[None]:
-    """What libtpu should find where there is no TPU: no machine to ask, none to keep others from, no flags for CPUs."""
+    """Sets the environment for libtpu without a TPU: no metadata server, no lock on the library, no CPU flags."""
     before = dict(os.environ)
     os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    os.environ.pop("XLA_FLAGS", None)  # libtpu ends the process where it does not know one
+    os.environ.pop("XLA_FLAGS", None)  # libtpu ends the process on an unknown flag
     try:
         yield
     finally:
@@ -56,20 +56,20 @@ def libtpu_environment() -> Iterator[None]:
 
 
 def compile_into(lowered: Any, folder: str) -> None:
-    """Compiles, and has the compiler write into `folder` what `compile_elsewhere` reads."""
-    # What comes from JAX's persistent cache leaves nothing to read.
+    """Compiles, and makes the compiler write the files for `compile_elsewhere` into `folder`."""
+    # A hit in JAX's persistent cache would write no files.
     jax.config.update("jax_enable_compilation_cache", False)
     lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
 
 
 def compile_elsewhere(work: Callable[[str], None], *, by_cpu: bool = False) -> CompiledProgram:
-    """What the compiler writes while another process does `work(folder)`, see `compile_into`.
+    """Runs `work(folder)` in another process and reads the compiler's output; see `compile_into`.
 
-    `work` must be a function that pickles; `by_cpu`: it compiles for a CPU. The program is read from files since
+    `work` must be picklable; `by_cpu` means that it compiles for a CPU. The program is read from files because
     `as_text()` of an executable cannot read back some programs for v5p.
 
     Raises:
-      ConfigError: `work` failed, as it does where a program needs more memory than a chip has.
+      ConfigError: `work` failed, for example because a program needs more memory than a chip has.
     """
     written = _WRITTEN_BY_CPU if by_cpu else _WRITTEN
     with tempfile.TemporaryDirectory() as folder:

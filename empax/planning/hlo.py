@@ -1,6 +1,6 @@
-"""What a compiled program does, read from its text: products, memory traffic and collectives, loops multiplied out.
+"""Analyses the text of a compiled program: matrix products, memory traffic and collectives, including loop trip counts.
 
-The compiler's own cost analysis counts the body of a loop once. Here every computation counts as often as it runs.
+The compiler's own cost analysis counts a loop body once. Here every computation counts as often as it runs.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "coll
 
 _NO_TRAFFIC = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
                "after-all", "iota", "partition-id", "async-start", "opt-barrier")  # fmt: skip
-_BEGUN_BEFORE = ("-done", "-update")  # how names end of what is counted where it starts
+_BEGUN_BEFORE = ("-done", "-update")  # name endings of operations that are counted at their start
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Communication of one kind.
+    """Collectives of one kind.
 
     Attributes:
-      kind: of COLLECTIVES.
-      count: how often it happens in one run of the program.
-      bytes: of its larger side on one device (what is gathered, what is reduced), over all times.
-      largest: of that side, where it is largest, one time.
-      group: devices that talk to each other.
-      sent: bytes that a device sends in a ring algorithm, over all times.
+      kind: one of COLLECTIVES.
+      count: number of executions in one run of the program.
+      bytes: bytes of the larger side on one device (the gathered or reduced array), summed over all executions.
+      largest: bytes of the largest such array in one execution.
+      group: number of communicating devices.
+      sent: bytes that a device sends in a ring algorithm, summed over all executions.
     """
 
     kind: str
@@ -54,12 +54,12 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """One run of a program on one device.
+    """The work of one run of a program on one device.
 
     Attributes:
-      flops: of matrix products and convolutions.
-      hbm_bytes: read from and written to main memory by operations, what stays in fast memory left out.
-      collectives: by kind and size of group.
+      flops: FLOPs of matrix products and convolutions.
+      hbm_bytes: bytes that operations read from and write to main memory, without values that stay in fast memory.
+      collectives: collectives by kind and group size.
     """
 
     flops: float
@@ -71,14 +71,14 @@ class Program:
     """A compiled module, from `jax.stages.Compiled.as_text()`.
 
     Raises:
-      ValueError: the text is no module, or a loop does not say how often it runs.
+      ValueError: the text is not a module, or a loop's trip count is unknown.
     """
 
     def __init__(self, text: str):
         self.computations, self.entry = parse(text)
 
     def work(self) -> Work:
-        """See `Work`."""
+        """Counts the work of one run; see `Work`."""
         flops, traffic = self._cost(self.entry)
         found: dict[tuple[str, int], Collective] = {}
         seen: set[tuple[str, float]] = set()
@@ -86,9 +86,9 @@ class Program:
             for one in self.computations[name].instructions.values():
                 if (kind := one.opcode) not in COLLECTIVES:
                     continue
-                if kind == "all-reduce" and "reduce-scatter" in name:  # how TPUs write one: reduce, keep a slice
+                if kind == "all-reduce" and "reduce-scatter" in name:  # TPUs reduce and keep a slice
                     kind = "reduce-scatter"
-                # One that runs beside other work is written down where it starts, goes on and ends.
+                # An asynchronous collective is listed at its start, its updates and its end.
                 channel = attribute(one, "channel_id")
                 if channel and (channel, times) in seen:
                     continue
@@ -106,7 +106,7 @@ class Program:
         return Work(flops, traffic, tuple(sorted(found.values(), key=lambda one: (-one.bytes, one.kind))))
 
     def _runs(self, name: str, times: float, *, fused: bool) -> Iterator[tuple[str, float, bool]]:
-        """Every computation that runs below `name`, how often, and whether inside a fusion; the costliest branches."""
+        """Yields each computation below `name`, how often it runs and whether it is fused; costliest branches only."""
         yield name, times, fused
         for one in self.computations[name].instructions.values():
             if one.opcode == "while":
@@ -121,7 +121,7 @@ class Program:
                 yield from self._runs(callee, times, fused=fused or one.opcode == "fusion")
 
     def _cost(self, name: str) -> tuple[float, float]:
-        """Operations and bytes of memory traffic of one run of a computation."""
+        """Returns FLOPs and bytes of memory traffic of one run of a computation."""
         flops = traffic = 0.0
         for below, times, fused in self._runs(name, 1.0, fused=False):
             for one in self.computations[below].instructions.values():
@@ -153,7 +153,7 @@ class Program:
         return -(-(stop - start) // step)
 
     def _stays(self, loop: Instruction, index: int) -> bool:
-        """Whether a turn leaves that element of the loop's state as it is: what counts the turns does not stay."""
+        """Whether an iteration leaves that element of the loop's state unchanged; it changes the loop counter."""
         body = self.computations[attribute(loop, "body")]
         if body.root.opcode != "tuple":
             return False
@@ -161,7 +161,7 @@ class Program:
         return kept.opcode == "get-tuple-element" and int(attribute(kept, "index")) == index
 
     def _counting(self, name: str, loop: Instruction, index: int) -> tuple[int, int]:
-        """What an element of a loop's state begins with, and what each turn adds; 0 and 1 where that is not plain."""
+        """Returns the initial value of an element of a loop's state and its increment; 0 and 1 if they are unclear."""
         given = self.computations[name].instructions[loop.operands[0]]
         first = given.operands[index] if given.opcode == "tuple" else ""
         start = self._literal(self.computations[name], first) if first else None
@@ -185,7 +185,7 @@ class Program:
         return int(one.text) if one.opcode == "constant" and re.fullmatch(r"-?\d+", one.text) else None
 
     def _constant(self, inner: Computation, operand: str, outer: str, loop: Instruction) -> int | None:
-        """A number that a condition compares with, in it or handed in by the tuple that the loop starts from."""
+        """Returns a constant of a condition, literal or from the loop's initial tuple; None if it is no constant."""
         literal, one = self._literal(inner, operand), inner.instructions[operand]
         if literal is not None or one.opcode != "get-tuple-element":
             return literal
@@ -225,9 +225,9 @@ class Program:
         return inward + type_bytes(one.type, hbm=True)
 
     def _fusion_traffic(self, name: str, one: Instruction) -> float:
-        """Operands and results; of what is only sliced the slices, of what is updated in place the updates.
+        """Counts operands and results; of sliced operands only the slices, of values updated in place only the updates.
 
-        What only passes through, as a collective's buffers do that runs beside, costs nothing.
+        Values that only pass through, like the buffers of an asynchronous collective, cost nothing.
         """
         inner = self.computations[attribute(one, "calls")]
         total, updated = 0.0, set()
@@ -252,7 +252,7 @@ class Program:
         return total + max(sum(array_bytes(array, hbm=True) for array in results) - in_place, 0.0)
 
     def _read(self, inner: Computation, value: Instruction) -> float:
-        """Bytes of a value that a fused computation reads, fusions in it included."""
+        """Returns the bytes of a value that a fused computation reads, including nested fusions."""
         total = 0.0
         for user in inner.users(value.name):
             if user.opcode in ("dynamic-slice", "slice"):
@@ -267,7 +267,7 @@ class Program:
         return total
 
     def _size(self, name: str, one: Instruction) -> float:
-        """Bytes of a collective's larger side."""
+        """Returns the bytes of a collective's larger side."""
         return max(sum(type_bytes(self._type(name, operand)) for operand in one.operands), type_bytes(one.type))
 
     def _type(self, name: str, operand: str) -> str:
@@ -275,14 +275,14 @@ class Program:
 
 
 def _products_of_attention(kernel: Instruction) -> int:
-    """Of [B, H, T, S] and a head's size, which JAX's kernel of attention for TPUs makes; blocks that it skips count."""
+    """Returns the number of products [B, H, T, S] x head size in JAX's TPU attention kernel; skipped blocks count."""
     made = {"flash_mha_bwd_dkv": 4, "flash_mha_bwd_dq": 3, "flash_attention": 2}
     return next((count for name, count in made.items() if name in attribute(kernel, "op_name", r"\"([^\"]*)\"")), 0)
 
 
 def _convolution_flops(one: Instruction, source: list[int], kernel: list[int]) -> float:
-    """Only products with an element of the source: TPUs write the batch axes of a product as a dilated axis, where all
-    but one place of the window fall on holes."""
+    """Counts only products with an element of the source: TPUs write the batch axes of a product as a dilated axis,
+    where all but one position of the window fall on holes."""
     labels = attribute(one, "dim_labels", r"([\w?]+_[\w?]+->[\w?]+)")
     of_source, rest = labels.split("_")
     of_kernel, of_result = rest.split("->")
@@ -300,7 +300,7 @@ def _convolution_flops(one: Instruction, source: list[int], kernel: list[int]) -
 
 
 def _window(one: Instruction, key: str, axes: int) -> list[int]:
-    """A field of window={...} for every axis; of padding what stands before."""
+    """Parses a field of window={...} for every axis; for padding, the part before the data."""
     found = re.search(rf"\b{key}=([\d_x\-]+)", attribute(one, "window", r"\{([^}]*)\}"))
     if not found:
         return [0 if key == "pad" else 1] * axes
@@ -313,7 +313,7 @@ def _through_bitcasts(inner: Computation, name: str) -> Instruction:
 
 
 def _group_size(one: Instruction) -> int:
-    """How many devices take part: {{0,1},{2,3}}, [2,2]<=[4] or mesh['a'=2,'b'=4] {'b'}."""
+    """Returns the group size in {{0,1},{2,3}}, [2,2]<=[4] or mesh['a'=2,'b'=4] {'b'}."""
     if found := re.search(r"replica_groups=\{\{([\d,]*)\}", one.attributes):
         return len(found.group(1).split(","))
     if found := re.search(r"replica_groups=\[\d+,(\d+)\]", one.attributes):
@@ -321,11 +321,11 @@ def _group_size(one: Instruction) -> int:
     if found := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", one.attributes):
         sizes = dict(re.findall(r"'([^']+)'=(\d+)", found.group(1)))
         return math.prod(int(sizes[name]) for name in re.findall(r"'([^']+)'", found.group(2)))
-    return 2  # a permutation: one sends, one receives
+    return 2  # a permutation has one sender and one receiver
 
 
 def _sent_share(kind: str, group: int) -> float:
-    """Bytes that a device sends in a ring, over the bytes of the larger side."""
+    """Returns the bytes that a device sends in a ring, divided by the bytes of the larger side."""
     if kind == "collective-permute":
         return 1.0
     return (2.0 if kind == "all-reduce" else 1.0) * (group - 1) / group

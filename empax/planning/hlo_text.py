@@ -1,4 +1,4 @@
-"""The text of a compiled program, read: computations, their instructions, the sizes of their types."""
+"""Parses the text of a compiled program: computations, their instructions, the sizes of their types."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Instruction:
     type: str
     opcode: str
     operands: tuple[str, ...]
-    text: str  # what stands between the operation's parentheses
+    text: str  # text between the operation's parentheses
     attributes: str
     root: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions by name, in their order."""
+    """The instructions of a computation by name, in order."""
 
     instructions: dict[str, Instruction]
 
@@ -43,7 +43,7 @@ class Computation:
         return next(one for one in self.instructions.values() if one.root)
 
     def users(self, name: str) -> Iterator[Instruction]:
-        """Of a value, looking through bitcasts."""
+        """Yields the users of a value, looking through bitcasts."""
         for one in self.instructions.values():
             if name in one.operands:
                 if one.opcode == "bitcast" and not one.root:
@@ -53,7 +53,7 @@ class Computation:
 
 
 def parse(text: str) -> tuple[dict[str, Computation], str]:
-    """Computations of a program by name, and the name of the one that it enters."""
+    """Parses the computations of a program by name, and the name of its entry computation."""
     computations: dict[str, Computation] = {}
     entry = name = ""
     found: dict[str, Instruction] = {}
@@ -86,10 +86,10 @@ def _instruction(line: str) -> Instruction:
 
 
 def _started(one: Instruction) -> Instruction:
-    """The start of what runs beside other work as the operation itself, with its result alone for a type.
+    """Replaces the start of an asynchronous operation by the operation itself, with only its result as type.
 
-    What starts has (operands, result, marks) for a type; but a copy (result, operand, mark), and an all-reduce its
-    result. What `async-start` starts is a computation of its own, and counted there.
+    A start has the type (operands, result, marks); but a copy has (result, operand, mark), and an all-reduce has its
+    result. The operation of an `async-start` is a separate computation, and counted there.
     """
     opcode = one.opcode.removesuffix("-start")
     if opcode in (one.opcode, "async"):
@@ -99,7 +99,7 @@ def _started(one: Instruction) -> Instruction:
 
 
 def elements(kind: str) -> list[str]:
-    """Of a tuple's type, the types."""
+    """Splits a tuple type into its element types."""
     parts, depth, start = [], 0, 1
     for i, letter in enumerate(kind):
         depth += (letter in "({[") - (letter in ")}]")
@@ -110,7 +110,7 @@ def elements(kind: str) -> list[str]:
 
 
 def _balanced(text: str, start: int) -> int:
-    """Behind the parenthesis that closes the one at `start`."""
+    """Returns the position after the parenthesis that closes the one at `start`."""
     depth = 0
     for i in range(start, len(text)):
         depth += (text[i] == "(") - (text[i] == ")")
@@ -120,18 +120,18 @@ def _balanced(text: str, start: int) -> int:
 
 
 def attribute(one: Instruction, name: str, value: str = r"%?([\w.\-]+)") -> str:
-    """The value of an attribute of an instruction; empty if it has none of that name."""
+    """Returns the value of an instruction's attribute; empty if it has none of that name."""
     found = re.search(rf"\b{name}={value}", one.attributes)
     return found.group(1) if found else ""
 
 
 def arrays_of(kind: str) -> list[tuple[str, str, str]]:
-    """The arrays of a type: element type, sizes, layout."""
+    """Returns the arrays of a type: element type, sizes, layout."""
     return _ARRAY.findall(kind)
 
 
 def array_bytes(array: tuple[str, str, str], *, hbm: bool = False) -> float:
-    """Of one array of `arrays_of`; with `hbm`, 0 where it does not lie in main memory."""
+    """Returns the bytes of one array of `arrays_of`; with `hbm`, 0 for an array outside main memory."""
     dtype, dims, layout = array
     if hbm and re.search(r"S\([1-9]", layout):
         return 0.0
@@ -139,10 +139,10 @@ def array_bytes(array: tuple[str, str, str], *, hbm: bool = False) -> float:
 
 
 def type_bytes(kind: str, *, hbm: bool = False) -> float:
-    """Of all arrays of a type; with `hbm`, only of arrays in main memory."""
+    """Returns the bytes of all arrays of a type; with `hbm`, only of arrays in main memory."""
     return sum(array_bytes(array, hbm=hbm) for array in arrays_of(kind))
 
 
 def dims_of(kind: str) -> list[int]:
-    """The sizes of the first array of a type."""
+    """Returns the sizes of the first array of a type."""
     return [int(size) for size in arrays_of(kind)[0][1].split(",") if size]

@@ -21,7 +21,7 @@ _NOTES = {
 
 
 def describe_gpu(plan: RunPlan) -> str:
-    """Lines for each training stage: bytes at the peak of a step, by the compiler, and the cards that have them."""
+    """Formats each training stage's peak memory of a step, from the compiler, and the cards with enough memory."""
     backend = jax.default_backend()
     lines = [f"one GPU; {_NOTES.get(backend, f'compiled for {backend}')}"]
     for stage in stages_to_compile(plan):
@@ -31,7 +31,7 @@ def describe_gpu(plan: RunPlan) -> str:
 
 def _lines(plan: RunPlan, stage: Stage) -> list[str]:
     laid = lay_out(plan, stage, devices_of("gpu"))
-    held = sum(map(count_bytes, (laid.template, laid.frozen, laid.batch)))  # results are written over the state
+    held = sum(map(count_bytes, (laid.template, laid.frozen, laid.batch)))  # results overwrite the state
     if jax.default_backend() == "gpu":
         temporary = laid.lower().compile().memory_analysis().temp_size_in_bytes
     else:

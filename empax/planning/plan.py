@@ -1,4 +1,4 @@
-"""`--mode=plan`: what a recipe would do and take, without allocating anything."""
+"""`--mode=plan`: describes a recipe's stages and their cost, without allocating anything."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from empax.planning.sketches import optimizer_of, sketch_stage, step_flops, tria
 
 
 def show(plan: RunPlan, workdir: Path) -> int:
-    """Prints a plan and what is wrong with it; returns the exit code, 2 if something is."""
-    problems = list(dict.fromkeys(map(str, problems_of_plan(plan, workdir))))  # several stages may have one
+    """Prints a plan and its problems; returns the exit code, 2 if there are any."""
+    problems = list(dict.fromkeys(map(str, problems_of_plan(plan, workdir))))  # several stages may share a problem
     try:
         print(describe(plan))
     except ConfigError:
-        if not problems:  # which say the same in words of the settings
+        if not problems:  # the problems state the same in terms of the settings
             raise
     print("".join(f"error: {problem}\n" for problem in problems), end="", file=sys.stderr)
     return 2 if problems else 0
 
 
 def describe(plan: RunPlan) -> str:
-    """One line per stage; for a training stage its parameters, bytes per device, and FLOPs per step.
+    """Formats one line per stage; for a training stage with its parameters, bytes per device, and FLOPs per step.
 
-    Parameters are the trained ones: with adapters only they and the heads. Bytes are those of
-    parameters, gradients and optimiser state on one device, as `mesh` splits them, of what is frozen beside them there
-    (the weights under adapters, in as many bits as they are kept in; a judge), and of the step's whole batch;
-    activations come on top. FLOPs are those of one update on batches of the longest bucket, or of all updates that a
-    reinforced task makes from one; what a task tries out before them stands beside them.
+    Parameters are the trained ones: with adapters only they and the heads. Bytes are those of parameters, gradients and
+    optimizer state on one device, as `mesh` splits them, of the frozen parameters there (the weights under adapters, at
+    their stored precision; a judge), and of the step's whole batch; activations come on top. FLOPs are those of one
+    update on batches of the longest bucket, or of all updates of a reinforced task on one such batch; those of its
+    sampling before the updates are listed separately.
     """
     if (topology := plan.options.plan.topology) == "gpu":
         from empax.planning.one_gpu import describe_gpu
 
         return describe_gpu(plan)
     if topology:
-        from empax.planning.slices import describe_topology  # not above: few have libtpu
+        from empax.planning.slices import describe_topology  # imported here: libtpu is rarely installed
 
         return describe_topology(plan, topology)
     lines = [f"system {plan.system.name}, data {plan.data.name}, {jax.device_count()} device(s)"]
@@ -59,7 +59,7 @@ def _describe_training(plan: RunPlan, stage: Stage) -> str:
     params, sketch = found.params, found.sketch
     optimizer = jax.eval_shape(optimizer_of(found, loop).init, params)
     settings = plan.options.mesh
-    mesh = AbstractMesh((1, settings.fsdp, settings.tensor), AXES)  # of devices that need not be here
+    mesh = AbstractMesh((1, settings.fsdp, settings.tensor), AXES)  # its devices need not be here
 
     def held(tree: Any) -> int:
         logical = {**LOGICAL, **settings.logical}

@@ -1,4 +1,4 @@
-"""A training stage as shapes, and its floating-point operations, counted from jaxprs: what plans are made of.
+"""Sketches of training stages for plans: shapes, and floating-point operations counted from jaxprs.
 
 Nothing is compiled or allocated.
 """
@@ -25,12 +25,12 @@ from empax.training.settings import LoopSettings
 
 
 def count_flops(function: Callable[..., Any], *args: Any, while_turns: int = 1) -> int:
-    """Multiply-adds of all matrix products that the result needs, times two, which is what a model's FLOPs mean.
+    """Counts multiply-adds of all matrix products that the result needs, times two: the usual FLOPs of a model.
 
-    Loops count as often as they run; a `while`, whose length no program says, `while_turns` times.
+    A loop counts as often as it runs; a `while`, whose length is unknown, counts `while_turns` times.
     """
     jaxpr = jax.make_jaxpr(function)(*args).jaxpr
-    # A gradient's rules also write down what nobody asked for, such as products with a cotangent that is dropped.
+    # Gradient rules also produce unused values, such as products with a dropped cotangent.
     needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return _count(needed, while_turns)
 
@@ -73,8 +73,8 @@ class Sketched:
     """A stage's task with batches of its longest bucket.
 
     Attributes:
-      params: shapes of what the stage trains.
-      trained: False where the optimiser's groups freeze a parameter.
+      params: shapes of the trained parameters.
+      trained: False where a parameter group of the optimizer is frozen.
     """
 
     sketch: Sketch
@@ -84,7 +84,7 @@ class Sketched:
 
 def sketch_stage(plan: RunPlan, stage: Stage) -> Sketched:
     loop: LoopSettings = stage.loop
-    assert stage.spec is not None  # of a training stage
+    assert stage.spec is not None  # true for a training stage
     run = RunContext(WorkDir(Path("plan-of-a-run")), plan, stage.name)
     sketch = stage.spec.sketch(stage.settings, run, loop.batch_size, loop.buckets[-1])
     rng = jax.eval_shape(lambda: jax.random.key(0))
@@ -93,15 +93,15 @@ def sketch_stage(plan: RunPlan, stage: Stage) -> Sketched:
 
 
 def optimizer_of(found: Sketched, loop: LoopSettings) -> optax.GradientTransformation:
-    """As training makes it."""
+    """Builds the optimizer as in training."""
     starts = first_updates(found.sketch.task, found.params, loop.updates_per_batch)
     return make_optimizer(loop.optimizer, found.params, loop.updates, starts=starts)
 
 
 def trial_flops(found: Sketched) -> int:
-    """Of what a task tries out before an update, if every answer becomes as long as it may; 0 where it tries nothing.
+    """Counts FLOPs of sampling before an update, with answers of maximum length; 0 for tasks without sampling.
 
-    What rates the answers is not counted.
+    Rating the answers is not counted.
     """
     sketch, rng = found.sketch, jax.eval_shape(lambda: jax.random.key(0))
     if isinstance(sketch.task, ReinforcedTask):
@@ -115,7 +115,7 @@ def trial_flops(found: Sketched) -> int:
 
 
 def update_flops(found: Sketched) -> int:
-    """Of one update on the whole batch, without what is tried out before it (`trial_flops`)."""
+    """Counts FLOPs of one update on the whole batch, without sampling before it (`trial_flops`)."""
 
     def update(params: Any, frozen: Any, batch: Any) -> Any:
         def loss(params: Any) -> jax.Array:
@@ -128,5 +128,5 @@ def update_flops(found: Sketched) -> int:
 
 
 def step_flops(found: Sketched, loop: LoopSettings) -> int:
-    """Of all updates that are made from one batch."""
-    return loop.epochs * update_flops(found)  # of an epoch, each update has its share of the rows
+    """Counts FLOPs of all updates on one batch."""
+    return loop.epochs * update_flops(found)  # in an epoch, each update has its share of the rows

@@ -1,12 +1,12 @@
-"""`--mode=plan --config.plan.topology=v5e:16x16`: a recipe's training steps compiled for TPUs that are not there.
+"""`--mode=plan --config.plan.topology=v5e:16x16`: a recipe's training steps compiled for absent TPUs.
 
-What the compiler says (memory) is the compiler's; operations, traffic and collectives are counted in the partitioned
-program with its loops multiplied out (`planning.hlo`); times are estimates from the chip's published peaks:
+Memory figures come from the compiler. Operations, traffic and collectives are counted in the partitioned program,
+including loop trip counts (`planning.hlo`). Times are estimates from the chip's published peaks:
 
   compute = FLOPs / peak, memory = bytes / HBM bandwidth, communication = bytes sent in rings / link bandwidth;
   a step takes max(compute, memory) + communication without overlap, and the largest of the three with it.
 
-Utilisation (MFU) counts the FLOPs of the model alone: what is computed again to save memory is not work done.
+Utilisation (MFU) counts only the model's FLOPs: recomputation to save memory is not counted.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from empax.training.step import make_train_step
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Published figures of a TPU.
+    """Published specifications of a TPU.
 
     Source: the pages of each version at cloud.google.com/tpu/docs.
 
     Attributes:
       flops: peak in bfloat16, per second.
-      hbm: bytes of memory.
+      hbm: bytes of main memory.
       hbm_bandwidth: bytes per second.
-      ici_bandwidth: bytes per second that all links together send.
-      axes: of the torus that the links make; a group along one axis has that share of them.
+      ici_bandwidth: bytes per second over all links together.
+      axes: number of axes of the torus of links; a group along one axis has that share of the bandwidth.
     """
 
     flops: float
@@ -65,17 +65,17 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """One step on one chip of a topology: an update, or all updates that a reinforced task makes from its answers.
+    """One step on one chip of a topology: an update, or all updates of a reinforced task on its answers.
 
     Attributes:
-      chips: how many there are.
-      batch: rows of all chips together, for a reinforced task the contexts that it answers.
-      updates: of a step.
-      parameter_bytes, optimizer_bytes, frozen_bytes: of what is trained, of its optimiser, and of what lies beside it
-        untrained (a judge, the weights under adapters), on one chip.
-      temporary_bytes: what the step needs beside them at its peak, activations among it.
-      model_flops: of all chips together, without what is computed again.
-      work: of one chip, as compiled.
+      chips: number of chips.
+      batch: rows on all chips together; for a reinforced task, the contexts that it answers.
+      updates: updates in a step.
+      parameter_bytes, optimizer_bytes, frozen_bytes: bytes of the trained parameters, the optimizer state, and the
+        frozen parameters (a judge, the weights under adapters), on one chip.
+      temporary_bytes: further bytes that the step needs at its peak, including activations.
+      model_flops: FLOPs of all chips together, without recomputation.
+      work: work of one chip, as compiled.
       compute_seconds, memory_seconds, communication_seconds: each alone, at the published peaks.
     """
 
@@ -103,12 +103,12 @@ class Estimate:
         return max(self.compute_seconds, self.memory_seconds, self.communication_seconds)
 
     def utilisation(self, seconds: float) -> float:
-        """Model FLOPs over what the chips could do in that time."""
+        """Returns the model's FLOPs divided by the peak FLOPs of the chips in that time."""
         return self.model_flops / (self.chips * self.chip.flops * seconds)
 
     @property
     def state_bytes(self) -> float:
-        """All that stays from step to step."""
+        """Bytes that persist between steps."""
         return self.parameter_bytes + self.optimizer_bytes + self.frozen_bytes
 
     @property
@@ -117,7 +117,7 @@ class Estimate:
 
 
 def describe_topology(plan: RunPlan, topology: str) -> str:
-    """A few lines for each training stage: memory, work, communication, estimated time."""
+    """Formats a few lines for each training stage: memory, work, communication, estimated time."""
     lines = [f"{topology}; times are estimates from published peaks"]
     for stage in stages_to_compile(plan):
         found = estimate(plan, stage, topology)
@@ -132,7 +132,7 @@ def describe_topology(plan: RunPlan, topology: str) -> str:
 
 
 def stages_to_compile(plan: RunPlan) -> list[Stage]:
-    """Those of `config.plan.stages`; all that are trained if that is empty."""
+    """Returns the stages in `config.plan.stages`; all training stages if that is empty."""
     trained = {name: stage for name, stage in plan.stages.items() if stage.kind == "train"}
     wanted = plan.options.plan.stages or tuple(trained)
     if unknown := [name for name in wanted if name not in trained]:
@@ -142,7 +142,7 @@ def stages_to_compile(plan: RunPlan) -> list[Stage]:
 
 @dataclasses.dataclass(frozen=True)
 class _Laid:
-    """A stage's step as training compiles it, and where each of its arguments lies on the devices."""
+    """A stage's step as training compiles it, and the placement of its arguments on the devices."""
 
     step: Any
     template: TrainState
@@ -155,10 +155,10 @@ class _Laid:
 
 
 def estimate(plan: RunPlan, stage: Stage, topology: str) -> Estimate:
-    """Compiles the stage's step for `topology` and counts.
+    """Compiles the stage's step for `topology` and estimates its cost.
 
     Raises:
-      ConfigError: an unknown topology, a mesh that it does not have, more memory than a chip has, or libtpu is not
+      ConfigError: the topology is unknown or does not have the mesh, a chip has too little memory, or libtpu is not
         installed.
     """
     chip, devices = chip_of(topology), devices_of(topology)
@@ -184,7 +184,7 @@ def estimate(plan: RunPlan, stage: Stage, topology: str) -> Estimate:
 
 
 def lay_out(plan: RunPlan, stage: Stage, devices: Sequence[Any]) -> _Laid:
-    """The step of a stage, and shapes of its arguments as they lie on `devices`."""
+    """Builds the step of a stage, and the shapes of its arguments, placed on `devices`."""
     options = plan.options
     mesh = make_mesh(options.mesh, devices)
     logical = {**LOGICAL, **options.mesh.logical}
@@ -209,7 +209,7 @@ def lay_out(plan: RunPlan, stage: Stage, devices: Sequence[Any]) -> _Laid:
 
 
 def write_program(config: Mapping[str, Any], stage: str, topology: str, folder: str) -> None:
-    """Has the compiler write the step of a stage into `folder`."""
+    """Makes the compiler write the step of a stage into `folder`."""
     plan = make_plan(config)
     laid = lay_out(plan, plan.stages[stage], devices_of(topology))
     with contextlib.nullcontext() if topology == "gpu" else planned_for("tpu"):
@@ -218,20 +218,20 @@ def write_program(config: Mapping[str, Any], stage: str, topology: str, folder: 
 
 
 def model_flops(plan: RunPlan, stage: Stage) -> float:
-    """Of a step on the whole batch, as if nothing were computed again."""
+    """Counts FLOPs of a step on the whole batch, without recomputation."""
     plain = make_plan(_without_remat(plan.config))
     return step_flops(sketch_stage(plain, plain.stages[stage.name]), stage.loop)
 
 
 def _without_remat(value: Any) -> Any:
-    """A plain config whose models compute nothing again, wherever they are set."""
+    """Switches off rematerialisation in a plain config, wherever it is set."""
     if isinstance(value, Mapping):
         return {key: "none" if key == "remat" else _without_remat(item) for key, item in value.items()}
     return [_without_remat(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def chip_of(topology: str) -> Chip:
-    """The chip of "v5e:16x16"."""
+    """Returns the chip of a topology such as "v5e:16x16"."""
     name, _, shape = topology.partition(":")
     if name not in CHIPS or not shape or not all(size.isdecimal() for size in shape.split("x")):
         raise ConfigError(
@@ -242,7 +242,7 @@ def chip_of(topology: str) -> Chip:
 
 
 def devices_of(topology: str) -> list[Any]:
-    """Those of a slice, which need not be here; for "gpu" the first that is here."""
+    """Returns the devices of a slice, which need not be present; for "gpu", the first local device."""
     if topology == "gpu":
         return jax.devices()[:1]
     from jax.experimental import topologies
@@ -259,7 +259,7 @@ def devices_of(topology: str) -> list[Any]:
 
 
 def _bandwidth(chip: Chip, group: int, topology: str) -> float:
-    """Of a ring: along one axis of the torus the links of that axis, over more of them those of all."""
+    """Returns a ring's bandwidth: on one axis of the torus that of its links, on several axes that of all links."""
     longest = max(int(size) for size in topology.partition(":")[2].split("x"))
     return chip.ici_bandwidth / chip.axes if group <= longest else chip.ici_bandwidth
 

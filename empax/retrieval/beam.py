@@ -1,7 +1,7 @@
-"""Embedding a corpus with many workers, by Apache Beam: for corpora that outgrow one machine.
+"""Embedding a corpus with many workers, using Apache Beam: for corpora too large for one machine.
 
-A worker reads its own part of the file, loads the encoder once, and writes its own vectors: what travels between
-machines is names of files. All must see the file, the folder, and what the encoder is loaded from.
+Each worker reads its part of the file, loads the encoder once, and writes its vectors; only file names travel between
+machines. All machines must have access to the file, the folder, and the files of the encoder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from empax.core.protocols import InstanceEncoder
 from empax.data.dialogues import instance_from_row
 
 MakeEncoder = Callable[[], InstanceEncoder]
-"""Loads the encoder on a worker; to be sent there, it is a function of a module or a `functools.partial` of one."""
+"""Loads the encoder on a worker; to be picklable, a module-level function or a `functools.partial` of one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Part:
     """Lines of a file.
 
     Attributes:
-      number: from 0.
+      number: index of the part, from 0.
       offset: bytes before the first line.
-      rows: how many lines.
+      rows: number of lines.
     """
 
     number: int
@@ -39,12 +39,12 @@ class Part:
     rows: int
 
     def file(self, folder: Path) -> Path:
-        """Where its vectors go."""
+        """Returns the path of the part's vectors."""
         return folder / f"part-{self.number:06d}.npy"
 
 
 def parts_of(path: Path, rows: int) -> list[Part]:
-    """Cuts a file into parts of `rows` lines; the last may have fewer."""
+    """Splits a file into parts of `rows` lines; the last may have fewer."""
     found, offset = [], 0
     with path.open("rb") as file:
         while lines := list(itertools.islice(file, rows)):
@@ -54,7 +54,7 @@ def parts_of(path: Path, rows: int) -> list[Part]:
 
 
 class EmbedPart(beam.DoFn):
-    """The vectors of a part's exemplars, written to its file."""
+    """Embeds the exemplars of a part and writes the vectors to its file."""
 
     def __init__(self, path: Path, make_encoder: MakeEncoder, folder: Path):
         self._path, self._make_encoder, self._folder = path, make_encoder, folder
@@ -76,19 +76,19 @@ class EmbedPart(beam.DoFn):
 def embed_file(
     path: Path, make_encoder: MakeEncoder, folder: Path, *, options: Sequence[str] = (), rows_per_part: int = 10_000
 ) -> Float[np.ndarray, "N D"]:
-    """The vectors of all exemplars in a file, in its order, memory-mapped.
+    """Embeds all exemplars of a file and returns the vectors in its order, memory-mapped.
 
-    Parts that are in `folder` already are not made again: a pipeline that failed goes on where it stopped.
+    Parts that already exist in `folder` are kept, so a failed pipeline continues where it stopped.
 
     Args:
-      path: one instance a line, as the stage "prepare" writes them.
+      path: file with one instance per line, as written by the stage "prepare".
       make_encoder: see `MakeEncoder`.
-      folder: where parts and result go; one for each encoder and file.
-      options: of Beam, ("--runner=FlinkRunner", ...); none = its direct runner, in this process.
-      rows_per_part: what a worker does at a time.
+      folder: output folder of parts and result; a separate one for each encoder and file.
+      options: Beam options, ("--runner=FlinkRunner", ...); none = the direct runner, in this process.
+      rows_per_part: lines that a worker processes at a time.
 
     Raises:
-      DataError: the file is empty, or a part's vectors are not what they should be.
+      DataError: if the file is empty, or a part's vectors have the wrong shape.
     """
     result, parts = folder / "embeddings.npy", parts_of(path, rows_per_part)
     if not parts:
@@ -103,7 +103,7 @@ def embed_file(
 
 
 def _join(target: Path, parts: Sequence[Part], folder: Path) -> None:
-    """Writes the parts one behind the other; never holds more than one of them."""
+    """Concatenates the parts into one file; holds only one part in memory."""
     first = np.load(parts[0].file(folder), mmap_mode="r")
     shape = (sum(part.rows for part in parts), first.shape[1])
     joined = np.lib.format.open_memmap(target, mode="w+", dtype=first.dtype, shape=shape)

@@ -1,4 +1,4 @@
-"""Texts and instances to vectors: with a pretrained or a trained encoder."""
+"""Embedding texts and instances with a pretrained or a trained encoder."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from empax.core.types import Instance, Params
 log = logging.getLogger("empax")
 
 Encoder: TypeAlias = Callable[[Params, Int[Array, "B S"], Bool[Array, "B S"]], Float[Array, "B ..."]]
-"""`(params, ids, mask) -> embeddings`, an array for each row; jax-traceable, and rows must not look at each other."""
+"""`(params, ids, mask) -> embeddings`, one array per row; traceable by JAX, and rows must be independent."""
 
 BUCKETS: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 200, 256)
 """Lengths in tokens to which texts are padded."""
 
-_STEP = 4  # between the buckets: multiples of so many tokens
+_STEP = 4  # lengths between buckets are multiples of this many tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class Economy:
-    """What a compiled shape is worth.
+    """Trade-off between compilations and padding.
 
     Attributes:
       tokens_per_batch: padded tokens in one batch.
-      full_batches: texts of a length between two buckets are padded to it, not to the bucket, if they fill so many.
-      growth: batches of fewer texts than fill one have a power of this as their rows.
-      slack: lengths are given up for longer ones while the padded tokens grow by no more than this share,
-      padding: or by so many, if that is more.
+      full_batches: texts of a length between two buckets are padded to that length if they fill this many batches.
+      growth: the number of rows of an incomplete batch is rounded up to a power of this.
+      slack: lengths are merged into longer ones while the padded tokens grow by at most this share,
+      padding: or by at most this many tokens, if that is more.
     """
 
     tokens_per_batch: int
@@ -50,21 +50,21 @@ class Economy:
     padding: int
 
 
-# The layers of a small batch find what the last one wrote in the cache, and a shape compiles within a second.
+# Small batches keep activations in the CPU's cache, and a shape compiles within a second.
 CPU = Economy(tokens_per_batch=1024, full_batches=8, growth=2, slack=0.0, padding=4096)
 # A batch takes milliseconds, and a shape ten seconds or more to compile.
 ACCELERATOR = Economy(tokens_per_batch=32768, full_batches=1000, growth=16, slack=0.1, padding=0)
 
 
 def economy(tokens_per_batch: int | None = None) -> Economy:
-    """That of the default backend; `tokens_per_batch` if given replaces its own."""
+    """Returns the trade-off for the default backend, with `tokens_per_batch` replaced if given."""
     found = CPU if jax.default_backend() == "cpu" else ACCELERATOR
     return found if tokens_per_batch is None else dataclasses.replace(found, tokens_per_batch=tokens_per_batch)
 
 
-_ANNOUNCED = 10_000  # texts: fewer take seconds on a CPU
+_ANNOUNCED = 10_000  # texts; fewer take seconds on a CPU
 
-_IN_FLIGHT = 2  # one batch computes while the next is being assembled; more only costs memory
+_IN_FLIGHT = 2  # one batch computes while the next is assembled; more would only cost memory
 
 
 def embed(
@@ -80,33 +80,32 @@ def embed(
 ) -> Float[np.ndarray, "N ..."]:
     """Embeds every text of a corpus, in the order given.
 
-    Texts are sorted by length and padded to the next bucket, or to a multiple of 4 below it that fills many batches:
-    8 on a CPU, 1,000 elsewhere, where compiling takes longer than what that saves, and lengths that save little become
-    the next longer one. One length always runs with the
-    same number of rows (`tokens_per_batch // length`, fewer only if it has fewer texts), the last batch being filled
-    up. So a corpus compiles once per length in use, and embedding it again compiles nothing, provided `apply` is the
-    same object.
+    Texts are sorted by length and padded to the next bucket, or to a multiple of 4 below it if texts of that length
+    fill many batches: 8 on a CPU, 1,000 elsewhere, where compilation costs more than padding. Lengths that save little
+    padding are merged into the next longer one. One length always has the same number of rows
+    (`tokens_per_batch // length`, fewer only if it has fewer texts); the last batch is filled up. So a corpus compiles
+    once per length in use, and embedding it again compiles nothing if `apply` is the same object.
 
-    The same call gives the same numbers, bit for bit, where the device repeats its sums (`core.determinism`). An
-    embedding depends on its own text alone: the neighbours and the padding are masked, and change it only by the
-    rounding of a differently shaped matrix product (about 1e-6).
+    The same call gives the same numbers, bit for bit, if the device's sums are deterministic (`core.determinism`). An
+    embedding depends on its own text alone: other rows and padding change only the rounding of matrix products with
+    other shapes (about 1e-6).
 
     Args:
-      apply: the encoder; jitted here. Pass one long-lived function, not a fresh lambda, to keep its compiled code.
-      params: its parameters.
-      token_ids: N texts with their special tokens, each of 1 to `max(buckets)` tokens. Cutting is the caller's work,
-        since only the caller knows which end matters.
-      pad_id: what to fill with; masked.
-      tokens_per_batch: padded tokens in one batch, the bound on memory; None = 32,768, on a CPU 1,024.
+      apply: the encoder; jitted here. Pass the same function each time, not a new lambda, to reuse its compiled code.
+      params: parameters of the encoder.
+      token_ids: N texts with their special tokens, each of 1 to `max(buckets)` tokens. The caller truncates, since only
+        the caller knows which end matters.
+      pad_id: padding token; masked.
+      tokens_per_batch: padded tokens in one batch, which bounds memory; None = 32,768, on a CPU 1,024.
       buckets: allowed padded lengths.
-      mesh: spreads the rows of a batch over its axis "data"; None = the default device.
-      progress: see `core.progress`; None = nothing is shown. 10,000 texts or more are announced in the log too.
+      mesh: shards the rows of a batch over its axis "data"; None = the default device.
+      progress: see `core.progress`; None = no progress is shown. 10,000 texts or more are also announced in the log.
 
     Returns:
       float32, one row per text.
 
     Raises:
-      ValueError: a text with no token or with more than `max(buckets)`, no bucket, or `tokens_per_batch` < 1.
+      ValueError: if a text is empty or longer than `max(buckets)`, no bucket is given, or `tokens_per_batch` < 1.
     """
     worth = economy(tokens_per_batch)
     if not buckets or worth.tokens_per_batch < 1:
@@ -125,10 +124,10 @@ def embed(
 
     def collect() -> None:
         rows, output = pending.popleft()
-        embeddings[rows] = np.asarray(output, np.float32)[: len(rows)]  # the rest are filler rows
+        embeddings[rows] = np.asarray(output, np.float32)[: len(rows)]  # without filler rows
         shown.advance(len(rows))
 
-    if progress and len(lengths) >= _ANNOUNCED:  # a bar is not seen in a log file
+    if progress and len(lengths) >= _ANNOUNCED:  # a progress bar does not appear in a log file
         log.info("%s: embedding %d texts", progress, len(lengths))
     with Progress(progress, total=len(lengths), unit="texts") as shown:
         for rows, length, height in plan_batches(lengths, ordered, worth, shards):
@@ -154,12 +153,12 @@ def _check_lengths(lengths: np.ndarray, longest: int) -> None:
 def plan_batches(
     lengths: np.ndarray, buckets: np.ndarray, worth: Economy, shards: int = 1
 ) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Yields (texts, padded length, rows of the batch), longest first: memory trouble shows at once."""
+    """Yields (texts, padded length, rows of the batch), longest first, so that a lack of memory shows at once."""
     order = np.argsort(-lengths, kind="stable")
     padded = _padded_lengths(lengths, buckets, worth)[order]
     for length in np.unique(padded)[::-1].tolist():
         texts = order[padded == length]
-        # A lone query must not pay for hundreds of filler rows; powers keep the shapes few.
+        # A single query must not pay for hundreds of filler rows; powers keep the number of shapes small.
         height = 1
         while height < len(texts):
             height *= worth.growth
@@ -170,7 +169,7 @@ def plan_batches(
 
 
 def _padded_lengths(lengths: np.ndarray, buckets: np.ndarray, worth: Economy) -> Int[np.ndarray, " N"]:
-    """The length that each text is padded to."""
+    """Returns the padded length of each text."""
     bucket = buckets[np.searchsorted(buckets, lengths)]
     finer = np.minimum(-(-lengths // _STEP) * _STEP, bucket)
     texts = np.bincount(finer, minlength=1)  # of each length
@@ -179,7 +178,7 @@ def _padded_lengths(lengths: np.ndarray, buckets: np.ndarray, worth: Economy) ->
 
 
 def _fewer(padded: Int[np.ndarray, " N"], worth: Economy) -> Int[np.ndarray, " N"]:
-    """Of as few lengths as `worth` allows: the one that costs least becomes the next longer one, and so on."""
+    """Merges lengths as far as `worth` allows: repeatedly, the cheapest one into the next longer one."""
     lengths, texts = np.unique(padded, return_counts=True)
     padded, left = padded.copy(), max(worth.slack * padded.sum(), worth.padding)
     while len(lengths) > 1:
@@ -202,21 +201,21 @@ def _pad(
     for row, text in enumerate(texts):
         ids[row, : len(text)] = text
         mask[row, : len(text)] = True
-    # A filler row is a text of one pad token: the mean over no token at all would be 0 / 0.
+    # A filler row is a text of one padding token: the mean over no tokens would be 0 / 0.
     mask[len(texts) :, 0] = True
     return ids, mask
 
 
 KEPT_FROM = 256
-"""How many texts make it worth while to keep their embeddings."""
+"""Fewest texts whose embeddings are cached."""
 
 Texts: TypeAlias = Callable[[Sequence[Instance]], list[list[int]]]
-"""Instances to ids."""
+"""Converts instances to token ids."""
 
 
 @runtime_checkable
 class Embedder(Protocol):
-    """Ids to vectors of one space: by one tower for queries and keys, or by one for each. Hashable."""
+    """Embeds queries and keys in one vector space, with a shared tower or separate towers. Hashable."""
 
     def embed_queries(
         self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]
@@ -227,23 +226,23 @@ class Embedder(Protocol):
 
 @functools.lru_cache(maxsize=8)
 def embedders(model: Embedder) -> tuple[Encoder, Encoder]:
-    """Functions for queries and for keys: one pair per model, so that their compiled code is found again."""
+    """Returns functions for queries and keys; cached per model, so that their compiled code is reused."""
     return model.embed_queries, model.embed_keys
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusEncoder:
-    """What index stages, evaluation and chat embed with.
+    """The encoder of index stages, evaluation and chat.
 
     Attributes:
       model: one tower or two.
-      params: of `model`.
-      pad_id: fills texts up.
-      query_text: contexts as the model reads them, without any response.
-      key_text: exemplars as it reads them.
-      hash: of parameters and settings; an index made with another one is refused.
-      buckets: lengths in tokens to pad to; one alone compiles once, for whoever embeds single texts.
-      complete_keys: adds to the vectors of exemplars what is known of them; None = nothing.
+      params: parameters of `model`.
+      pad_id: padding token.
+      query_text: token ids of contexts, without any response.
+      key_text: token ids of exemplars.
+      hash: hash of parameters and settings; an index with another hash is refused.
+      buckets: lengths in tokens to pad to; a single one compiles only once, for callers that embed single texts.
+      complete_keys: extends the vectors of exemplars by other properties; None = no extension.
     """
 
     model: Embedder
@@ -258,7 +257,7 @@ class CorpusEncoder:
     def embed_queries(
         self, instances: Sequence[Instance], *, progress: str | None = None, mesh: Mesh | None = None
     ) -> Float[np.ndarray, "N D"]:
-        """Embeds the contexts, without looking at any response; over the devices of `mesh`, None = on one."""
+        """Embeds the contexts, without using any response; on the devices of `mesh`, None = on one."""
         return self._embed("queries", self.query_text(instances), progress, mesh)
 
     def embed_keys(

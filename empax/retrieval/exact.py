@@ -1,4 +1,4 @@
-"""Exact maximum inner product search on the device: the oracle, sharded over a mesh."""
+"""Exact maximum inner product search on the device, sharded over a mesh; the oracle of approximate search."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from empax.core.largest import GROUP, group_width, largest
 from empax.core.types import Retrieved
 
 NO_GROUP = -1
-"""Group of what belongs to none: never excluded as a row, excludes nothing as a query."""
+"""Group of a row or query without a group: such a row is never excluded, such a query excludes no rows."""
 
 _QUERY_BLOCKS = (1, 8, 64, 256)
 
-_CHUNK_ROWS = 65_536  # 256 queries have 64 MB of scores
-_SHARE_OF_SCORES = 1 / 32  # of an accelerator's memory; an H200 then looks at three million rows at a time
+_CHUNK_ROWS = 65_536  # 64 MB of scores for 256 queries
+_SHARE_OF_SCORES = 1 / 32  # of an accelerator's memory; an H200 then scores three million rows at a time
 
 
 class ExactIndex:
-    """The rows of largest inner product, found by looking at all of them.
+    """Finds the rows with the largest inner product by exhaustive search.
 
-    Scores are float32 whatever the embeddings are stored as. Rows are read in chunks and queries in blocks, so at
-    most `256 * chunk_rows` scores exist at a time; fewer queries read more rows at once. Searches of the same shapes
-    share their compiled code, also between indexes, so re-embedding a corpus compiles nothing.
+    Scores are float32, whatever the type of the embeddings. Rows are read in chunks and queries in blocks, so at most
+    `256 * chunk_rows` scores exist at a time; with fewer queries, more rows are scored at once. Searches of the same
+    shapes share compiled code, also between indexes, so re-embedding a corpus compiles nothing.
 
     Args:
       embeddings: N >= 1 rows, float32 or float16, finite; a memory-mapped array is read shard by shard.
       groups: one number >= 0 per row (the dialogue it comes from), or NO_GROUP; None = no exclusion.
-      mesh: spreads the rows over its axis "data", each device searching its own; None = one device.
-      chunk_rows: rows scored at a time on one device for 256 queries; None = as its memory allows.
+      mesh: shards the rows over its axis "data"; each device searches its own rows. None = one device.
+      chunk_rows: rows scored at a time on one device for 256 queries; None = chosen by its memory.
 
     Raises:
-      ValueError: no rows, or `groups` of another length.
+      ValueError: if there are no rows, or `groups` has another length.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class ExactIndex:
         self._chunks = -(-per_shard // chunk_rows)
         chunk = -(-per_shard // self._chunks)
         if chunk > 64 * GROUP and jax.default_backend() != "cpu":
-            chunk += -chunk % GROUP  # so that `largest` is at hand
+            chunk += -chunk % GROUP  # so that `largest` can be used
         padded = chunk * self._chunks * shards
         self._rows = self._place(embeddings, padded, 0)
         self._groups = self._place(row_groups, padded, NO_GROUP)
         self._count = jax.device_put(np.int32(self.num_rows), NamedSharding(self._mesh, PartitionSpec()))
 
     def _place(self, values: np.ndarray, padded: int, filler: int) -> Array:
-        """Puts `values`, filled up to `padded` rows, onto the mesh; each device reads only what it holds."""
+        """Places `values`, padded to `padded` rows, on the mesh; each device reads only its shard."""
 
         def part(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(padded)
@@ -89,22 +89,22 @@ class ExactIndex:
         *,
         query_groups: Int[np.ndarray, " Q"] | None = None,
     ) -> Retrieved:
-        """The k best rows of each query, best first; of equal scores the lower id first.
+        """Finds the k best rows of each query, best first; of equal scores the lower id first.
 
         Args:
           queries: float32.
-          k: at least 1; may exceed the rows there are, the rest being id -1, score -inf.
+          k: at least 1; if there are fewer rows, the rest has id -1, score -inf.
           query_groups: rows of a query's own group are never returned; NO_GROUP excludes nothing.
 
         Raises:
-          ValueError: k < 1, another dimension than the index has, or groups that do not fit.
-          DataError: a query that is not finite.
+          ValueError: if k < 1, or the queries have another dimension than the index, or the groups do not match.
+          DataError: if a query is not finite.
         """
         queries = np.ascontiguousarray(queries, np.float32)
         query_groups = check_search(queries, k, query_groups, dim=self.dim, has_groups=self.has_groups)
         found = []
         for start, stop, block in _blocks(len(queries)):
-            # One array there and one back, as bits: each transfer takes the host a tenth of a millisecond.
+            # One array each way, as bits: each transfer takes a tenth of a millisecond on the host.
             asked = np.zeros((block, self.dim + 1), np.int32)
             asked[: stop - start, :-1] = queries[start:stop].view(np.int32)
             asked[:, -1] = NO_GROUP
@@ -112,13 +112,13 @@ class ExactIndex:
             result = _search(self._rows, self._groups, asked, self._count, k=k,
                              chunks=self._chunks_for(block), mesh=self._mesh,
                              gpu=jax.default_backend() == "gpu")  # fmt: skip
-            found.append((stop - start, result))  # still being computed: the next block is prepared meanwhile
+            found.append((stop - start, result))  # asynchronous: the next block is prepared meanwhile
         rows = [np.asarray(result)[:count] for count, result in found]
         both = np.concatenate([np.zeros((0, 2 * k), np.int32), *rows])
         return Retrieved(ids=both[:, :k], scores=both[:, k:].view(np.float32))
 
     def _chunks_for(self, queries: int) -> int:
-        """Parts to score the rows in: few queries have few scores, and one of several parts is a copy of its rows."""
+        """Returns the number of chunks to score rows in; few queries need fewer, and each of several is a copy."""
         if self._rows.dtype != np.float32 and jax.default_backend() != "gpu":  # converted part by part
             return self._chunks
         fewest = -(-self._chunks * queries // _QUERY_BLOCKS[-1])
@@ -126,21 +126,21 @@ class ExactIndex:
 
 
 def _rows_at_a_time() -> int:
-    """Of which 256 queries have as many scores as the device has room for."""
+    """Returns the number of rows whose scores for 256 queries fit into the device's share of memory."""
     if jax.default_backend() == "cpu":
         return _CHUNK_ROWS
     return max(_CHUNK_ROWS, int(_device_memory() * _SHARE_OF_SCORES) // (4 * _QUERY_BLOCKS[-1]))
 
 
 def _device_memory() -> int:
-    """Bytes that JAX may take of the first device's memory; 16 GiB where it does not say."""
+    """Returns the bytes of the first device's memory that JAX may use; 16 GiB if unknown."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 16 * 2**30)
 
 
 class ExactInParts:
-    """As `ExactIndex`, of rows that are too many for the devices: some at a time are put there, and let go again.
+    """`ExactIndex` for more rows than fit on the devices: only `part_rows` rows are there at a time.
 
-    A memory-mapped array is read part by part, of `part_rows`.
+    A memory-mapped array is read part by part.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class ExactInParts:
         *,
         query_groups: Int[np.ndarray, " Q"] | None = None,
     ) -> Retrieved:
-        """As `ExactIndex.search`."""
+        """See `ExactIndex.search`."""
         ids, scores = np.full((len(queries), 0), -1, np.int32), np.zeros((len(queries), 0), np.float32)
         for start in range(0, self.num_rows, self._part_rows):
             part = slice(start, start + self._part_rows)
@@ -176,7 +176,7 @@ class ExactInParts:
 
 
 def largest_group(groups: Int[np.ndarray, " N"] | None) -> int:
-    """Rows of the largest group: as many candidates at most does a query's own group push out."""
+    """Returns the size of the largest group, the most candidates that a query's own group can displace."""
     members = np.zeros(0, np.int64) if groups is None else groups[groups > NO_GROUP]
     return int(np.unique(members, return_counts=True)[1].max()) if len(members) else 0
 
@@ -187,7 +187,7 @@ def check_search(
     """Checks the arguments of a search; returns the groups, NO_GROUP where there are none.
 
     Raises:
-      ValueError, DataError: as `ExactIndex.search` says.
+      ValueError, DataError: as in `ExactIndex.search`.
     """
     if queries.ndim != 2 or queries.shape[1] != dim:
         raise ValueError(f"Queries of shape {queries.shape}; the index holds vectors of {dim} numbers: [Q, {dim}].")
@@ -208,7 +208,7 @@ def check_search(
 
 
 def _blocks(num_queries: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (first query, last + 1, padded size): few sizes, so few compilations."""
+    """Yields (first query, last + 1, padded size); few sizes, for few compilations."""
     for start in range(0, num_queries, _QUERY_BLOCKS[-1]):
         stop = min(start + _QUERY_BLOCKS[-1], num_queries)
         yield start, stop, next(size for size in _QUERY_BLOCKS if size >= stop - start)
@@ -216,7 +216,7 @@ def _blocks(num_queries: int) -> Iterator[tuple[int, int, int]]:
 
 @functools.partial(jax.jit, static_argnames=("k", "chunks", "mesh", "gpu"))
 def _search(rows, groups, asked, num_rows, *, k, chunks, mesh, gpu):
-    """Best k of each shard, then the best k of those; returns ids beside the bits of scores, replicated."""
+    """Finds the best k of each shard, then the best k of those; returns ids and bits of scores, replicated."""
     spread, whole = PartitionSpec("data"), PartitionSpec()
     queries, query_groups = jax.lax.bitcast_convert_type(asked[:, :-1], jnp.float32), asked[:, -1]
 
@@ -239,18 +239,18 @@ def _search(rows, groups, asked, num_rows, *, k, chunks, mesh, gpu):
 
 
 def _products(queries: Float[Array, "Q D"], rows: Float[Array, "R D"], *, gpu: bool) -> Float[Array, "Q R"]:
-    """Inner products in float32, however the rows are stored."""
+    """Computes inner products in float32, whatever the type of the rows."""
     if gpu and rows.dtype == jnp.float16:
         return _products_of_halves(queries, rows)
-    # HIGHEST: a TPU would otherwise multiply in bfloat16, and this is the oracle. Of a GPU three products of tensor
-    # cores are as exact, and faster where there are so many queries that reading the rows is not all.
+    # HIGHEST: a TPU would otherwise multiply in bfloat16, and this is the oracle. On a GPU, three products of tensor
+    # cores are as exact, and faster with enough queries that reading the rows does not dominate.
     many = gpu and queries.shape[0] > _QUERY_BLOCKS[1]
     precision = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3 if many else jax.lax.Precision.HIGHEST
     return jnp.einsum("QD,RD->QR", queries, rows.astype(jnp.float32), precision=precision)
 
 
 def _products_of_halves(queries: Float[Array, "Q D"], rows: Float[Array, "R D"]) -> Float[Array, "Q R"]:
-    """With each query as a sum of two halves, q = s (h + 2^-11 l), so that no row is converted; off by 2^-22 of |q|."""
+    """Splits each query into two float16, q = s (h + 2^-11 l), so that no row is converted; error 2^-22 of |q|."""
     _, exponents = jnp.frexp(jnp.max(jnp.abs(queries), axis=1, keepdims=True))
     scaled = jnp.ldexp(queries, -exponents)  # below 1, whatever the encoder
     high = scaled.astype(jnp.float16)
@@ -264,7 +264,7 @@ def _best_of_rows(rows, groups, queries, query_groups, num_rows, first, *, k, ch
     size = rows.shape[0] // chunks
     best_of = (
         jax.lax.top_k if size % group_width(size) else largest
-    )  # which would copy all scores to fill the last group
+    )  # `largest` would copy all scores to fill the last group
 
     def one_chunk(best, chunk):
         vectors, chunk_groups, start = chunk
@@ -272,7 +272,7 @@ def _best_of_rows(rows, groups, queries, query_groups, num_rows, first, *, k, ch
         ids = start + jnp.arange(size, dtype=jnp.int32)
         own = (chunk_groups[None, :] == query_groups[:, None]) & (query_groups >= 0)[:, None]
         scores = jnp.where(own | (ids >= num_rows)[None, :], -jnp.inf, scores)
-        top_scores, places = best_of(scores, min(k, size))  # of equals, the lower place first
+        top_scores, places = best_of(scores, min(k, size))  # of equal scores, the lower index first
         ids = jnp.concatenate([best[0], start + places], axis=1)
         scores = jnp.concatenate([best[1], top_scores], axis=1)
         return _merge(ids, scores, k), None
@@ -286,6 +286,6 @@ def _best_of_rows(rows, groups, queries, query_groups, num_rows, first, *, k, ch
 
 
 def _merge(ids, scores, k):
-    """The best k of candidates standing in order of their ids (where scores are equal)."""
+    """Returns the best k candidates; candidates with equal scores must be in order of their ids."""
     scores, places = jax.lax.top_k(scores, k)
     return jnp.take_along_axis(ids, places, axis=1), scores

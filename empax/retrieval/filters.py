@@ -1,4 +1,4 @@
-"""Filters of what an index finds: exemplars of one emotion, of one turn, of different dialogues."""
+"""Filters of search results: exemplars of one emotion, of one turn, of different dialogues."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from empax.core.types import EMOTIONS, Retrieved
 from empax.retrieval.index import Index
 
 Filter: TypeAlias = Literal["none", "predicted_emotion", "gold_emotion"]
-"""Whose emotion exemplars must have: anybody's, that predicted from the context, or that of the context's dialogue."""
+"""The required emotion of exemplars: any, the emotion predicted from the context, or that of the context's dialogue."""
 
 _FILE = "filter.npz"
-_QUERIES = 1024  # at a time: the rows of each before the filter are many
-_RIDGE = 1e-3  # of the mean of the diagonal
+_QUERIES = 1024  # queries at a time, since each has many rows before the filter
+_RIDGE = 1e-3  # relative to the mean of the diagonal
 
 
 @dataclasses.dataclass(frozen=True)
 class ExemplarFilter:
-    """Searches more rows than are wanted, and keeps those that fit the query.
+    """Searches more rows than are requested, and keeps those that match the query.
 
-    Source: LEMPEx' code searches 2,047 rows and filters by the gold emotion, which nobody knows at test time: a leak.
+    Source: LEMPEx' code searches 2,047 rows and filters by the gold emotion, which is unknown at test time: a leak.
     The predicted emotion, turns and dialogues are ours.
 
     Attributes:
-      kind: whose emotion rows must have.
-      searched: rows that are looked at for each query.
-      emotions: of each row of the index; index into EMOTIONS, -1 = unknown.
-      weights: of `predict`; None but with the predicted emotion.
-      turns: of each row, how many turns stand before its response: rows of the query's turn come first, the others
-        behind them; None = the turn counts for nothing.
-      one_per_dialogue: whether of rows of one group of the index the best alone stays.
+      kind: required emotion of rows.
+      searched: rows to search for each query.
+      emotions: emotion of each row of the index; index into EMOTIONS, -1 = unknown.
+      weights: weights of `predict`; None unless the emotion is predicted.
+      turns: number of turns before each row's response; rows with the query's number come first. None = ignore turns.
+      one_per_dialogue: whether to keep only the best row of each group of the index.
     """
 
     kind: Filter
@@ -47,12 +46,12 @@ class ExemplarFilter:
     one_per_dialogue: bool = False
 
     def predict(self, queries: Float[np.ndarray, "Q D"]) -> Int[np.ndarray, " Q"]:
-        """The emotion of each query, by least squares on its vector; index into EMOTIONS."""
+        """Predicts the emotion of each query, by least squares on its vector; index into EMOTIONS."""
         assert self.weights is not None
         return (_with_one(queries) @ self.weights).argmax(axis=1)
 
     def wanted(self, queries: Float[np.ndarray, "Q D"], gold: Int[np.ndarray, " Q"]) -> Int[np.ndarray, " Q"]:
-        """The emotion that exemplars of each query must have; -1 = any, also where the gold emotion is not known."""
+        """Returns the required emotion of each query's exemplars; -1 = any, also for an unknown gold emotion."""
         if self.kind == "none":
             return np.full(len(queries), -1, np.int32)
         return gold if self.kind == "gold_emotion" else self.predict(queries)
@@ -66,7 +65,7 @@ class ExemplarFilter:
         gold: np.ndarray,
         turns: np.ndarray,
     ) -> Retrieved:
-        """As `Index.search`, rows that do not fit left out; id -1 where the searched rows hold too few."""
+        """Searches like `Index.search`, without rows that do not match; id -1 if too few searched rows match."""
         wanted, most = self.wanted(queries, gold), min(max(self.searched, k), len(index))
         ids, scores = np.full((len(queries), k), -1, np.int32), np.full((len(queries), k), -np.inf, np.float32)
         for start in range(0, len(queries), _QUERIES):
@@ -75,7 +74,7 @@ class ExemplarFilter:
             rows = np.maximum(found.ids, 0)
             fits = (found.ids >= 0) & ((self.emotions[rows] == wanted[part, None]) | (wanted[part, None] < 0))
             later = np.zeros_like(fits) if self.turns is None else self.turns[rows] != turns[part, None]
-            order = np.argsort(2 * ~fits + later, axis=1, kind="stable")  # those that fit first, best first
+            order = np.argsort(2 * ~fits + later, axis=1, kind="stable")  # matching rows first, best first
             if self.one_per_dialogue:
                 assert index.groups is not None
                 repeated = _repeats(np.take_along_axis(index.groups[rows], order, axis=1))
@@ -94,7 +93,7 @@ class ExemplarFilter:
 
 
 def _repeats(values: Int[np.ndarray, "Q N"]) -> Bool[np.ndarray, "Q N"]:
-    """Whether a value stands further left in its row, too."""
+    """Returns True for each value that also occurs further left in its row."""
     order = np.argsort(values, axis=1, kind="stable")
     ordered, found = np.take_along_axis(values, order, axis=1), np.zeros(values.shape, bool)
     np.put_along_axis(found, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
@@ -102,10 +101,10 @@ def _repeats(values: Int[np.ndarray, "Q N"]) -> Bool[np.ndarray, "Q N"]:
 
 
 def load_filter(folder: Path) -> ExemplarFilter | None:
-    """The filter of the index stage in `folder`; None where that has none.
+    """Loads the filter of the index stage in `folder`; None if it has none.
 
     Raises:
-      DataError: it is gone, or not what was written.
+      DataError: if the file is missing although it was written, or was altered.
     """
     path = folder / _FILE
     verify(path)
@@ -128,10 +127,10 @@ def find_exemplars(
     turns: Int[np.ndarray, " Q"],
     filter: ExemplarFilter | None,
 ) -> Retrieved:
-    """The k best rows of each query through `filter`, if there is one; never of the query's own group.
+    """Finds the k best rows of each query, through `filter` if given; never of the query's own group.
 
     Groups, emotions and turns are those of the queries. Emotions are the gold ones, index into EMOTIONS, -1 = unknown;
-    only the filter "gold_emotion" looks at them.
+    only the filter "gold_emotion" uses them.
     """
     if filter is None:
         return index.search(queries, k, query_groups=groups)
@@ -139,12 +138,12 @@ def find_exemplars(
 
 
 def fit_emotions(vectors: Float[np.ndarray, "N D"], emotions: Int[np.ndarray, " N"]) -> Float[np.ndarray, "E C"]:
-    r"""Weights that tell the emotion of a vector: ridge regression of the 32 indicators, with a constant.
+    r"""Fits weights that predict the emotion of a vector: ridge regression of the 32 indicators, with a constant.
 
     .. math:: W = (X^\top X + \lambda I)^{-1} X^\top Y
 
-    with lambda a thousandth of the mean of the diagonal. Rows whose emotion is unknown do not count. Ours: it needs no
-    training stage, and takes the retriever's vectors as they are.
+    with lambda a thousandth of the mean of the diagonal. Rows with an unknown emotion are ignored. Ours: it needs no
+    training stage, and uses the retriever's vectors unchanged.
     """
     known = emotions >= 0
     rows, labels = _with_one(vectors[known]).astype(np.float64), np.eye(len(EMOTIONS))[emotions[known]]

@@ -1,4 +1,4 @@
-"""The index of a run: build it, search it, keep it on disk, and refuse it when the encoder has changed."""
+"""The index of a run: building, searching, saving and loading it, and refusing it when the encoder has changed."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _FORMAT = 1
 
 
 class StaleIndexError(DataError):
-    """An index made by another encoder, or of other texts, than the one that wants to use it."""
+    """Raised for an index of another encoder or of other texts than expected."""
 
 
 @dataclasses.dataclass(frozen=True)
 class IndexSettings:
-    """How the exemplars are searched and stored.
+    """Search and storage of the exemplars.
 
     Attributes:
-      method: "scann" is fast and misses a few rows; "exact" misses none and runs on the accelerator; "milvus" asks a
-        server, whose memory is not this host's.
-      dtype: of the stored embeddings; float16 halves the disk and the memory, at about 1e-3 of relative error.
-      scann: speed against recall of "scann".
-      milvus: where the rows of "milvus" live, and how they are searched.
+      method: "scann" is fast and misses a few rows; "exact" misses none and runs on the accelerator; "milvus" uses a
+        server and its memory.
+      dtype: type of the stored embeddings; float16 halves disk and memory, with a relative error of about 1e-3.
+      scann: trade-off between speed and recall of "scann".
+      milvus: location and search options of "milvus".
     """
 
     method: Literal["exact", "scann", "milvus"] = "scann"
@@ -51,13 +51,13 @@ class IndexSettings:
 
 
 class Index:
-    """Embeddings and what searches them. Made by `build_index` and `load_index`.
+    """Embeddings with a searcher, created by `build_index` and `load_index`.
 
     Attributes:
       embeddings: [N, D] in the stored dtype; memory-mapped if the index was loaded. For re-scoring candidates.
-      groups: [N] what each row belongs to, or None.
-      settings: how it was built.
-      encoder_hash: which encoder made the embeddings.
+      groups: [N], the group of each row, or None.
+      settings: settings of the index.
+      encoder_hash: hash of the encoder that computed the embeddings.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Index:
 
     @property
     def searcher(self) -> Searcher:
-        """What answers; an exact index is put on the device when first used, so that loading reads nothing."""
+        """The searcher; an exact index is placed on the device when first used, so that loading reads no rows."""
         if self._searcher is None:
             self._searcher = ExactIndex(self.embeddings, groups=self.groups, mesh=self._mesh)
         return self._searcher
@@ -102,27 +102,27 @@ class Index:
         k: int,
         query_groups: Int[np.ndarray, " Q"] | None = None,
     ) -> Retrieved:
-        """The k best rows of each query, best first; id -1 and score -inf where there are no more.
+        """Finds the k best rows of each query, best first; id -1 and score -inf if there are fewer.
 
         Args:
-          queries: float32, by the encoder that made the index.
+          queries: float32, from the encoder of the index.
           k: at least 1.
           query_groups: rows of the query's own group are never returned (a dialogue must not retrieve itself);
             -1 excludes nothing, None excludes nothing for all queries.
 
         Raises:
-          ValueError: k < 1, another dimension than the index has, or groups that do not fit.
+          ValueError: if k < 1, or the queries have another dimension than the index, or the groups do not match.
         """
         return self.searcher.search(queries, k, query_groups=query_groups)
 
     def save(self, folder: Path) -> None:
-        """Writes the index; `folder` is whole or absent, whatever happens, and replaces an older index.
+        """Writes the index atomically: `folder` is complete or absent at any time; replaces an older index.
 
         Raises:
-          DataError: the system does not let it be written; says why.
+          DataError: if it cannot be written; says why.
         """
         partial, old = (folder.parent / f".{folder.name}.{name}" for name in ("partial", "old"))
-        for leftover in (partial, old):  # of a save that was interrupted
+        for leftover in (partial, old):  # from an interrupted save
             shutil.rmtree(leftover, ignore_errors=True)
         with system_errors(folder, "written"):
             partial.mkdir(parents=True)
@@ -141,7 +141,7 @@ class Index:
 
     def _describe(self, folder: Path) -> dict[str, Any]:
         rows, dim = self.embeddings.shape
-        # Not the embeddings: hashing them would mean reading them, and their size already shows a cut file.
+        # Without the embeddings: hashing would read all of them, and a truncated file shows by its size.
         small = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _EMBEDDINGS)
         return {
             "format": _FORMAT,
@@ -156,7 +156,7 @@ class Index:
 
 
 def check_installed(settings: IndexSettings) -> None:
-    """Raises ConfigError if what `settings.method` searches with is not installed."""
+    """Raises ConfigError if the package for `settings.method` is not installed."""
     missing = {"scann": scann.require, "milvus": milvus.require}
     if settings.method in missing:
         missing[settings.method]()
@@ -173,21 +173,21 @@ def build_index(
     """Builds an index in memory.
 
     Args:
-      embeddings: N >= 1 rows; kept as `settings.dtype`, so searching gives the same before and after saving.
-      settings: method, storage, recall.
-      encoder_hash: of the parameters and settings that made the embeddings; `load_index` compares it.
+      embeddings: N >= 1 rows; stored as `settings.dtype`, so results are the same before and after saving.
+      settings: search and storage.
+      encoder_hash: hash of the encoder's parameters and settings; `load_index` compares it.
       groups: one number >= 0 per row, or -1; rows of a query's own group can be excluded.
-      mesh: where an exact index goes; None = one device.
+      mesh: devices of an exact index; None = one device.
 
     Raises:
-      ConfigError: ScaNN is wanted and not installed, or cannot be built with these settings.
-      DataError: no rows, or embeddings that are not finite (in float16: above 65504).
+      ConfigError: if the package of the method is not installed, or the settings do not suit the rows.
+      DataError: if there are no rows, or embeddings are not finite (in float16: above 65504).
     """
-    with np.errstate(over="ignore"):  # the check below says it better
+    with np.errstate(over="ignore"):  # the check below gives a better message
         stored = np.ascontiguousarray(embeddings, settings.dtype)
     if not len(stored):
         raise DataError("There is nothing to index: 0 embeddings. Is the training split empty?")
-    # Both carry a NaN along; unlike isfinite of everything they need no array of the corpus's size.
+    # Both propagate NaN; unlike isfinite of all entries, they need no array of the corpus's size.
     bad = np.flatnonzero(~(np.isfinite(stored.min(axis=1)) & np.isfinite(stored.max(axis=1))))
     if len(bad):
         raise DataError(
@@ -199,17 +199,17 @@ def build_index(
 
 
 def load_index(folder: Path, *, encoder_hash: str | None = None, mesh: Mesh | None = None) -> Index:
-    """Opens a saved index; the embeddings stay on disk until they are used.
+    """Loads a saved index; the embeddings stay on disk until they are used.
 
     Args:
-      folder: what `Index.save` wrote.
-      encoder_hash: the encoder that will make the queries; None = do not compare.
-      mesh: where an exact index goes; None = one device.
+      folder: output of `Index.save`.
+      encoder_hash: hash of the encoder of the queries; None = do not compare.
+      mesh: devices of an exact index; None = one device.
 
     Raises:
-      StaleIndexError: made by another encoder.
-      DataError: missing, cut or altered files.
-      ConfigError: the index needs ScaNN, which is not installed.
+      StaleIndexError: if the index was made with another encoder.
+      DataError: if files are missing, truncated or altered.
+      ConfigError: if the package of the method is not installed.
     """
     again = remedy(folder.parent.name)
     verify(folder)
@@ -240,10 +240,10 @@ def load_index(folder: Path, *, encoder_hash: str | None = None, mesh: Mesh | No
 def measure_recall(
     index: Index | Searcher, exact: ExactIndex | ExactInParts, queries: Float[np.ndarray | Array, "Q D"], k: int = 10
 ) -> float:
-    """Share of the exact k best rows that `index` finds, in [0, 1]; over queries with at least one row.
+    """Returns the share of the k best rows of `exact` that `index` finds, in [0, 1], over all queries.
 
     Raises:
-      ValueError: no queries.
+      ValueError: if there are no queries.
     """
     found, wanted = np.asarray(index.search(queries, k).ids), np.asarray(exact.search(queries, k).ids)
     if not len(queries):
@@ -273,6 +273,6 @@ def _open(path: Path, shape: tuple[int, ...], dtype: str, again: str) -> np.ndar
 
 
 def _flush(folder: Path) -> None:
-    """Forces the files to disk before the folder gets its name: a renamed folder must not be hollow."""
+    """Flushes the files to disk before the folder is renamed, so that a renamed folder is complete."""
     for path in (*folder.rglob("*"), folder):
         sync(path)

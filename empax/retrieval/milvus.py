@@ -1,4 +1,4 @@
-"""Search by a Milvus server, or by Milvus Lite in this process: for corpora beyond the memory of one host."""
+"""Search with a Milvus server, or Milvus Lite in this process: for corpora too large for the memory of one host."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _QUERY_BLOCK = 256
 
 @dataclasses.dataclass(frozen=True)
 class MilvusSettings:
-    """Where the rows live, and how they are searched.
+    """Location and search options of the rows in Milvus.
 
     Attributes:
-      uri: "http://HOST:PORT" of a server or cluster, or a file "NAME.db" for Milvus Lite. A password is taken from the
+      uri: "http://HOST:PORT" of a server or cluster, or a file "NAME.db" for Milvus Lite. A password is read from the
         environment, MILVUS_TOKEN="USER:PASSWORD": it must not be in a recipe.
-      collection: what names of collections begin with; encoder and rows tell them apart.
+      collection: prefix of collection names; a digest of encoder and rows completes them.
       index_type: Milvus' name of the index, such as "FLAT" (exact), "HNSW", "IVF_FLAT", "DISKANN".
-      build: its parameters.
+      build: parameters of the index.
       search: parameters of a search.
       insert_rows: rows sent at a time.
     """
@@ -52,19 +52,19 @@ class MilvusSettings:
 
 
 class MilvusIndex:
-    """Rows in a collection of Milvus: filled if it does not hold them yet, used as it is if it does.
+    """An index in a Milvus collection, which is created if it does not exist yet.
 
-    While it is filled it has another name, eight digits longer; one that was left behind half full may be dropped.
+    While it is filled, the collection has a temporary name, nine characters longer; one left incomplete may be dropped.
 
     Args:
       embeddings: N >= 1 rows; may be memory-mapped: they are sent in parts.
-      settings: where and how.
-      encoder_hash: part of the collection's name, beside a digest of the rows.
+      settings: location and search options.
+      encoder_hash: part of the digest in the collection's name, with the rows.
       groups: as for ExactIndex; stored with the rows.
-      mesh: where `exact` searches.
+      mesh: devices of `exact`.
 
     Raises:
-      ConfigError: pymilvus is not installed, or the server cannot be reached or does not take the settings.
+      ConfigError: if pymilvus is not installed, or the server cannot be reached or refuses the settings.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class MilvusIndex:
 
     @property
     def exact(self) -> ExactInParts:
-        """Exact search of the same rows, never all of them on the devices."""
+        """Exact search of the same rows, with only a part of them on the devices at a time."""
         return ExactInParts(self._embeddings, groups=self._groups, mesh=self._mesh)
 
     def search(
@@ -99,16 +99,16 @@ class MilvusIndex:
         *,
         query_groups: Int[np.ndarray, " Q"] | None = None,
     ) -> Retrieved:
-        """As `ExactIndex.search`, but a row may be missed: see `retrieval.index.measure_recall`.
+        """Searches like `ExactIndex.search`, but may miss rows: see `retrieval.index.measure_recall`.
 
         Raises:
-          DataError: Milvus does not answer any more.
+          DataError: if Milvus fails to answer.
         """
         queries = np.asarray(queries, np.float32)
         groups = check_search(queries, k, query_groups, dim=self.dim, has_groups=self.has_groups)
         ids = np.full((len(queries), k), -1, np.int32)
         scores = np.full((len(queries), k), -np.inf, np.float32)
-        # A query's own group can push out at most as many rows as the largest group has.
+        # A query's own group displaces at most as many rows as the largest group has.
         limit = min(self.num_rows, k + self._largest_group)
         for start in range(0, len(queries), _QUERY_BLOCK):
             found = self._found(queries[start : start + _QUERY_BLOCK], limit)
@@ -116,14 +116,14 @@ class MilvusIndex:
                 kept = [hit for hit in hits if not NO_GROUP < groups[row] == hit["entity"]["group"]][:k]
                 ids[row, : len(kept)] = [hit["id"] for hit in kept]
                 scores[row, : len(kept)] = [hit["distance"] for hit in kept]
-        short = np.flatnonzero(ids[:, min(k, self.num_rows) - 1] < 0)  # it looked at too few rows
+        short = np.flatnonzero(ids[:, min(k, self.num_rows) - 1] < 0)  # it searched too few rows
         if len(short):
             exact = self.exact.search(queries[short], k, query_groups=groups[short] if self.has_groups else None)
             ids[short], scores[short] = exact.ids, exact.scores
         return Retrieved(ids=ids, scores=scores)
 
     def _found(self, queries: np.ndarray, limit: int) -> Any:
-        # HNSW refuses to look at fewer rows than it shall return.
+        # HNSW refuses an ef below the number of rows to return.
         params = {name: max(value, limit) if name == "ef" else value for name, value in self._settings.search.items()}
         try:
             return self._client.search(
@@ -142,7 +142,7 @@ class MilvusIndex:
         if client.has_collection(self.collection):
             client.load_collection(self.collection)
             return
-        # It has its name once it is whole; meanwhile another run may be filling one with the same rows.
+        # It gets its final name once complete; meanwhile, another run may fill one with the same rows.
         filled = f"{self.collection}_{uuid.uuid4().hex[:8]}"
         kinds = _milvus().DataType
         schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -174,7 +174,7 @@ class MilvusIndex:
 
 
 def _digest(embeddings: np.ndarray, groups: np.ndarray | None, settings: MilvusSettings, encoder_hash: str) -> str:
-    """Of what the collection holds; a part of the rows at a time, for there may be more than fit into memory."""
+    """Returns a digest of the collection's contents; reads rows in parts, since they may not fit into memory."""
     digest = hashlib.sha256(f"{encoder_hash} {embeddings.shape} {settings.index_type} {dict(settings.build)}".encode())
     for start in range(0, len(embeddings), settings.insert_rows):
         digest.update(np.ascontiguousarray(embeddings[start : start + settings.insert_rows]).tobytes())

@@ -21,22 +21,22 @@ from empax.core.types import Retrieved
 from empax.retrieval.exact import NO_GROUP, ExactIndex, check_search, largest_group
 
 BRUTE_FORCE_BELOW = 1_000
-"""Rows under which ScaNN looks at all of them: too few to train a tree on, and too few to need one."""
+"""With fewer rows, ScaNN searches all of them: too few to train a tree, and too few to need one."""
 
-_LEAST_SHARE, _LEAST_ROWS = 0.4, 4_000  # of the leaves, and of the rows in them, that a query looks into by default
-_LEAST_TRAINING = 16  # rows, one for each center of a 4-bit code
+_LEAST_SHARE, _LEAST_ROWS = 0.4, 4_000  # fewest leaves and rows searched per query by default
+_LEAST_TRAINING = 16  # rows, one per center of a 4-bit code
 _QUERY_BLOCK = 256  # queries whose candidates are held at once: 256 * reorder * D floats
-_QUERIES_PER_THREAD = 32  # at a time; ScaNN's own 256 would leave all of a block to one thread
+_QUERIES_PER_THREAD = 32  # at a time; ScaNN's own 256 would leave a whole block to one thread
 
 
 @dataclasses.dataclass(frozen=True)
 class ScannSettings:
-    """Speed against recall.
+    """Trade-off between speed and recall.
 
     Source: Guo et al. 2020 (anisotropic hashing) and ScaNN's own advice (sqrt(N) leaves, 2 dimensions per block,
-    threshold 0.2). How many leaves to search is ours. In 384 dimensions what is missed is missed by the tree (without
-    one, recall is 1.0), and the fewer the rows, the larger the share of leaves that a query needs. recall@10
-    of MiniLM embeddings of EmpatheticDialogues, contexts with responses as rows, test contexts as queries:
+    threshold 0.2). The number of leaves to search is ours. In 384 dimensions, all misses are due to the tree (without
+    one, recall is 1.0), and fewer rows need a larger share of leaves. recall@10 of MiniLM embeddings of
+    EmpatheticDialogues, contexts with responses as rows, test contexts as queries:
 
     ======  ====  ====  ====  ====
     share    0.3   0.4   0.5   0.6
@@ -48,14 +48,14 @@ class ScannSettings:
 
     Attributes:
       num_leaves: partitions of the tree; None = sqrt(rows).
-      leaves_to_search: partitions looked into for a query; None = two fifths of them, and
-        more where that would be under 4,000 rows. The main dial of recall.
-      dimensions_per_block: how many dimensions one 4-bit code stands for.
-      anisotropic_threshold: above which cosine to a row its hashing error along the row weighs more.
-      reorder: candidates re-scored exactly for a query, at least. Embeddings of few dimensions have few codes and need
-        more: with 16 dimensions (clusters, 9,000 rows) recall@10 is 0.94 at 64, 0.985 at 100, 1.0 at 200. In MiniLM's
-        384, 30 find as much as 100 (200 leaves, 18 searched: 0.956 and 0.957) and are twice as fast in batches.
-      training_sample: rows on which tree and codes are trained; at least 16, and one for each leaf.
+      leaves_to_search: partitions searched per query; None = two fifths of them, or more if that is under 4,000 rows.
+        It affects recall most.
+      dimensions_per_block: dimensions per 4-bit code.
+      anisotropic_threshold: cosine to a row above which the hashing error along the row is weighted more.
+      reorder: minimum number of candidates re-scored exactly per query. Embeddings of few dimensions have few codes and
+        need more: with 16 dimensions (clusters, 9,000 rows) recall@10 is 0.94 at 64, 0.985 at 100, 1.0 at 200. In
+        MiniLM's 384, 30 find as much as 100 (200 leaves, 18 searched: 0.956 and 0.957), twice as fast in batches.
+      training_sample: rows on which tree and codes are trained; at least 16, and one per leaf.
     """
 
     num_leaves: int | None = None
@@ -71,7 +71,7 @@ class ScannSettings:
         check_numbers(self, "anisotropic_threshold", least=0, below=1)
 
     def leaves(self, num_rows: int) -> tuple[int, int]:
-        """How many leaves the tree of `num_rows` rows gets, and how many a query looks into."""
+        """Returns the number of leaves of a tree with `num_rows` rows, and the number searched per query."""
         leaves = max(1, math.isqrt(num_rows)) if self.num_leaves is None else self.num_leaves
         if leaves > num_rows:
             raise ConfigError(
@@ -89,23 +89,23 @@ class ScannSettings:
 
 
 class ScannIndex:
-    """ScaNN finds candidates; the embeddings themselves score and order them.
+    """An index whose candidates come from ScaNN and are scored and sorted with the embeddings themselves.
 
-    So scores are exact, the excluded rows are dropped before anything is lost, and ScaNN's own copy of the rows is not
-    needed: on disk the index costs one byte per `dimensions_per_block` numbers beside the embeddings. A query for
-    which too few candidates are left is answered by the exact index. Equal embeddings and settings train the same
-    tree and codes, bit for bit.
+    So scores are exact, excluded rows are dropped before the best k are chosen, and ScaNN's own copy of the rows is not
+    needed: on disk, the index takes one byte per `dimensions_per_block` numbers in addition to the embeddings. The
+    exact index answers a query with too few remaining candidates. Equal embeddings and settings train the same tree and
+    codes, bit for bit.
 
     Args:
       embeddings: N >= 1 rows, float32 or float16, finite; may be memory-mapped.
-      settings: speed against recall.
+      settings: trade-off between speed and recall.
       groups: as for ExactIndex.
-      mesh: where the exact index goes, if it is needed.
-      folder: what `save` wrote for these embeddings and settings; None = train.
+      mesh: devices of the exact index, if it is needed.
+      folder: output of `save` for these embeddings and settings; None = train.
 
     Raises:
-      ConfigError: ScaNN is not installed, or the tree has more leaves than there are rows.
-      DataError: `folder` holds no usable searcher.
+      ConfigError: if ScaNN is not installed, or the tree has more leaves than there are rows.
+      DataError: if `folder` holds no usable searcher.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ScannIndex:
         self.num_rows, self.dim = embeddings.shape
         self.has_groups = groups is not None
         self._embeddings, self._settings, self._groups, self._mesh = embeddings, settings, groups, mesh
-        # A query's own group can push out at most as many candidates as the largest group has rows.
+        # A query's own group displaces at most as many candidates as the largest group has rows.
         self._largest_group = largest_group(groups)
         if self.num_rows < BRUTE_FORCE_BELOW or folder is None:
             self._searcher = _train(embeddings, settings)
@@ -128,7 +128,7 @@ class ScannIndex:
             self._searcher = _load(folder)
 
     def searched(self, *, leaves_to_search: int | None = None, reorder: int | None = None) -> ScannIndex:
-        """The same tree and codes, searched with other settings (None = as now)."""
+        """Returns an index with the same tree and codes but other search settings (None = unchanged)."""
         changes = {"leaves_to_search": leaves_to_search, "reorder": reorder}
         other = copy.copy(self)
         other._settings = dataclasses.replace(self._settings, **{k: v for k, v in changes.items() if v is not None})
@@ -136,7 +136,7 @@ class ScannIndex:
 
     @functools.cached_property
     def exact(self) -> ExactIndex:
-        """The exact index of the same rows; put on the device when first asked for."""
+        """Exact index of the same rows, placed on the device when first used."""
         return ExactIndex(self._embeddings, groups=self._groups, mesh=self._mesh)
 
     def search(
@@ -146,7 +146,7 @@ class ScannIndex:
         *,
         query_groups: Int[np.ndarray, " Q"] | None = None,
     ) -> Retrieved:
-        """As `ExactIndex.search`, but a row may be missed: see `retrieval.index.measure_recall`."""
+        """Searches like `ExactIndex.search`, but may miss rows: see `retrieval.index.measure_recall`."""
         queries = np.asarray(queries, np.float32)
         groups = check_search(queries, k, query_groups, dim=self.dim, has_groups=self.has_groups)
         ids = np.full((len(queries), k), -1, np.int32)
@@ -163,7 +163,7 @@ class ScannIndex:
         return Retrieved(ids=ids, scores=scores)
 
     def _candidates(self, queries: np.ndarray, k: int) -> np.ndarray:
-        """Row ids [Q, C] in no useful order, -1 = none."""
+        """Returns candidate row ids [Q, C] in no particular order, -1 = none."""
         options = {"final_num_neighbors": min(self.num_rows, max(self._settings.reorder, k + self._largest_group))}
         if self.num_rows >= BRUTE_FORCE_BELOW:
             options["leaves_to_search"] = self._settings.leaves(self.num_rows)[1]
@@ -171,13 +171,13 @@ class ScannIndex:
             ids, scores = (part[None] for part in self._searcher.search(queries[0], **options))
         else:
             ids, scores = self._searcher.search_batched_parallel(queries, **options, batch_size=_QUERIES_PER_THREAD)
-        # Where its leaves hold too few rows, ScaNN fills up with row 0 of score NaN.
+        # If its leaves hold too few rows, ScaNN pads with row 0 and score NaN.
         ids = ids.astype(np.int64)
         ids[np.isnan(scores)] = -1
         return ids
 
     def _score(self, queries: np.ndarray, ids: np.ndarray, groups: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k best candidates by their exact scores, best first, own group and missing ones last with id -1."""
+        """Returns the k best candidates by exact score, best first; own group and missing ones last, with id -1."""
         vectors = np.asarray(self._embeddings[ids], np.float32)  # [Q, C, D]
         scores = np.matmul(vectors, queries[:, :, None])[:, :, 0]
         barred = ids < 0
@@ -190,7 +190,7 @@ class ScannIndex:
         return ids, scores
 
     def save(self, folder: Path) -> None:
-        """Writes the trained tree and codes into `folder` (nothing for a brute-force index: it has neither)."""
+        """Writes the trained tree and codes to `folder` (nothing for a brute-force index, which has neither)."""
         if self.num_rows < BRUTE_FORCE_BELOW:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -219,19 +219,19 @@ def _train(embeddings: np.ndarray, settings: ScannSettings) -> Any:
     if len(rows) < BRUTE_FORCE_BELOW:
         return builder.score_brute_force().build()
     leaves, searched = settings.leaves(len(rows))
-    # random_init=False is k-means++. ScaNN's random start takes no seed: two runs would get two indexes.
+    # random_init=False is k-means++. ScaNN's random start has no seed: two runs would get different indexes.
     builder = builder.tree(leaves, searched, training_sample_size=settings.training_sample, random_init=False)
     builder = builder.score_ah(
         settings.dimensions_per_block,
         anisotropic_quantization_threshold=settings.anisotropic_threshold,
         training_sample_size=settings.training_sample,
     )
-    # One thread: the index must not depend on how many cores the machine has.
+    # One thread: the index must not depend on the number of cores.
     return builder.set_n_training_threads(1).build()
 
 
 def _load(folder: Path) -> Any:
-    # Checked by hand: ScaNN would print a notice and guess. It would also unpickle a file of ids, which we never write.
+    # Checked here, since ScaNN would print a notice and guess, and would unpickle a file of ids, which we never write.
     if not (folder / "scann_assets.pbtxt").is_file() or (folder / "scann_docids.pkl").exists():
         raise DataError(f"{folder} is not a ScaNN searcher of ours. {remedy(folder.parents[1].name)}")
     try:

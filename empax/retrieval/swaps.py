@@ -1,6 +1,6 @@
-"""Exemplars in place of those that a system finds: random ones, alike in turn or emotion, and the oracle's.
+"""Replacements for the exemplars that a system retrieves: random, of the same turn or emotion, and an oracle's.
 
-Letters: N instances, M exemplars that there are, K shown ones, D features.
+Letters: N instances, M available exemplars, K shown exemplars, D features.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from empax.retrieval.filters import ExemplarFilter, find_exemplars
 from empax.retrieval.index import IndexSettings, build_index
 
 DRAWN = ("random", "same_turn", "same_emotion")
-"""What is drawn at random: of all exemplars; of those before whose replies as many turns stand; of the dialogue's gold
-emotion."""
+"""Kinds of random exemplars: from all; from those with as many turns before the reply; from those with the dialogue's
+gold emotion."""
 
 _TRIES = 4
 
@@ -25,10 +25,10 @@ _TRIES = 4
 def draw_exemplars(
     kind: str, instances: Sequence[Instance], pairs: Sequence[Instance], k: int, *, seed: int
 ) -> Int[np.ndarray, "N K"]:
-    """Rows of `pairs` drawn at random, each of another dialogue and situation, none of the instance's own.
+    """Draws k rows of `pairs` per instance, all from different dialogues and situations, none from the instance's own.
 
-    `kind` is one of DRAWN; an instance whose emotion is unknown has no exemplars of its emotion. Each gets k; -1 stands
-    where there are too few.
+    `kind` is one of DRAWN; with "same_emotion", an instance with an unknown emotion has no exemplars. Rows are padded
+    with -1 if there are too few.
     """
     if kind == "same_turn":
         wanted, labels = num_turns(instances), num_turns(pairs)
@@ -45,9 +45,9 @@ def draw_exemplars(
 
 
 def _draw(pool: np.ndarray, groups: np.ndarray, own: int, k: int, rng: np.random.Generator) -> Int[np.ndarray, " K"]:
-    """k rows of the pool, each of another group, none of the group `own`."""
+    """Draws k rows of the pool from different groups, none from the group `own`."""
     found: dict[int, int] = {}
-    for whole in (False, True) if len(pool) else ():  # a few draws are enough but where the pool is small
+    for whole in (False, True) if len(pool) else ():  # a few draws suffice unless the pool is small
         found = {}
         order = rng.permutation(pool) if whole else pool[rng.integers(len(pool), size=_TRIES * k)]
         for row in order.tolist():
@@ -65,14 +65,14 @@ def nearest_exemplars(
     pairs: Sequence[Instance],
     k: int,
 ) -> Int[np.ndarray, "N K"]:
-    """Rows of `pairs` whose replies are nearest to the gold ones: an oracle, which no system can ask.
+    """Finds the rows of `pairs` whose replies are nearest to the gold ones: an oracle, which needs the gold responses.
 
-    Each is of another dialogue and situation, none of the instance's own; -1 stands where there are fewer than k.
+    All are from different dialogues and situations, none from the instance's own; padded with -1 if fewer than k.
     `gold` and `replies` are vectors of the responses of `instances` and of `pairs`.
     """
     groups = dialogue_groups(pairs)
     index = build_index(replies, IndexSettings("exact"), groups=groups, encoder_hash="")
-    # So many hold k dialogues.
+    # This many rows cover at least k dialogues.
     searched = k * int(np.unique(groups, return_counts=True)[1].max())
     one_per_dialogue = ExemplarFilter("none", searched, emotion_ids(pairs), one_per_dialogue=True)
     found = find_exemplars(index, gold, k, **traits(instances), filter=one_per_dialogue)

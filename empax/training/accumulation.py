@@ -1,4 +1,4 @@
-"""What a run counts: metrics, on the device, so that the host need not wait for every step; and its own progress."""
+"""Counters of a run: metrics, summed on the device so that the host need not wait for every step, and its progress."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _RUN_AHEAD_STEPS = 4  # steps that may wait on the device: enough to keep it bus
 
 
 class TrainingError(UserError, RuntimeError):
-    """Training cannot go on; the message says what was found and what to change. Checkpoints are from before."""
+    """Training cannot continue; the message names the problem and the remedy. Checkpoints predate it."""
 
 
 class NonFiniteError(TrainingError):
-    """A metric became NaN or infinite; names the step and the metric."""
+    """A metric became NaN or infinite; the message names the step and the metric."""
 
 
 @flax.struct.dataclass
@@ -32,7 +32,7 @@ class Window:
     """Sums of metrics over some steps, on the device."""
 
     sums: Metrics
-    bad_step: dict[str, Int[Array, ""]]  # first step whose metric was not finite; -1 = none
+    bad_step: dict[str, Int[Array, ""]]  # first step with a non-finite metric; -1 = none
 
     @classmethod
     def starting_from(cls, sums: Metrics) -> Window:
@@ -40,16 +40,16 @@ class Window:
 
     @classmethod
     def restored(cls, totals: Mapping[str, list[float]]) -> Window:
-        """The inverse of `fetch`, bit for bit."""
+        """Restores the result of `fetch`, bit for bit."""
         return cls.starting_from(
             {name: Mean(total=jnp.float32(t), weight=jnp.float32(w)) for name, (t, w) in totals.items()}
         )
 
     def fetch(self) -> dict[str, list[float]]:
-        """Waits for the device; total and weight of each metric.
+        """Waits for the device and returns total and weight of each metric.
 
         Raises:
-          NonFiniteError: a metric was not finite; `loss` is named before what follows from it.
+          NonFiniteError: a metric was not finite; `loss` is named before the metrics that depend on it.
         """
         sums, bad_step = jax.device_get((self.sums, self.bad_step))
         bad = [(int(step), name != "loss", name) for name, step in bad_step.items() if step >= 0]
@@ -70,21 +70,21 @@ def _add(window: Window, metrics: Metrics, step: Any) -> Window:
 
 
 def add_metrics(window: Window, metrics: Metrics, step: int) -> Window:
-    """Adds the metrics of step number `step` to `window`; does not wait for the device."""
+    """Adds the metrics of step number `step` to `window`, without waiting for the device."""
     if not window.sums:
         window = Window.starting_from({name: Mean.zero() for name in metrics})
     return _add(window, metrics, np.int32(step))
 
 
 def averages(totals: Mapping[str, list[float]]) -> dict[str, float]:
-    """Name to total / weight; 0 where nothing was counted."""
+    """Returns total / weight by name; 0 for a zero weight."""
     return {name: total / max(weight, 1e-9) for name, (total, weight) in totals.items()}
 
 
 class RunAhead:
-    """Blocks on what was dispatched a few calls ago, so that the host does not run away from the device.
+    """Blocks on an array dispatched a few calls ago, so that the host does not run too far ahead of the device.
 
-    On a CPU, which is both, on what was dispatched last: every step that waits takes its own buffers beforehand.
+    On a CPU it blocks on the last one: the CPU is host and device, and every waiting step allocates its buffers early.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class RunAhead:
 
 @dataclasses.dataclass
 class Counters:
-    """What a run knows besides its `TrainState`; saved with it as JSON."""
+    """The state of a run besides its `TrainState`; saved with it as JSON."""
 
     best_value: float | None = None
     best_step: int = 0
@@ -111,13 +111,13 @@ class Counters:
     window: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # total and weight since that row
 
     def rate_since_row(self) -> float:
-        """Examples per second since the last row; the next one begins here."""
+        """Returns examples per second since the last row, and starts the next interval."""
         examples, seconds = self.examples - self.logged_examples, self.seconds - self.logged_seconds
         self.logged_examples, self.logged_seconds = self.examples, self.seconds
         return examples / max(seconds, 1e-9)
 
     def improves(self, value: float, step: int, mode: Literal["min", "max"]) -> bool:
-        """Whether `value` is the best so far; counts the disappointment if it is not."""
+        """Whether `value` is the best so far; if not, counts the failed evaluation."""
         best = self.best_value
         if best is not None and not (value < best if mode == "min" else value > best):
             self.evaluations_without_improvement += 1

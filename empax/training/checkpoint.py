@@ -1,8 +1,8 @@
-"""Checkpoints of a stage, written in the background by orbax, complete or not counted.
+"""Checkpoints of a stage, written in the background by Orbax; incomplete ones do not count.
 
 `STAGE/checkpoints/STEP/` holds `params` and `rest` (optimizer state, step, PRNG key), `STAGE/best/STEP/` holds
-`params`. A checkpoint counts once its `COMPLETE` file is there: it is written last and holds the CRC-32 of every other
-file and a checksum of itself, so what a killed process left behind is passed over and a damaged file is noticed.
+`params`. A checkpoint counts once its `COMPLETE` file exists. It is written last and holds the CRC-32 of every other
+file and its own checksum, so checkpoints of killed processes are skipped and damaged files are detected.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from empax.core.types import Params, TrainState
 log = logging.getLogger("empax")
 
 RESULT = "result.json"
-"""In a stage's folder once training has ended: its numbers, among them the step of the best parameters."""
+"""A stage's metrics after training, in its folder, including the step of the best parameters."""
 
 _COMPLETE = "COMPLETE"
 _UNSEALED = ({"extra", "leaves", "checksums"}, {"value", "checksums"})
-"""What the records of older versions hold, which have no checksum of themselves."""
+"""Keys of records of older versions, which lack their own checksum."""
 _FOLDERS = {"last": "checkpoints", "best": "best"}
-_DAMAGE = (OSError, ValueError, KeyError)  # from reading a file that is missing, cut short or changed
-_KEPT = 2  # of the newest checkpoints: one, and one to fall back to
+_DAMAGE = (OSError, ValueError, KeyError)  # errors from reading a missing, truncated or changed file
+_KEPT = 2  # number of recent checkpoints: one, and a fallback
 _MEETING_SECONDS = 3600
-_SAVE_ERRORS = (OSError, ValueError)  # tensorstore has no class of its own for a disk that refuses
+_SAVE_ERRORS = (OSError, ValueError)  # tensorstore has no error class for a full or failing disk
 
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint that could not be written or read; the message names it and says what is still intact."""
+    """A checkpoint cannot be written or read; the message names it and the intact ones."""
 
 
 class Checkpointer:
     """Saves and restores the training state of one stage, in its folder. Saves run in the background, one at a time.
 
     Raises:
-      CheckpointError: from any method, if the previous save failed (a full disk, for one). Checkpoints that were
-        complete before are untouched.
+      CheckpointError: from any method, if the previous save failed (such as on a full disk). Earlier complete
+        checkpoints are untouched.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -63,9 +63,9 @@ class Checkpointer:
                 _remove_unfinished(self._directory / name)
 
     def save(self, step: int, state: TrainState, extra: Mapping[str, Any]) -> None:
-        """Starts saving `state` and returns; `extra` is what the loop knows besides, as JSON.
+        """Starts saving `state` and returns; `extra` is the loop's other state, as JSON.
 
-        The state may be donated to the next step at once. Call after `save_best` of the same step, if there is one.
+        The state may be donated to the next step at once. Call this after any `save_best` of the same step.
         """
         rest = _rest(state, jax.random.key_data(state.rng))
         items = {"params": ocp.args.PyTreeSave(state.params), "rest": ocp.args.PyTreeSave(rest)}
@@ -73,12 +73,12 @@ class Checkpointer:
         self._start(self._directory / _FOLDERS["last"] / str(step), items, record)
 
     def save_best(self, step: int, params: Params, value: float | None) -> None:
-        """Starts saving the parameters with the best evaluation so far and returns; None = nothing was evaluated."""
+        """Starts saving the best parameters so far and returns; `value` is their metric, None without an evaluation."""
         path = self._directory / _FOLDERS["best"] / str(step)
         self._start(path, {"params": ocp.args.PyTreeSave(params)}, {"value": value})
 
     def wait(self) -> bool:
-        """Blocks until everything is on disk; whether there was something to wait for."""
+        """Blocks until everything is on disk; returns whether a save was pending."""
         if self._pending is None:
             return False
         (path, future), self._pending = self._pending, None
@@ -86,7 +86,7 @@ class Checkpointer:
             future.result()
         except _SAVE_ERRORS as error:
             shutil.rmtree(path, ignore_errors=True)
-            # Makes room again; writes of orbax that are still under way may leave a rest for the next start to remove.
+            # Frees the space; unfinished writes of Orbax may leave files for the next start to remove.
             _remove_unfinished(path.parent)
             steps = [str(step) for step, _ in _complete(self._directory / _FOLDERS["last"])]
             intact = f"intact: the checkpoints of steps {', '.join(steps)}" if steps else "there is no earlier one"
@@ -96,22 +96,22 @@ class Checkpointer:
         return True
 
     def check(self) -> None:
-        """Raises what a finished background save ran into; does not block."""
+        """Raises the error of a finished background save; does not block."""
         if self._pending is not None and self._pending[1].done():
             self.wait()
 
     def restore_latest(self, template: TrainState) -> tuple[int, TrainState, dict[str, Any]] | None:
-        """The newest undamaged checkpoint as (step, state, extra), None if there is none.
+        """Restores the newest undamaged checkpoint as (step, state, extra); returns None without one.
 
-        A damaged one is passed over with a warning, and so is one whose best parameters are damaged. Best parameters
-        saved after the restored step are removed: the run will meet them again.
+        Skips, with a warning, a damaged checkpoint and one with damaged best parameters. Removes best parameters saved
+        after the restored step: the run will reach them again.
 
         Args:
-          template: arrays or shapes with shardings, which say what to make and where to put it.
+          template: arrays or shapes with shardings, which define the arrays to create and their placement.
 
         Raises:
-          CheckpointError: the checkpoint is sound but of another model or optimizer, or there are sound checkpoints,
-            all of which build on best parameters that are damaged.
+          CheckpointError: the checkpoint is sound but from another model or optimizer, or all sound checkpoints depend
+            on damaged best parameters.
         """
         self.wait()
         folder = self._directory / _FOLDERS["last"]
@@ -138,7 +138,7 @@ class Checkpointer:
         return None
 
     def close(self) -> None:
-        """Waits for the last save and frees the background threads."""
+        """Waits for the last save and stops the background threads."""
         try:
             self.wait()
         finally:
@@ -175,7 +175,7 @@ class Checkpointer:
         return [step for step, _ in _complete(self._directory / _FOLDERS["best"]) if step <= latest]
 
     def _best_problem(self, step: int, record: Mapping[str, Any]) -> str:
-        """What is wrong with the best parameters that the checkpoint of `step` builds on; empty if nothing is."""
+        """Describes the damage to the best parameters that the checkpoint of `step` depends on; empty without any."""
         best = record["best"] if "best" in record else max(self._best_steps(step), default=None)
         if best is None:
             return ""
@@ -187,7 +187,7 @@ class Checkpointer:
         return ""
 
     def _drop_old_best(self) -> None:
-        """Keeps the best that the oldest checkpoint knows and all later ones: a resumed run may need them."""
+        """Keeps the best parameters as of the oldest checkpoint and all later ones, which a resumed run may need."""
         oldest, _ = next(_complete(self._directory / _FOLDERS["last"]))
         best = [path for step, path in _complete(self._directory / _FOLDERS["best"]) if step <= oldest]
         for path in best[:-1]:
@@ -222,22 +222,22 @@ class Checkpointer:
 
 
 def meet(name: str) -> None:
-    """Returns once every process has come here; each meeting has a name of its own.
+    """Returns once every process has called it; each call needs a unique name.
 
-    No collective: those of CPUs give up on a process that is half a minute late.
+    It is not a collective: those of CPUs fail if a process is half a minute late.
     """
     everyone = set(range(jax.process_count()))
     ocp.multihost.sync_global_processes(f"empax/{name}", timeout=_MEETING_SECONDS, processes=everyone)
 
 
 def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Params:
-    """The parameters of the stage in `directory`, the best by validation or the last checkpointed, as numpy arrays.
+    """Loads parameters of the stage in `directory`, the best by validation or the last checkpoint, as numpy arrays.
 
-    No model is needed to read them.
+    This needs no model.
 
     Raises:
-      CheckpointError: the stage has not been trained, or what it left is damaged: of a stage that has ended, nothing
-        but the step that it ended with will do.
+      CheckpointError: the stage has not been trained, or its output is damaged. For a finished stage, only the final
+        step is accepted.
     """
     path = _trained(directory.absolute(), which)
     try:
@@ -245,7 +245,7 @@ def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Par
         verify(path)
     except _DAMAGE as error:
         raise CheckpointError(f"{path} is damaged ({error}). {remedy(directory.name)}") from error
-    # Alone: one process may read what the others do not, and Orbax would have it wait for them.
+    # On its own: one process may read files that others do not, and Orbax would make it wait for them.
     alone = ocp.options.MultiprocessingOptions(active_processes={jax.process_index()})
     with ocp.Checkpointer(_handler(), multiprocessing_options=alone) as orbax:
         tree = orbax.metadata(path).item_metadata["params"].tree
@@ -255,12 +255,12 @@ def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Par
 
 
 def newest_best(directory: Path) -> int | None:
-    """The step of the parameters that `load_params` would give of a stage that goes on; None = there are none yet."""
+    """Returns the step of the parameters that `load_params` would load from an unfinished stage; None without any."""
     return max((step for step, _ in _complete(directory / _FOLDERS["best"])), default=None)
 
 
 def _trained(directory: Path, which: Literal["best", "last"]) -> Path:
-    """The checkpoint that a stage gives: the newest, or that of its result."""
+    """Returns the checkpoint of a stage: the newest one, or the one that its result names."""
     folder = directory / _FOLDERS[which]
     found = dict(_complete(folder))
     ended = directory / RESULT
@@ -286,19 +286,19 @@ def _handler() -> ocp.CompositeCheckpointHandler:
 
 
 def _complete(folder: Path) -> Iterator[tuple[int, Path]]:
-    """(step, path) of the complete checkpoints, oldest first."""
+    """Returns (step, path) of the complete checkpoints, oldest first."""
     paths = [path for path in folder.glob("*") if path.name.isdecimal() and (path / _COMPLETE).exists()]
     return ((int(path.name), path) for path in sorted(paths, key=lambda path: int(path.name)))
 
 
 def _remove(path: Path) -> None:
-    """Deletes a checkpoint; its mark goes first, so a half-deleted one does not count."""
+    """Deletes a checkpoint; its mark goes first, so that a partly deleted one does not count."""
     (path / _COMPLETE).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Deletes what a killed process or a failed save left behind."""
+    """Deletes the remains of a killed process or a failed save."""
     for path in list(folder.glob("*")):
         if not (path / _COMPLETE).exists():
             log.warning("%s was never finished and does not count; removing it.", path)
@@ -319,7 +319,7 @@ def _crc32(file: Path) -> int:
 
 
 def _numbered(tree: Any) -> dict[str, Any]:
-    """Leaves by their number: an optimizer state is no nested dict, and `_like` gives its structure back."""
+    """Returns leaves by number: an optimizer state is not a nested dict; `_like` restores its structure."""
     return {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
 
 
@@ -328,14 +328,14 @@ def _like(template: Any, numbered: Mapping[str, Any]) -> Any:
 
 
 def _rest(state: TrainState, rng: Any) -> dict[str, Any]:
-    """What is kept beside the parameters; no memory where there is none: Orbax would not give an empty tree back."""
+    """Returns the state saved beside the parameters, without an empty memory: Orbax does not restore empty trees."""
     memory = _numbered(state.memory)
     kept = {"step": state.step, "rng": rng, "opt_state": _numbered(state.opt_state)}
     return {**kept, "memory": memory} if memory else kept
 
 
 def _verified(path: Path) -> dict[str, Any]:
-    """The record of a checkpoint whose files are what was written; else ValueError or OSError."""
+    """Returns the record of a checkpoint with intact files; otherwise raises ValueError or OSError."""
     file = path / _COMPLETE
     record = read_json(file)
     if not isinstance(record, dict) or set(record) not in _UNSEALED:
@@ -372,5 +372,5 @@ def _restore_args(tree: Any) -> Any:
 
 
 def _key_impl(rng: Any) -> Any:
-    """The kind of a typed PRNG key, which may be a mere shape."""
+    """Returns the implementation of a typed PRNG key, or of its shape."""
     return rng.dtype._impl if isinstance(rng, jax.ShapeDtypeStruct) else jax.random.key_impl(rng)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: in training finish the step, save, leave; elsewhere leave at once."""
+"""Ctrl-C and SIGTERM: training finishes the step, saves and exits; other code exits at once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import FrameType, TracebackType
 from typing import Any
 
 _STDERR = 2
-_SAME_SECONDS = 1.0  # after the first signal, others mean the same: a launcher hands on what the terminal sent to all
+_SAME_SECONDS = 1.0  # signals this soon after the first count as one: a launcher forwards the terminal's
 
 
-class Interrupted(Exception):  # noqa: N818 (no error: the user asked for it)
-    """Ctrl-C or SIGTERM after update `step`; everything is saved. The process should leave with `exit_code`."""
+class Interrupted(Exception):  # noqa: N818 (not an error: the user asked for it)
+    """Ctrl-C or SIGTERM after `step`; everything is saved. The process should exit with `exit_code`."""
 
     exit_code = 130
 
@@ -24,9 +24,9 @@ class Interrupted(Exception):  # noqa: N818 (no error: the user asked for it)
 
 
 def leave_at_ctrl_c() -> None:
-    """From now on, Ctrl-C says so in one line and ends the process with exit code 130.
+    """From now on, Ctrl-C prints one line and exits the process with code 130.
 
-    No exception: whatever runs could swallow it. All files are written so that a process may end at any time.
+    It raises no exception, which running code could swallow. Files are written so that a process may end at any time.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, _leave)
@@ -34,16 +34,16 @@ def leave_at_ctrl_c() -> None:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     del number, frame
-    # Not through `logging`: the code that was interrupted may hold its lock.
+    # Not through `logging`: the interrupted code may hold its lock.
     os.write(_STDERR, b"\nInterrupted; what was finished is kept, run again to go on.\n")
     os._exit(Interrupted.exit_code)
 
 
 class InterruptSignals:
-    """While entered, the first Ctrl-C or SIGTERM sets `received`; a Ctrl-C more than a second later acts as before.
+    """While active, sets `received` on the first Ctrl-C or SIGTERM; a Ctrl-C over a second later acts as before.
 
-    That ends the process of a command line, and raises KeyboardInterrupt in a script or a notebook. A SIGTERM that
-    follows changes nothing: launchers send several, and SIGKILL a process that does not leave.
+    That exits the process of a command, and raises KeyboardInterrupt in a script or a notebook. Later SIGTERMs are
+    ignored: launchers send several, and SIGKILL a process that does not exit.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class InterruptSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> InterruptSignals:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers in no other thread
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._note)
         return self

@@ -1,9 +1,9 @@
-"""The training loop: steps, logs, evaluations, checkpoints; killed at any step, it goes on as if it had not been.
+"""The training loop: steps, logs, evaluations, checkpoints. A run killed at any step resumes without any difference.
 
-It ends bit for bit the same where the device repeats its sums: a CPU does, a GPU with `config.deterministic`.
+The result is bitwise equal if the device sums reproducibly: a CPU does, a GPU does with `config.deterministic`.
 
-The state of a run is the `TrainState` and the few host-side numbers of `Counters`; both are in every checkpoint.
-Batches are a function of (seed, step), so nothing else has to be remembered.
+The state of a run is the `TrainState` and a few host-side numbers in `Counters`; every checkpoint holds both. Batches
+are a function of (seed, step), so there is no other state.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ log = logging.getLogger("empax")
 
 @dataclasses.dataclass(frozen=True)
 class FitResult:
-    """What a finished stage leaves.
+    """The result of a finished stage.
 
     Attributes:
-      params: the best by validation, or the last where nothing was validated; numpy arrays.
-      step: updates made.
-      best_step: updates after which `params` were as they are.
+      params: the best parameters by validation, or the last ones without validation; numpy arrays.
+      step: number of batches trained on.
+      best_step: step of `params`.
       best_value: `best_metric` of `params`; None without validation.
-      seconds: spent on updates, over all restarts, without evaluations and saving.
-      examples_per_second: in those seconds.
+      seconds: time spent on updates, over all restarts, without evaluations and saving.
+      examples_per_second: training speed in that time.
     """
 
     params: Params
@@ -80,33 +80,33 @@ def fit(
     profile: Path | None = None,
     sinks: Sequence[str] = (),
 ) -> FitResult:
-    """Trains `task` until `settings.steps` or until patience ends, going on from the newest checkpoint if there is one.
+    """Trains `task` until `settings.steps` or until patience ends; resumes from the newest checkpoint if there is one.
 
     Args:
-      task: an `OnlineTask`'s `explore` is called on every batch before the update; a `ReinforcedTask` makes several
-        updates from the answers it gave to a batch, see there.
-      train: what batches are cut from.
-      validation: None = no evaluation; the last parameters then count as best.
-      settings: see there.
-      frozen: given to the task unchanged; no gradient flows.
-      directory: the stage's folder, called after it: checkpoints, and `result.json` once training has ended. Beside it
-        lie the run's metrics.jsonl, and TensorBoard's files in `tensorboard/STAGE`.
-      initial: maps freshly initialised parameters to those to start from (pretrained ones, another stage's); same
-        structure and shapes. Not called when going on from a checkpoint.
-      on_refresh: called as (n, params) before update n (from 0) for every positive multiple n of
-        `refresh_every_steps`. It may change what `train` gives for later updates, must keep what it made by n, and must
-        copy what it keeps of `params`. When training goes on between two multiples it is called as (n, None) for the
-        one before: "load what you kept". It can be called twice for one n with the same parameters.
+      task: for an `OnlineTask`, `explore` is called on every batch before the update; a `ReinforcedTask` makes several
+        updates from its answers to a batch, see there.
+      train: training examples.
+      validation: validation examples; None = no evaluation, and the last parameters count as best.
+      settings: settings of the loop.
+      frozen: passed to the task unchanged; no gradient flows.
+      directory: folder of the stage, named after it: checkpoints, and `result.json` after training. The run's
+        metrics.jsonl and TensorBoard's files in `tensorboard/STAGE` are beside it.
+      initial: maps newly initialised parameters to the starting ones (pretrained ones, another stage's); same structure
+        and shapes. Not called on resuming from a checkpoint.
+      on_refresh: called as (n, params) before step n (from 0) for every positive multiple n of `refresh_every_steps`.
+        It may change the data in `train` for later steps, must store its result by n, and must copy any `params` that
+        it keeps. A run that resumes between two multiples calls it as (n, None) for the earlier one: "load the stored
+        result". It can be called twice for one n with the same parameters.
       on_end: called by one process as (steps, the parameters that `fit` returns) before the stage counts as done; it
-        can be called twice with the same.
+        can be called twice with the same arguments.
       mesh: None = all devices along `data`.
-      logical: over which axis of the mesh parameters are split, by the names of their axes.
-      profile: where to write a trace of a few updates (of several processes, each in its own folder); None = no trace.
-      sinks: trackers that get the numbers too, see `training.sinks`.
+      logical: name of a parameter's axis → mesh axis that it is split over.
+      profile: folder for a trace of a few updates (with several processes, one subfolder each); None = no trace.
+      sinks: trackers that also receive the metrics, see `training.sinks`.
 
     Raises:
-      ConfigError: settings that do not fit the devices, the parameter names or the metrics.
-      NonFiniteError: a metric is NaN or infinite. TrainingError: a ReinforcedTask found something wrong.
+      ConfigError: the settings do not fit the devices, the parameter names or the metrics.
+      NonFiniteError: a metric is NaN or infinite. TrainingError: a ReinforcedTask found a problem.
       CheckpointError: a checkpoint cannot be written.
       Interrupted: Ctrl-C or SIGTERM, after saving.
     """
@@ -134,7 +134,7 @@ def fit(
 
 
 class _Run:
-    """One call of `fit`: the parts, the state, and what happens between two steps."""
+    """One call of `fit`: its parts, its state, and the actions between two steps."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class _Run:
         profile: Path | None,
         sinks: Sequence[str],
     ) -> None:
-        """Makes the state, or restores it, and opens what `stack` closes.
+        """Creates or restores the state, and opens the resources that `stack` closes.
 
         Meanwhile the first update is compiled, and the first evaluation if that takes longer.
         """
@@ -164,19 +164,19 @@ class _Run:
             self.validation = some_of(validation, settings.max_eval_examples, seed=settings.seed)
         self.frozen = distributed.place(frozen, shard_params(frozen, mesh, axes=logical_axes, logical=logical))
         self.on_refresh = on_refresh
-        self.step = 0  # updates made; the device's own count may lag behind
+        self.step = 0  # batches trained on; the device may lag behind
         self.counters, self.window = Counters(), Window.starting_from({})
         self.ahead, self.memory = RunAhead(), HostMemory()
-        # Until the first answers of this process have been looked at.
+        # Until the first answers of this process have been checked.
         self.unchecked = task if isinstance(task, ReinforcedTask) else None
 
         self.checkpointer = stack.enter_context(contextlib.closing(Checkpointer(directory)))
         self.compiling = stack.enter_context(contextlib.closing(Compiling()))
-        meet(stage)  # what comes before may take one process longer than another
+        meet(stage)  # earlier work may take longer in some processes
         first = next(iter(self._batches(0, 1)))
         self.programs = make_programs(task, settings, first, mesh=mesh, logical=logical)
         restored = self.checkpointer.restore_latest(self.programs.template)
-        rows: list[str] | None = None  # of metrics.jsonl, until the restored step
+        rows: list[str] | None = None  # lines of metrics.jsonl up to the restored step
         if restored is not None:
             self.step, self.state, extra = restored
             rows = extra.pop("rows")
@@ -189,7 +189,7 @@ class _Run:
             self._compile_evaluation()
         log.info("%s: %d parameters, from step %d.", stage, count_params(self.programs.template.params), self.step)
 
-        self.log: MetricsLog | None = None  # of the process that writes
+        self.log: MetricsLog | None = None  # only in the writing process
         if distributed.is_writer():
             path, board = directory.parent / "metrics.jsonl", directory.parent / "tensorboard" / stage
             trackers = open_sinks(sinks, directory, dataclasses.asdict(settings))
@@ -202,12 +202,12 @@ class _Run:
         self.train_step: Callable[[TrainState, Params, AnyBatch], tuple[TrainState, Metrics]] = self.programs.train
         if profile is not None:
             if jax.process_count() > 1:
-                profile = profile / f"process_{jax.process_index()}"  # else those of one machine write the same files
+                profile = profile / f"process_{jax.process_index()}"  # or they would share files on one machine
             self.train_step = stack.enter_context(contextlib.closing(Profiler(profile))).watch(self.train_step)
         self.since = time.monotonic()
 
     def _compile_update(self) -> None:
-        # Of several processes, those on GPUs choose kernels together, and so in one order.
+        # With several processes, GPUs choose kernels together, and so in one order.
         if jax.process_count() > 1 or self._is_over():
             return
         batch = next(iter(self._batches(self.step, self.step + 1)))
@@ -228,7 +228,7 @@ class _Run:
             if self._is_over():
                 break
             self._refresh(start)
-            # A new iterator for each segment: no batch may be made before the refresh that it depends on.
+            # A new iterator for each segment: no batch may be made before a refresh that it depends on.
             for batch in self._batches(start, stop):
                 self._update(batch)
                 self._after_update()
@@ -239,7 +239,7 @@ class _Run:
             self.counters.best_step = self.step
             self.checkpointer.save_best(self.step, self._judged_params(), None)
         self.checkpointer.wait()
-        if distributed.agreed(self.signals.received):  # after the last step, where nothing was left to stop
+        if distributed.agreed(self.signals.received):  # after the last step, with nothing left to stop
             meet(f"{self.stage}: saved")
             raise Interrupted(f"{self.stage}: saved after its last step; run again to go on.", step=self.step)
 
@@ -268,7 +268,7 @@ class _Run:
     def _update(self, batch: AnyBatch) -> None:
         examples = int(np.sum(batch.valid))
         on_host = jax.default_backend() == "cpu"
-        saved = on_host and self.checkpointer.wait()  # a step beside a save would hold the state twice
+        saved = on_host and self.checkpointer.wait()  # a step during a save would hold the state twice
         self.memory.before(str(jax.tree.map(np.shape, batch)), on_host=on_host, freed=saved)
         batch = distributed.place(batch, batch_sharding(self.mesh))
         self.compiling.wait()
@@ -287,7 +287,7 @@ class _Run:
         self.bar.advance()
 
     def _check_start(self, batch: AnyBatch) -> None:
-        """What `loss` says of the first answers must be what `rollout` said of them."""
+        """Checks that `loss` agrees with `rollout` on the first answers."""
         if self.unchecked is None:
             return
         rng = jax.random.key(self.settings.seed)
@@ -297,7 +297,7 @@ class _Run:
         self.unchecked = None
 
     def _after_update(self) -> None:
-        """Logs, evaluates, saves, leaves, whichever is due."""
+        """Logs, evaluates, saves and exits, as due."""
         settings, step = self.settings, self.step
         last = step == settings.steps
         if last or step % settings.log_every_steps == 0:
@@ -309,7 +309,7 @@ class _Run:
             self._save()
         if interrupted and not over:
             self.checkpointer.wait()
-            meet(f"{self.stage}: saved")  # the first process completes the checkpoint when the others are done with it
+            meet(f"{self.stage}: saved")  # the first process completes the checkpoint once the others have finished
             raise Interrupted(f"{self.stage}: stopped and saved after step {step}; run again to go on.", step=step)
 
     def _is_over(self) -> bool:
@@ -318,7 +318,7 @@ class _Run:
         return tired or self.step >= self.settings.steps
 
     def _is_interrupted(self) -> bool:
-        """Processes leave together; asking each other takes time, so they do it where they wait anyway."""
+        """Whether to stop; processes agree at logged steps, where they wait anyway, since agreement takes time."""
         if jax.process_count() > 1 and self.step % self.settings.log_every_steps:
             return False
         return distributed.agreed(self.signals.received)
@@ -336,7 +336,7 @@ class _Run:
         """Waits for the device and returns total and weight of each metric since the last row.
 
         Raises:
-          NonFiniteError: some update since then gave a number that is none.
+          NonFiniteError: some update since then made a metric non-finite.
         """
         try:
             totals = self.window.fetch()
@@ -365,7 +365,7 @@ class _Run:
 
     def _evaluate(self, validation: Examples) -> None:
         self._sync()
-        give_back_freed_memory()  # an evaluation takes buffers of other sizes
+        give_back_freed_memory()  # an evaluation needs buffers of other sizes
         counters, window = self.counters, Window.starting_from({})
         params = self._judged_params()
         rng = jax.random.key(self.settings.seed)
@@ -394,7 +394,7 @@ class _Run:
         self.since = time.monotonic()
 
     def _judged_params(self) -> Params:
-        """What is evaluated and kept: the last update's, or the running mean."""
+        """Returns the parameters to evaluate and keep: the last update's, or the running mean."""
         if not self.settings.optimizer.ema_decay:
             return self.state.params
         return self.programs.average(self.state.opt_state, self.state.params)

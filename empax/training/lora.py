@@ -1,4 +1,4 @@
-"""Any task with its model frozen and low-rank adapters in its place: a task like any other, for the one step."""
+"""Wraps any task with its model frozen and low-rank adapters in its place, for the same training step."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from empax.core.protocols import OnlineTask, ReinforcedTask, Task
 from empax.core.types import AnyBatch, Mean, Metrics, Params
 from empax.models.lora import LoraSettings, adapt, init_adapters, lower, merge, quantize
 
-_DROPOUT_STREAM = 2**31 - 2  # the task splits its key and never folds in a number that large
+_DROPOUT_STREAM = 2**31 - 2  # the task splits its key and never folds in such a large number
 
 
 @runtime_checkable
 class AdaptableTask(Task, Protocol):
-    """A task that says what low-rank adapters leave to it."""
+    """A task that supports low-rank adapters."""
 
     whole: ClassVar[str]
-    """Regular expression of the parameters that are trained as they are (a new head); empty = none."""
+    """Regular expression of the parameters that are trained in full (a new head); empty = none."""
 
 
 @runtime_checkable
 class AdaptablePolicy(ReinforcedTask, AdaptableTask, Protocol):
-    """Both at once."""
+    """A `ReinforcedTask` that supports low-rank adapters."""
 
 
 def is_adapted(params: Params) -> bool:
-    """Whether parameters are those of a LoraTask."""
+    """Whether the parameters belong to a LoraTask."""
     return "adapters" in params
 
 
 def trained_whole(params: Params) -> Params:
-    """The parameters that training has changed as they are: without adapters, all of them."""
+    """Returns the parameters trained in full: without adapters, all of them."""
     return params["trained"] if is_adapted(params) else params
 
 
@@ -44,13 +44,13 @@ def trained_whole(params: Params) -> Params:
 class LoraTask:
     """`task` with LoRA.
 
-    Parameters are {"adapters", "trained"}: only they have gradients, optimizer state and a place in checkpoints. What
-    they sit on is in `frozen`, see `freeze`.
+    Parameters are {"adapters", "trained"}: only they have gradients, optimizer state and a place in checkpoints. The
+    base weights are in `frozen`, see `freeze`.
 
     Attributes:
-      task: what is trained; `whole` says which of its parameters as they are.
-      settings: which weights are adapted.
-      dtype: what the adapted model computes in.
+      task: task to train; its `whole` selects the parameters trained in full.
+      settings: selects the weights to adapt.
+      dtype: compute type of the adapted model.
     """
 
     task: AdaptableTask
@@ -58,31 +58,31 @@ class LoraTask:
     dtype: str = "float32"
 
     def init(self, rng: jax.Array, batch: AnyBatch) -> Params:
-        """Adapters that change nothing yet, and fresh parameters where the task says so."""
+        """Initialises adapters with no effect yet, and new parameters where the task trains them in full."""
         first, second = jax.random.split(rng)
         whole = jax.jit(lambda rng: self.task.init(rng, batch))  # traced once for shapes and values
         shapes = jax.eval_shape(whole, first)
         trained: Params = {}
         if self.task.whole:
-            # Compiled as one, so that what is not kept is never made.
+            # Compiled together, so that discarded parameters are never created.
             trained = jax.jit(lambda rng: self._split(whole(rng))[0])(first)
         return {"adapters": init_adapters(second, self._split(shapes)[1], self.settings), "trained": trained}
 
     def freeze(self, params: Params, frozen: Params) -> Params:
-        """The `frozen` of this task: of the task's own parameters what is not trained, and its own `frozen`.
+        """Builds this task's `frozen`: the task's untrained parameters and its own `frozen`.
 
-        Weights are in the type of the arithmetic there, or in eight bits.
+        Weights are in the compute type, or in eight bits.
 
         Args:
-          params: of `task`, pretrained, without the ones that it trains whole.
-          frozen: what `task` itself wants.
+          params: pretrained parameters of `task`, without those trained in full.
+          frozen: the `frozen` of `task` itself.
         """
         base = self._split(params)[1]
         base = quantize(base) if self.settings.int8 else base
         return {"base": lower(base, self.dtype), "frozen": frozen}
 
     def merged(self, params: Params, frozen: Params) -> Params:
-        """Parameters of `task` alone, without adapters: to decode with, to export."""
+        """Merges the adapters into parameters of `task`, for decoding and export."""
         return _join(merge(frozen["base"], params["adapters"], self.settings), params["trained"])
 
     def loss(
@@ -96,7 +96,7 @@ class LoraTask:
         return _join(adapt(frozen["base"], params["adapters"], self.settings, rng), params["trained"])
 
     def _split(self, params: Params) -> tuple[Params, Params]:
-        """What is trained as it is, and the rest."""
+        """Splits parameters into those trained in full and the rest."""
         trained, rest = {}, {}
         for path, leaf in flatten_dict(params).items():
             whole = self.task.whole and re.search(self.task.whole, "/".join(path))
@@ -106,7 +106,7 @@ class LoraTask:
 
 @dataclasses.dataclass(frozen=True)
 class OnlineLoraTask(LoraTask):
-    """`LoraTask` of an OnlineTask."""
+    """A `LoraTask` of an OnlineTask."""
 
     def explore(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> AnyBatch:
         assert isinstance(self.task, OnlineTask)
@@ -115,7 +115,7 @@ class OnlineLoraTask(LoraTask):
 
 @dataclasses.dataclass(frozen=True)
 class ReinforcedLoraTask(LoraTask):
-    """`LoraTask` of a ReinforcedTask; its adapters know no dropout, and what they sit on is the reference."""
+    """A `LoraTask` of a ReinforcedTask, without adapter dropout; the base weights are the reference."""
 
     task: AdaptablePolicy
 
@@ -136,8 +136,8 @@ class ReinforcedLoraTask(LoraTask):
         return self.task.loss(self._adapted(params, frozen, None), frozen["frozen"], batch, rng, train=train)
 
     def rollout(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> AnyBatch:
-        # The sums of weights and adapters once, not again for every token, where they are no less exact than `loss` is;
-        # and eight bits stay eight bits.
+        # Sums weights and adapters once, not again for every token, if that is as exact as `loss`; eight-bit weights
+        # stay eight-bit.
         summed = self.dtype == "float32" and not self.settings.int8
         own = self.merged(params, frozen) if summed else self._adapted(params, frozen, None)
         return self.task.rollout(own, {**frozen["frozen"], "reference": frozen["base"]}, batch, rng)
@@ -156,12 +156,12 @@ class ReinforcedLoraTask(LoraTask):
 
 
 def lora_task(task: AdaptableTask, settings: LoraSettings, dtype: str = "float32") -> LoraTask:
-    """`task` with LoRA; it explores, or answers and learns from that, if `task` does."""
+    """Wraps `task` with LoRA, as an online or reinforced task if `task` is one."""
     if isinstance(task, ReinforcedTask):
         return ReinforcedLoraTask(cast(AdaptablePolicy, task), settings, dtype)
     return (OnlineLoraTask if isinstance(task, OnlineTask) else LoraTask)(task, settings, dtype)
 
 
 def _join(one: Params, two: Params) -> Params:
-    """Both trees in one; no leaf is in both."""
+    """Joins two disjoint trees."""
     return unflatten_dict({**flatten_dict(one), **flatten_dict(two)})

@@ -1,7 +1,7 @@
-"""What a run writes while it trains: metrics.jsonl, a progress bar, and TensorBoard's event files.
+"""Output of a run during training: metrics.jsonl, a progress bar, and TensorBoard's event files.
 
-Of these scalars only: three fields of one protocol buffer, framed as TFRecords. Written here because the packages that
-write them import PyTorch wherever it is installed, or TensorFlow.
+Event files hold scalars only: three fields of one protocol buffer, framed as TFRecords. This is our own writer, since
+other packages import PyTorch wherever it is installed, or TensorFlow.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class EventFile:
     """Appends scalars to a new event file in `folder`.
 
     Args:
-      folder: made if missing; files of earlier runs stay.
-      purge_step: what earlier files say of this step and later ones is no longer shown.
+      folder: created if missing; files of earlier runs stay.
+      purge_step: hides entries of earlier files from this step on.
     """
 
     def __init__(self, folder: Path, *, purge_step: int = 0) -> None:
-        # Readers take files in the order of their names, and want one writer per file.
+        # Readers sort files by name and expect one writer per file.
         self._path = folder / f"events.out.tfevents.{time.time_ns():020d}"
         with system_errors(self._path, "written"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ class EventFile:
             self._file.flush()
 
     def close(self) -> None:
-        with system_errors(self._path, "written"):  # as that of any buffered file
+        with system_errors(self._path, "written"):  # closing flushes the buffer
             self._file.close()
 
     def _write(self, step: int, payload: bytes) -> None:
@@ -92,7 +92,7 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 
 def _masked_crc(data: bytes) -> bytes:
-    """CRC-32C, rotated and offset, as TFRecord wants it."""
+    """Computes CRC-32C, rotated and offset as in TFRecord."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -104,19 +104,19 @@ log = logging.getLogger("empax")
 
 
 class MetricsLog:
-    """Appends one JSON object per logged step to `path`, and gives the same numbers to TensorBoard and to trackers.
+    """Appends one JSON object per logged step to `path`, and sends the same metrics to TensorBoard and to trackers.
 
-    A row is {"stage", "step", "split", then the metrics}. Rows of this stage after `resume_step` are dropped on
-    opening: they will come again, and the file then reads like that of a run that never stopped. Trackers, which cannot
-    drop any, do not get them again.
+    A row is {"stage", "step", "split", then the metrics}. Opening drops rows of this stage after `resume_step`: they
+    will be written again, so the file equals that of an uninterrupted run. Trackers cannot drop rows and do not get
+    them again.
 
     Args:
-      path: the run's metrics.jsonl, which all stages share.
+      path: the run's metrics.jsonl, shared by all stages.
       stage: name of the stage, in each row.
-      resume_step: the step that the run goes on from; 0 drops every row of the stage.
-      rows: lines of the stage until then, as a checkpoint has them; None = the lines of the file.
+      resume_step: step that the run resumes from; 0 drops every row of the stage.
+      rows: lines of the stage so far, from a checkpoint; None = the lines of the file.
       tensorboard: folder for the stage's event files; None = no TensorBoard.
-      trackers: what else gets the numbers, each as "SPLIT/METRIC"; closed with the log.
+      trackers: further receivers of the metrics, each as "SPLIT/METRIC"; closed with the log.
     """
 
     def __init__(
@@ -134,12 +134,12 @@ class MetricsLog:
         with system_errors(path, "written"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self.rows, self._tracked = _drop_rows(path, stage, resume_step, rows)
-            """Lines of the stage so far; steps and splits of the lines that come again."""
+            """Lines of the stage so far; steps and splits of the dropped lines."""
             self._file = path.open("a", encoding="utf-8")
         self._board = None if tensorboard is None else EventFile(tensorboard, purge_step=resume_step + 1)
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
-        """Writes one row; it is in the file, whatever happens to this process, when the call returns."""
+        """Writes one row; on return it is in the file, even if this process is killed."""
         known = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no nan
         row: dict[str, Any] = {"stage": self._stage, "step": step, "split": split, **known}
         self.rows.append(json.dumps(row, ensure_ascii=False))
@@ -157,7 +157,7 @@ class MetricsLog:
 
     def close(self) -> None:
         try:
-            with system_errors(self._path, "written"):  # it writes what could not be written before
+            with system_errors(self._path, "written"):  # closing flushes the buffer
                 self._file.close()
         finally:
             for tracker in self._trackers:
@@ -175,7 +175,7 @@ class MetricsLog:
 def _drop_rows(
     path: Path, stage: str, resume_step: int, rows: Sequence[str] | None
 ) -> tuple[list[str], set[tuple[int, str]]]:
-    """Leaves of the stage's rows those until `resume_step`, or `rows`; returns them, and steps and splits of others."""
+    """Keeps the stage's rows up to `resume_step`, or `rows`; returns them, and steps and splits of the dropped ones."""
     found = metric_rows(path)
     others = [line for line, row in found if row["stage"] != stage]
     own = [line for line, row in found if row["stage"] == stage and row["step"] <= resume_step]
@@ -192,7 +192,7 @@ def _drop_rows(
 
 
 class ProgressBar(Progress):
-    """Progress of a training stage, with its loss and speed behind the bar."""
+    """Progress of a training stage, with its loss and speed after the bar."""
 
     def __init__(self, stage: str, *, steps: int, initial: int) -> None:
         super().__init__(stage, total=steps, unit="steps", initial=initial)

@@ -1,4 +1,4 @@
-"""AdamW or Adafactor with a schedule, and groups of parameters, by name, that learn at another pace or not at all."""
+"""AdamW or Adafactor with a schedule, and parameter groups with their own learning rate or frozen."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Schedule: TypeAlias = Literal["constant", "linear", "cosine", "rsqrt"]
 
 @dataclasses.dataclass(frozen=True)
 class ParamGroup:
-    """Parameters whose name ("encoder/layers/attention/query") `pattern` is found in.
+    """Parameters whose name ("encoder/layers/attention/query") matches `pattern`.
 
     Attributes:
       pattern: regular expression, searched for anywhere in the name.
       learning_rate_scale: factor on the learning rate.
-      frozen: the parameters stay as they are and have no optimizer state.
-      schedule: shape of this group's learning rate; None = that of the other parameters.
-      warmup_steps: None = that of the other parameters.
+      frozen: whether the parameters are frozen, without optimizer state.
+      schedule: learning rate schedule of this group; None = that of the other parameters.
+      warmup_steps: warm-up of this group; None = that of the other parameters.
     """
 
     pattern: str
@@ -49,27 +49,27 @@ class OptimizerSettings:
     """AdamW (Loshchilov & Hutter 2019) or Adafactor on gradients clipped by their global norm.
 
     Attributes:
-      method: "adamw", or "adafactor", which keeps row and column means in place of a whole second moment and no first
-        one (Shazeer & Stern 2018, Algorithms 4 and 5): it takes a hundredth of the memory, and learning rates such as
-        1e-3. Departure: the layers of a stack are one parameter where updates are clipped and scaled.
-      learning_rate: the highest of the schedule.
-      warmup_steps: steps over which the learning rate rises linearly to its highest.
-      schedule: what follows: "constant"; "linear" or "cosine" down to 0 at the last step; "rsqrt", falling with
-        1 / sqrt(step) (Vaswani et al. 2017, Sec. 5.3).
-      weight_decay: decoupled, times the learning rate.
+      method: "adamw", or "adafactor", which stores row and column means instead of the full second moment and no first
+        moment (Shazeer & Stern 2018, Algorithms 4 and 5): it takes a hundredth of the memory, and learning rates such
+        as 1e-3. Departure: the layers of a stack are one parameter for clipping and scaling of updates.
+      learning_rate: peak learning rate.
+      warmup_steps: steps of linear warm-up to the peak.
+      schedule: schedule after the warm-up: "constant"; "linear" or "cosine" decay to 0 at the last step; "rsqrt", decay
+        with 1 / sqrt(step) (Vaswani et al. 2017, Sec. 5.3).
+      weight_decay: decoupled weight decay, multiplied by the learning rate.
       no_decay_pattern: names of parameters without weight decay: biases and normalisation scales.
-      b1: of "adamw": decay of the first moment, in [0, 1).
-      b2: of "adamw": decay of the second moment, in [0, 1).
-      eps: of "adamw": added to the root of the second moment, at least 1e-30.
-      decay_rate: of "adafactor": the second moment decays by 1 - n ** -decay_rate at update n.
-      clip_threshold: of "adafactor": the largest root mean square of a parameter's update.
-      scale_parameter: of "adafactor": an update is relative to the root mean square of its parameter, at least 1e-3.
-      min_dim_size_to_factor: of "adafactor": a parameter whose second largest axis is shorter keeps its whole second
+      b1: for "adamw": decay of the first moment, in [0, 1).
+      b2: for "adamw": decay of the second moment, in [0, 1).
+      eps: for "adamw": added to the root of the second moment, at least 1e-30.
+      decay_rate: for "adafactor": the second moment decays by 1 - n ** -decay_rate at update n.
+      clip_threshold: for "adafactor": maximum root mean square of a parameter's update.
+      scale_parameter: for "adafactor": whether updates scale with the root mean square of the parameter, at least 1e-3.
+      min_dim_size_to_factor: for "adafactor": a parameter whose second largest axis is shorter keeps its full second
         moment.
-      clip_norm: highest global norm of a gradient, above 0; None = unlimited.
-      ema_decay: of a running mean of the parameters, in [0, 1), which is evaluated and kept as the best in place of the
-        last update's (Polyak & Juditsky 1992); 0 = none. It takes as much memory as the trained parameters.
-      groups: parameters that differ; the first group whose pattern is found in a name decides.
+      clip_norm: maximum global norm of a gradient, above 0; None = unlimited.
+      ema_decay: decay of a running mean of the parameters, in [0, 1), which is evaluated and kept as the best instead
+        of the last update's (Polyak & Juditsky 1992); 0 = none. It takes as much memory as the trained parameters.
+      groups: parameter groups; the first group whose pattern matches a name applies.
     """
 
     method: Literal["adamw", "adafactor"] = "adamw"
@@ -102,9 +102,9 @@ class OptimizerSettings:
 def learning_rate(
     settings: OptimizerSettings, total_steps: int, group: ParamGroup | None = None
 ) -> Callable[[Any], Float[Array, ""]]:
-    """The learning rate of the n-th update (n from 0), of `group` if one is given.
+    """Returns the learning rate as a function of the update (from 0), for `group` if given.
 
-    The first update of a warm-up already moves: it has 1 / warmup_steps of the highest learning rate.
+    The first update of a warm-up has 1 / warmup_steps of the peak learning rate, not 0.
     """
     schedule, warmup, highest = settings.schedule, settings.warmup_steps, settings.learning_rate
     if group is not None:
@@ -128,17 +128,17 @@ def learning_rate(
 
 
 def trained_mask(settings: OptimizerSettings, params: Params) -> Params:
-    """A tree of bools like `params`: False where a group freezes the parameter.
+    """Returns a tree of bools like `params`: False where a group freezes the parameter.
 
     Raises:
-      ConfigError: a group's pattern is found in no name, or everything is frozen.
+      ConfigError: a group's pattern matches no name, or everything is frozen.
     """
     labels = _labels(settings, params)
     return jax.tree.map(lambda label: label < 0 or not settings.groups[label].frozen, labels)
 
 
 def first_updates(task: Task, params: Params, updates_per_batch: int) -> dict[str, int]:
-    """The updates that pass before each parameter learns, where the task says so: `starts` of `make_optimizer`."""
+    """Returns the updates before each parameter is trained, if the task defines them: `starts` of `make_optimizer`."""
     if not isinstance(task, ReinforcedTask):
         return {}
     return {name: task.learns_from(name) * updates_per_batch for name in named_leaves(params)}
@@ -149,17 +149,17 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Builds the optimizer for `params`.
 
-    Frozen parameters get zero updates, have no state, and count neither in the global norm nor in weight decay.
+    Frozen parameters get zero updates, have no state, and count neither for the global norm nor for weight decay.
 
     Args:
       settings: learning rate, schedule, groups.
       params: arrays or shapes; only names are read.
-      total_steps: where "linear" and "cosine" reach 0.
-      starts: updates that pass before the parameter of a name learns: so long it stays as it is, and its moments, with
-        their correction for having begun at 0, begin only then. Without a name: at once.
+      total_steps: step at which "linear" and "cosine" reach 0.
+      starts: number of updates before the named parameter is trained. Until then it stays unchanged, and its moments
+        and their bias correction do not start. Unnamed parameters are trained at once.
 
     Raises:
-      ConfigError: a group's pattern is found in no name, or everything is frozen.
+      ConfigError: a group's pattern matches no name, or everything is frozen.
     """
     labels = _labels(settings, params)
     trained = jax.tree.map(lambda kept: "trained" if kept else "frozen", trained_mask(settings, params))
@@ -176,14 +176,14 @@ def make_optimizer(
 
 
 class RunningMean(NamedTuple):
-    """Sums of parameters and of their weights, both falling by `ema_decay` with every update."""
+    """Sums of parameters and of their weights, both decayed by `ema_decay` with every update."""
 
     total: Params
     weight: Float[Array, ""]
 
 
 def averaged(opt_state: optax.OptState, params: Params) -> Params:
-    """The running mean that `opt_state` keeps of the trained parameters; `params` where it keeps none."""
+    """Returns the running mean of the trained parameters in `opt_state`; `params` if it has none."""
     states = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, RunningMean))
     found = [state for state in states if isinstance(state, RunningMean)]
     if not found:
@@ -199,7 +199,7 @@ def averaged(opt_state: optax.OptState, params: Params) -> Params:
 
 
 def _running_mean(decay: float) -> optax.GradientTransformation:
-    """Changes no update; the last of a chain, so that it sees what the parameters become."""
+    """Leaves updates unchanged; it comes last in a chain, to see the new parameters."""
 
     def init(params: Params) -> RunningMean:
         return RunningMean(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.float32))
@@ -232,17 +232,17 @@ def _moments(settings: OptimizerSettings, late: Mapping[str, int]) -> optax.Grad
 
 
 class Late(NamedTuple):
-    """Updates so far, and the state of what begins late."""
+    """Number of updates so far, and the state of the delayed transformation."""
 
     updates: Int[Array, ""]
     inner: Any
 
 
 def _begun_late(inner: optax.GradientTransformation, start: int) -> optax.GradientTransformation:
-    """`inner` from update `start` on, from 0; before, updates are 0.
+    """Applies `inner` from update `start` on, counted from 0; before that, updates are 0.
 
-    As `optax.conditionally_mask`, but without a branch: around one, devices of a CPU that share parameters have met in
-    different orders, and waited for each other for ever.
+    Like `optax.conditionally_mask`, but without a branch: with one, CPU devices that share parameters reached
+    collectives in different orders and deadlocked.
     """
 
     def init(params: Params) -> Late:
@@ -261,7 +261,7 @@ def _begun_late(inner: optax.GradientTransformation, start: int) -> optax.Gradie
 def _scale_by_learning_rate(
     settings: OptimizerSettings, labels: Params, steps: int, late: Mapping[str, int]
 ) -> optax.GradientTransformation:
-    """Minus the learning rate of each parameter's group; label -1 = no group."""
+    """Scales updates by minus the learning rate of each parameter's group; label -1 = no group."""
     names = named_leaves(labels)
     rates = {label: learning_rate(settings, steps, settings.groups[label]) for label in set(names.values()) - {-1}}
     rates[-1] = learning_rate(settings, steps)
@@ -284,7 +284,7 @@ def _scale_by_learning_rate(
 
 
 def _labels(settings: OptimizerSettings, params: Params) -> Params:
-    """The index of each parameter's group, -1 = none."""
+    """Returns the index of each parameter's group, -1 = none."""
     names = list(named_leaves(params))
     for index, group in enumerate(settings.groups):
         if not any(re.search(group.pattern, name) for name in names):

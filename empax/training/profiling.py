@@ -1,4 +1,4 @@
-"""Where a training step spends its time: a trace of a few updates."""
+"""Profiles a few training steps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ log = logging.getLogger("empax")
 
 
 class Profiler:
-    """Traces the updates `first` (from 0 in this process; those before may compile) to `first + updates - 1`.
+    """Traces steps `first` (from 0 in this process; earlier ones may compile) to `first + updates - 1`.
 
-    The trace goes to `directory`, for TensorBoard or Perfetto. What fails of that is a warning in the log.
+    The trace goes to `directory`, for TensorBoard or Perfetto. Failures are logged as warnings.
     """
 
     def __init__(self, directory: Path, *, first: int = 8, updates: int = 4) -> None:
@@ -23,7 +23,7 @@ class Profiler:
         self.seen, self.tracing = 0, False
 
     def watch(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """A step that is traced when its turn has come; what is computed between two calls is traced too."""
+        """Wraps a step function to trace the chosen steps, including computations between two calls."""
 
         def watched(*args: Any) -> Any:
             if self.seen == self.first:
@@ -38,7 +38,7 @@ class Profiler:
         return watched
 
     def close(self) -> None:
-        """Ends the trace, also one that the end of training cuts short."""
+        """Ends the trace, even one cut short by the end of training."""
         if self.tracing:
             self.tracing = False
             if _softly(jax.profiler.stop_trace):
@@ -46,7 +46,7 @@ class Profiler:
 
 
 def _softly(do: Callable[[], None]) -> bool:
-    """Whether it went well."""
+    """Whether the call succeeded."""
     try:
         do()
     except Exception as error:  # the profiler and the disk may raise anything; training goes on

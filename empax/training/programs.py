@@ -1,4 +1,4 @@
-"""The compiled programs of a stage: its first state, its updates, its evaluations."""
+"""The compiled programs of a stage: its initial state, its updates, its evaluations."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from empax.training.step import (
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """What a stage calls. Each program is compiled when it is first called, or before that by `Compiling`.
+    """Compiled programs of a stage. Each is compiled on its first call, or earlier by `Compiling`.
 
     Attributes:
       template: shapes, types and shardings of the state.
-      initialise: () -> a fresh state, made in its shards.
+      initialise: () -> a new state, created in its shards.
       train: see `make_train_step`.
       evaluate: see `make_eval_step`.
-      average: (optimiser's state, parameters) -> their running mean; fails where `optimizer.ema_decay` is 0.
+      average: (optimizer state, parameters) -> their running mean; fails if `optimizer.ema_decay` is 0.
       explore: see `make_explore_step`; None unless the task is an `OnlineTask`.
       begin: see `make_iteration_start`; None unless the task is a `ReinforcedTask`.
-      learning_rate: of an update, numbered from 0.
+      learning_rate: learning rate of an update, numbered from 0.
     """
 
     template: TrainState
@@ -56,9 +56,9 @@ class Programs:
     learning_rate: Callable[[int], jax.Array]
 
     def lower_update(self, frozen: Params, batch: AnyBatch) -> list[jax.stages.Lowered]:
-        """What an update calls, traced: `explore` or `begin`, and `train` on what they give.
+        """Traces the programs of an update: `explore` or `begin`, and `train` on their output.
 
-        The batch is one of these shapes, as it lies on the devices.
+        The batch has one of the shapes in use, placed on the devices.
         """
         lowered: list[jax.stages.Lowered] = []
         if self.explore is not None:
@@ -72,7 +72,7 @@ class Programs:
         return [*lowered, self.train.lower(self.template, frozen, batch)]
 
     def first_state(self, initial: Callable[[Params], Params] | None) -> TrainState:
-        """The state before the first update; `initial` maps fresh parameters to those to start from.
+        """Creates the state before the first update; `initial` maps new parameters to the starting ones.
 
         Raises:
           ValueError: `initial` changes the structure, a shape or a type.
@@ -84,16 +84,16 @@ class Programs:
         wanted, found = (jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (state.params, params))
         if wanted != found:
             raise ValueError("the initial parameters have other names, shapes or types than the model's.")
-        # A copy: the state is donated, and what these came from may be frozen beside it.
+        # A copy: the state is donated, and its source may be among the frozen parameters.
         places = jax.tree.map(lambda leaf: leaf.sharding, self.template.params)
         return dataclasses.replace(state, params=distributed.place(params, places, may_alias=False))
 
 
 class Compiling:
-    """Programs that are compiled side by side in threads: XLA, which compiles, does not hold Python's lock.
+    """Compiles programs in parallel threads: XLA's compiler does not hold Python's lock.
 
-    Tracing does, and reads settings of its thread: so what is traced comes here, from the thread that calls it later.
-    That call finds the compiled program, once `wait` has returned.
+    Tracing does hold it, and depends on thread-local settings: pass programs traced in the thread that calls them
+    later. That call finds the compiled program, once `wait` has returned.
     """
 
     def __init__(self) -> None:
@@ -101,30 +101,30 @@ class Compiling:
         self._pending: list[Future[Any]] = []
 
     def begin(self, *lowered: jax.stages.Lowered) -> None:
-        """Begins to compile each."""
+        """Starts compiling each program."""
         self._pending += [self._threads.submit(one.compile) for one in lowered]
 
     @property
     def busy(self) -> bool:
-        """Whether something is not compiled yet."""
+        """Whether a compilation is in progress."""
         return not all(one.done() for one in self._pending)
 
     def wait(self) -> None:
-        """Waits for all of them; raises what compiling raised."""
+        """Waits for all compilations; raises their errors."""
         while self._pending:
             self._pending.pop().result()
 
     def close(self) -> None:
-        """Leaves what has not begun."""
+        """Cancels compilations that have not started."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def make_programs(
     task: Task, settings: LoopSettings, batch: AnyBatch, *, mesh: Mesh, logical: Mapping[str, str]
 ) -> Programs:
-    """The programs of a stage; `batch`, any of the task's data, fixes the model's dimensions. `logical`: see `fit`."""
+    """Builds the programs of a stage; `batch`, any batch of the task, fixes the dimensions. `logical`: see `fit`."""
     init_rng, rng = jax.random.split(jax.random.key(settings.seed))
-    # A program of its own, so that it is traced once for all that follows.
+    # A separate program, so that it is traced only once.
     init = jax.jit(lambda rng, batch: task.init(rng, batch))
     shapes = jax.eval_shape(init, init_rng, batch)
     starts = first_updates(task, shapes, settings.updates_per_batch)

@@ -11,32 +11,32 @@ from empax.core.settings import DataSettings
 from empax.training.optimizer import OptimizerSettings
 
 LONGEST_BUCKET = 1_000_000
-"""Tokens; no model here reads more."""
+"""In tokens; no model here reads more."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopSettings:
-    """How long, in what portions, and how often to look.
+    """Settings of the training loop: its length, its batches and its evaluations.
 
     Attributes:
-      steps: batches at most; each is one update, or `epochs * minibatches` of them.
+      steps: maximum number of batches; each gives one update, or `epochs * minibatches` of them.
       batch_size: examples per batch.
-      buckets: source lengths in tokens that batches are padded to, ascending.
+      buckets: source lengths in tokens to pad batches to, ascending.
       accumulate: micro-batches per update.
-      epochs: of a ReinforcedTask: how often each answer is learnt from.
-      minibatches: of a ReinforcedTask: updates per epoch, each from other answers.
+      epochs: for a ReinforcedTask: number of passes over each batch of answers.
+      minibatches: for a ReinforcedTask: updates per epoch, each from different answers.
       eval_batch_size: examples per evaluation batch; None = batch_size.
-      seed: of initial parameters, dropout and the order of the examples; a stage of a recipe that gives none takes the
+      seed: seed of initial parameters, dropout and the order of the examples; a recipe's stage without one takes the
         run's.
-      log_every_steps: updates per row of metrics.jsonl.
-      eval_every_steps: updates between evaluations; the last update is always evaluated.
-      checkpoint_every_steps: updates between checkpoints; the last update always makes one.
-      patience: evaluations in a row without improvement after which training stops; None = never.
-      best_metric: what decides which parameters are best: a metric of the task, or "loss"; None = the last count.
+      log_every_steps: steps per row of metrics.jsonl.
+      eval_every_steps: steps between evaluations; the last step is always evaluated.
+      checkpoint_every_steps: steps between checkpoints; the last step always makes one.
+      patience: consecutive evaluations without improvement before training stops; None = no early stopping.
+      best_metric: metric that selects the best parameters: a metric of the task, or "loss"; None = the last parameters.
       best_mode: whether `best_metric` is better when smaller ("min") or larger ("max").
-      max_eval_examples: evaluate on that many, chosen at random once; None = on all.
-      refresh_every_steps: updates between calls of `on_refresh`; 0 = none.
-      optimizer: see there.
+      max_eval_examples: number of validation examples, chosen once at random; None = all.
+      refresh_every_steps: steps between calls of `on_refresh`; 0 = none.
+      optimizer: settings of the optimizer.
     """
 
     steps: int
@@ -76,7 +76,7 @@ class LoopSettings:
 
     @property
     def updates(self) -> int:
-        """Of all batches together."""
+        """Number of updates in all batches."""
         return self.steps * self.updates_per_batch
 
     @property
@@ -84,7 +84,7 @@ class LoopSettings:
         return self.epochs * self.minibatches
 
     def segments(self, start: int) -> Iterator[tuple[int, int]]:
-        """Cuts [start, steps) where `on_refresh` is called."""
+        """Splits [start, steps) where `on_refresh` is called."""
         every = self.refresh_every_steps
         while start < self.steps:
             stop = min(self.steps, (start // every + 1) * every) if every else self.steps
@@ -93,9 +93,9 @@ class LoopSettings:
 
 
 def within_passes(settings: LoopSettings, num_examples: int, most: int) -> LoopSettings:
-    """The settings with fewer steps, where theirs pass over the examples more than `most` times.
+    """Returns settings with fewer steps, if the given ones make more than `most` passes over the examples.
 
-    Warm-ups, and what comes every so many updates, become shorter by the same factor. `most` = 0: any number of passes.
+    Warm-ups and intervals in steps become shorter by the same factor. `most` = 0: any number of passes.
     """
     steps = max(-(-most * num_examples // settings.batch_size), 1)
     if not most or steps >= settings.steps:
@@ -119,7 +119,7 @@ def within_passes(settings: LoopSettings, num_examples: int, most: int) -> LoopS
 
 
 def steps_on(data: DataSettings, settings: LoopSettings, num_examples: int) -> int:
-    """How many steps a stage makes: those of its settings, or on a corpus of one's own fewer; see `within_passes`."""
+    """Returns a stage's number of steps: that of its settings, or fewer for the user's corpus; see `within_passes`."""
     if data.name != "jsonl":
         return settings.steps
     return within_passes(settings, num_examples, data.most_passes).steps
@@ -134,9 +134,9 @@ def check_buckets(buckets: Sequence[int]) -> None:
 
 
 def check_whole_batches(settings: LoopSettings, task: object, *, where: str) -> None:
-    """Raises ConfigError if batches are cut whose examples look at each other; `where` is the stage's section.
+    """Raises ConfigError if batches with interacting examples are split; `where` is the stage's section.
 
-    Such a task says `splits_batches = False`; else its loss of a batch is the mean of the losses of the parts.
+    Such a task has `splits_batches = False`; otherwise the loss of a batch is the mean of the losses of its parts.
     """
     cut = [name for name in ("accumulate", "minibatches") if getattr(settings, name) > 1]
     if cut and not getattr(task, "splits_batches", True):

@@ -1,8 +1,8 @@
-"""Trackers that get a training stage's numbers: W&B, MLflow, trackio, each behind the same protocol.
+"""Trackers that receive a training stage's metrics: W&B, MLflow, trackio, all behind the same protocol.
 
-Each stage is a run there, since its steps begin at 1. The work directory is its group (of MLflow, a tag), the project
-is "empax". Where numbers go (a server, a folder, a file to be sent later), the variables of each package tell:
-WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR and others.
+Each stage is a separate run there, since its steps begin at 1. The work directory is its group (in MLflow, a tag), the
+project is "empax". Each package's environment variables set the destination (a server, a folder, a file to be sent
+later): WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR and others.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _PROJECT = "empax"
 
 @runtime_checkable
 class Sink(Protocol):
-    """Gets the numbers of one stage."""
+    """A receiver of one stage's metrics."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Takes the numbers after update `step`, by names such as "train/loss"; they may not be finite."""
+        """Takes the metrics after step `step`, by names such as "train/loss"; they may not be finite."""
         ...
 
     def close(self) -> None:
-        """Hands over whatever it still holds."""
+        """Sends any remaining data."""
         ...
 
 
 class _Stage(NamedTuple):
-    """What a tracker is told of a stage.
+    """Description of a stage for trackers.
 
     Attributes:
-      directory: of the stage.
-      settings: of its training.
-      ids: names of its runs, which a sink may add to.
+      directory: folder of the stage.
+      settings: settings of its training.
+      ids: ids of its runs, which a sink may extend.
     """
 
     directory: Path
@@ -61,7 +61,7 @@ class _Stage(NamedTuple):
 
 
 class _Run:
-    """What wandb and trackio begin: both have the same calls."""
+    """A run of wandb or trackio, which share an interface."""
 
     _run: Any
 
@@ -119,7 +119,7 @@ class _Trackio(_Run):
         self._run = trackio.init(
             project=_PROJECT,
             group=stage.group,
-            name=f"{stage.name}-{stage.ids['id']}",  # what it finds a run by
+            name=f"{stage.name}-{stage.ids['id']}",  # trackio identifies a run by its name
             resume="allow",
             config=dict(stage.settings),
             embed=False,
@@ -145,16 +145,16 @@ def check_sinks(names: Sequence[str]) -> None:
 
 
 def open_sinks(names: Sequence[str], directory: Path, settings: Mapping[str, Any]) -> list[Sink]:
-    """Begins a run with each tracker, or goes on with the one that a stopped stage began.
+    """Starts a run with each tracker, or resumes the run of a stopped stage.
 
-    A tracker that fails, now or later, is left out with a warning: it ends no training. In the stage's `directory`,
-    sinks/runs.json keeps what the runs are called.
+    A tracker that fails, now or later, is dropped with a warning and does not stop training. The stage's `directory`
+    stores the ids of the runs in sinks/runs.json.
     """
     if not names:
         return []
     path = _folder(directory) / "runs.json"
     stage = _Stage(directory, settings, {"id": secrets.token_hex(4)})
-    with contextlib.suppress(OSError, ValueError, TypeError):  # ids of its own serve as well
+    with contextlib.suppress(OSError, ValueError, TypeError):  # a new id works as well
         stage.ids.update(read_json(path))
     opened: list[Sink] = [_Guarded(name, stage) for name in names]
     write_json(path, stage.ids)
@@ -162,7 +162,7 @@ def open_sinks(names: Sequence[str], directory: Path, settings: Mapping[str, Any
 
 
 class _Guarded:
-    """A tracker that says nothing more once it has failed."""
+    """A tracker that is ignored after its first error."""
 
     def __init__(self, name: str, stage: _Stage) -> None:
         self._name = name
@@ -179,7 +179,7 @@ class _Guarded:
     def _tried(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Exception as error:  # whatever goes wrong there must not end training
+        except Exception as error:  # no error of a tracker may stop training
             self._sink = None
             log.warning("%s gets no more numbers of this stage (%s); metrics.jsonl has them.", self._name, error)
             return None

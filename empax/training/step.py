@@ -1,4 +1,4 @@
-"""The one training step, and its two companions: evaluating and exploring."""
+"""The training step, and its two companions: the evaluation and exploration steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EvalStep: TypeAlias = jax.stages.Wrapped
 ExploreStep: TypeAlias = jax.stages.Wrapped
 """(state, frozen, batch) -> batch, compiled."""
 
-_EXPLORE_STREAM = 2**31 - 1  # the update folds in the micro-batch's index here, which is never that large
+_EXPLORE_STREAM = 2**31 - 1  # updates fold in a micro-batch index here, which is never that large
 _ORDER_STREAM = 2**31 - 3
 
 
@@ -41,23 +41,23 @@ def make_train_step(
 
     .. math:: g = \nabla \sum_i \mathrm{total}_i \,/\, \sum_i \mathrm{weight}_i
 
-    over the micro-batches i, so the number of micro-batches changes nothing but the memory (and the dropout masks).
+    over the micro-batches i, so the number of micro-batches affects only memory and dropout masks.
 
     Args:
-      task: whose loss is minimised; its dimensions are fixed by the first batch, each further shape compiles again. A
-        batch that has a field `step` gets the number of updates made.
-      optimizer: takes the gradient g.
+      task: task whose loss is minimised; the first batch fixes its dimensions, each new shape compiles again. A batch
+        with a field `step` gets the number of updates made.
+      optimizer: optimizer of the gradient g.
       state: shardings of the state; like `batch` and `replicated`, None leaves the placement to the arguments.
       batch: sharding of the batch, a numpy-like tree whose leaves share their leading axis.
       replicated: sharding of the metrics.
       accumulate: number of micro-batches of an update; must divide its rows.
-      epochs: how often each row is learnt from.
-      minibatches: updates of an epoch, each on other rows, drawn anew in every epoch; must divide the batch size.
-      trained: tree of bools like the parameters; no gradient is computed where False. None = all are trained.
+      epochs: number of passes over the rows.
+      minibatches: updates per epoch, each on different rows, redrawn in every epoch; must divide the batch size.
+      trained: tree of bools like the parameters; no gradient is computed where False. None = train all.
 
     Returns:
-      (state, frozen, batch) -> (state, metrics): the task's own, `loss` and `grad_norm` (before clipping), summed over
-      all updates.
+      (state, frozen, batch) -> (state, metrics): the task's metrics, `loss` and `grad_norm` (before clipping), summed
+        over all updates.
     """
 
     def gradient(
@@ -117,7 +117,7 @@ def make_train_step(
 
 
 def _drawn(rng: jax.Array, rows: int, epochs: int, minibatches: int) -> jax.Array:
-    """[epochs * minibatches, rows / minibatches] row numbers; each epoch has every row once, in an order of its own."""
+    """Draws [epochs * minibatches, rows / minibatches] row numbers; each epoch has every row once, in its own order."""
     if rows % minibatches:
         raise ValueError(f"a batch of {rows} rows does not divide into {minibatches} mini-batches.")
     orders = jax.vmap(lambda rng: jax.random.permutation(rng, rows))(jax.random.split(rng, epochs))
@@ -125,9 +125,9 @@ def _drawn(rng: jax.Array, rows: int, epochs: int, minibatches: int) -> jax.Arra
 
 
 def _split(leaf: jax.Array, parts: int) -> jax.Array:
-    """[B, ...] -> [parts, B / parts, ...]; part i takes the rows i, i + parts, i + 2 parts and so on.
+    """Splits [B, ...] into [parts, B / parts, ...]; part i takes rows i, i + parts, i + 2 parts and so on.
 
-    Strided, because rows lie on the devices in contiguous blocks: so each part keeps every device busy.
+    Strided, because devices hold contiguous blocks of rows: each part keeps every device busy.
     """
     if leaf.shape[0] % parts:
         raise ValueError(f"a batch of {leaf.shape[0]} rows does not divide into {parts} micro-batches.")
@@ -135,7 +135,7 @@ def _split(leaf: jax.Array, parts: int) -> jax.Array:
 
 
 def make_eval_step(task: Task, *, batch: Any = None, replicated: Any = None) -> EvalStep:
-    """Compiles `task.loss` without dropout: (params, frozen, batch, rng) -> metrics, `loss` among them.
+    """Compiles `task.loss` without dropout: (params, frozen, batch, rng) -> metrics, including `loss`.
 
     `batch` and `replicated` are shardings of the batch and of the metrics.
     """
@@ -151,8 +151,7 @@ def make_eval_step(task: Task, *, batch: Any = None, replicated: Any = None) -> 
 def make_explore_step(task: OnlineTask, *, batch: Any = None) -> ExploreStep:
     """Compiles `task.explore`: (state, frozen, batch) -> the batch to learn from; the state is only read.
 
-    `batch` is the sharding of what is given and of the result, as `make_train_step` wants it; None leaves that to the
-    compiler.
+    `batch` is the sharding of input and result, as in `make_train_step`; None leaves it to the compiler.
     """
 
     def step(state: TrainState, frozen: Params, given: AnyBatch) -> AnyBatch:
@@ -165,14 +164,14 @@ def make_explore_step(task: OnlineTask, *, batch: Any = None) -> ExploreStep:
 
 @dataclasses.dataclass(frozen=True)
 class IterationStart:
-    """(state, frozen, batch) -> (state, rated batch, what to log); see `make_iteration_start`."""
+    """(state, frozen, batch) -> (state, rated batch, metrics); see `make_iteration_start`."""
 
     _first: jax.stages.Wrapped
     _rest: Callable[[Params, AnyBatch, Any], tuple[AnyBatch, Any, Metrics]] | None
 
     @property
     def gives_batch(self) -> bool:
-        """Whether `lower` knows the rated batch."""
+        """Whether `lower` determines the rated batch."""
         return self._rest is None
 
     def __call__(self, state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[TrainState, AnyBatch, Metrics]:
@@ -181,15 +180,15 @@ class IterationStart:
         return dataclasses.replace(state, memory=memory), rated, metrics
 
     def lower(self, state: TrainState, frozen: Params, batch: AnyBatch) -> jax.stages.Lowered:
-        """The first compiled call, traced."""
+        """Traces the first compiled call."""
         return self._first.lower(state, frozen, batch)
 
 
 def make_iteration_start(task: ReinforcedTask, *, batch: Any = None, replicated: Any = None) -> IterationStart:
-    """What comes before the updates of an iteration: (state, frozen, batch) -> (state, rated batch, what to log).
+    """Builds the steps before an iteration's updates: (state, frozen, batch) -> (state, rated batch, metrics).
 
-    One compiled call; three calls where `task.rates_on_host`. `batch` and `replicated` are shardings of the rated
-    batch, and of the memory and what is logged; None leaves them to the compiler.
+    It is one compiled call, or three calls if `task.rates_on_host`. `batch` and `replicated` are shardings of the rated
+    batch, and of the memory and the metrics; None leaves them to the compiler.
     """
     credited = (batch, replicated, replicated)
 
