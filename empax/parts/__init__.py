@@ -1,1 +1,1 @@
-"""What systems are made of."""
+"""Parts that systems are built from."""

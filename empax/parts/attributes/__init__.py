@@ -1,7 +1,7 @@
-"""Judges that several systems share: of emotional reaction, interpretation and exploration, trained on EPITOME.
+"""Judges shared by several systems: of emotional reaction, interpretation and exploration, trained on EPITOME.
 
-`classifier` reads one text (REG, LEMPEx), `identifier` a response in its context (EmpRL); `pairs` is what both learn
-from. `sentiment` learns VADER's scores of responses (LEMPEx). Here is the way from a finished stage to its judge.
+`classifier` reads one text (REG, LEMPEx), `identifier` a response in its context (EmpRL); `pairs` is the training data
+of both. `sentiment` learns VADER's scores of responses (LEMPEx). This module loads the judges of finished stages.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from empax.parts.attributes.sentiment import SentimentTaskSettings, build_sentim
 from empax.training.checkpoint import load_params
 
 Judge: TypeAlias = ClassifierJudge | IdentifierJudge
-"""`(contexts, responses) -> log_probs[N, C, 3]`, with `task.mechanisms`, the names of the C, and `hash`."""
+"""`(contexts, responses) -> log_probs[N, C, 3]`, with `task.mechanisms`, the names of the C mechanisms, and `hash`."""
 
 
 def _alone(stage: JudgeTaskSettings | SentimentTaskSettings) -> bool:
-    """Whether a judge brings its encoder and its tokenizer."""
+    """Whether a judge has its own encoder and tokenizer."""
     return bool(stage.encoder.pretrained)
 
 
@@ -53,25 +53,25 @@ TASKS = {
 _LOADERS = {"classifier": load_classifier, "identifier": load_identifier}
 
 JUDGE_TASKS = tuple(f"attributes.{name}" for name in _LOADERS)
-"""Tasks that train judges of mechanisms, as RunContext.task names them."""
+"""Tasks that train judges of mechanisms, by the names of RunContext.task."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AttributeSettings:
-    """`config.attributes` of a recipe that trains judges alone; empty, each judge has the settings of its stage."""
+    """`config.attributes` of a recipe that trains judges alone; it is empty: the stages have the judges' settings."""
 
 
 SYSTEM = System("attributes", AttributeSettings, TASKS)
 
 
 def judge_kind(run: RunContext, stage_name: str) -> str:
-    """What the stage trains, "classifier" or "identifier"; empty if neither."""
+    """Returns the kind of judge that the stage trains, "classifier" or "identifier"; empty if neither."""
     owner, _, task = run.named(stage_name).task.rpartition(".")
     return task if owner == SYSTEM.name and task in _LOADERS else ""
 
 
 def judge_stage(run: RunContext, stage_name: str) -> JudgeTaskSettings:
-    """The settings of a judge's stage.
+    """Returns the settings of a judge's stage.
 
     Raises:
       ConfigError: the stage trains no judge.
@@ -83,10 +83,10 @@ def judge_stage(run: RunContext, stage_name: str) -> JudgeTaskSettings:
 
 
 def check_identifiers(run: RunContext, setting: str, stages: Sequence[str]) -> list[IdentifierTaskSettings]:
-    """The settings of `stages`, which `setting` names.
+    """Returns the settings of `stages`, which `setting` names.
 
     Raises:
-      ConfigError: one does not come earlier or trains no identifiers, or together they lack a mechanism.
+      ConfigError: a stage is not earlier or trains no identifiers, or together they do not cover each mechanism once.
     """
     for name in stages:
         run.earlier(setting, name, tasks=("attributes.identifier",))
@@ -96,12 +96,12 @@ def check_identifiers(run: RunContext, setting: str, stages: Sequence[str]) -> l
 
 
 def load_holdout(run: RunContext, stage_name: str) -> list[Pair]:
-    """The pairs that the judge of `stage_name` was not trained on."""
+    """Loads the pairs that the judge of `stage_name` was not trained on."""
     return load_pairs(judge_stage(run, stage_name), run.at(stage_name))[1]
 
 
 def load_judge(run: RunContext, stage_name: str) -> Judge:
-    """The judge of a finished stage."""
+    """Loads the judge of a finished stage."""
     stage: Any = judge_stage(run, stage_name)
     params = load_params(run.files.stage(stage_name))
     made_by = hash_json([hash_tree(params), dataclasses.asdict(stage)])
@@ -109,5 +109,5 @@ def load_judge(run: RunContext, stage_name: str) -> Judge:
 
 
 def load_identifiers(run: RunContext, stages: Sequence[str]) -> tuple[IdentifierJudge, ...]:
-    """Those of finished stages that `check_identifiers` has seen."""
+    """Loads the identifiers of finished stages that passed `check_identifiers`."""
     return tuple(cast(IdentifierJudge, load_judge(run, name)) for name in stages)

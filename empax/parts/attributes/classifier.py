@@ -1,7 +1,7 @@
-"""The single-text classifier of the mechanisms: an encoder with one three-class head for each.
+"""The single-text classifier of the mechanisms: an encoder with a three-class head for each.
 
-REG applies CLS to the context alone (Eq. 1) for what is asked, and to context and response for an exemplar; so each
-training pair is shown in both forms, the response hidden with `hide_response_probability`.
+REG applies CLS to the context alone (Eq. 1) for a query, and to context and response for an exemplar; so training pairs
+are shown in both forms, with the response hidden with `hide_response_probability`.
 Source: Wang et al., Sec. 3.2.1 and A.2.
 """
 
@@ -45,8 +45,8 @@ class ClassifierTaskSettings(JudgeTaskSettings):
     """Settings of a classifier stage: those of every judge, and its own.
 
     Attributes:
-      hide_response_probability: how often a training pair is shown without its response.
-      max_tokens: of context and response together; the oldest are cut.
+      hide_response_probability: probability that a training pair is shown without its response.
+      max_tokens: maximum tokens of both texts; the response keeps its start, at most half of them, the context its end.
     """
 
     hide_response_probability: float = 0.5
@@ -59,7 +59,7 @@ class ClassifierTaskSettings(JudgeTaskSettings):
 
 
 class PairExamples:
-    """Pairs as random-access examples; validation shows each pair whole."""
+    """Random-access examples of pairs; validation shows each pair in full."""
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, max_tokens: int, *, hide_probability: float):
         self.pairs, self.max_tokens, self.hide_probability = pairs, max_tokens, hide_probability
@@ -83,7 +83,7 @@ class PairExamples:
 def encode(
     tokenizer: Tokenizer, contexts: Sequence[Sequence[str]], responses: Sequence[str], max_tokens: int
 ) -> list[list[int]]:
-    """[CLS] context [SEP] response [SEP]; without a response, [CLS] context [SEP]. The oldest tokens are cut."""
+    """Encodes [CLS] context [SEP] response [SEP], or [CLS] context [SEP] without a response; cuts the oldest tokens."""
     asked = tokenizer.encode_batch([features.plain_context(context) for context in contexts])
     answered = tokenizer.encode_batch(list(responses))
     return [frame(tokenizer, *pair, max_tokens)[0] for pair in zip(asked, answered, strict=True)]
@@ -92,7 +92,7 @@ def encode(
 def frame(
     tokenizer: Tokenizer, context: Sequence[int], response: Sequence[int], max_tokens: int
 ) -> tuple[list[int], int]:
-    """The row of `encode` from ids of both texts, and where in it the response begins."""
+    """Returns the row of `encode` from the ids of both texts, and the position of the response in it."""
     first, last = tokenizer.cls_id, tokenizer.sep_id
     tail = [*response[: max_tokens // 2], last] if response else []
     room = max_tokens - len(tail) - 2
@@ -104,8 +104,8 @@ def frame(
 class Classifier(EncoderTask):
     """Three-class heads over one encoder; the loss is the sum of their cross-entropies.
 
-    It says logits, one row of three for each mechanism; whoever asks gets log-probabilities, of the context alone where
-    the response is empty.
+    Its outputs are three logits for each mechanism; predictions are log-probabilities, of the context alone if the
+    response is empty.
     """
 
     mechanisms: tuple[str, ...]
@@ -126,7 +126,7 @@ class Classifier(EncoderTask):
         return summarize_levels(averages, self.mechanisms)
 
     def rows(self, tokenizer: Tokenizer, max_tokens: int, *given: Any) -> list[list[int]]:
-        """Of contexts with their responses."""
+        """Encodes contexts with their responses."""
         contexts, responses = given
         return encode(tokenizer, contexts, responses, max_tokens)
 
@@ -139,7 +139,7 @@ ClassifierJudge: TypeAlias = Predictor[Classifier]
 
 
 def check_classifier(stage: ClassifierTaskSettings, run: RunContext) -> None:
-    """See `pairs.check_judge`; texts must also fit the buckets."""
+    """Checks as `pairs.check_judge` does, and that texts fit the buckets."""
     check_judge(stage, run, max_tokens=stage.max_tokens)
     check_buckets(run, most=BUCKETS[-1], max_tokens=stage.max_tokens)
 
@@ -161,12 +161,12 @@ def sketch_classifier(stage: ClassifierTaskSettings, run: RunContext, batch_size
 
 
 def planned_classifier(stage: ClassifierTaskSettings, run: RunContext) -> Classifier:
-    """The task of `stage` from the config alone."""
+    """Builds the task of `stage` from the config alone."""
     return Classifier(load_stage_encoder(stage.encoder, run, planned=True).model, stage.mechanisms, unweighted(stage))
 
 
 def load_classifier(stage: ClassifierTaskSettings, run: RunContext, params: Params, made_by: str) -> ClassifierJudge:
-    """The judge that trained parameters make; `made_by` is its hash."""
+    """Builds the judge of trained parameters; `made_by` is its hash."""
     encoder = load_stage_encoder(stage.encoder, run, with_params=False)
     task = Classifier(encoder.model, stage.mechanisms, unweighted(stage))
     return Predictor(task, params, encoder.tokenizer, stage.max_tokens, made_by)

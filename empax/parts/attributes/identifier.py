@@ -1,7 +1,7 @@
 """EmpRL's empathy identifiers as a task, as a judge of texts, and as a function inside a compiled reward.
 
-Context and response are read by two encoders (`models.empathy_identifier`). One stage trains the mechanisms that it
-names on shared encoders; one stage for each gives the paper's three identifiers with their six encoders.
+Two encoders read context and response (`models.empathy_identifier`). One stage trains the mechanisms that it names on
+shared encoders; one stage per mechanism gives the paper's three identifiers with their six encoders.
 Source: Ma et al., "Empathy Level Alignment via Reinforcement Learning", Sec. III-D.
 """
 
@@ -55,12 +55,12 @@ class IdentifierTaskSettings(JudgeTaskSettings):
     """Settings of an identifier stage: those of every judge, and its own.
 
     Attributes:
-      pooling: of the response after it has attended to the context: "mean" (EmpRL's code) or "max" (its paper).
-      head: "mlp" (its code) or "linear" (its paper).
-      dropout: of attention and head; the encoders have their own.
-      max_context_tokens: both frame tokens included; the oldest are cut.
-      response_buckets: lengths in tokens to which responses are padded, ascending. The last is the most that is read:
-        of longer ones both ends.
+      pooling: pooling of the response after it attended to the context: "mean" (EmpRL's code) or "max" (its paper).
+      head: "mlp" (EmpRL's code) or "linear" (its paper).
+      dropout: dropout of attention and head; the encoders have their own.
+      max_context_tokens: maximum tokens of a context, including both frame tokens; the oldest are cut.
+      response_buckets: lengths in tokens to which responses are padded, ascending. The last is the maximum: longer
+        responses keep both ends.
     """
 
     pooling: Literal["mean", "max"] = "mean"
@@ -86,9 +86,9 @@ def encode_exchanges(
     max_context_tokens: int,
     max_response_tokens: int,
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """`[CLS] context [SEP]`, the newest kept, and `[CLS] response [SEP]`, of which the ends are kept.
+    """Encodes `[CLS] context [SEP]`, keeping the newest tokens, and `[CLS] response [SEP]`, keeping both ends.
 
-    The ends: a long answer tends to begin with what is felt and to end with what is asked.
+    Both ends, since a long response tends to start with feelings and to end with a question.
     """
     plain = [features.plain_context(context) for context in contexts]
     return (
@@ -98,7 +98,7 @@ def encode_exchanges(
 
 
 class ExchangeExamples:
-    """Pairs as random-access examples: the context as source, the response as target."""
+    """Random-access examples of pairs: the context as source, the response as target."""
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, stage: IdentifierTaskSettings):
         self.pairs, self.pad_id, self.response_buckets = pairs, tokenizer.pad_id, stage.response_buckets
@@ -116,7 +116,7 @@ class ExchangeExamples:
         return len(self.pairs)
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> AttributeBatch:
-        """Rows of `indices` (-1 = filler); draws nothing from `rng`.
+        """Collates the rows `indices` (-1 = filler); does not use `rng`.
 
         Raises:
           ConfigError: a context is longer than `length`.
@@ -158,7 +158,7 @@ class Identifier:
         response_mask: Bool[Array, "B T"],
         rng: jax.Array | None = None,
     ) -> Float[Array, "B C 3"]:
-        """One row of three logits per mechanism; `rng` None = no dropout."""
+        """Returns three logits per mechanism; `rng` None = no dropout."""
         return apply(self.model, params, context, context_mask, response, response_mask, rng=rng)
 
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
@@ -185,7 +185,7 @@ def _task(stage: IdentifierTaskSettings, loaded: LoadedEncoder, weights: ClassWe
 
 
 def check_identifier(stage: IdentifierTaskSettings, run: RunContext) -> None:
-    """See `pairs.check_judge`; contexts must also fit the buckets."""
+    """Checks as `pairs.check_judge` does, and that contexts fit the buckets."""
     check_judge(stage, run, max_context_tokens=stage.max_context_tokens, response_buckets=stage.response_buckets[-1])
     check_buckets(run, max_context_tokens=stage.max_context_tokens)
 
@@ -198,7 +198,7 @@ def build_identifier(stage: IdentifierTaskSettings, run: RunContext) -> Assembly
         if loaded.params is None:
             return params
         own = loaded.params["encoder"]
-        # Two copies: the state is donated to every step, and one buffer cannot be given away twice.
+        # Two copies: every step donates the state, and one buffer cannot be donated twice.
         return {**params, "context_encoder": own, "response_encoder": jax.tree.map(np.copy, own)}
 
     return Assembly(
@@ -217,7 +217,7 @@ def sketch_identifier(stage: IdentifierTaskSettings, run: RunContext, batch_size
 
 @functools.lru_cache(maxsize=8)
 def _log_probs(task: Identifier) -> Callable[..., Float[Array, "B C 3"]]:
-    """One compiled function per task, so that its code is found again."""
+    """Returns one compiled function per task, so that its code is reused."""
 
     def apply(params: Params, batch: AttributeBatch) -> Float[Array, "B C 3"]:
         texts = batch.source, batch.source_mask, batch.target, batch.target_mask
@@ -239,14 +239,14 @@ class IdentifierJudge:
     def __call__(
         self, contexts: Sequence[Sequence[str]], responses: Sequence[str], *, progress: bool = True
     ) -> Float[np.ndarray, "N C 3"]:
-        """Log-probabilities for every (context, response)."""
+        """Returns log-probabilities for every (context, response)."""
         blank = (0,) * len(self.task.mechanisms)
         pairs = [Pair(tuple(c), r, blank) for c, r in zip(contexts, responses, strict=True)]
         found = np.empty((len(pairs), len(blank), len(LEVELS)), np.float32)
         if not pairs:
             return found
         examples = ExchangeExamples(pairs, self.tokenizer, self.stage)
-        # Powers of two keep the shapes few; a lone pair must not pay for a hundred fillers.
+        # Powers of two keep the shapes few; a single pair must not pay for a hundred filler rows.
         size = min(_JUDGED_TOGETHER, 1 << (len(pairs) - 1).bit_length())
         longest = self.stage.max_context_tokens
         batches = eval_batches(examples, batch_size=size, buckets=sorted({max(longest // 2, 1), longest}))
@@ -262,13 +262,13 @@ class IdentifierJudge:
 
 
 def load_identifier(stage: IdentifierTaskSettings, run: RunContext, params: Params, made_by: str) -> IdentifierJudge:
-    """The judge that trained parameters make; `made_by` is its hash."""
+    """Builds the judge of trained parameters; `made_by` is its hash."""
     loaded = load_stage_encoder(stage.encoder, run, with_params=False)
     return IdentifierJudge(_task(stage, loaded, unweighted(stage)), params, loaded.tokenizer, stage, made_by)
 
 
 def check_mechanisms(covered: Sequence[str]) -> None:
-    """Raises ConfigError unless identifiers cover each mechanism once."""
+    """Raises ConfigError unless the identifiers cover each mechanism once."""
     if sorted(covered) != sorted(MECHANISMS):
         raise ConfigError(
             f"the identifiers cover {', '.join(covered)}; they must cover each of {', '.join(MECHANISMS)} once."
@@ -276,20 +276,20 @@ def check_mechanisms(covered: Sequence[str]) -> None:
 
 
 def make_probabilities(judges: Sequence[IdentifierJudge]) -> tuple[Probabilities, tuple[Params, ...]]:
-    """All three mechanisms as one jitted function on ids, for a reward that is compiled with what it rewards.
+    """Builds one jitted function of ids for all three mechanisms, for a reward that is compiled with the rollout.
 
     The ids are those of the judges' own tokenizer, framed as `encode_exchanges` frames texts (on the device:
-    `models.empathy_identifier.frame`). No host is asked; gradients flow to the parameters, not to ids.
+    `models.empathy_identifier.frame`). It runs on the device alone; gradients flow to the parameters, not to ids.
 
     Args:
-      judges: of one stage with three mechanisms, or of several that cover each mechanism once.
+      judges: judges of one stage with three mechanisms, or of several that cover each mechanism once.
 
     Returns:
       The function, `(params, context[B,S], context_mask, response[B,T], response_mask) -> probabilities[B,3,3]`, in the
-      order of MECHANISMS and LEVELS; and the params to give it (an argument, never a closure).
+      order of MECHANISMS and LEVELS; and its params (an argument, never a closure).
 
     Raises:
-      ConfigError: a mechanism is missing or there twice.
+      ConfigError: a mechanism is missing or covered twice.
     """
     tasks = tuple(judge.task for judge in judges)
     check_mechanisms([mechanism for task in tasks for mechanism in task.mechanisms])
@@ -298,7 +298,7 @@ def make_probabilities(judges: Sequence[IdentifierJudge]) -> tuple[Probabilities
 
 @functools.lru_cache(maxsize=8)
 def _probabilities(tasks: tuple[Identifier, ...]) -> Probabilities:
-    """One compiled function for the same tasks: a reward on the host asks for it with every batch."""
+    """Returns one compiled function for the same tasks: a reward on the host requests it with every batch."""
     covered = [mechanism for task in tasks for mechanism in task.mechanisms]
     order = np.array([covered.index(mechanism) for mechanism in MECHANISMS])
 

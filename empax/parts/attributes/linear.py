@@ -1,7 +1,7 @@
-"""A judge of another family than the neural ones: TF-IDF and logistic regression, on the reply alone.
+"""A non-neural judge: TF-IDF and logistic regression, on the reply alone.
 
-It shares no architecture, no start and no subwords with `identifier` and `classifier`, so that their common mistakes
-are not its own. Source: ours.
+It shares no architecture, initialization or subwords with `identifier` and `classifier`, so that it does not share
+their common mistakes. Source: ours.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from empax.core.types import LEVELS, MECHANISMS
 from empax.data.epitome import EpitomePair, find_epitome, load_epitome, split_by_seeker
 from empax.evaluation.empathy import cohens_kappa, f1
 
-_MIN_DOCUMENTS = 2  # of a term
-_INVERSE_PENALTY = 10.0  # chosen among 1, 4, 10 and 30 within the posts that `held_out` is not measured on
+_MIN_DOCUMENTS = 2  # minimum document frequency of a term
+_INVERSE_PENALTY = 10.0  # chosen among 1, 4, 10 and 30 on posts that `held_out` is not measured on
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearJudge:
-    """Levels of the mechanisms in replies.
+    """Predicts the levels of the mechanisms in replies.
 
     Attributes:
-      words: scikit-learn's TF-IDF.
+      words: scikit-learn's TF-IDF vectorizer.
       models: a logistic regression for each mechanism.
       held_out: by mechanism `weighted_f1`, `macro_f1` (percent), `kappa` and `pairs`, on a fifth of the seekers' posts,
-        by a judge of the same settings that has not seen them.
+        of a judge with the same settings that was not trained on them.
     """
 
     words: Any
@@ -39,7 +39,7 @@ class LinearJudge:
     held_out: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, replies: Sequence[str]) -> Float[np.ndarray, "N C L"]:
-        """Probabilities of the levels, mechanisms and levels in the order of MECHANISMS and LEVELS."""
+        """Returns probabilities of the levels, in the order of MECHANISMS and LEVELS."""
         found = np.zeros((len(replies), len(MECHANISMS), len(LEVELS)))
         if not replies:
             return found
@@ -50,15 +50,15 @@ class LinearJudge:
         return found
 
     def levels(self, replies: Sequence[str]) -> list[dict[str, str]]:
-        """The likeliest level of each mechanism in each reply."""
+        """Returns the likeliest level of each mechanism in each reply."""
         best = self(replies).argmax(axis=-1)
         return [{name: LEVELS[row[c]] for c, name in enumerate(MECHANISMS)} for row in best]
 
 
 def train_linear(pairs: Sequence[EpitomePair], *, holdout: float = 0.2, seed: int = 0) -> LinearJudge:
-    """A judge of all `pairs`; the same pairs give the same judge.
+    """Trains a judge on all `pairs`; the same pairs give the same judge.
 
-    `held_out` is measured on this share of the seekers' posts, drawn by `seed`.
+    `held_out` is measured on the share `holdout` of the seekers' posts, drawn with `seed`.
     """
     train, rest = split_by_seeker(pairs, holdout=holdout, seed=seed)
     trial = LinearJudge(*_fitted(train))
@@ -76,14 +76,14 @@ def train_linear(pairs: Sequence[EpitomePair], *, holdout: float = 0.2, seed: in
 
 
 def _fitted(pairs: Sequence[EpitomePair]) -> tuple[Any, dict[str, Any]]:
-    from sklearn.feature_extraction.text import TfidfVectorizer  # takes a second to import: only when asked
+    from sklearn.feature_extraction.text import TfidfVectorizer  # takes a second to import
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
     # The question mark is a word here: explorations are questions.
     words = TfidfVectorizer(ngram_range=(1, 2), min_df=_MIN_DOCUMENTS, sublinear_tf=True, token_pattern=r"\w+|\?")
     vectors = words.fit_transform([pair.response_post for pair in pairs])
-    with threadpool_limits(1):  # so small a problem is slower on several threads, far slower on a busy machine
+    with threadpool_limits(1):  # a problem this small is slower on several threads, far slower on a busy machine
         models = {
             name: LogisticRegression(C=_INVERSE_PENALTY, solver="newton-cg").fit(
                 vectors, [pair.levels[name] for pair in pairs]
@@ -94,10 +94,10 @@ def _fitted(pairs: Sequence[EpitomePair]) -> tuple[Any, dict[str, Any]]:
 
 
 def load_linear(data_dir: str = "") -> LinearJudge:
-    """The judge of EPITOME in `data_dir` (empty = EMPAX_DATA_DIR), trained here in seconds.
+    """Trains the judge on EPITOME in `data_dir` (empty = EMPAX_DATA_DIR), which takes seconds.
 
     Raises:
-      ConfigError: EPITOME is not there.
+      ConfigError: EPITOME does not exist.
       DataError: its files are damaged.
     """
     return _load(find_epitome(data_dir or None))

@@ -1,4 +1,4 @@
-"""What all judges of the mechanisms share: annotated pairs, labelled batches, the loss, and what an evaluation says."""
+"""Code shared by all judges of the mechanisms: annotated pairs, labelled batches, the loss, and evaluation metrics."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ClassWeights = tuple[tuple[float, ...], ...]
 """[mechanism][level]."""
 
 IF_THERE = "if_there"
-"""Of `JudgeTaskSettings.data`."""
+"""A value of `JudgeTaskSettings.data`."""
 
 
 @flax.struct.dataclass
 class AttributeBatch(Batch):
-    """Texts with one label per mechanism; `target` is the response where that is read apart, else empty."""
+    """Texts with one label per mechanism; `target` is the response if it is read separately, else empty."""
 
     labels: Int[Array, "B C"]
 
@@ -40,11 +40,11 @@ class JudgeTaskSettings:
     """Settings of every stage that trains a judge.
 
     Attributes:
-      data: "epitome"; the annotations of the built-in "sample"; or "if_there": EPITOME, but where it is not there, the
-        run leaves the stage out and names the attributes that it lacks (`pipeline.absent`).
-      mechanisms: which ones; all three share what reads the texts, or list one per stage for separate encoders.
+      data: "epitome"; the annotations of the built-in "sample"; or "if_there": EPITOME if it exists, else the run skips
+        the stage and names the attributes that it lacks (`pipeline.absent`).
+      mechanisms: mechanisms of this stage, which share an encoder; list one per stage for separate encoders.
       holdout: share of seeker posts kept for validation, in (0, 1).
-      class_weights: weigh each class by the inverse of its share.
+      class_weights: weights each class by the inverse of its share.
     """
 
     encoder: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
@@ -63,7 +63,7 @@ class JudgeTaskSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A text, the answer to it, and the level of each mechanism."""
+    """A text, its response, and the level of each mechanism."""
 
     context: tuple[str, ...]
     response: str
@@ -71,7 +71,7 @@ class Pair:
 
 
 def load_pairs(stage: JudgeTaskSettings, run: RunContext) -> tuple[list[Pair], list[Pair]]:
-    """Training and held-out pairs, split by seeker post, stratified; of another seed, other posts."""
+    """Loads training and held-out pairs, split by seeker post, stratified; the split depends on the seed."""
     sample = stage.data == "sample"
     pairs = load_annotated_pairs() if sample else load_epitome(find_epitome(run.plan.data.dir))
     sides = split_by_seeker(pairs, holdout=stage.holdout, seed=run.seed)
@@ -84,7 +84,7 @@ def load_pairs(stage: JudgeTaskSettings, run: RunContext) -> tuple[list[Pair], l
 
 
 def class_weights(stage: JudgeTaskSettings, pairs: Sequence[Pair]) -> ClassWeights:
-    """Inverse shares of the levels among `pairs`, or ones if the stage does not ask for weights."""
+    """Returns inverse shares of the levels among `pairs`, or ones if the stage has no class weights."""
     if not stage.class_weights:
         return unweighted(stage)
     labels = np.array([p.levels for p in pairs])
@@ -98,10 +98,10 @@ def unweighted(stage: JudgeTaskSettings) -> ClassWeights:
 
 
 def check_judge(stage: JudgeTaskSettings, run: RunContext, **texts: int) -> None:
-    """Whether the annotated pairs are there, and texts, which have as many tokens as settings say, fit the encoder.
+    """Checks that the annotated pairs exist and that texts of the lengths in the settings `texts` fit the encoder.
 
     Raises:
-      ConfigError: no EPITOME, no such encoder, or one that reads fewer tokens.
+      ConfigError: EPITOME or the encoder does not exist, or the encoder reads fewer tokens.
       DataError: EPITOME or the encoder's files cannot be read.
     """
     if stage.data != "sample":
@@ -115,7 +115,7 @@ def label_batch(
     source: tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]],
     target: tuple[Int[np.ndarray, "B T"], Bool[np.ndarray, "B T"]] | None = None,
 ) -> AttributeBatch:
-    """A batch of numpy arrays: padded ids with their masks, and the levels of `pairs[rows]` (-1 = filler)."""
+    """Builds a batch of numpy arrays: padded ids with their masks, and the levels of `pairs[rows]` (-1 = filler)."""
     if target is None:
         empty = np.zeros((len(rows), 1), np.int32)
         target = empty, empty.astype(bool)
@@ -133,9 +133,9 @@ def label_batch(
 def levels_loss(
     logits: Float[Array, "B C 3"], batch: Any, mechanisms: Sequence[str], weights: ClassWeights, *, confusion: bool
 ) -> tuple[Mean, Metrics]:
-    """The sum over mechanisms of (weighted) cross-entropies, and accuracies.
+    """Returns the sum over mechanisms of (weighted) cross-entropies, and accuracies.
 
-    With `confusion` also the share of every (label, prediction), out of which `summarize_levels` makes F1 scores.
+    With `confusion`, also the share of every (label, prediction), from which `summarize_levels` computes F1 scores.
     """
     log_probs = jax.nn.log_softmax(logits)
     nll = -jnp.take_along_axis(log_probs, batch.labels[..., None], axis=-1)[..., 0]  # [B, C]
@@ -153,13 +153,13 @@ def levels_loss(
 
 
 def _cells(mechanism: str) -> list[tuple[str, int, int]]:
-    """Name, label and prediction of each cell of a mechanism's confusion matrix."""
+    """Returns name, label and prediction of each cell of a mechanism's confusion matrix."""
     numbered = list(enumerate(LEVELS))
     return [(f"{mechanism}_{label}_as_{guess}", i, j) for i, label in numbered for j, guess in numbered]
 
 
 def summarize_levels(averages: dict[str, float], mechanisms: Sequence[str]) -> dict[str, float]:
-    """`averages` with the weighted F1 (a share, as the accuracies are) of each mechanism in place of its confusion."""
+    """Replaces the confusion of each mechanism in `averages` by its weighted F1, a share like the accuracies."""
     values, found = dict(averages), []
     for name in mechanisms:
         matrix = np.zeros((1, len(LEVELS), len(LEVELS)))

@@ -1,6 +1,6 @@
 """The regressor of a response's sentiment: an encoder, one output, tanh; its targets are VADER's compound scores.
 
-VADER reads text on the host. A network that has learnt its scores can be asked inside a loss, and passes gradients on.
+VADER reads text on the host. A network that learnt its scores can be used inside a loss, and is differentiable.
 Source: Majumder et al. ("Exemplars-guided Empathetic Response Generation Controlled by the Elements of Human
 Communication", LEMPEx), Sec. 3.4 and Alg. 1.
 """
@@ -37,11 +37,11 @@ class SentimentTaskSettings:
     """Settings of a sentiment stage.
 
     Attributes:
-      data: whose texts: the "responses" of the run's own corpus (LEMPEx' code), or those of "epitome" (its Alg. 1).
-      holdout: of "epitome": share of seeker posts kept for validation, in (0, 1).
-      max_tokens: of a text with its frame; what is behind is cut.
-      max_examples: training texts at most; 0 = all.
-      max_validation_examples: 0 = all.
+      data: source of the texts: the "responses" of the run's own corpus (LEMPEx' code), or "epitome" (its Alg. 1).
+      holdout: for "epitome": share of seeker posts kept for validation, in (0, 1).
+      max_tokens: maximum tokens of a text with its frame; its end is cut.
+      max_examples: maximum training texts; 0 = all.
+      max_validation_examples: maximum examples of validation; 0 = all.
     """
 
     encoder: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
@@ -65,7 +65,7 @@ class SentimentBatch(Batch):
 
 
 class SentimentExamples:
-    """Texts as random-access examples, each with its score."""
+    """Random-access examples of texts with their scores."""
 
     def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int):
         self.pad_id = tokenizer.pad_id
@@ -77,7 +77,7 @@ class SentimentExamples:
         return len(self.rows)
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> SentimentBatch:
-        """Rows of `indices` (-1 = filler); draws nothing from `rng`."""
+        """Collates the rows `indices` (-1 = filler); does not use `rng`."""
         del rng
         source, source_mask = features.pad([self.rows[i] if i >= 0 else [] for i in indices], length, self.pad_id)
         empty = np.zeros((len(indices), 1), np.int32)
@@ -94,7 +94,7 @@ class SentimentExamples:
 
 @dataclasses.dataclass(frozen=True)
 class SentimentRegressor(EncoderTask):
-    """The mean squared error of tanh(Linear(encoding)), in (-1, 1), against VADER's compound score."""
+    """Trains tanh(Linear(encoding)), in (-1, 1), by the mean squared error against VADER's compound score."""
 
     @property
     def heads(self) -> Mapping[str, ClassificationHead]:
@@ -109,10 +109,10 @@ class SentimentRegressor(EncoderTask):
 
 
 def check_sentiment(stage: SentimentTaskSettings, run: RunContext) -> None:
-    """Whether the texts are there, and fit the encoder and the buckets.
+    """Checks that the texts exist and fit the encoder and the buckets.
 
     Raises:
-      ConfigError: no EPITOME, no such encoder, or one that reads fewer tokens.
+      ConfigError: EPITOME or the encoder does not exist, or texts are too long for the encoder or the buckets.
       DataError: EPITOME or the encoder's files cannot be read.
     """
     if stage.data == "epitome":
@@ -143,5 +143,5 @@ def sketch_sentiment(stage: SentimentTaskSettings, run: RunContext, batch_size: 
 
 
 def regressor_of(stage: SentimentTaskSettings, run: RunContext, *, planned: bool = False) -> SentimentRegressor:
-    """The task of a stage without its parameters; `planned`: from the config alone."""
+    """Builds the task of a stage, without parameters; `planned`: from the config alone."""
     return SentimentRegressor(load_stage_encoder(stage.encoder, run, with_params=False, planned=planned).model)

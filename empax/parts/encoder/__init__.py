@@ -1,1 +1,1 @@
-"""What reads texts with an encoder and a head: the task, its stages, and the trained task that is asked."""
+"""Models with an encoder and heads: the task, its stages, and the predictor."""

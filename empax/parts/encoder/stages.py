@@ -1,4 +1,4 @@
-"""What stages have in common that train a task with an encoder of its own: loading, checks, the assembly."""
+"""Code shared by stages that train a task with its own encoder: loading, checks, assembly."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from empax.interop.pretrained_encoders import EncoderSettings, LoadedEncoder, lo
 def load_stage_encoder(
     settings: EncoderSettings, run: RunContext, *, with_params: bool = True, planned: bool = False
 ) -> LoadedEncoder:
-    """The encoder of a stage, for its states; a pretrained one needs nothing of the run.
+    """Loads the encoder of a stage, for its states; a pretrained one needs nothing from the run.
 
-    Weights are read `with_params`; `planned` neither reads them nor asks for what the run is yet to make.
+    `with_params` loads weights; `planned` does not, and needs no results of the run.
     """
     tokenizer = None if settings.pretrained else run_tokenizer(run, planned=planned)
     return load_encoder(settings, tokenizer, with_params=with_params and not planned, planned=planned, sentences=False)
 
 
 def check_encoder(settings: EncoderSettings, run: RunContext, **texts: int) -> None:
-    """Whether an encoder is there and reads as many tokens as settings of `texts` let a text have; reads no weights.
+    """Checks that an encoder exists and reads as many tokens as the settings `texts` allow, without loading weights.
 
     Raises:
-      ConfigError: no such encoder, or one that reads fewer tokens.
+      ConfigError: the encoder does not exist, or reads fewer tokens.
       DataError: its files cannot be read.
     """
     if not settings.pretrained:
@@ -39,7 +39,7 @@ def check_encoder(settings: EncoderSettings, run: RunContext, **texts: int) -> N
 
 
 def check_buckets(run: RunContext, *, most: int | None = None, **texts: int) -> None:
-    """Raises ConfigError if settings of `texts` let a text be longer than the stage's buckets, or than `most`."""
+    """Raises ConfigError if the settings `texts` allow texts longer than the stage's buckets, or than `most`."""
     longest = run.named(run.stage).loop.buckets[-1]
     longest = longest if most is None else min(longest, most)
     for name, tokens in texts.items():
@@ -51,7 +51,7 @@ def check_buckets(run: RunContext, *, most: int | None = None, **texts: int) -> 
 
 
 def assembled(task: Task, encoder: LoadedEncoder, train: Examples, validation: Examples) -> Assembly:
-    """A task whose "encoder" begins as pretrained, where it is."""
+    """Assembles a task whose "encoder" starts from the pretrained parameters, if there are any."""
 
     def initial(params: Params) -> Params:
         return params if encoder.params is None else {**params, "encoder": encoder.params}

@@ -1,4 +1,4 @@
-"""An encoder with heads on its vectors, as a task and as what answers once it is trained."""
+"""An encoder with heads on its vectors: the task, and the predictor of a trained task."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from empax.retrieval.encode import BUCKETS, KEPT_FROM, Encoder, embed
 
 @dataclasses.dataclass(frozen=True)
 class EncoderTask(abc.ABC):
-    """What is learnt from the vectors of texts by heads on them.
+    """Base of tasks with heads on the vectors of texts.
 
-    A task of a system says which `heads` there are, what it makes of their outputs (`said`) and what that should have
-    been (`losses`); to be asked once it is trained, also its `rows`, and what is `predicted`.
+    A subclass defines its `heads`, their interpretation (`said`) and the `losses`; for predictions, also the `rows` of
+    its inputs and the `predicted` values.
 
-    Parameters: "encoder" as DualEncoder has them, and each head's under its name.
+    Parameters: "encoder" as in DualEncoder, and each head's under its name.
 
     Attributes:
-      progress: name of the progress bar of whoever asks, and how many texts have one.
-      kept: folder of the cache for predictions of 1,000 texts or more; empty = they are made anew.
+      progress: name of the progress bar of predictions, and the number of texts from which it is shown.
+      kept: folder of the cache for predictions of 1,000 texts or more; empty = no cache.
     """
 
     encoder: DualEncoder
@@ -47,15 +47,15 @@ class EncoderTask(abc.ABC):
     @property
     @abc.abstractmethod
     def heads(self) -> Mapping[str, ClassificationHead]:
-        """By the name of their parameters."""
+        """The heads, by the name of their parameters."""
 
     @abc.abstractmethod
     def said(self, *outputs: Float[Array, "N _"]) -> Any:
-        """What the outputs of the heads mean."""
+        """Interprets the outputs of the heads."""
 
     @abc.abstractmethod
     def losses(self, found: Any, batch: Any, *, train: bool) -> tuple[Mean, Metrics]:
-        """The loss of what is `said` of a batch's sources, and what to log."""
+        """Returns the loss of what is `said` of a batch's sources, and metrics."""
 
     def init(self, rng: jax.Array, batch: Batch) -> Params:
         first, *rest = jax.random.split(rng, 1 + len(self.heads))
@@ -67,20 +67,20 @@ class EncoderTask(abc.ABC):
     def vectors(
         self, params: Params, ids: Any, mask: Bool[Array, "N S"], *, rng: jax.Array | None, **inputs: Any
     ) -> Float[Array, "N D"]:
-        """What the heads look at; see `read`."""
+        """Returns the inputs of the heads; see `read`."""
         return apply(self.encoder, params["encoder"], ids, mask, method="embed", rng=rng, **inputs)
 
     def read(self, params: Params, ids: Any, mask: Bool[Array, "N S"], rng: jax.Array | None, **inputs: Any) -> Any:
-        """What is `said` of texts, ids[N,S]; dropout where there is an `rng`.
+        """Returns what is `said` of texts, ids[N,S]; an `rng` turns on dropout.
 
-        `inputs` may be `embedded`, [N,S,D], which stands for the embeddings of ids; those are then None.
+        `inputs` may be `embedded`, [N,S,D], which replaces the embeddings of ids; `ids` is then None.
         """
         first, second = (None, None) if rng is None else self.keys(rng)
         vectors = self.vectors(params, ids, mask, rng=first, **inputs)
         return self.said(*(apply(head, params[name], vectors, rng=second) for name, head in self.heads.items()))
 
     def keys(self, rng: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Of dropout in the encoder, and in the heads."""
+        """Returns the dropout keys of the encoder and of the heads."""
         return rng, rng
 
     def loss(
@@ -90,17 +90,17 @@ class EncoderTask(abc.ABC):
         return self.losses(found, batch, train=train)
 
     def rows(self, tokenizer: Tokenizer, max_tokens: int, *given: Any) -> Sequence[Sequence[int]]:
-        """The ids of each text that is asked about."""
+        """Returns the ids of each text to predict."""
         raise NotImplementedError
 
     def predicted(self, found: Any) -> Float[Array, "N ..."]:
-        """What whoever asks gets of what is `said`."""
+        """Returns the predictions from what is `said`."""
         return found
 
 
 @functools.lru_cache(maxsize=8)
 def _predictions(task: EncoderTask) -> Encoder:
-    """One function per task, so that its compiled code is found again."""
+    """Returns one function per task, so that its compiled code is reused."""
     return lambda params, ids, mask: task.predicted(task.read(params, ids, mask, None))
 
 
@@ -109,12 +109,12 @@ T = TypeVar("T", bound=EncoderTask)
 
 @dataclasses.dataclass(frozen=True)
 class Predictor(Generic[T]):
-    """A trained task, ready to be asked about texts.
+    """A trained task, ready for predictions.
 
     Attributes:
-      max_tokens: the most that a text may have with its frame.
-      hash: of parameters and settings, for whoever keeps what it says.
-      buckets: lengths in tokens to pad to; one alone compiles once, for whoever asks about single texts.
+      max_tokens: maximum tokens of a text with its frame.
+      hash: hash of parameters and settings, for caches of predictions.
+      buckets: lengths in tokens to pad to; a single one compiles once, for single texts.
     """
 
     task: T
@@ -125,7 +125,7 @@ class Predictor(Generic[T]):
     buckets: tuple[int, ...] = BUCKETS
 
     def __call__(self, *given: Any) -> Float[np.ndarray, "N ..."]:
-        """What the task's `predicted` says of each text that its `rows` makes of what is `given`."""
+        """Returns the task's `predicted` values for each text of its `rows` of `given`."""
         rows = self.task.rows(self.tokenizer, self.max_tokens, *given)
         name, least = self.task.progress
 

@@ -1,1 +1,1 @@
-"""What the systems that retrieve exemplars have in common: encoder, examples with exemplars, search."""
+"""Parts of the systems that retrieve exemplars: encoder, examples with exemplars, search."""

@@ -1,4 +1,4 @@
-"""What is known before any work to be wrong with the retriever."""
+"""Checks of the retriever before a run starts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from empax.retrieval.encode import BUCKETS
 
 
 def check_retriever(run: RunContext) -> None:
-    """Whether the encoder of exemplars is there, and reads as many tokens as the layout gives it; reads no weights.
+    """Checks that the encoder of exemplars exists and reads texts as long as the layout's, without loading weights.
 
     Raises:
-      ConfigError: no such model, texts too long for it, or reasons that no stage marks before they are read.
+      ConfigError: the model does not exist, texts are too long for it, or no earlier stage marks the reasons it reads.
       DataError: files of the model are missing or broken.
     """
     check_prepared(run)
@@ -41,7 +41,7 @@ def check_retriever(run: RunContext) -> None:
 
 
 def check_marked(run: RunContext) -> None:
-    """Raises ConfigError if the stage embeds contexts by their reasons, and no stage before it marks any."""
+    """Raises ConfigError if the stage embeds contexts by their reasons, and no earlier stage marks any."""
     if run.shared_settings(RetrievalSettings).query != "reasons":
         return
     if not any(stage.kind == "annotate" and stage.settings.reasons for stage in map(run.named, run.before())):
@@ -52,7 +52,7 @@ def check_marked(run: RunContext) -> None:
 
 
 def check_passages(decoding: DecodeSettings, where: str) -> None:
-    """Raises ConfigError if `decoding`, the section `where`, looks at one source: this generator reads passages."""
+    """Raises ConfigError if `decoding`, the section `where`, reads one source: this generator reads passages."""
     if decoding.reads_source:
         raise ConfigError(
             "encoder_no_repeat_ngram and encoder_repetition_penalty look at one source, and this generator reads "
@@ -61,7 +61,7 @@ def check_passages(decoding: DecodeSettings, where: str) -> None:
 
 
 def check_vectors(encoder: LoadedEncoder, name: str, *, where: str) -> None:
-    """Raises ConfigError if the vectors of `encoder` are meant to be made or compared otherwise than for an index."""
+    """Raises ConfigError if `encoder` excludes prompts from pooling, or compares unnormalized vectors by cosine."""
     check_prompts(encoder.tokenizer.reading, name)
     if encoder.similarity == "cosine" and not encoder.model.normalize:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""A dense retriever of responses: contexts and responses to vectors, so that a context finds its own response.
+"""A dense retriever of responses: embeds contexts and responses so that a context finds its own response.
 
 Source: Karpukhin et al. 2020 (DPR); Majumder et al. 2022 (LEMPEx), Sec. 3.3 and 3.5.1, Eq. 11, Alg. 2; Izacard et al.
-2022 (Contriever) for one encoder of both.
+2022 (Contriever) for a shared encoder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from empax.parts.exemplars.settings import RetrievalSettings
 
 
 class Embeds(Protocol):
-    """Contexts and responses to vectors, with dropout where there is an `rng` (`models.dual_encoder.Towers`)."""
+    """Embeds contexts and responses; an `rng` turns on dropout (`models.dual_encoder.Towers`)."""
 
     def init(self, rng: jax.Array, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Params: ...
 
@@ -39,7 +39,7 @@ class Embeds(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class DenseRetriever:
-    """Contexts and responses to vectors, so that a context's own response scores highest (Eq. 11).
+    """Embeds contexts and responses so that a context's own response scores highest (Eq. 11).
 
     Departure: the printed Eq. 11 lacks exp in the denominator; Alg. 2 and DPR have it.
     """
@@ -66,7 +66,7 @@ class DenseRetriever:
 
 
 def negatives_of(batch: RetrievalBatch) -> Bool[Array, "B P"]:
-    """Which of all keys of the batch are negatives of each context: another text, of another dialogue."""
+    """Returns the mask of each context's negatives among the keys of the batch: other texts of other dialogues."""
     there = batch.key_mask.any(axis=-1).reshape(1, -1)
     other_text = batch.key_text.reshape(1, -1) != batch.key_text[:, :1]
     other_dialogue = batch.key_group.reshape(1, -1) != batch.key_group[:, :1]
@@ -74,7 +74,7 @@ def negatives_of(batch: RetrievalBatch) -> Bool[Array, "B P"]:
 
 
 def check_queries(run: RunContext) -> None:
-    """Raises ConfigError if a context, as the retriever reads it, may be longer than the stage's buckets."""
+    """Raises ConfigError if contexts for the retriever may be longer than the stage's buckets."""
     longest = run.named(run.stage).loop.buckets[-1]
     most = run.shared_settings(RetrievalSettings).layout.max_query_tokens
     if longest < most:
@@ -85,7 +85,7 @@ def check_queries(run: RunContext) -> None:
 
 
 def check_dense(negatives: Sequence[Negative], run: RunContext) -> None:
-    """Whether a stage that trains a dense retriever can read its contexts and draw its negatives.
+    """Checks that a stage that trains a dense retriever can read its contexts and draw its negatives.
 
     Raises:
       ConfigError: contexts do not fit the buckets, or a split names no emotion.

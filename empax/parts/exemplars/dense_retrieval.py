@@ -1,4 +1,4 @@
-"""What a dense retriever learns from: contexts, their responses, and responses that are negatives."""
+"""Training data of a dense retriever: contexts, their responses, and negative responses."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from empax.data import features
 from empax.data.corpora import data_folder
 
 Negative: TypeAlias = Literal["other_emotion", "same_emotion"]
-"""A response of another dialogue, which has another emotion or the same one."""
+"""Kinds of negatives: a response from another dialogue, with another emotion or the same one."""
 
 FOLDER = "lempex_dpr"
-"""Where the authors' pairs lie inside a data folder."""
+"""Folder of the authors' pairs inside a data folder."""
 
 FILES = {"train": "reddit-train.json", "validation": "reddit-valid.json"}
 
@@ -34,9 +34,9 @@ _NEGATIVE_LISTS: Mapping[Negative, str] = {"other_emotion": "negative_ctxs", "sa
 
 @flax.struct.dataclass
 class RetrievalBatch:
-    """Contexts beside K keys each: the response, then its negatives.
+    """Contexts with K keys each: the response, then its negatives.
 
-    A key that is not there is all padding. Equal texts have equal numbers in `key_text`, dialogues in `key_group`.
+    A missing key is all padding. Equal texts have equal numbers in `key_text`, equal dialogues in `key_group`.
     """
 
     source: Int[Array, "B S"]
@@ -53,9 +53,9 @@ class Keys:
     """All texts that may be positives or negatives.
 
     Attributes:
-      ids: of each text, as the retriever reads it.
-      groups: the number of each text's dialogue; see `data.exemplars.dialogue_groups`.
-      emotions: index into EMOTIONS; -1 = unknown, then the text is never drawn.
+      ids: ids of each text, as the retriever reads it.
+      groups: number of each text's dialogue; see `data.exemplars.dialogue_groups`.
+      emotions: index into EMOTIONS; -1 = unknown: the text is never drawn.
     """
 
     ids: Sequence[Sequence[int]]
@@ -72,12 +72,12 @@ class RetrievalExamples:
 
     Args:
       queries: ids of each context.
-      positives: the row of each context's response in `keys`.
-      keys: see there.
-      negatives: the kinds of negatives beside each response, one of each kind.
+      positives: row of each context's response in `keys`.
+      keys: texts that may be positives or negatives.
+      negatives: kinds of negatives of each response, one of each kind.
       given: rows of `keys` for the negatives, [N, kinds]; -1 = one is drawn for every batch. None = all are drawn.
-      pad_id: fills rows up.
-      max_key_tokens: what keys are padded to.
+      pad_id: padding id.
+      max_key_tokens: padded length of keys.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class RetrievalExamples:
         return len(self.queries)
 
     def draw(self, i: int, kind: Negative, rng: np.random.Generator) -> int:
-        """A random negative of example i, a row of the keys, never of its own dialogue; -1 = there is none."""
+        """Draws a negative of example i, a row of the keys, never from its own dialogue; -1 if there is none."""
         own = self.positives[i]
         rows = self._rows[kind].get(int(self.keys.emotions[own]), np.zeros(0, np.int64))
         rows = rows[self.keys.groups[rows] != self.keys.groups[own]]
         return int(rng.choice(rows)) if len(rows) else -1
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> RetrievalBatch:
-        """Rows of `indices` (-1 = filler).
+        """Collates the rows `indices` (-1 = filler).
 
         Raises:
           ValueError: a context is longer than `length`.
@@ -131,7 +131,7 @@ class RetrievalExamples:
         texts = [self.keys.ids[row] if row >= 0 else [] for row in rows.ravel().tolist()]
         key, key_mask = features.pad(texts, self.max_key_tokens, self.pad_id)
         there, picked = rows >= 0, np.maximum(rows, 0)
-        # Numpy arrays until they are put on devices; the annotations of a batch are those of the step.
+        # Numpy arrays until they are put on devices; the annotations are those of the training step.
         arrays: dict[str, Any] = {
             "source": source[0],
             "source_mask": source[1],
@@ -146,17 +146,17 @@ class RetrievalExamples:
 
 @dataclasses.dataclass(frozen=True)
 class GivenPair:
-    """A post with its answer, and answers to others as negatives."""
+    """A post with its answer, and answers to other posts as negatives."""
 
     instance: Instance
     negatives: Mapping[Negative, str]
 
 
 def find_given_pairs(data_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder with the pairs of Reddit that LEMPEx' authors trained on, in `data_dir` (empty = EMPAX_DATA_DIR).
+    """Returns the folder of the Reddit pairs that LEMPEx' authors trained on, in `data_dir` (empty = EMPAX_DATA_DIR).
 
     Raises:
-      ConfigError: no folder is named, or it does not hold the files.
+      ConfigError: no folder is named, or it does not have the files.
     """
     folder, origin = data_folder(data_dir)
     place = expand(folder or ".") / FOLDER
@@ -170,9 +170,9 @@ def find_given_pairs(data_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def load_given_pairs(folder: Path, split: str) -> list[GivenPair]:
-    """The pairs of a split, from a file in the format of DPR's training data.
+    """Loads the pairs of a split from a file in the format of DPR's training data.
 
-    Posts that several pairs share are one dialogue: their answers are no negatives of each other.
+    A post shared by several pairs is one dialogue: its answers are not negatives of each other.
 
     Raises:
       DataError: the file is not in that format; names the entry.
@@ -196,7 +196,7 @@ def load_given_pairs(folder: Path, split: str) -> list[GivenPair]:
 
 
 def _first(entry: Mapping[str, Any], name: str, where: str) -> str:
-    """The text of the first of a list of passages; the files have one in each."""
+    """Returns the text of the first passage of a list; each list of the files has one."""
     passages = entry.get(name)
     if not isinstance(passages, list) or not passages or not isinstance(passages[0], dict):
         raise DataError(f"{where}: {name} must be a list of at least one object with text.")

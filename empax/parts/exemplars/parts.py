@@ -1,4 +1,4 @@
-"""What retrieves: the encoder as pretrained, the examples with exemplars, and the search behind an answer."""
+"""Retrieval: the pretrained encoder, examples with exemplars, and the search for an answer's exemplars."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from empax.retrieval.index import Index, load_index
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalParts:
-    """What the stages of a system that retrieves have beside their generator."""
+    """The parts of a retrieving system's stages besides the generator."""
 
     settings: RetrievalSettings
     encoder: LoadedEncoder
@@ -42,7 +42,7 @@ class RetrievalParts:
     def of(
         cls, run: RunContext, tokenizer: Tokenizer, *, with_params: bool = True, planned: bool = False
     ) -> RetrievalParts:
-        """The parts of `run`; an encoder from scratch reads with `tokenizer`, the generator's."""
+        """Returns the parts of `run`; an encoder from scratch uses `tokenizer`, the generator's."""
         settings = run.shared_settings(RetrievalSettings)
         with_params = with_params and not planned
         encoder = load_encoder(settings.retriever, tokenizer, with_params=with_params, planned=planned)
@@ -63,17 +63,17 @@ class RetrievalParts:
     def searched(
         self, run: RunContext, index: str, split: str, corpus: Corpus, form: SourceForm, limit: int, **options: Any
     ) -> ExemplarExamples:
-        """Examples of those instances of a split that have candidates, at most `limit` (0 = all)."""
+        """Builds examples of the instances of a split that have candidates, at most `limit` (0 = all)."""
         positions, ids = load_candidates(run, index, split)
         rows = draw_rows(len(positions), limit)
         instances = load_instances(run, split)
         return self.examples([instances[p] for p in positions[rows]], corpus, ids[rows], form, **options)
 
     def corpus_encoder(self, model: Embedder, params: Params, made_by: Params, *more: Any) -> CorpusEncoder:
-        """Instances to vectors; of `params` those of `made_by` reach them, and `more` is what else changes them."""
+        """Builds an encoder of instances; its hash covers `made_by`, the part of `params` in use, and `more`."""
         tokenizer, layout = self.encoder.tokenizer, self.settings.layout
         key, query = self.settings.key, self.settings.query
-        # Not of how it is planned and trained, which changes no vector.
+        # Without the settings of planning and training, which change no vector.
         without = {"preset", "attention", "remat", "unroll", "dropout"}
         fields = dataclasses.asdict(self.settings.retriever)
         settings = {name: value for name, value in fields.items() if name not in without}
@@ -87,16 +87,16 @@ class RetrievalParts:
         )
 
     def buckets(self, *, single: bool) -> tuple[int, ...]:
-        """Lengths that queries are padded to; `single`: to one, so that every context takes the same program."""
+        """Returns the lengths that queries are padded to; `single`: one length, so that one program is compiled."""
         return (self.settings.layout.max_query_tokens,) if single else BUCKETS
 
 
 def pretrained_encoder(run: RunContext) -> CorpusEncoder:
-    """The encoder as pretrained, or random from the run's seed."""
+    """Returns the pretrained encoder, or a random one from the run's seed."""
     parts = RetrievalParts.of(run, run_tokenizer(run))
     model, params = Towers(parts.encoder.model), parts.encoder.params
     if params is None:
-        rng = jax.random.split(jax.random.key(run.seed), 3)[0]  # as a retriever that learns emotions begins
+        rng = jax.random.split(jax.random.key(run.seed), 3)[0]  # as a retriever that learns emotions is initialized
         ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
         params = jax.jit(model.query.init)(rng, ids, mask)["params"]
     return parts.corpus_encoder(model, {"encoder": params}, params)
@@ -104,15 +104,15 @@ def pretrained_encoder(run: RunContext) -> CorpusEncoder:
 
 @dataclasses.dataclass(frozen=True)
 class ExemplarSearch:
-    """Finds the exemplars behind an answer, and makes the examples that show them.
+    """Finds the exemplars for an answer, and builds the examples that show them.
 
     Attributes:
-      parts: of the generator that reads them.
-      retrieval: likewise, of the retriever.
-      encoder: of the queries.
-      index: that its vectors may be compared with.
+      parts: parts of the generator that reads them.
+      retrieval: parts of the retriever.
+      encoder: encoder of the queries.
+      index: index whose vectors are comparable with the queries.
       corpus: the indexed pairs.
-      filter: of what is found (`retrieval.filters.load_filter`); None = nothing is dropped.
+      filter: filter of the results (`retrieval.filters.load_filter`); None = no filter.
       buckets: lengths of sources; empty = the longest alone.
     """
 
@@ -136,13 +136,13 @@ class ExemplarSearch:
         made_by: str = "",
         corpus: Corpus | None = None,
     ) -> Self:
-        """That of the finished stage `index`, with its filter; without `buckets` people ask, by one program.
+        """Loads the finished stage `index`, with its filter; without `buckets`, for single queries by one program.
 
-        `encoder` is that of the queries (None = what has made the index), `made_by` the hash of what must have made the
-        index (empty = of `encoder`), `corpus` the indexed pairs (None = as the generator is shown them).
+        `encoder` embeds the queries (None = the encoder that built the index), `made_by` is the hash of the encoder
+        that must have built the index (empty = of `encoder`), `corpus` the indexed pairs (None = as for the generator).
 
         Raises:
-          StaleIndexError: something else has made the index.
+          StaleIndexError: another encoder built the index.
         """
         retrieval = RetrievalParts.of(run, parts.tokenizer, with_params=False)
         encoder = encoder or load_encoder_of(run, run.named(index).settings.encoder)
@@ -159,35 +159,35 @@ class ExemplarSearch:
         return self.show(instances, *self.find(instances))
 
     def find(self, instances: Sequence[Instance]) -> tuple[np.ndarray, np.ndarray]:
-        """As many rows as an answer reads, and their scores; see `search`."""
+        """Finds as many rows as an answer reads, and their scores; see `search`."""
         return self.search(instances, self.parts.settings.passages)
 
     def show(self, instances: Sequence[Instance], rows: np.ndarray, scores: np.ndarray) -> AnswerExamples:
-        """The instances with these rows of the corpus, [N, K], -1 = none, whether found or not."""
+        """Shows the instances with these rows of the corpus, [N, K], -1 = none; they need not come from a search."""
         settings = self.parts.settings
         examples = self.retrieval.examples(
             instances,
             self.corpus,
             rows,
             self.parts.for_answers(self.buckets, passages=rows.shape[1]).form(),
-            # The embeddings stand in for the keys, which nobody reads when nothing is trained.
+            # The embeddings replace the keys, which are only read in training.
             key_embeddings=self.index.embeddings,
             response_tokens=settings.decoding.max_tokens if settings.reads_responses else 0,
         )
         return AnswerExamples(examples, self.notes(rows, scores))
 
     def notes(self, rows: np.ndarray, scores: np.ndarray) -> list[Mapping[str, Any]]:
-        """Of each instance, what its prediction says of its exemplars."""
+        """Returns the notes on exemplars in each instance's prediction."""
         return [{"exemplars": self.told(*pair)} for pair in zip(rows, scores, strict=True)]
 
     def search(self, instances: Sequence[Instance], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the corpus and scores, [N, k]; never of an instance's own dialogue."""
+        """Returns rows of the corpus and scores, [N, k]; never from an instance's own dialogue."""
         queries = self.encoder.embed_queries(instances, mesh=local_mesh())
         found = find_exemplars(self.index, queries, k, **traits(instances), filter=self.filter)
         return np.asarray(found.ids), np.asarray(found.scores)
 
     def told(self, rows: np.ndarray, scores: np.ndarray) -> tuple[Mapping[str, Any], ...]:
-        """What a prediction says of its exemplars, rows of the corpus with their scores; -1 = none."""
+        """Returns a prediction's description of its exemplars, rows of the corpus with their scores; -1 = none."""
         instances = self.corpus.instances
         found = [(instances[int(row)], float(score)) for row, score in zip(rows, scores, strict=True) if row >= 0]
         return tuple(

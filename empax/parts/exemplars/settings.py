@@ -1,4 +1,4 @@
-"""Settings of the models that answer with what they retrieve."""
+"""Settings of the models that answer with retrieved exemplars."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ INDEX_UNREAD = (
     "generator", "decoding", "form", "own_decoding", "lora", "attributes", "passages", "exemplars", "ask_first",
     "neighbours", "logits_at_once",
 )  # fmt: skip
-"""Settings that change no vector of an index: those of who reads what it finds."""
+"""Settings that change no vector of an index: they concern the use of its results."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalSettings(DialogueSettings):
-    """What all stages of a system share that retrieves exemplars, or may.
+    """Settings shared by all stages of a system that can retrieve exemplars.
 
     Attributes:
       retriever: the encoder that embeds contexts and exemplars.
-      key: what it reads of an exemplar: "exchange", context and response, or "response" alone.
-      query: what it reads of a context: all of it, or with "reasons" the words that the stage `reasons` of an annotate
-        stage has marked there, all of it where none are marked; ours.
-      emotion_share: how much of a retrieval score is the probability that the context has the exemplar's emotion, once
-        emotions have been learnt (`systems.reg.encoder`); ours, 0 = nothing. attributes = False takes 0.
+      key: embedded part of an exemplar: "exchange", context and response, or "response" alone.
+      query: embedded part of a context: "context", all of it, or "reasons", the words that the stage `reasons` of an
+        annotate stage marked (all of it if none are marked); ours.
+      emotion_share: weight, in a retrieval score, of the probability that the context has the exemplar's emotion, once
+        emotions have been learnt (`systems.reg.encoder`); ours. 0 = none; attributes = False needs 0.
     """
 
     retriever: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)

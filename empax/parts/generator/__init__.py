@@ -1,1 +1,1 @@
-"""What the systems that answer have in common: the generator, its task, its stage, the answerer."""
+"""Parts of the systems that answer: the generator, its task, its stage, the answerer."""

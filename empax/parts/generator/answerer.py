@@ -1,4 +1,4 @@
-"""What answers once it is trained: any task that generates and reads, on the examples that its system makes."""
+"""The answerer: any trained task that generates and reads, on the examples that its system builds."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.parts.generator.parts import places
 from empax.parts.generator.settings import QuestionSettings
 
-_QUESTION_STREAM = 1 << 30  # of the keys of the first question that is asked; batches are fewer
+_QUESTION_STREAM = 1 << 30  # folded into the keys of the first question; numbers of batches are lower
 _BATCHES_OF_FREED_MEMORY = 8
 _WORDS = 3
-"""Of the answer to a question that is asked first."""
+"""Words kept of the answer to a question that is asked first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AnswerExamples:
-    """Instances as a task reads them.
+    """The examples of instances for a task.
 
     Attributes:
       examples: one per instance, in order.
-      notes: of each instance, what its prediction tells beside the answer, by name: knowledge, intents, ...;
-        "exemplars" become the prediction's exemplars.
-      words: of each instance, what ids behind the vocabulary stand for in its answer; empty = there are no such ids.
+      notes: further results in each instance's prediction, by name: knowledge, intents, ...; "exemplars" become the
+        prediction's exemplars.
+      words: words of the ids after the vocabulary in each instance's answer; empty = there are no such ids.
     """
 
     examples: Examples
@@ -52,7 +52,7 @@ class AnswerExamples:
 
 
 _Asking: TypeAlias = tuple[int, tuple[str, ...], bytes]
-"""A seed, a context, and the rows of the exemplars that are given beside it."""
+"""A seed, a context, and the rows of the exemplars given with it."""
 
 MakeExamples: TypeAlias = Callable[[Sequence[Instance]], AnswerExamples]
 
@@ -65,27 +65,25 @@ class ShowsExemplars(ExemplarSource, Protocol):
 
 
 class Answerer:
-    """Answers instances. Gold responses are scored where they are given, and reach no input.
+    """Answers instances. Gold responses, if given, are scored, and are never an input.
 
-    A word that a vocabulary of words lacks costs what the token for unknown words costs, and the choice among the rare
-    words that it stands for, each as likely as the others; else a smaller vocabulary would have the lower perplexity.
-    `num_unknown` of the notes counts such words; a task that can copy some of them says in `read` how many are left.
-    Source: Ueberla 1994 (adjusted perplexity), there with the test's
-    unknown words.
+    A word unknown to a word-level vocabulary costs the unknown token plus a uniform choice among the rare words that it
+    stands for; else a smaller vocabulary would have a lower perplexity. `num_unknown` in the notes counts such words; a
+    task that can copy some of them returns in `read` how many remain. Source: Ueberla 1994 (adjusted perplexity), there
+    with the test's unknown words.
 
     Args:
-      task: has `generate`, `read` and `heads` (see `Generator`); likelihoods that `read` gives under a name "nll_..."
-        become notes too. One that has `read_before` too has its passages read without padding, on a CPU of one device,
+      task: has `generate`, `read` and `heads` (see `Generator`); likelihoods that `read` returns under a name "nll_..."
+        also become notes. If it has `read_before`, passages are encoded without padding, on a CPU with one device,
         unless `single`.
-      params: of the task.
-      make_examples: instances as the task reads them.
-      tokenizer: of the answers.
+      params: parameters of the task.
+      make_examples: builds the task's examples of instances.
+      tokenizer: tokenizer of the answers.
       buckets: source lengths in tokens to pad to.
-      labels: what an integer that `read` gives under a name stands for, beside the emotions of `heads`:
-        {"intent": INTENTS}.
-      mesh: how the devices are laid out.
-      single: whether contexts come one at a time or a few, from people: few shapes are compiled, nothing is kept.
-      questions: that the task answers itself about each context, before it replies: the first words go into the note
+      labels: names of the integers that `read` returns, besides the emotions of `heads`: {"intent": INTENTS}.
+      mesh: layout of the devices.
+      single: whether contexts come from people, one or a few at a time: few shapes are compiled, nothing is kept.
+      questions: questions that the task answers about each context before it replies: the first words go into the note
         "told", in prompts and predictions.
     """
 
@@ -109,7 +107,7 @@ class Answerer:
         self._mesh_settings = MeshSettings() if mesh is None else mesh
         self._mesh = local_mesh(self._mesh_settings)
         fuses = hasattr(task, "read_before") and isinstance(task.model, FusionInDecoder)
-        fuses &= jax.default_backend() == "cpu"  # elsewhere reading them apart takes longer than their padding
+        fuses &= jax.default_backend() == "cpu"  # elsewhere encoding them separately costs more than their padding
         self._reader = PassageReader(task.model) if fuses and not single and self._mesh is None else None
         self.take(params)
         rows = batch_sharding(self._mesh) if self._mesh else None
@@ -135,11 +133,11 @@ class Answerer:
 
     @property
     def exemplars(self) -> ShowsExemplars | None:
-        """Where its exemplars come from; None = it reads none."""
+        """The source of its exemplars; None = it reads none."""
         return self._make_examples if isinstance(self._make_examples, ShowsExemplars) else None
 
     def remember(self, instances: Sequence[Instance], *, batch_size: int = 32) -> None:
-        """Keeps the states in which the tokens of these responses come, for the task's `neighbours`; in 16 bits."""
+        """Keeps the decoder states before the tokens of these responses, for the task's `neighbours`; in 16 bits."""
         examples, keys, tokens = self._make_examples(instances).examples, [], []
         states = jax.jit(self.task.target_states)
         with Progress("states of training", total=len(examples), unit="responses") as shown:
@@ -153,7 +151,7 @@ class Answerer:
         self.take(self.task.with_states(self._params, States(np.concatenate(keys), np.concatenate(tokens))))
 
     def take(self, params: Params) -> None:
-        """Answers with `params` from now on: they are put once, not with every batch, onto this process's devices."""
+        """Sets the parameters; they are put onto this process's devices once, not with every batch."""
         self._told.clear()
         mesh = self._mesh
         self._params = jax.device_put(params, places(params, mesh, self._mesh_settings) if mesh else None)
@@ -168,11 +166,11 @@ class Answerer:
         kept: AnswerStore | None = None,
         exemplars: np.ndarray | None = None,
     ) -> list[Prediction]:
-        """One prediction per instance, in order; `notes` hold what `read` gives, and each head's emotion.
+        """Returns one prediction per instance, in order; `notes` have the results of `read`, and each head's emotion.
 
-        Randomness is of the seed and the number of a batch, so that what `kept` has fits what is made here. Where each
-        instance has its own seed, its answer is that to it alone, in a first batch.
-        `exemplars` are shown in place of those that it finds: rows of `exemplars.pairs`, [N, K], -1 = none.
+        Randomness depends on the seed and the number of the batch, so that `kept` answers are consistent with new ones.
+        If each instance has its own seed, its answer is the same as alone, in a first batch.
+        `exemplars` replace those that it finds: rows of `exemplars.pairs`, [N, K], -1 = none.
         """
         instances = self._with_told(instances, batch_size, seed, exemplars)
         return self._respond(instances, batch_size, seed, progress, kept, exemplars)
@@ -180,20 +178,20 @@ class Answerer:
     def _with_told(
         self, instances: Sequence[Instance], batch_size: int, seed: int | Sequence[int], exemplars: np.ndarray | None
     ) -> Sequence[Instance]:
-        """The instances with what this says of their contexts; with one seed, each is asked about once.
+        """Adds the answers to the questions to the instances; with one seed, each context is asked about once.
 
-        Beside other exemplars it is another question.
+        With other exemplars it is asked again.
         """
         if not self._questions:
             return instances
         if self._single:
-            self._told.clear()  # who answers people keeps nothing that they said
+            self._told.clear()  # nothing that people say is kept
         seeds = [seed] * len(instances) if isinstance(seed, int) else seed
         rows = [b""] * len(instances) if exemplars is None else [row.tobytes() for row in exemplars]
         asking = [(each, i.context, row) for each, i, row in zip(seeds, instances, rows, strict=True)]
         left = {key: place for place, key in enumerate(asking) if key not in self._told}
         new, own = [instances[place] for place in left.values()], [each for each, *_ in left]
-        # The same exemplars beside each question: a search would look for the question too.
+        # The same exemplars with each question: a search would include the question in the query.
         if exemplars is not None:
             shown = exemplars[list(left.values())]
         else:
@@ -262,7 +260,7 @@ class Answerer:
         progress: str | None = None,
         kept: AnswerStore | None = None,
     ) -> list[Prediction]:
-        """Likelihoods of gold responses beside given exemplars; see `core.protocols.ExemplarAnswering`."""
+        """Returns likelihoods of gold responses with given exemplars; see `core.protocols.ExemplarAnswering`."""
         instances = self._with_told(instances, batch_size, seed, exemplars)
         made_of = self._shown(instances, exemplars)
         unknown = _where_unknown(self.tokenizer, [i.response for i in instances])
@@ -297,7 +295,7 @@ class Answerer:
         progress: str | None,
         kept: AnswerStore | None,
     ) -> list[Prediction]:
-        """What `make` makes of what the devices answer to each example, or what `kept` has of it; in order."""
+        """Returns the predictions that `make` builds from the devices' results, or those in `kept`; in order."""
         found: dict[int, Prediction] = {}
 
         def asked() -> Iterator[tuple[tuple[int, np.ndarray], Any]]:
@@ -320,7 +318,7 @@ class Answerer:
         return [found[i] for i in range(len(examples))]
 
     def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:
-        """What each head reads from each instance, in order; nothing is decoded."""
+        """Returns each head's emotion of each instance, in order, without decoding."""
         if not self.heads:
             return [{} for _ in instances]
         made: dict[int, dict[str, str]] = {}
@@ -334,13 +332,13 @@ class Answerer:
         return [made[i] for i in range(len(instances))]
 
     def _placed(self, batch: Any) -> Any:
-        """On the devices, with its passages read where they can be read without padding."""
+        """Puts a batch onto the devices, with its passages encoded if the reader can do so without padding."""
         if self._reader is not None:
             batch = self.task.read_before(self._reader, self._params, batch)
         return place_rows(batch, self._mesh)
 
     def _batches(self, examples: Examples, batch_size: int) -> Iterator[tuple[np.ndarray, Any]]:
-        """`eval_batches`; now and then the memory that batches of other shapes have left is given back."""
+        """Yields `eval_batches`, and regularly returns freed memory of batches of other shapes to the system."""
         for number, batch in enumerate(eval_batches(examples, batch_size=batch_size, buckets=self.buckets), 1):
             yield batch
             if number % _BATCHES_OF_FREED_MEMORY == 0:
@@ -348,7 +346,7 @@ class Answerer:
 
     @property
     def _cost_of_unknown(self) -> float:
-        """Nats of the choice among the rare words that the token for unknown words stands for."""
+        """Nats of the choice among the rare words that the unknown token stands for."""
         return math.log(max(self.tokenizer.rare_words, 1))
 
     def _prediction(
@@ -379,14 +377,14 @@ class Answerer:
 
 
 def _count_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> list[dict[str, int]]:
-    """Of each text, `num_unknown`; nothing where no word is unknown to the tokenizer."""
+    """Returns `num_unknown` of each text; empty if no word is unknown to the tokenizer."""
     if tokenizer.unk_id is None:
         return [{} for _ in texts]
     return [{"num_unknown": sum(counts)} for counts in _where_unknown(tokenizer, texts)]
 
 
 def _where_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Of each text, how many unknown words its first token is, and how many are behind that."""
+    """Returns for each text the number of unknown words in its first token (0 or 1), and after it."""
     unknown = tokenizer.unk_id
     if unknown is None:
         return [(0, 0)] * len(texts)

@@ -1,4 +1,4 @@
-"""What is known before any work to be wrong with what answers: generator, tokenizer, lengths, other stages."""
+"""Checks of a generator before a run starts: model, tokenizer, lengths, other stages."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ GENERATOR_TASKS = ("generator",)
 
 
 def check_system(run: RunContext) -> None:
-    """Whether the generator that all stages share is there and fits its tokenizer; reads no weights.
+    """Checks that the generator of all stages exists and fits its tokenizer, without loading weights.
 
     Raises:
-      ConfigError: no such model, a tokenizer without the tokens that the generator reads, or texts too long for it.
+      ConfigError: the model does not exist, the tokenizer lacks tokens that it reads, or texts are too long for it.
       DataError: files of a model are missing or broken.
     """
     parts = check_models(run)
@@ -47,10 +47,10 @@ def check_system(run: RunContext) -> None:
 
 
 def check_models(run: RunContext) -> GeneratorParts | None:
-    """The part of `check_system` that asks nothing of the form of sources.
+    """Runs the checks of `check_system` that do not concern the form of sources.
 
     Returns:
-      The parts, without weights; None where a plan may not fetch them.
+      The parts, without weights; None if a plan may not fetch them.
     """
     check_prepared(run)
     settings, where = run.shared_settings(DialogueSettings), run.shared
@@ -88,7 +88,7 @@ def _check_lengths(run: RunContext, parts: GeneratorParts) -> None:
     if not isinstance(model, DecoderOnly):
         check_fits(model, **answers, **{f"{stage.name}.buckets": _buckets(stage)[-1] for stage in reading})
         return
-    # One row of positions for prompt, source and answer.
+    # Prompt, source and answer share the positions.
     answer, shown = max(answers.values()), getattr(parts.settings, "passages", 0)
     for stage in reading:
         passages = shown if _reads_exemplars(stage, run) else 0
@@ -109,7 +109,7 @@ def check_whole_contexts(where: str, max_context_tokens: int, run: RunContext) -
 
 
 def _reads_exemplars(stage: Stage, run: RunContext) -> bool:
-    """Whether a stage reads exemplars, or evaluates one that does."""
+    """Whether a stage reads exemplars, or evaluates a stage that does."""
     if stage.kind == "evaluate":
         return (trained := run.plan.stages.get(stage.settings.stage)) is not None and _reads_exemplars(trained, run)
     return stage.spec is not None and stage.spec.reads_exemplars(stage.settings)
@@ -127,7 +127,7 @@ def _buckets(stage: Stage) -> tuple[int, ...]:
 
 
 def decodings(run: RunContext) -> dict[str, DecodeSettings]:
-    """How `run.stage` is decoded, by the setting that says so: the system's, and those of its evaluations."""
+    """Returns the decoding settings of `run.stage`, by their section: the system's, and those of its evaluations."""
     parts = check_models(run)
     shared = run.shared_settings(DialogueSettings) if parts is None else parts.settings
     own = {f"config.{s.name}.decoding": s.settings.decoding for s in run.evaluations if s.settings.decoding is not None}
@@ -135,7 +135,7 @@ def decodings(run: RunContext) -> dict[str, DecodeSettings]:
 
 
 def check_contrast(contrast: ContrastSettings | None, run: RunContext) -> None:
-    """Raises ConfigError if a generator cannot learn a contrast: it has adapters, or reads prompts."""
+    """Raises ConfigError if a generator cannot learn a contrast: it has adapters, or is decoder-only."""
     if contrast is None:
         return
     parts = check_models(run)
@@ -148,16 +148,16 @@ def check_contrast(contrast: ContrastSettings | None, run: RunContext) -> None:
 
 
 def check_fusion(run: RunContext) -> None:
-    """Raises ConfigError if the run's generator cannot be shown exemplars as its settings say."""
+    """Raises ConfigError if the run's generator does not support the settings' form of exemplars."""
     if (parts := check_models(run)) is not None:
         _ = parts.fusion
 
 
 def check_losses(losses: Sequence[LossSettings], run: RunContext) -> None:
-    """Tries losses of users on the shapes of two rows.
+    """Traces users' losses on the shapes of two rows.
 
     Raises:
-      ConfigError: one fails, or logits are not there at once.
+      ConfigError: one fails, or the logits are not computed at once.
     """
     if not losses:
         return
@@ -173,10 +173,10 @@ def check_losses(losses: Sequence[LossSettings], run: RunContext) -> None:
 
 
 def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
-    """Whether the stages that a generator begins with are there.
+    """Checks a generator's losses, decoding, and the stage that it starts from.
 
     Raises:
-      ConfigError: they are not, come later, or leave something else.
+      ConfigError: a loss fails, decoding needs exemplars, or the stage is missing, later, or trains something else.
     """
     check_prepared(run)
     check_contrast(stage.contrast, run)

@@ -1,7 +1,7 @@
-"""Contrast: candidate responses that resemble the response more lie nearer to the context; any generator can learn it.
+"""Contrast: candidates that resemble the response more are nearer to the context; any generator can learn it.
 
-Source: An et al. 2022 (CoNT), which NEC takes (Eq. 11 to 13). Letters beside those of `core.types`: C candidates, E
-features of the projection.
+Source: An et al. 2022 (CoNT), used by NEC (Eq. 11 to 13). Letters in addition to those of `core.types`: C candidates,
+E features of the projection.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from empax.models.heads import masked_mean
 from empax.parts.generator.settings import ContrastSettings
 
 _NEAR_GOLD = 0.99
-"""A candidate that scores so high is the response itself, or as good as that. Source: CoNT's code."""
+"""Score from which a candidate counts as the response itself. Source: CoNT's code."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """A source that has been read.
+    """An encoded source.
 
     Attributes:
-      states: what the decoder attends to.
+      states: the states that the decoder attends to.
       mask: True at real states.
-      beside: what else the decoder takes, by name: `memories`.
+      beside: further inputs of the decoder, by name: `memories`.
     """
 
     states: Any
@@ -43,7 +43,7 @@ class Read:
 
 @dataclasses.dataclass(frozen=True)
 class Candidates:
-    """Candidate responses of each row, the row's own target first, with how good they are: its score is 1."""
+    """Candidate responses of each row with their scores; the row's own target is first and has score 1."""
 
     ids: Int[Array, "B C T"]
     mask: Bool[Array, "B C T"]
@@ -54,10 +54,10 @@ class Candidates:
 def gather(
     batch: Any, groups: list[tuple[Int[Array, "B C T"], Bool[Array, "B C T"]]], start_id: int, most: int
 ) -> Candidates:
-    """All candidates of a batch, scored against their row's target, the best `most` kept.
+    """Scores all candidates of a batch against their row's target, and keeps the best `most`.
 
-    Departure: NEC's code looks for the target at a place where another sample stands. Here the first row is the
-    target's, and whatever equals it elsewhere is removed (there it scores 0 and stays).
+    Departure: NEC's code looks for the target at the position of another sample. Ours puts the target first and removes
+    candidates equal to it (in NEC's code they score 0 and stay).
     """
     rows = batch.target.shape[0]
     width = max([batch.target.shape[1], *(ids.shape[2] for ids, _ in groups)])
@@ -78,7 +78,7 @@ def gather(
 
 
 def in_batch(batch: Any) -> tuple[Int[Array, "B C T"], Bool[Array, "B C T"]]:
-    """The responses of the batch as candidates of each row: its own among them, which `gather` removes."""
+    """Returns the batch's responses as candidates of each row, including its own, which `gather` removes."""
     rows, others = batch.target.shape[0], batch.target_mask & batch.valid[:, None]
     ids, mask = (jnp.broadcast_to(x[None], (rows, *x.shape)) for x in (batch.target, others))
     return ids, mask
@@ -86,35 +86,35 @@ def in_batch(batch: Any) -> tuple[Int[Array, "B C T"], Bool[Array, "B C T"]]:
 
 @dataclasses.dataclass(frozen=True)
 class Contrast:
-    """The loss and what it compares.
+    """The contrastive loss and its encodings.
 
     Attributes:
-      settings: what a rank is worth, and how many candidates there are.
-      model: teacher-forced, it gives the states of candidates.
+      settings: margin per rank, and number of candidates.
+      model: computes the states of candidates, teacher-forced.
     """
 
     settings: ContrastSettings
     model: Any
 
     def init(self, rng: jax.Array) -> Params:
-        """A projection of states, one for contexts and responses; CoNT's beginning."""
+        """Draws the projection of states, shared by contexts and responses, as CoNT initializes it."""
         width = self.model.config.d_model
         return {"kernel": jax.nn.initializers.xavier_uniform()(rng, (width, width)), "bias": jnp.zeros(width)}
 
     def loss(self, params: Params, own: Params, batch: Any, read: Read, rng: jax.Array | None) -> Mean:
-        """L_CL (Eq. 11 and 12) of candidates from the batch; `params` are the model's, `own` the projection."""
+        """Returns L_CL (Eq. 11 and 12) with candidates of the batch; `params` are the model's, `own` the projection."""
         found = gather(batch, [in_batch(batch)], self.model.config.start_id, self.settings.max_candidates)
         return self.ranked(params, own, batch, read, found, rng)
 
     def ranked(
         self, params: Params, own: Params, batch: Any, read: Read, found: Candidates, rng: jax.Array | None
     ) -> Mean:
-        """L_CL of given candidates, over every two of a row."""
+        """Returns L_CL of given candidates, over all pairs of a row."""
         cosines = self.similarities(params, own, read, found.ids, found.mask, rng)
         return rank_margin(cosines, found.scores, found.present & batch.valid[:, None], margin=self.settings.margin)
 
     def part(self, value: Mean, weights: Float[Array, " B"], valid: Bool[Array, " B"]) -> tuple[float, Mean]:
-        """`value` with its weight, as `generator.combine` takes it."""
+        """Returns `value` with its weight, as an input of `task.combine`."""
         total = jnp.sum(jnp.where(valid, weights, 0.0))
         return self.settings.weight, Mean(value.value() * total, total)
 
@@ -127,12 +127,12 @@ class Contrast:
         mask: Bool[Array, "B C T"],
         rng: jax.Array | None,
     ) -> Float[Array, "B C"]:
-        """Cosines of each row's context and candidates (Eq. 12 and 13)."""
+        """Returns the cosines of each row's context and candidates (Eq. 12 and 13)."""
         said = self.encoded(params, own, read, ids, mask, rng)
         return jnp.einsum("BE,BCE->BC", unit(self.encoding(own, read)), unit(said))
 
     def encoding(self, own: Params, read: Read) -> Float[Array, "B E"]:
-        """z of each context: of its states but the last."""
+        """Returns z of each context, from all of its states but the last."""
         behind = jnp.cumsum(read.mask[:, ::-1], axis=1)[:, ::-1]  # real tokens from here on
         return _projected(own, read.states, read.mask & (behind > 1))
 
@@ -145,9 +145,9 @@ class Contrast:
         mask: Bool[Array, "B C T"],
         rng: jax.Array | None,
     ) -> Float[Array, "B C E"]:
-        """z of each candidate, by one pass of the decoder and no logits.
+        """Returns z of each candidate, by one pass of the decoder without logits.
 
-        A state has read the tokens before its own, so the end token is never read: CoNT leaves the last state out.
+        A state has read the tokens before its own, so the end token is never read: CoNT omits the last state.
         Candidates share their row's encoder states and, in training, its dropout.
         """
         module: nn.Module = self.model
@@ -162,14 +162,14 @@ class Contrast:
             states: Any = module.apply({"params": params}, ids, read.states, read.mask, **options)
             return _projected(own, states, mask)
 
-        # A loop, not a vmapped axis: XLA has no products of bfloat16 for the shapes of that on a CPU.
+        # A loop, not a vmapped axis: on a CPU, XLA has no bfloat16 products for its shapes.
         found = jax.lax.map(lambda given: one(*given), (ids.swapaxes(0, 1), mask.swapaxes(0, 1)))
         return found.swapaxes(0, 1)
 
     def compared(
         self, params: Params, own: Params, read: Read
     ) -> tuple[Callable[[], Float[Array, "B E"]], Callable[[Any, Any], Float[Array, "N E"]]]:
-        """What re-ranking by similarity compares: see `Decoder.from_states`."""
+        """Returns the encodings for reranking by similarity: see `Decoder.from_states`."""
         rows = read.states.shape[0]
 
         def encode(ids: Int[Array, "N T"], mask: Bool[Array, "N T"]) -> Float[Array, "N E"]:
@@ -188,7 +188,7 @@ def _scores(
     gold_mask: Bool[Array, "B T"],
     start_id: int,
 ) -> Float[Array, "B C"]:
-    """Bigram precision with the start token in front: all sequences have one framing."""
+    """Returns bigram precision with the start token prepended, so that all sequences have the same framing."""
     rows, count, width = ids.shape
 
     def framed(ids: Array, mask: Array) -> tuple[Array, Array]:
@@ -201,11 +201,11 @@ def _scores(
 
 
 def _projected(own: Params, states: Float[Array, "B T D"], mask: Bool[Array, "B T"]) -> Float[Array, "B E"]:
-    """The mean of the projected states."""
+    """Returns the mean of the projected states."""
     projected = jax.nn.relu(states.astype(jnp.float32) @ own["kernel"] + own["bias"][None, None])
     return masked_mean(projected, mask)
 
 
 def _widened(values: Array, width: int) -> Array:
-    """Columns of zeros (False) behind."""
+    """Appends columns of zeros (False)."""
     return jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, width - values.shape[-1])])

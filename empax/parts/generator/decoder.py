@@ -1,4 +1,4 @@
-"""How a generator answers: a search over its states, and a reranking of what that finds."""
+"""Decoding of a generator: search from its states, and reranking of the results."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from empax.models.prompted import FusionInPrompt, PromptedDecoder, pooled_states
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """How a generator turns states into ids: the ids it begins and ends with, the search.
+    """Decodes ids from a generator's states: start and end ids, and the search.
 
     Attributes:
-      start_id: what a response begins behind; None: what the states say, the last token of each prompt.
+      start_id: start token of responses; None = the last token of each prompt, which the states have.
     """
 
     settings: DecodeSettings
@@ -37,7 +37,7 @@ class Decoder:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, settings: DecodeSettings) -> Decoder:
-        """In the ids of `tokenizer`, never its unknown word."""
+        """Builds a decoder with the ids of `tokenizer`, which never generates the unknown word."""
         decoding = without_unknown(settings, tokenizer.unk_id)
         return cls(decoding, tokenizer.start_id, tokenizer.eos_id, tokenizer.pad_id)
 
@@ -63,15 +63,15 @@ class Decoder:
         )
 
     def looked_at(self, source: Int[Array, "..."], mask: Bool[Array, "..."]) -> dict[str, Any]:
-        """`source` and `prompt` of `decoding.search.search_of`."""
+        """Returns `source` and `prompt` of `decoding.search.search_of`."""
         read = (source, mask) if self.settings.reads_source else None
-        # A prompt whose last token begins the response is one text with it; an instruction around it would not be.
+        # A prompt whose last token starts the response forms one text with it; an instruction around it would not.
         return {"source": read, "prompt": (source, mask) if self.start_id is None else None}
 
     def search(
         self, model: Any, params: Params, rng: Randomness, start: int | Int[Array, " B"], size: int, **more: Any
     ) -> Search:
-        """The search for responses of `model` behind `start`, in batches of `size`; `more` as `search_of` takes it."""
+        """Builds the search for responses of `model` after `start`, in batches of `size`; `more` is for `search_of`."""
         return search_of(
             lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="step"),
             batch_size=size,
@@ -84,7 +84,7 @@ class Decoder:
         )
 
     def cache(self, model: Any, params: Params, states: Any, mask: Bool[Array, "..."], **beside: Any) -> Any:
-        """What `Search.begin` takes."""
+        """Returns the cache for `Search.begin`."""
         return model.apply(
             {"params": params},
             states,
@@ -96,7 +96,7 @@ class Decoder:
         )
 
     def start_of(self, states: Any) -> int | Int[Array, " B"]:
-        """What a response begins behind."""
+        """Returns the start token of responses."""
         return states.start if self.start_id is None else self.start_id
 
     def from_states(
@@ -114,10 +114,10 @@ class Decoder:
         compared: tuple[Callable[[], Any], Callable[[Any, Any], Any]] | None = None,
         limits: Limits | None = None,
     ) -> Generated:
-        """The same, of what `model` has made of its sources; options that look at texts get `source` and `prompt`.
+        """Decodes from the encoder states of `model`; options that read texts get `source` and `prompt`.
 
-        `beside` is what else `start_cache` of the model takes: `memories`, `start`. `compared` is what re-ranking by
-        similarity compares, `encoding` and `encode` of `Hypotheses`; None = means of encoder states.
+        `beside` has further arguments of the model's `start_cache`: `memories`, `start`. `compared` has the encodings
+        for reranking by similarity, `encoding` and `encode` of `Hypotheses`; None = means of encoder states.
         """
         cache = self.cache(model, params, states, mask, **(beside or {}))
         looked_at = {"source": source, "prompt": prompt, "limits": limits}
@@ -128,7 +128,7 @@ class Decoder:
             return found
 
         reader = model
-        if isinstance(model, FusionInPrompt):  # a hypothesis is no exemplar and its context
+        if isinstance(model, FusionInPrompt):  # a hypothesis is a single text, without exemplars
             reader = PromptedDecoder(model.model, model.prefix, model.start_id)
 
         def encode(ids: Int[Array, "N T"], mask: Bool[Array, "N T"]) -> Float[Array, "N D"]:
@@ -141,6 +141,6 @@ class Decoder:
 
         made = ~jnp.isin(found.tokens, jnp.array((self.eos_id, *self.settings.more_eos_ids, self.pad_id)))
         compared = compared or ((lambda: pool(states, mask)), encode)
-        drawn = folded(rng, self.settings.max_tokens)  # the search has folded in each position before it
+        drawn = folded(rng, self.settings.max_tokens)  # the search folds in each position below it
         hypotheses = Hypotheses(found.tokens, made, found.log_probs, *compared, drawn, exemplars)
         return rerank(found, reranker(hypotheses))

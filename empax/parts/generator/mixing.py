@@ -1,4 +1,4 @@
-"""A corpus that speaks into each token of a generator: kNN-LM, and copying from exemplars."""
+"""Mixes a corpus into a generator's token distributions: kNN-LM, and copying from exemplars."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from empax.parts.generator.settings import NeighbourSettings
 def mixing(
     settings: NeighbourSettings, corpus: States | None, exemplars: Callable[[], States]
 ) -> contextlib.AbstractContextManager[None]:
-    """Within, every distribution over the next token is mixed with those of `settings`; without any, nothing.
+    """Returns a context in which next-token distributions are mixed by `settings`; if these are off, it does nothing.
 
-    `corpus` is what `knn_weight` asks, and `exemplars` gives what `copy_weight` does (`response_states`).
+    `corpus` has the states for `knn_weight`, and `exemplars` returns those for `copy_weight` (`response_states`).
     """
     if not settings.on:
         return contextlib.nullcontext()
@@ -40,7 +40,7 @@ def mixing(
 
     def intercept(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         found = call(*args, **kwargs)
-        # A model around another asks that for its logits, which are mixed there.
+        # A model around another takes the logits of the inner one, which mixes them.
         own = context.method_name == "logits_from" and not isinstance(context.module, Around)
         return mixed(args[0], found) if own else found
 
@@ -50,7 +50,7 @@ def mixing(
 def response_states(
     ids: Int[Array, "B K T"], mask: Bool[Array, "B K T"], eos_id: int, hidden: Callable[[Array], Array]
 ) -> States:
-    """Of exemplars' responses with their ends; `hidden` says what the decoder has before each token of [B, T]."""
+    """Returns the states of exemplars' responses with end tokens; `hidden` gives those before each token of [B, T]."""
     ids, mask = (jnp.pad(part, ((0, 0), (0, 0), (0, 1))) for part in (ids, mask))
     ends = (jnp.arange(ids.shape[2])[None, None] == mask.sum(axis=2)[..., None]) & mask.any(axis=2, keepdims=True)
     ids, mask = jnp.where(ends, eos_id, ids), mask | ends

@@ -1,4 +1,4 @@
-"""Losses of users beside a generator's likelihood, by "module:name"."""
+"""Users' losses in addition to a generator's likelihood, by "module:name"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from empax.parts.generator.settings import LossSettings
 
 
 def own_loss(settings: LossSettings, logits: Float[Array, "B T V"], batch: Any, weights: Float[Array, " B"]) -> Mean:
-    """What a user's function makes of teacher-forced logits; `weights` are those of the rows, their target tokens."""
+    """Returns a user's loss of teacher-forced logits; `weights` are those of the rows, their target tokens."""
     values = load_function(settings.function)(logits.astype(jnp.float32), batch)
     if values.ndim == 1:
         return Mean.of(values, batch.valid, weights)
@@ -24,10 +24,10 @@ def own_loss(settings: LossSettings, logits: Float[Array, "B T V"], batch: Any, 
 
 
 def try_losses(losses: Sequence[LossSettings], batch: Any, vocab_size: int) -> None:
-    """Traces each function on the shapes of a batch; nothing is computed.
+    """Traces each function on the shapes of a batch, without computing anything.
 
     Raises:
-      ConfigError: a function is not there, fails, or does not return a number for each row or target token.
+      ConfigError: a function does not exist, fails, or does not return a number for each row or target token.
     """
     rows, length = batch.target.shape
     logits = jax.ShapeDtypeStruct((rows, length, vocab_size), jnp.float32)

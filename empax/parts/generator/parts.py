@@ -1,4 +1,4 @@
-"""What answers a context: the generator with its tokenizer and the form of its sources."""
+"""The parts that answer a context: the generator with its tokenizer and the form of its sources."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MAX_REFERENCE_TOKENS = 512
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorParts:
-    """What every stage of a system that answers is put together from."""
+    """The parts of every stage of a system that answers."""
 
     settings: DialogueSettings
     tokenizer: Tokenizer
@@ -61,7 +61,7 @@ class GeneratorParts:
 
     @classmethod
     def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> GeneratorParts:
-        """The parts of `run`; `with_params` with pretrained ones, where training has them."""
+        """Returns the parts of `run`; `with_params` loads pretrained weights, placed as in training."""
         settings, mesh = run.shared_settings(DialogueSettings), run.plan.options.mesh
         if planned and settings.generator.pretrained and settings.generator.preset:
             tokenizer = PlannedTokenizer(settings.generator.preset_config().vocab_size)
@@ -74,10 +74,10 @@ class GeneratorParts:
         return cls(settings, tokenizer, generator, mesh)
 
     def for_answers(self, buckets: Sequence[int] = (), *, passages: int = 0) -> GeneratorParts:
-        """The same, cutting no reference: what is scored is the likelihood of all of its words.
+        """Returns the parts without cutting references, so that the likelihood covers all of their words.
 
-        A decoder with learned positions (BART, GPT-2) scores as many as it has positions for, beside what it has read
-        before: a source of the longest of `buckets`, with `passages` exemplars.
+        A decoder with learned positions (BART, GPT-2) scores as many as its positions allow after its inputs: a source
+        of the longest of `buckets`, with `passages` exemplars.
         """
         config, longest = self.generator.model.config, MAX_REFERENCE_TOKENS
         if config.position == "learned":
@@ -87,7 +87,7 @@ class GeneratorParts:
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, layout=layout))
 
     def positions_read(self, longest: int, passages: int = 0) -> int:
-        """How many positions are taken before an answer to a source of `longest` tokens; none of an encoder-decoder."""
+        """Returns the positions taken before the answer to a source of `longest` tokens; 0 for an encoder-decoder."""
         if not isinstance(self.generator.model, DecoderOnly):
             return 0
         form = self.form(exemplars=passages > 0)
@@ -99,12 +99,12 @@ class GeneratorParts:
 
     def decoder(self, settings: DecodeSettings) -> Decoder:
         reader = self.reader
-        # Not the tokenizer's: BART's decoder starts with the token that ends a text.
+        # Not the tokenizer's: BART's decoder starts with the end token.
         start_id = reader.start_id if isinstance(reader, PromptedDecoder) else reader.config.start_id
         return dataclasses.replace(Decoder.of(self.tokenizer, settings), start_id=start_id)
 
     def generator_task(self, stage: ResponseTaskSettings, *, fused: bool = False) -> Generator:
-        """What a stage trains; `fused`, reading several passages."""
+        """Builds the task of a stage; `fused` reads several passages."""
         return Generator(
             self.fusion if fused else self.reader,
             self.decoder(self.settings.decoding),
@@ -119,35 +119,35 @@ class GeneratorParts:
         )
 
     def with_lora(self, task: AdaptableTask) -> LoraTask:
-        """`task` with adapters in the generator; what the task names is trained whole."""
+        """Returns `task` with adapters in the generator; parameters that the task names are trained in full."""
         settings = self.settings.lora
         if settings is None or not self.settings.generator.pretrained:
             raise ConfigError("lora adapts a pretrained generator; set generator.pretrained beside it, or drop it.")
         return lora_task(task, settings, dtype=self.generator.model.config.dtype)
 
     def merged(self, task: AdaptableTask, params: Params, base: Params) -> Params:
-        """Parameters of `task`: those of `with_lora(task)`, summed into the weights `base`.
+        """Returns the parameters of `task`: those of `with_lora(task)`, merged into the weights `base`.
 
-        The base is taken as loaded, not as training kept it (but for eight bits): what is exported, or
-        evaluated in another type, should not have been rounded before.
+        The base is in the loaded precision, not in that of training (except for eight bits), so that weights for export
+        or for evaluation in another type are not rounded before.
         """
         adapted = dataclasses.replace(self.with_lora(task), dtype="float32")
         return adapted.merged(params, adapted.freeze(base, {}))
 
     def lowered(self, params: Params) -> Params:
-        """Parameters of a generator that nothing trains, as small as its arithmetic allows (`models.lora.lower`)."""
+        """Lowers parameters of a frozen generator to the precision of its arithmetic (`models.lora.lower`)."""
         return lower(params, self.generator.model.config.dtype) if self.settings.generator.pretrained else params
 
     def stage_params(self, run: RunContext, stage: str) -> Params:
-        """All parameters of a finished stage: adapters are merged into the weights that they sit on."""
-        from empax.training.checkpoint import load_params  # slow to import, and of runs alone
+        """Loads all parameters of a finished stage, with adapters merged into their base weights."""
+        from empax.training.checkpoint import load_params  # slow to import, and only needed in runs
 
         params = load_params(run.files.stage(stage))
         if not is_adapted(params):
             return params
         assert self.settings.lora is not None
         model = self.generator.params
-        if model is None or jax.process_count() > 1:  # those of training lie on other processes too
+        if model is None or jax.process_count() > 1:  # training also places them on other processes
             mesh = local_mesh(self.mesh)
             place = functools.partial(places, mesh=mesh, settings=self.mesh) if mesh else None
             model = load_generator(self.settings.generator, self.tokenizer, place=place).params
@@ -157,7 +157,7 @@ class GeneratorParts:
         return jax.tree.map(np.asarray, self.merged(self.generator_task(GeneratorTaskSettings()), params, base))
 
     def form(self, *, exemplars: bool = True) -> SourceForm:
-        """How the generator is shown its sources; without `exemplars`, rows have no room for one."""
+        """Returns the form of the generator's sources; without `exemplars`, rows have no room for one."""
         settings, tokenizer = self.settings, self.tokenizer
         prompted = isinstance(self.generator.model, DecoderOnly)
         if settings.form == "plain":
@@ -176,7 +176,7 @@ class GeneratorParts:
 
     @property
     def reader(self) -> Reader:
-        """The generator as tasks see it."""
+        """The generator as a model of one source."""
         model = self.generator.model
         if not isinstance(model, DecoderOnly):
             return model
@@ -187,10 +187,10 @@ class GeneratorParts:
 
     @property
     def fusion(self) -> Fusion:
-        """The generator reading several exemplars.
+        """The generator as a model of several exemplars.
 
         Raises:
-          ConfigError: it cannot be shown them as the settings say.
+          ConfigError: it does not support the settings' form of exemplars.
         """
         reader, form, exemplars = self.reader, self.form(), self.settings.exemplars
         if isinstance(form, PlainForm) and (exemplars != "joined" or isinstance(reader, PromptedDecoder)):
@@ -212,7 +212,7 @@ class GeneratorParts:
 def with_own_decoding(
     settings: DialogueSettings, tokenizer: Tokenizer, model: EncoderDecoder | DecoderOnly, *, silent: bool = False
 ) -> DialogueSettings:
-    """The settings, decoding as the generator's own folder says where they ask for it (`own_options`)."""
+    """Returns the settings, with decoding from the generator's own folder if they ask for it (`own_options`)."""
     if not settings.own_decoding:
         return settings
     folder = generation_folder(resolve(settings.generator.pretrained))
@@ -227,16 +227,16 @@ def with_own_decoding(
 def own_options(
     folder: Path, tokenizer: Tokenizer, model: EncoderDecoder | DecoderOnly, *, silent: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All options of decoding of a folder, as they stand there, and those that can be had.
+    """Reads all decoding options of a folder, and the supported ones among them.
 
-    The log names the others, unless it is to be `silent`.
+    The log names the others, unless `silent`.
 
     Raises:
       DataError: the file is broken.
     """
     path, fields = generation_fields_of(folder)
     coded = isinstance(model, EncoderDecoder)
-    if path.name != FILE:  # of a folder without one, what config.json leaves open
+    if path.name != FILE:  # defaults for a folder without the file, below those of config.json
         ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
         fields = {**ids, **({"decoder_start_token_id": model.config.start_id} if coded else {}), **fields}
     known = {"encoder_decoder": coded, "eos_id": tokenizer.eos_id, "vocab_size": model.config.vocab_size}
@@ -250,5 +250,5 @@ def own_options(
 
 
 def places(params: Params, mesh: Mesh, settings: MeshSettings) -> Any:
-    """Where each of `params`, or their shapes, lies on `mesh` by the names that `settings` split."""
+    """Returns the sharding on `mesh` of `params`, or of their shapes, by the axes that `settings` split."""
     return shard_params(params, mesh, axes=logical_axes, logical={**LOGICAL, **settings.logical})

@@ -1,4 +1,4 @@
-"""Settings of the models that answer, shared by the systems that have them."""
+"""Settings of generators, shared by the systems that have one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from empax.models.lora import LoraSettings
 
 
 def check_no_exemplars(decoding: DecodeSettings) -> None:
-    """Raises ConfigError if `decoding`, of a system that retrieves none, counts agreement with exemplars."""
+    """Raises ConfigError if `decoding`, of a system without exemplars, scores agreement with exemplars."""
     if decoding.rerank_exemplars:
         raise ConfigError(
             f"decoding.rerank_exemplars = {decoding.rerank_exemplars} counts exemplars, which this system does not "
@@ -23,11 +23,11 @@ def check_no_exemplars(decoding: DecodeSettings) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class QuestionSettings:
-    """What a model is asked before it answers; the first words that it says stand in the prompt of the answer.
+    """A question that a model answers before it replies; the first words of its answer go into the reply's prompt.
 
     Attributes:
-      name: of what it tells, in the prompt: "emotion". Exemplars tell their own emotion under that name.
-      text: the question, behind the last turn.
+      name: name of the answer in the prompt: "emotion". Exemplars show their own emotion under that name.
+      text: the question, after the last turn.
     """
 
     name: str
@@ -40,15 +40,15 @@ class QuestionSettings:
 
 @dataclasses.dataclass(frozen=True)
 class NeighbourSettings:
-    """How a corpus speaks into decoding and likelihoods, beside what the generator was trained on and reads.
+    """Mixing of a corpus into decoding and likelihoods, in addition to the generator's training and inputs.
 
     Attributes:
-      knn_weight: of what came in the nearest generator states of training rows (kNN-LM); 0 = nothing.
-      knn: how many states.
-      knn_temperature: of their distances, mean squared differences; the lower, the more the nearest counts.
-      knn_rows: of how many training rows the states are kept, drawn at random; 0 = all.
-      copy_weight: of the tokens of the exemplars' responses, each in the state that it would have here; 0 = nothing.
-      copy_temperature: of their distances.
+      knn_weight: weight of the tokens after the nearest generator states of training rows (kNN-LM); 0 = none.
+      knn: number of nearest states.
+      knn_temperature: temperature of their distances, mean squared differences; the lower, the more the nearest counts.
+      knn_rows: number of training rows whose states are kept, drawn at random; 0 = all.
+      copy_weight: weight of the tokens of the exemplars' responses, with their states after this source; 0 = none.
+      copy_temperature: temperature of the distances of these states.
     """
 
     knn_weight: float = 0.0
@@ -76,24 +76,23 @@ class NeighbourSettings:
 
 @dataclasses.dataclass(frozen=True)
 class DialogueSettings:
-    """What all stages share: the section of the config that is named like the system.
+    """Settings shared by all stages: the section of the config that has the system's name.
 
     Attributes:
-      form: how the generator is shown its sources: "dialogue", with the tags or the instruction of `data.sources`, or
-        "plain", as its own tokenizer makes them of a text.
-      own_decoding: decode as `generation_config.json` of the pretrained generator says; of `decoding` the lengths are
-        left.
-      lora: train low-rank adapters of the (pretrained) generator in place of its weights; None = the weights.
-      attributes: emotion attributes in front of everything; False is part of REG's w/o EA (recipe argument
+      form: form of the sources: "dialogue", with the tags or the instruction of `data.sources`, or "plain", as the
+        generator's own tokenizer encodes a text.
+      own_decoding: takes decoding options from `generation_config.json` of the pretrained generator; `decoding` gives
+        the lengths alone.
+      lora: trains low-rank adapters of the (pretrained) generator instead of its weights; None = the weights.
+      attributes: prepends emotion attributes to every text; False is part of REG's w/o EA (recipe argument
         `no_attributes`).
-      passages: K, how many exemplars are there for a response, where a system retrieves some.
-      exemplars: how the generator is shown them, see `data.sources.ExemplarLayout`; a decoder-only model reads them as
-        shots in front of the context, "apart" or "response".
-      ask_first: of a decoder-only model: questions that it answers itself before each reply, in the order in which they
-        are asked; () = none.
-      neighbours: what a corpus says of each token of an answer; of systems that retrieve.
-      logits_at_once: for how many target tokens of every row of a batch the loss of training holds logits at a time
-        (0 = all); changes memory, and no result beyond rounding. Not for models with a bias of their output (BART).
+      passages: K, the number of exemplars per response, in a system that retrieves them.
+      exemplars: layout of exemplars, see `data.sources.ExemplarLayout`; a decoder-only model reads them as shots before
+        the context, "apart" or "response".
+      ask_first: for a decoder-only model: questions that it answers itself before each reply, in this order; () = none.
+      neighbours: mixing of a corpus into each token of an answer, in a system that supports it.
+      logits_at_once: number of target tokens per row whose logits the training loss holds at a time (0 = all); reduces
+        memory, and changes results by rounding alone. Not for models with an output bias (BART).
     """
 
     generator: GeneratorSettings = dataclasses.field(default_factory=GeneratorSettings)
@@ -137,21 +136,21 @@ class DialogueSettings:
 
     @property
     def reads_responses(self) -> bool:
-        """Whether an answer looks at the responses of exemplars by themselves."""
+        """Whether decoding reads the responses of exemplars separately."""
         return bool(self.decoding.rerank_exemplars or self.neighbours.copy_weight)
 
 
 @dataclasses.dataclass(frozen=True)
 class ContrastSettings:
-    """A loss beside the likelihood, which has candidates lie in the order of how much they resemble the response.
+    """A loss in addition to the likelihood, which orders candidates by their similarity to the response.
 
-    What it learns is what `decoding.rerank = "similarity"` compares. The candidates are the responses of a batch.
+    `decoding.rerank = "similarity"` compares its encodings. The candidates are the responses of a batch.
     Source: An et al. 2022 (CoNT), in the form of NEC (`parts.generator.contrast`).
 
     Attributes:
-      weight: beside that of the likelihood, 1.
-      margin: gamma, a rank's worth of cosine.
-      max_candidates: the most candidates beside the response: the worst are left out.
+      weight: weight of the loss; that of the likelihood is 1.
+      margin: gamma, the margin of the cosine per rank.
+      max_candidates: maximum candidates besides the response; the worst are dropped.
     """
 
     weight: float = 1.0
@@ -166,14 +165,14 @@ class ContrastSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LossSettings:
-    """A loss of your own beside the likelihood.
+    """A user-defined loss in addition to the likelihood.
 
     Attributes:
-      function: "module:name", importable; it is logged under that. It is called as (logits[B, T, V], batch) -> [B, T],
-        a number for each target token, or -> [B], one for each row, which counts as often as the row has target
+      function: "module:name", importable; it is logged under this name. It is called as (logits[B, T, V], batch) ->
+        [B, T], a number for each target token, or -> [B], one for each row, weighted by the row's number of target
         tokens. It is traced. The logits are float32 and teacher-forced; the batch has `source`, `source_mask`,
         `target`, `target_mask`, `valid` and `emotion` (`data.exemplars.LabelledBatch`).
-      weight: beside that of the likelihood, 1; below 0 the values are to rise, at 0 they are logged alone.
+      weight: weight of the loss; that of the likelihood is 1. Below 0 the values are maximized, at 0 only logged.
     """
 
     function: str
@@ -187,12 +186,13 @@ class LossSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ResponseTaskSettings:
-    """What a generator learns.
+    """Losses of a generator.
 
     Attributes:
-      emotion_weight: of the 32-way head over the pooled encoding; ours. 0 = the head learns nothing, and is not asked.
-      contrast: a loss that ranks responses beside the likelihood; None = there is none.
-      losses: of your own, added to the likelihood.
+      emotion_weight: loss weight of the 32-way head on the pooled encoding; ours. 0 = the head is neither trained nor
+        used.
+      contrast: a loss that ranks responses, in addition to the likelihood; None = no such loss.
+      losses: user-defined losses, added to the likelihood.
     """
 
     emotion_weight: float = 0.1
@@ -211,11 +211,11 @@ class ResponseTaskSettings:
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorTaskSettings(ResponseTaskSettings):
-    """Context in, response out: REG's stage 1, EmpRL's fine-tuning.
+    """Settings of a generator of responses to contexts: REG's stage 1, EmpRL's fine-tuning.
 
     Attributes:
-      start_from: an earlier generator stage whose parameters to go on from; empty = initialise.
-      max_validation_examples: 0 = all.
+      start_from: an earlier generator stage whose parameters initialize this one; empty = pretrained or random.
+      max_validation_examples: maximum examples of validation; 0 = all.
     """
 
     start_from: str = ""

@@ -1,4 +1,4 @@
-"""The stage that every system that answers has, and what its stages share: from settings and files to examples."""
+"""The generator stage of every system that answers, and code shared by its stages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from empax.training.lora import AdaptableTask, is_adapted
 
 
 def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
-    # Without their weights: what this holds stays in memory beside what training keeps.
+    # Without weights: what this holds stays in memory beside the training state.
     parts = GeneratorParts.of(run, with_params=False)
     if parts.settings.lora is not None:
         parts = GeneratorParts.of(run)
@@ -52,12 +52,12 @@ def _task(parts: GeneratorParts, stage: GeneratorTaskSettings, run: RunContext) 
 
 
 def taught_heads(stage: Any, run: RunContext) -> tuple[str, ...]:
-    """The generator's emotion head, if a stage of these settings has taught it, or one that it began with."""
+    """Returns the generator's emotion head, if this stage or one that it started from trained it."""
     return ("generator",) if any(getattr(one, "emotion_weight", 0.0) for one in with_earlier(stage, run)) else ()
 
 
 def with_earlier(stage: Any, run: RunContext, part: str = "generator") -> Iterator[Any]:
-    """The settings of a stage, and of those whose `part`, "generator" or "retriever", it began with."""
+    """Yields the settings of a stage, and of the earlier stages whose "generator" or "retriever" (`part`) it took."""
     yield stage
     began = part != "generator" or getattr(stage, "warm_up", True)
     if began and (name := getattr(stage, part, "") or getattr(stage, "start_from", "")):
@@ -65,27 +65,27 @@ def with_earlier(stage: Any, run: RunContext, part: str = "generator") -> Iterat
 
 
 def generator_params(parts: GeneratorParts, run: RunContext, stage: str) -> Params:
-    """{"model", "emotion"} of a finished stage; of a joint stage, of its generator."""
+    """Loads {"model", "emotion"} of a finished stage; of a joint stage, those of its generator."""
     params = parts.stage_params(run, stage)
     return params.get("generator", params)
 
 
 def begun_with(params: Params, known: Params) -> Params:
-    """`known`, of an earlier stage, with the contrast of `params` where that stage learnt none."""
+    """Returns `known`, of an earlier stage; a missing contrast is from `params`, and one they lack is dropped."""
     if "contrast" in params:
         return {"contrast": params["contrast"], **known}
     return {name: leaf for name, leaf in known.items() if name != "contrast"}
 
 
 def pretrained(run: RunContext) -> Params:
-    """Of the run's generator, the parameters that it does not draw at random."""
+    """Returns the pretrained parameters of the run's generator, without those drawn at random."""
     params = GeneratorParts.of(run).generator.params
     assert params is not None
     return params
 
 
 def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
-    """The generator of a finished stage, which reads the context alone."""
+    """Builds the answerer of a finished stage, whose generator reads the context alone."""
     parts = GeneratorParts.of(run, with_params=False)
     params = parts.lowered(parts.stage_params(run, options.stage))
     make = context_examples(parts, options.buckets)
@@ -100,7 +100,7 @@ def answerer_of(
     options: AnswerOptions,
     run: RunContext | None = None,
 ) -> Answerer:
-    """What answers with `task` as `options` say; training rows of `run` are its neighbours."""
+    """Builds an answerer with `task` and `options`; its neighbours are training rows of `run`."""
     buckets, single = options.buckets or (parts.settings.layout.max_source_tokens,), not options.buckets
     given = {"mesh": parts.mesh, "single": single, "questions": parts.settings.ask_first}
     made = Answerer(task, params, make_examples, parts.tokenizer, buckets, **given)
@@ -111,20 +111,20 @@ def answerer_of(
 
 
 def context_examples(parts: GeneratorParts, buckets: Sequence[int]) -> MakeExamples:
-    """Contexts alone, padded to `buckets` (empty: to the longest), for the generator of `parts` to answer."""
+    """Returns a maker of examples of contexts alone, padded to `buckets` (empty: to the longest)."""
     form = parts.for_answers(buckets).form(exemplars=False)
     return lambda instances: AnswerExamples(ContextExamples(instances, form), [{} for _ in instances])
 
 
 def trained_generator(stage: GeneratorTaskSettings, run: RunContext, adapters: bool) -> Trained:
-    """The generator of the stage that `run` is at, without its emotion head; or its adapters alone.
+    """Returns the generator of the current stage of `run`, without its emotion head; or its adapters alone.
 
     Raises:
-      ConfigError: the stage has no adapters.
-      CheckpointError: it has not been trained.
+      ConfigError: `adapters` is set, but the stage has none.
+      CheckpointError: the stage has not been trained.
     """
     del stage
-    saved = load_params(run.directory)  # before any model is made: it is what is most often missing
+    saved = load_params(run.directory)  # before building a model, since it is most often missing
     check_adapters(adapters and not is_adapted(saved), run, "generator")
     parts = GeneratorParts.of(run, with_params=False)
     params = saved["adapters"] if adapters else parts.stage_params(run, run.stage)
@@ -137,7 +137,7 @@ def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: 
 
 
 def sketched(parts: GeneratorParts, task: AdaptableTask, batch: Any, frozen: Params) -> Sketch:
-    """`task`; with `lora` its adapters, and among what is frozen the weights that they sit on."""
+    """Sketches `task`; with `lora` its adapters, with their base weights among the frozen parameters."""
     if parts.settings.lora is None:
         return Sketch(task, batch, frozen)
     adapted = parts.with_lora(task)
@@ -145,7 +145,7 @@ def sketched(parts: GeneratorParts, task: AdaptableTask, batch: Any, frozen: Par
 
 
 def sketch_frozen_generator(parts: GeneratorParts, rows: int, length: int) -> Params:
-    """The generator that a stage after its own holds beside what it trains."""
+    """Returns the shapes of the frozen generator that a later stage keeps."""
     task = parts.generator_task(GeneratorTaskSettings())
     shapes = _initial_shapes(task, sketch_labelled(parts, rows, length))
     return {"generator": jax.eval_shape(parts.lowered, shapes)}

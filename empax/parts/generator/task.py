@@ -28,20 +28,20 @@ from empax.parts.generator.own_losses import own_loss
 from empax.parts.generator.settings import ContrastSettings, LossSettings, NeighbourSettings
 
 Reader: TypeAlias = EncoderDecoder | PromptedDecoder
-"""What answers one source."""
+"""Models of one source."""
 Fusion: TypeAlias = FusionInDecoder | FusionInPrompt
-"""What answers several passages at once."""
+"""Models of several passages at once."""
 Keys: TypeAlias = Sequence[jax.Array | None]
 Losses: TypeAlias = tuple[list[tuple[float, Mean]], Metrics]
-"""Parts of a loss with their factors, and what to log."""
+"""Parts of a loss with their factors, and metrics."""
 
 
 def emotion_loss(
     logits: Float[Array, "N C"], emotion: Int[Array, " N"], weights: Float[Array, " N"] | None = None
 ) -> tuple[Mean, Metrics]:
-    """Cross-entropy of the 32-way head where the emotion is known (-1 = unknown), and its accuracy.
+    """Returns the cross-entropy of the 32-way head where the emotion is known (-1 = unknown), and its accuracy.
 
-    Source: the head on the context encoding of CEM; REG prints its accuracy without saying how it is made.
+    Source: the head on CEM's context encoding; REG reports an accuracy without specifying the head.
     """
     known = emotion >= 0
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
@@ -51,32 +51,32 @@ def emotion_loss(
 
 
 def combine(parts: Sequence[tuple[float, Mean]], weights: Float[Array, " B"], valid: Bool[Array, " B"]) -> Mean:
-    """Sum of factor times loss over the weight of all valid rows.
+    """Returns the sum of factor times loss over the weight of all valid rows.
 
-    Every loss must have counted its rows with these weights: then the totals add up over micro-batches exactly.
+    Every loss must have used these weights of rows: then the totals add up exactly over micro-batches.
     """
     total = sum((factor * part.total for factor, part in parts), start=jnp.zeros(()))
     return Mean(total=total, weight=jnp.sum(jnp.where(valid, weights, 0.0)))
 
 
 def target_weights(batch: Any) -> Float[Array, " B"]:
-    """A row's weight in the loss of a generator: its target tokens, so that the likelihood is the mean over tokens."""
+    """Returns each row's loss weight: its number of target tokens, so that the likelihood is the mean over tokens."""
     return (batch.target_mask & batch.valid[:, None]).sum(axis=1).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class ResponseTask:
-    """Context in, response out: what all generators share. A subclass says what it reads, and what else it learns.
+    """Base of all generators of responses to contexts. Subclasses define further inputs and losses.
 
     Parameters are the model's under "model", with `contrast` its own under `projection`, and a subclass's.
 
     Attributes:
-      decoder: how it answers.
-      label_smoothing: of the likelihood that is learnt.
-      contrast: of the loss that ranks responses; None = there is none.
-      heads: emotion heads worth asking.
-      neighbours: what a corpus says beside the model, in answers and in `read` and `weigh`, never in training. Its
-        states are the parameters' "neighbours", `decoding.neighbours.States`, see `with_states`.
+      decoder: decodes the answers.
+      label_smoothing: label smoothing of the trained likelihood.
+      contrast: settings of the loss that ranks responses; None = no such loss.
+      heads: the trained emotion heads.
+      neighbours: mixing of a corpus into answers and into `read` and `weigh`, never in training. Its states are the
+        parameters' "neighbours", `decoding.neighbours.States`, see `with_states`.
     """
 
     model: Any
@@ -90,21 +90,21 @@ class ResponseTask:
 
     @property
     def splits_batches(self) -> bool:
-        """Not where the responses of a batch are each other's candidates."""
+        """False where the responses of a batch are each other's candidates."""
         return self.contrast is None
 
     @property
     def ranking(self) -> Contrast:
-        """What learns by `contrast`."""
+        """The loss of `contrast`."""
         assert self.contrast is not None
         return Contrast(self.contrast, self.model)
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
-        """The model's parameters; a subclass adds what else there is."""
+        """Draws the model's parameters; subclasses add their own."""
         return {"model": self.model.init(rng, batch.source, batch.source_mask, batch.target)["params"]}
 
     def encode(self, params: Params, batch: Any, rng: jax.Array | None) -> Read:
-        """Reads the source, unless the batch has the states of one; dropout where there is an `rng`."""
+        """Encodes the source, unless the batch has its states; an `rng` turns on dropout."""
         if getattr(batch, "states", None) is not None:
             return Read(batch.states, batch.states_mask)
         states = apply(self.model, params["model"], batch.source, batch.source_mask, method="encode", rng=rng)
@@ -116,10 +116,10 @@ class ResponseTask:
         return combine(parts, target_weights(batch), batch.valid), metrics
 
     def losses(self, params: Params, frozen: Params, batch: Any, read: Any, rngs: Keys) -> Losses:
-        """What is learnt, and what to log: the likelihood of the response, and the contrast.
+        """Returns the losses and metrics: the likelihood of the response, and the contrast.
 
-        A loss must weigh the rows by `target_weights`. `rngs` are for the decoder's dropout, and for what else draws;
-        None = nothing is drawn.
+        A loss must weight the rows by `target_weights`. `rngs` are for the decoder's dropout and for other sampling;
+        None = no randomness.
         """
         logits = self.logits(params, batch, read, rngs[0])
         nll, smoothed = self.likelihood(functools.partial(cross_entropy, logits), batch)
@@ -127,9 +127,9 @@ class ResponseTask:
         return [(1.0, smoothed), *parts], {"nll": nll, **metrics}
 
     def likelihood(self, entropy: Callable[..., Mean], batch: Any) -> tuple[Mean, Mean]:
-        """The negative log-likelihood per token (REG, Eq. 2 and 6), without and with smoothing; padding counts nothing.
+        """Returns the negative log-likelihood per token (REG, Eq. 2 and 6), without and with smoothing; masks padding.
 
-        `entropy` is a `cross_entropy` that has its logits.
+        `entropy` is a `cross_entropy` with its logits bound.
         """
         mask = batch.target_mask & batch.valid[:, None]
         nll = entropy(batch.target, mask)
@@ -138,18 +138,18 @@ class ResponseTask:
         return nll, entropy(batch.target, mask, label_smoothing=self.label_smoothing)
 
     def ranked(self, params: Params, batch: Any, read: Read, rngs: Keys) -> Losses:
-        """The contrast, where there is one."""
+        """Returns the contrast, if there is one."""
         if self.contrast is None:
             return [], {}
         found = self.contrasted(params, batch, read, rngs)
         return [self.ranking.part(found, target_weights(batch), batch.valid)], {"contrast": found}
 
     def contrasted(self, params: Params, batch: Any, read: Read, rngs: Keys) -> Mean:
-        """L_CL of the batch's responses, with the decoder's dropout once more: they differ by their words alone."""
+        """Returns L_CL of the batch's responses, with the decoder's dropout key: they differ in their words alone."""
         return self.ranking.loss(params["model"], params[self.projection], batch, read, rngs[0])
 
     def logits(self, params: Params, batch: Any, read: Read, rng: jax.Array | None) -> Float[Array, "B T V"]:
-        """Of the response, teacher-forced."""
+        """Returns the logits of the response, teacher-forced."""
         given = batch.target, read.states, read.mask
         return apply(self.model, params["model"], *given, method="decode", rng=rng, **read.beside)
 
@@ -162,7 +162,7 @@ class ResponseTask:
     def search(
         self, decoder: Decoder, params: Params, batch: Any, read: Read, rng: Randomness, **more: Any
     ) -> Generated:
-        """Answers of `decoder` to what has been read; `more` as `Decoder.from_states` takes it."""
+        """Decodes answers from what has been read; `more` are options of `Decoder.from_states`."""
         with self.with_neighbours(params, batch, read):
             return decoder.from_states(
                 self.model,
@@ -177,7 +177,7 @@ class ResponseTask:
             )
 
     def with_neighbours(self, params: Params, batch: Any, read: Read) -> contextlib.AbstractContextManager[None]:
-        """Within, every distribution over the next token is mixed with those of `neighbours`; without any, nothing."""
+        """Returns a context in which next-token distributions are mixed with those of `neighbours`, if any."""
 
         def exemplars() -> States:
             shown = shown_responses(batch)
@@ -191,32 +191,32 @@ class ResponseTask:
         return apply(self.model, params["model"], *given, method="decode_hidden", rng=None, **read.beside)
 
     def target_states(self, params: Params, batch: Any) -> Float[Array, "B T D"]:
-        """What the decoder has before each token of the responses."""
+        """Returns the decoder's state before each token of the responses."""
         return self._hidden(params, batch.target, self.encode(params, batch, None))
 
     def with_states(self, params: Params, states: States) -> Params:
-        """The parameters with what `neighbours.knn_weight` asks."""
+        """Returns the parameters with the states for `neighbours.knn_weight`."""
         return {**params, "neighbours": states}
 
     def read(self, params: Params, batch: Any) -> dict[str, Array]:
-        """`nll` and `labels` of each row."""
+        """Returns `nll` and `labels` of each row."""
         read = self.encode(params, batch, None)
         return {**self.nll(params, batch, read), **self.labels(params, batch, read)}
 
     def labels(self, params: Params, batch: Any, read: Any) -> dict[str, Array]:
-        """What else is found of each row, by name: its emotion by each head (index into EMOTIONS)."""
+        """Returns further results of each row, by name: its emotion by each head (index into EMOTIONS)."""
         return {}
 
     def nll(self, params: Params, batch: Any, read: Read) -> dict[str, Array]:
-        """Of each row the negative log-likelihood of its response, in nats, and `num_tokens`, its end included."""
+        """Returns each response's negative log-likelihood, in nats, and `num_tokens`, including the end token."""
         return _summed(self._log_probs(params, batch, read), batch)
 
     def weigh(self, params: Params, batch: Any) -> dict[str, Array]:
-        """`nll`, and where it comes from: the first token, the end of sequence, and all tokens between them.
+        """Splits `nll` into the shares of the first token, the end of sequence, and all tokens between them.
 
         Returns:
-          `nll` and `num_tokens` of each row, and `nll_first`, `nll_rest`, `nll_end`, whose sum is `nll`. Of a response
-          without a token the end alone counts.
+          `nll` and `num_tokens` of each row, and `nll_first`, `nll_rest`, `nll_end`, whose sum is `nll`. An empty
+          response has the end token alone.
         """
         log_probs = self._log_probs(params, batch, self.encode(params, batch, None))
         last = batch.target_mask.sum(axis=1, keepdims=True) - 1
@@ -228,7 +228,7 @@ class ResponseTask:
         }
 
     def _log_probs(self, params: Params, batch: Any, read: Read) -> Float[Array, "B T"]:
-        """Log-probability of each token of the responses, end of sequence included; 0 behind it."""
+        """Returns log-probabilities of the responses' tokens, including the end of sequence; 0 after it."""
         with self.with_neighbours(params, batch, read):
             logits = self.logits(params, batch, read, None)
         return jnp.where(batch.target_mask, token_log_probs(logits, batch.target), 0.0)
@@ -236,11 +236,11 @@ class ResponseTask:
 
 @dataclasses.dataclass(frozen=True)
 class Generator(ResponseTask):
-    """With a head for emotions: REG's G1 (Eq. 2), and G2 (Eq. 6) where the model reads several passages.
+    """A generator with an emotion head: REG's G1 (Eq. 2), or G2 (Eq. 6) if the model reads several passages.
 
     Attributes:
-      heads: empty where the one that there is has never been trained.
-      own_losses: of users, which need all logits at once.
+      heads: empty if the head has never been trained.
+      own_losses: users' losses, which need all logits at once.
     """
 
     model: Reader | Fusion
@@ -255,13 +255,13 @@ class Generator(ResponseTask):
         return self.drawn(jax.random.split(rng, 3), batch)
 
     def drawn(self, rngs: jax.Array | Sequence[jax.Array], batch: Any) -> Params:
-        """Parameters, by the keys of model, head and contrast."""
+        """Draws parameters with the keys of model, head and contrast."""
         encoding = jnp.zeros((1, self.model.config.d_model))
         made = {**super().init(rngs[0], batch), "emotion": self.head.init(rngs[1], encoding)["params"]}
         return made if self.contrast is None else {**made, self.projection: self.ranking.init(rngs[2])}
 
     def losses(self, params: Params, frozen: Params, batch: Any, read: Read, rngs: Keys) -> Losses:
-        """Likelihood, and the emotion head over the encoding; contrast, and losses of users."""
+        """Returns the likelihood, the loss of the emotion head on the encoding, the contrast, and users' losses."""
         logits: Any = None
         if self.logits_at_once:
             given = batch.target, read.states, read.mask
@@ -283,7 +283,7 @@ class Generator(ResponseTask):
         return parts, metrics
 
     def emotions(self, params: Params, batch: Any, read: Read, rng: jax.Array | None) -> Float[Array, "B E"]:
-        """Logits of the head."""
+        """Returns the logits of the emotion head."""
         pooled = masked_mean(pooled_states(read.states), context_mask(self.model, batch, read.mask))
         return apply(self.head, params["emotion"], pooled, rng=rng)
 
@@ -292,9 +292,9 @@ class Generator(ResponseTask):
 
 
 def context_mask(model: Reader | Fusion, batch: Any, mask: Bool[Array, "B R"]) -> Bool[Array, "B R"]:
-    """Of the states that `mask` marks, what a head reads: those of the context's own passage, or all without one.
+    """Returns the mask of a head's inputs: states of the context's own passage, or all of `mask` without one.
 
-    `batch` says which passage that is (`data.exemplars.LabelledBatch.lead`).
+    `batch` has the number of such passages (`data.exemplars.LabelledBatch.lead`).
     """
     if getattr(batch, "context_states", None) is not None:
         return batch.context_states
@@ -309,6 +309,6 @@ def _summed(log_probs: Float[Array, "B T"], batch: Any) -> dict[str, Array]:
 
 
 def shown_responses(batch: Any) -> tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None:
-    """The exemplars' responses with their mask, in a batch that carries them; else None."""
+    """Returns the exemplars' responses with their mask, if the batch has them; else None."""
     response = getattr(batch, "response", None)
     return None if response is None else (response, batch.response_mask)

@@ -1,4 +1,4 @@
-"""The models inside checkpoints, one by one, for whoever writes them elsewhere."""
+"""The single models of checkpoints, for export."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from empax.parts.generator.parts import GeneratorParts
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """One model with what it takes to use it.
+    """A trained model with everything needed to use it.
 
     Attributes:
-      stage, what: where it comes from.
+      stage, what: its stage and kind.
       model: a generator or a DualEncoder.
-      params: of `model`, as numpy arrays; where `adapters` is set, no more than the adapters.
-      decoding: of a generator, how the run decodes.
-      base: the pretrained model that training began with; empty = none.
-      passages: of a generator, K where it reads exemplars, else 0.
-      exemplars: how it reads them, see `data.sources.ExemplarLayout`.
-      max_tokens: of a retriever, the most tokens that it reads of a text.
-      lora: what adapters the stage has trained; None = the weights themselves.
-      adapters: whether they are what `params` are; else they are merged into the weights.
+      params: parameters of `model`, as numpy arrays; if `adapters` is set, the adapters alone.
+      decoding: the run's decoding of a generator.
+      base: the pretrained model that training started from; empty = none.
+      passages: K of a generator that reads exemplars, else 0.
+      exemplars: layout of these exemplars, see `data.sources.ExemplarLayout`.
+      max_tokens: maximum tokens of a text for a retriever.
+      lora: settings of the adapters that the stage trained; None = it trained the weights.
+      adapters: whether `params` are the adapters; else they are merged into the weights.
     """
 
     stage: str
@@ -50,7 +50,7 @@ class Trained:
 
 
 def check_adapters(lacking: bool, run: RunContext, what: str) -> None:
-    """Raises ConfigError if the stage that `run` is at is `lacking` adapters that are wanted."""
+    """Raises ConfigError if the current stage of `run` is `lacking` the requested adapters."""
     if lacking:
         raise ConfigError(
             f"the {what} of stage {run.stage!r} has no adapters, it was trained whole: export it with --lora=merged "
@@ -61,7 +61,7 @@ def check_adapters(lacking: bool, run: RunContext, what: str) -> None:
 def generator_to_export(
     parts: GeneratorParts, stage: str, params: Params, *, passages: int, adapters: bool = False
 ) -> Trained:
-    """A stage's generator, reading `passages` at once; `params` are its adapters alone where `adapters` is set."""
+    """Returns a stage's generator, which reads `passages` at once; `params` are adapters alone if `adapters` is set."""
     settings = parts.settings
     return Trained(
         stage,

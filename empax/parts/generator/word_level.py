@@ -1,4 +1,4 @@
-"""The word-level Transformer of MoEL's lineage, as settings."""
+"""Settings of the word-level Transformer of MoEL's lineage."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from empax.models.transformer_config import TransformerConfig
 
 @dataclasses.dataclass(frozen=True)
 class WordLevelSettings:
-    """Encoder and decoder; the defaults are the lineage's sizes.
+    """Sizes of encoder and decoder; the defaults are the lineage's.
 
     Attributes:
-      vectors: of words, to start from: see `data.word_vectors.load_vectors`; empty = random.
-      kernel: positions that a convolution of the feed-forward reads.
+      vectors: initial word vectors, see `data.word_vectors.load_vectors`; empty = random.
+      kernel: kernel size of the feed-forward layer's convolutions.
     """
 
     vectors: str = ""
@@ -37,7 +37,7 @@ class WordLevelSettings:
         check_numbers(self, "dropout", least=0, below=1)
 
     def config(self, vocab_size: int, start_id: int, *, tie_embeddings: bool = True) -> TransformerConfig:
-        """Of the encoder and the decoder; `tie_embeddings`: the output is the embedding table."""
+        """Builds the config of encoder and decoder; `tie_embeddings`: the output layer is the embedding table."""
         names = (field.name for field in dataclasses.fields(WordLevelSettings))
         sizes: dict[str, Any] = {name: getattr(self, name) for name in names if name not in ("vectors", "kernel")}
         more = {"feed_forward_kernel": self.kernel, "tie_embeddings": tie_embeddings, "start_id": start_id}

@@ -1,1 +1,1 @@
-"""Commonsense facts beside a context: where they come from (`sources`), and what models write (`generated`)."""
+"""Commonsense facts about a context: their sources (`sources`), and models that write them (`generated`)."""

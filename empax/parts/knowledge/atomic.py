@@ -1,7 +1,7 @@
-"""ATOMIC (Sap et al. 2019): everyday events with what people feel, want and do because of them.
+"""ATOMIC (Sap et al. 2019): everyday events with people's feelings, wants and actions because of them.
 
-The files are those of the authors, `v4_atomic_{trn,dev,tst}.csv` or gzipped; each row has an event, one column with a
-JSON list for each of nine relations, and more that is not read.
+The files are the authors' `v4_atomic_{trn,dev,tst}.csv`, or gzipped; each row has an event, a column with a JSON list
+for each of nine relations, and further columns that are not read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RELATIONS: tuple[str, ...] = (
 )  # fmt: skip
 
 FOLDER = "knowledge"
-"""Where the files lie inside a data folder."""
+"""Folder of the files inside a data folder."""
 
 Events = Mapping[str, Sequence[Fact]]
 """Facts by event."""
@@ -38,10 +38,10 @@ _PEOPLE = (
 
 
 def find_files(folder: str | Path, splits: Sequence[str] = ("trn", "dev", "tst")) -> list[Path]:
-    """The files of those splits that there are, in `folder` or in `knowledge/` inside it.
+    """Returns the existing files of the splits, in `folder` or in `knowledge/` inside it.
 
     Raises:
-      DataError: there is none.
+      DataError: there is no file.
     """
     root = expand(folder)
     for place in (root, root / FOLDER):
@@ -54,10 +54,10 @@ def find_files(folder: str | Path, splits: Sequence[str] = ("trn", "dev", "tst")
 
 
 def read_events(paths: Sequence[Path]) -> dict[str, list[Fact]]:
-    """The facts of each event, in the order of the files; events without any tail are left out.
+    """Reads the facts of each event, in the order of the files; events without tails are skipped.
 
     Raises:
-      DataError: a file is not ATOMIC's; says which line.
+      DataError: a file is not ATOMIC's; names the line.
     """
     found: dict[str, list[Fact]] = {}
     for path in paths:
@@ -101,19 +101,19 @@ def _event(row: Mapping[str, str], where: str) -> tuple[str, list[Fact]]:
 
 
 def spoken(event: str) -> str:
-    """An event as the one whom it happened to would tell it: "PersonX loses PersonX's dog" → "I loses my dog"."""
+    """Rewrites an event in the first person: "PersonX loses PersonX's dog" → "I loses my dog"."""
     for pattern, word in _PEOPLE:
         event = pattern.sub(word, event)
     return event.replace("___", "something")
 
 
 def prompt(text: str, relation: str) -> str:
-    """What COMET is asked: the text, the relation, and a mark that an answer follows. Source: COMET-ATOMIC 2020."""
+    """Returns COMET's prompt: the text, the relation, and a mark for the answer. Source: COMET-ATOMIC 2020."""
     return f"{text} {relation} [GEN]"
 
 
 def pairs(events: Events, *, first: bool = False) -> list[dict[str, str]]:
-    """Prompts with their tails: what a COMET learns from; of each prompt all tails, or the `first`."""
+    """Returns the training data of a COMET, prompts with their tails; all tails of a prompt, or the `first`."""
     return [
         {"source": prompt(fact.head, fact.relation), "target": fact.tail}
         for facts in events.values()
@@ -126,12 +126,12 @@ def write_pairs(folder: str | Path, output: str | Path, *, validation_share: flo
     """Writes `train.jsonl`, `validation.jsonl` and `test.jsonl` for a COMET; no event is in two of them.
 
     Args:
-      folder: of ATOMIC. Its training and dev events are for training, its test events for the test.
-      output: a folder.
-      validation_share: of the events for training, in (0, 1): every so many-th is for validation.
+      folder: folder of ATOMIC. Its training and dev events are for training, its test events for the test.
+      output: output folder.
+      validation_share: share of the training events kept for validation, at regular intervals; in (0, 1).
 
     Returns:
-      How many pairs each file has.
+      The number of pairs of each file.
     """
     known, held_out = (read_events(find_files(folder, splits)) for splits in (("trn", "dev"), ("tst",)))
     every = round(1 / validation_share)
@@ -141,7 +141,7 @@ def write_pairs(folder: str | Path, output: str | Path, *, validation_share: flo
     splits["test"] = {event: facts for event, facts in held_out.items() if event not in known}
     counts = {}
     for split, events in splits.items():
-        rows = pairs(events, first=split == "test")  # each prompt is answered once
+        rows = pairs(events, first=split == "test")  # each test prompt is answered once
         write_jsonl(expand(output) / f"{split}.jsonl", rows)
         counts[split] = len(rows)
     return counts

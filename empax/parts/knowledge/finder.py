@@ -1,4 +1,4 @@
-"""The sources of a stage of kind "knowledge", for the stage and for whoever answers a new context."""
+"""The sources of a stage of kind "knowledge", for the stage and for answering new contexts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from empax.parts.knowledge.sources import FactSource, check_source, kept_facts, 
 
 @dataclasses.dataclass(frozen=True)
 class Finder:
-    """Instances to facts.
+    """Finds the facts of instances.
 
     Attributes:
-      sources: each with whether it is asked about people.
+      sources: the sources, each with whether it is queried about people.
       shuffled: whether instances of a split exchange their facts.
     """
 
@@ -28,21 +28,21 @@ class Finder:
 
     @classmethod
     def of(cls, settings: KnowledgeSettings, run: RunContext) -> Finder:
-        """Loads what `settings` name."""
+        """Loads the sources that `settings` name."""
         found = tuple((social, load_source(source, run, social=social)) for social, source in _named(settings))
         return cls(found, settings.shuffled)
 
     @property
     def name(self) -> str:
-        """Who makes the facts."""
+        """The names of the sources."""
         names = "; ".join(dict.fromkeys(source.name for _, source in self.sources))
         return f"{names}; exchanged between instances" if self.shuffled else names
 
     def __call__(self, instances: Sequence[Instance], split: str) -> tuple[list[list[Fact]], int]:
-        """The facts of each instance, and how many could not be read; `split` is empty outside of the corpus."""
+        """Returns the facts of each instance, and how many could not be parsed; `split` is empty outside the corpus."""
         columns, dropped = [], 0
         for social, source in self.sources:
-            # What somebody says in a chat is kept nowhere.
+            # Facts about a chat are not stored.
             found = kept_facts(source, instances, split) if split else source.find(instances, split)
             rows, lost = [facts for facts, _ in found], sum(more for _, more in found)
             columns.append([[fact for fact in facts if fact.social == social] for facts in rows])
@@ -52,7 +52,7 @@ class Finder:
 
 
 def check_finder(settings: KnowledgeSettings, run: RunContext) -> None:
-    """See `sources.check_source`."""
+    """Checks all sources; see `sources.check_source`."""
     for social, source in _named(settings):
         check_source(source, run, social=social)
 
@@ -63,7 +63,7 @@ def _named(settings: KnowledgeSettings) -> list[tuple[bool, SourceSettings]]:
 
 
 def with_facts(finder: Finder | None, instances: Sequence[Instance]) -> list[Instance]:
-    """The instances; one that no stage has seen (in chat) gets facts that are found now."""
+    """Returns the instances; new ones (in chat) get facts that are found now."""
     new = [i for i in instances if "facts" not in i.notes]
     if not new or finder is None:
         return list(instances)
@@ -75,22 +75,22 @@ def with_facts(finder: Finder | None, instances: Sequence[Instance]) -> list[Ins
 
 
 def find_finder(run: RunContext) -> Finder | None:
-    """What finds facts about new contexts as the run's stages of kind "knowledge" did; None where there is none."""
+    """Returns a finder of facts about new contexts, as in the run's "knowledge" stage; None if there is none."""
     stages = _stages(run)
     if not stages:
         return None
     settings = run.settings(stages[0].name, KnowledgeSettings)
-    # A single context has nobody to exchange facts with.
+    # A single context has no other to exchange facts with.
     return Finder.of(dataclasses.replace(settings, shuffled=False), run.at(stages[0].name))
 
 
 def check_knowledge(run: RunContext, **needed: str) -> None:
-    """Whether facts are found before this stage, which reads them.
+    """Checks that an earlier stage finds the facts that this stage reads.
 
-    `needed` are "social" and "entity", where facts about people and about things are read, and what else can be set.
+    `needed` maps "social" (facts about people) and "entity" (about things), if read, to the setting that avoids them.
 
     Raises:
-      ConfigError: no stage finds facts, or none of a kind that is needed.
+      ConfigError: no earlier stage finds facts, or none of a kind that is needed.
     """
     stages = _stages(run)
     if needed and not stages:
@@ -108,5 +108,5 @@ def check_knowledge(run: RunContext, **needed: str) -> None:
 
 
 def _stages(run: RunContext) -> list[Stage]:
-    """Those of kind "knowledge" before this one."""
+    """Returns the stages of kind "knowledge" before this one."""
     return [stage for stage in map(run.named, run.before()) if stage.kind == "knowledge"]

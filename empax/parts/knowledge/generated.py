@@ -1,4 +1,4 @@
-"""Facts that models write: a COMET, or a language model that is shown how."""
+"""Facts that models write: a COMET, or a language model with a few-shot prompt."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BUCKETS = (16, 32, 64, 128, 256)
 
 @dataclasses.dataclass(frozen=True)
 class Writer:
-    """A model that continues texts: prompts in, texts out, the likeliest first."""
+    """A model that generates texts from prompts, the likeliest first."""
 
     model: Reader
     params: Params
@@ -49,7 +49,7 @@ class Writer:
 
     @functools.cached_property
     def hash(self) -> str:
-        """Of everything that changes a text."""
+        """A hash of everything that changes a text."""
         read = repr(self.model), self.tokenizer.hash, dataclasses.asdict(self.decoder)
         return hash_json([hash_tree(self.params), *read])
 
@@ -60,7 +60,7 @@ class Writer:
     def __call__(
         self, sources: Sequence[Sequence[int]], *, progress: str | None = None
     ) -> list[list[tuple[str, float]]]:
-        """For each source, texts with their log-probabilities; the last ids count of a source that is too long."""
+        """Returns texts with their log-probabilities for each source; a source that is too long keeps its last ids."""
         nothing = [[self.tokenizer.eos_id]] * len(sources)
         examples = SequenceExamples(sources, nothing, pad_id=self.tokenizer.pad_id, max_target_tokens=1)
         found: list[list[tuple[str, float]]] = [[] for _ in sources]
@@ -76,10 +76,10 @@ class Writer:
 
 
 def load_writer(settings: SourceSettings, decoding: DecodeSettings, *, prefix: str = "") -> Writer:
-    """The model of `settings`; a decoder-only one reads `prefix` before every text.
+    """Loads the model of `settings`; a decoder-only one reads `prefix` before every text.
 
     Raises:
-      ConfigError: there is no such model.
+      ConfigError: the model does not exist.
     """
     tokenizer = load_tokenizer(resolve(settings.path))
     generator = GeneratorSettings("pretrained", settings.path, dropout=0.0)
@@ -95,10 +95,10 @@ def load_writer(settings: SourceSettings, decoding: DecodeSettings, *, prefix: s
 
 @dataclasses.dataclass(frozen=True)
 class Comet:
-    """A sequence-to-sequence model that was trained on ATOMIC, asked as its authors ask it.
+    """A sequence-to-sequence model trained on ATOMIC, prompted as by its authors.
 
-    Of people: the last turn and the relation. Of things: the context, "in this case" and the thing (NEC, Eq. 2 and 5).
-    Source: Hwang et al. 2021; NEC's code for the beams.
+    About people: the last turn and the relation. About things: the context, "in this case" and the thing (NEC, Eq. 2
+    and 5). Source: Hwang et al. 2021; NEC's code for the beams.
     """
 
     writer: Writer
@@ -109,10 +109,10 @@ class Comet:
 
     @classmethod
     def of(cls, settings: SourceSettings, relations: tuple[str, ...]) -> Comet:
-        """The model that `settings` name, for `relations`.
+        """Loads the model that `settings` name, for `relations`.
 
         Raises:
-          ConfigError: it is no encoder-decoder.
+          ConfigError: it is not an encoder-decoder.
         """
         things = any(relation not in SOCIAL_RELATIONS for relation in relations)
         decoding = DecodeSettings("beam", 24, num_beams=settings.tails)
@@ -130,7 +130,7 @@ class Comet:
         return hash_json(["comet", self.writer.hash, self.relations, self.tails, things])
 
     def find(self, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
-        """Facts of each instance; a prompt that several share is asked once."""
+        """Returns the facts of each instance; a shared prompt is run once."""
         asked = [self._questions(instance) for instance in instances]
         prompts = list(dict.fromkeys(text for questions in asked for _, _, text in questions))
         form = PlainForm(self.writer.tokenizer, LayoutSettings())
@@ -145,7 +145,7 @@ class Comet:
         return found
 
     def _questions(self, instance: Instance) -> list[tuple[str, str, str]]:
-        """Head, relation and prompt of everything that is asked."""
+        """Returns head, relation and prompt of every question."""
         last, whole = instance.context[-1], " ".join(instance.context)
         people = [(last, r, prompt(last, r)) for r in self.relations if r in SOCIAL_RELATIONS]
         if self.wordnet is None:
@@ -169,14 +169,14 @@ _SHOWN = (
     ("My boss shouted at me in front of everybody.",
      ("humiliated", "to go to work", "to do the job well", "turns red", "to quit")),
 )  # fmt: skip
-"""What a language model is shown, written by hand."""
+"""Hand-written examples in the prompt of a language model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompted:
-    """A language model that is shown three examples and asked for a line about each relation; parsed strictly.
+    """A language model with three examples in its prompt that writes a line about each relation; parsed strictly.
 
-    Departure: NEC asks COMET. A model of this size writes what it was shown, and much of it is vague.
+    Departure: NEC uses COMET. A model of this size copies its examples, and much of its output is vague.
     """
 
     writer: Writer
@@ -184,10 +184,10 @@ class Prompted:
 
     @classmethod
     def of(cls, settings: SourceSettings) -> Prompted:
-        """The model that `settings` name.
+        """Loads the model that `settings` name.
 
         Raises:
-          ConfigError: it is no decoder-only model.
+          ConfigError: it is not a decoder-only model.
         """
         shown = "".join(f"{question(text)} {tails[0]}\n{_rest(tails)}\n\n" for text, tails in _SHOWN)
         writer = load_writer(settings, DecodeSettings("greedy", 48), prefix=shown)
@@ -202,7 +202,7 @@ class Prompted:
         return hash_json(["llm", self.writer.hash, _SHOWN])
 
     def find(self, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
-        """Facts of each instance, and how many lines could not be read."""
+        """Returns the facts of each instance, and how many lines could not be parsed."""
         texts = list(dict.fromkeys(instance.context[-1] for instance in instances))
         ids = self.writer.tokenizer.encode_batch([question(text) for text in texts])
         written = self.writer(ids, progress=f"facts: {split}" if len(texts) > 1 else None)
@@ -211,7 +211,7 @@ class Prompted:
 
 
 def question(text: str) -> str:
-    """What stands before an answer: the text on one line, and the name of the first line."""
+    """Returns the prompt of an answer: the text on one line, and the name of the first line."""
     return f"{' '.join(text.split())}\n{_LINES['xReact']}:"
 
 
@@ -221,9 +221,9 @@ def _rest(tails: Sequence[str]) -> str:
 
 
 def parse(head: str, written: str) -> tuple[list[Fact], int]:
-    """The facts of an answer, and how many of its five lines are not as they must be.
+    """Parses the facts of an answer, and counts how many of its five lines are malformed.
 
-    A line must stand in its place under its name and have 1 to 12 words. What comes behind a blank line is no answer.
+    A line must be in its place, under its name, and have 1 to 12 words. Text after a blank line is ignored.
     """
     lines = f"{_LINES['xReact']}:{written}".split("\n\n")[0].split("\n")
     facts = []

@@ -30,7 +30,7 @@ from empax.parts.knowledge.vectors import TextEncoder
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """An event and a relation, with what people said."""
+    """An event and a relation, with people's tails."""
 
     event: str
     relation: str
@@ -38,7 +38,7 @@ class Question:
 
 
 def questions(events: atomic.Events) -> list[Question]:
-    """All questions about `events` that people answered."""
+    """Returns all questions about `events` that people answered."""
     found: dict[tuple[str, str], list[str]] = {}
     for facts in events.values():
         for fact in facts:
@@ -47,7 +47,7 @@ def questions(events: atomic.Events) -> list[Question]:
 
 
 def scores(asked: Sequence[Question], answers: Sequence[str]) -> dict[str, float]:
-    """BLEU-2 (NLTK's, method 1) and exact match of the answers in percent; no answer is an empty text."""
+    """Returns BLEU-2 (NLTK's, method 1) and exact match of the answers in percent; an empty text is no answer."""
     said = [answer.strip().lower() for answer in answers]
     known = [[tail.lower() for tail in question.tails] for question in asked]
     references = [[tail.split() for tail in tails] for tails in known]
@@ -58,7 +58,7 @@ def scores(asked: Sequence[Question], answers: Sequence[str]) -> dict[str, float
 
 
 def ask_comet(model: str, asked: Sequence[Question]) -> list[str]:
-    """The likeliest of five beams."""
+    """Returns the likeliest of five beams for each question."""
     writer = load_writer(SourceSettings("comet", model), DecodeSettings("beam", 24, num_beams=5))
     form = PlainForm(writer.tokenizer, LayoutSettings())
     prompts = form.encode([atomic.prompt(q.event, q.relation) for q in asked], max_tokens=256)
@@ -66,7 +66,7 @@ def ask_comet(model: str, asked: Sequence[Question]) -> list[str]:
 
 
 def ask_nearest(known: Mapping[str, Sequence[Fact]], encoder: TextEncoder, asked: Sequence[Question]) -> list[str]:
-    """Of the nearest event the first tail of the relation that is asked for; empty if it has none."""
+    """Returns the nearest event's first tail of each question's relation; empty if it has none."""
     source = NearestEvent(known, encoder, tails=1)
     names = list(known)
     places = source.nearest([atomic.spoken(question.event) for question in asked])

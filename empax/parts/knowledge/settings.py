@@ -1,4 +1,4 @@
-"""Where facts come from."""
+"""Settings of the sources of facts."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class SourceSettings:
     """One source of facts.
 
     Attributes:
-      source: "file" (JSON lines as of `data.knowledge`), "sample" (those of the built-in corpus), "atomic" (what people
-        said of the event of ATOMIC that is nearest to the last turn), "wordnet" (of the things in a context), "comet"
-        (a model that was trained on ATOMIC) or "llm" (a prompted language model).
-      path: of "file" a file, with "{split}" where there is one for each split; of "atomic" the folder of its files
-        (empty = `config.data.dir`); of "wordnet" the folder of its database; of "comet" and "llm" the folder or the
+      source: "file" (JSON lines as in `data.knowledge`), "sample" (those of the built-in corpus), "atomic" (people's
+        annotations of the ATOMIC event that is nearest to the last turn), "wordnet" (facts about the things in a
+        context), "comet" (a model trained on ATOMIC) or "llm" (a prompted language model).
+      path: for "file" a file, with "{split}" if there is one for each split; for "atomic" the folder of its files
+        (empty = `config.data.dir`); for "wordnet" the folder of its database; for "comet" and "llm" the folder or the
         name of a model.
-      tails: of "atomic", "wordnet" and "comet": the most tails of a relation that are kept; of "comet" also its beams.
-      clauses: of "atomic", "comet" and "llm": whether each sentence of a last turn is asked of, too (CASE).
-      entities: of "comet", asked of entities: the folder of WordNet, which says what the entities of a context are.
-      encoder: of "atomic": what compares turns and events.
-      batch_size: of "comet" and "llm".
+      tails: for "atomic", "wordnet" and "comet": maximum tails of a relation; for "comet" also its number of beams.
+      clauses: for "atomic", "comet" and "llm": whether to query each sentence of the last turn too (CASE).
+      entities: for "comet" queried about entities: the folder of WordNet, which finds the entities of a context.
+      encoder: for "atomic": encoder that compares turns and events.
+      batch_size: batch size of "comet" and "llm".
     """
 
     source: Maker = "atomic"
@@ -54,8 +54,8 @@ class KnowledgeSettings:
     """Settings of stages of kind "knowledge".
 
     Attributes:
-      social: where facts about people come from; None = there are none.
-      entity: where facts about things come from; None = there are none.
+      social: source of facts about people; None = no such facts.
+      entity: source of facts about things; None = no such facts.
       shuffled: whether instances exchange their facts: a control, named in reports.
     """
 

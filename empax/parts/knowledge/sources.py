@@ -1,4 +1,4 @@
-"""Instances in, facts out: whatever `SourceSettings` name."""
+"""The sources of facts about instances, by `SourceSettings`."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ _CHUNK = 4096  # turns compared with all events at once
 class FactSource(Protocol):
     @property
     def name(self) -> str:
-        """Who makes the facts, as reports say it."""
+        """The name of the source in reports."""
         ...
 
     @property
     def hash(self) -> str:
-        """Of everything that changes a fact."""
+        """A hash of everything that changes a fact."""
         ...
 
     def find(self, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
-        """For each instance its facts, and how much could not be read; `split` is empty outside of a corpus."""
+        """Returns each instance's facts, and how many could not be parsed; `split` is empty outside a corpus."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Facts that somebody has stored; outside of the corpus there are none."""
+    """Facts from files; outside the corpus there are none."""
 
     settings: SourceSettings
 
@@ -65,7 +65,7 @@ class Files:
         return hash_json([self.settings.source, [hash_file(path) for path in paths if path.is_file()]])
 
     def path(self, split: str) -> Path:
-        """The file of a split."""
+        """Returns the file of a split."""
         return expand(self.settings.path.replace("{split}", split))
 
     def find(self, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
@@ -77,7 +77,7 @@ class Files:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What was written by hand for some instances of the built-in corpus."""
+    """Hand-written facts for some instances of the built-in corpus."""
 
     name: str = "the built-in sample, written by hand"
 
@@ -92,9 +92,9 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class NearestEvent:
-    """What people said of the event of ATOMIC whose text is nearest to the last turn; ours, in place of COMET.
+    """People's annotations of the ATOMIC event whose text is nearest to the last turn; ours, in place of COMET.
 
-    Of the relations that NEC and CEM ask of.
+    Only the relations of NEC and CEM are kept.
     """
 
     events: Mapping[str, Sequence[Fact]]
@@ -121,7 +121,7 @@ class NearestEvent:
         return found
 
     def nearest(self, texts: Sequence[str], *, progress: str | None = None) -> list[tuple[int, float]]:
-        """For each text the place of its nearest event, and the cosine."""
+        """Returns the index of each text's nearest event, and the cosine."""
         queries = self.encoder(texts, progress=progress)
         found: list[tuple[int, float]] = []
         for start in range(0, len(queries), _CHUNK):
@@ -133,7 +133,7 @@ class NearestEvent:
 
 @dataclasses.dataclass(frozen=True)
 class Things:
-    """What WordNet knows of the things in a context."""
+    """Facts from WordNet about the things in a context."""
 
     wordnet: WordNet
     tails: int
@@ -153,7 +153,7 @@ class Things:
 
 @dataclasses.dataclass(frozen=True)
 class OfClauses:
-    """A source that is asked of each sentence of the last turn, too: the head of the facts that it gets."""
+    """A source that is also queried about each sentence of the last turn, which is the head of the facts found."""
 
     source: FactSource
 
@@ -178,10 +178,10 @@ class OfClauses:
 
 
 def load_source(settings: SourceSettings, run: RunContext, *, social: bool) -> FactSource:
-    """The source that `settings` name, asked of people (`social`) or of things.
+    """Loads the source that `settings` name, for facts about people (`social`) or things.
 
     Raises:
-      ConfigError, DataError: as of `check_source`.
+      ConfigError, DataError: see `check_source`.
     """
     check_source(settings, run, social=social)
     found: FactSource
@@ -204,10 +204,10 @@ def load_source(settings: SourceSettings, run: RunContext, *, social: bool) -> F
 
 
 def check_source(settings: SourceSettings, run: RunContext, *, social: bool) -> None:
-    """Whether the files of a source are there, and whether it knows what it is asked; reads no weights.
+    """Checks that the files of a source exist and that it has the facts queried, without loading weights.
 
     Raises:
-      ConfigError: it does not, or a model is missing.
+      ConfigError: the source lacks such facts or settings, or a model is missing.
       DataError: a file is missing or broken.
     """
     name = settings.source
@@ -253,7 +253,7 @@ def _atomic_folder(settings: SourceSettings, run: RunContext) -> str:
 
 
 def kept_facts(source: FactSource, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
-    """What `source.find` gives; kept across runs under a hash of texts and maker."""
+    """Returns the facts of `source.find`, cached across runs by a hash of texts and source."""
 
     def make() -> list[dict[str, object]]:
         found = source.find(instances, split)

@@ -1,4 +1,4 @@
-"""Texts to unit vectors, kept across runs: what compares turns with events and facts."""
+"""Embeds texts as unit vectors, cached across runs, to compare turns with events and facts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_TOKENS = 128
 
 @dataclasses.dataclass(frozen=True)
 class TextEncoder:
-    """An encoder of short texts; the end of a longer one counts."""
+    """An encoder of short texts; longer ones keep their end."""
 
     model: DualEncoder
     params: Params
@@ -38,7 +38,7 @@ class TextEncoder:
 
     @classmethod
     def of(cls, settings: EncoderSettings, tokenizer: Tokenizer | None, seed: int) -> TextEncoder:
-        """The encoder of `settings`; a random one reads with `tokenizer`, and is drawn with `seed`."""
+        """Loads the encoder of `settings`; a random one uses `tokenizer`, and is drawn with `seed`."""
         loaded = load_encoder(settings, tokenizer)
         params = loaded.params
         if params is None:
@@ -48,12 +48,12 @@ class TextEncoder:
 
     @functools.cached_property
     def hash(self) -> str:
-        """Of everything that changes a vector."""
+        """A hash of everything that changes a vector."""
         read = self.tokenizer.hash if isinstance(self.tokenizer, SubwordTokenizer) else ""
         return hash_json([hash_tree(self.params), repr(self.model), read, _MAX_TOKENS])
 
     def __call__(self, texts: Sequence[str], *, progress: str | None = None) -> Float[np.ndarray, "N D"]:
-        """A unit vector for each text; equal ones are read once."""
+        """Returns a unit vector for each text; equal texts are encoded once."""
         unique = list(dict.fromkeys(texts))
         ids = features.encode_for_bert(self.tokenizer, unique, _MAX_TOKENS)
 
@@ -66,9 +66,9 @@ class TextEncoder:
         return vectors[[places[text] for text in texts]]
 
     def few(self, texts: Sequence[str], *, lengths: Sequence[int], rows: int = 1) -> Float[np.ndarray, "N D"]:
-        """The same for a few texts: batches of `rows`, each text padded to the shortest of `lengths` that holds it.
+        """Embeds a few texts in batches of `rows`, each padded to the shortest of `lengths` that fits it.
 
-        Each length is a program, soon compiled. The end of a text longer than all of them counts.
+        Each length compiles one small program. A text longer than all of them keeps its end.
         """
         ids = features.encode_for_bert(self.tokenizer, texts, max(lengths))
         vectors = np.empty((len(ids), self.model.width), np.float32)

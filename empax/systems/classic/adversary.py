@@ -1,4 +1,4 @@
-"""Critics of responses in view of the turn that follows, which teach the generator by its soft responses."""
+"""Critics that score responses given the next turn, and train the generator through its soft responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from empax.models.heads import masked_mean
 from empax.systems.classic.readers import ClassicBatch, Linear, Read
 
 LOSSES = ("adversary", "critics")
-"""Of the generator against its critics, and of these."""
+"""The generator's loss against its critics, and the loss of the critics."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +25,10 @@ class AdversarySettings:
     """Settings of the critics.
 
     Attributes:
-      width: of their hidden layers.
-      penalty: of a gradient whose norm is not 1.
-      published: as in the released code: what the critics say of the generator's responses is a number in its loss,
-        through which no gradient flows.
+      width: width of their hidden layers.
+      penalty: weight of the penalty on gradients of the critics whose norm is not 1.
+      published: follows the released code: the critics' scores enter the generator's loss, but no gradient flows
+        through them.
     """
 
     width: int = 128
@@ -41,7 +41,7 @@ class AdversarySettings:
 
 
 class Critic(nn.Module):
-    """A number for each response, higher for gold ones: of its words, of its context, and of the turn that follows."""
+    """Scores a response, higher for gold ones, given its context and the next turn."""
 
     width: int
 
@@ -64,7 +64,7 @@ def gradient_penalty(
     fake: Float[Array, "B T D"],
     shares: Float[Array, " B"],
 ) -> Float[Array, " B"]:
-    r"""How far the critic's gradient between a real and a fake response is from norm 1.
+    r"""Returns the gradient penalty of a critic between real and fake responses.
 
     .. math:: (\lVert \nabla_x f(x) \rVert_2 - 1)^2, \quad x = u\,r + (1 - u)\,s
 
@@ -72,7 +72,7 @@ def gradient_penalty(
     """
     between = shares[:, None, None] * real + (1.0 - shares[:, None, None]) * fake
     gradient = jax.grad(lambda x: score(x).sum())(between)
-    # Not of 0 itself: the root has no gradient there.
+    # The square root has no gradient at 0.
     norm = jnp.sqrt(jnp.square(gradient).sum(axis=(1, 2)) + 1e-12)
     return jnp.square(norm - 1.0)
 
@@ -86,21 +86,21 @@ def adversarial_losses(
     logits: Float[Array, "B T V"],
     rng: jax.Array,
 ) -> dict[str, tuple[Float[Array, " B"], Bool[Array, " B"]]]:
-    r"""Losses of a Wasserstein GAN, of two critics: one sees all words, the other those of emotion.
+    r"""Returns the losses of a Wasserstein GAN with two critics: one sees all words, the other the emotion words.
 
     .. math:: L_G = -f(s), \quad L_f = f(s) - f(r) + \lambda\,\mathrm{penalty}
 
-    with r the gold response's embeddings and s the expected ones under the model, teacher-forced. The generator learns
-    from L_G alone, and the critics from L_f alone; nothing else learns from either. With `published` L_G
-    teaches nothing.
+    with r the embeddings of the gold response and s their expectation under the model, teacher-forced. The generator
+    learns from L_G alone and the critics from L_f alone; nothing else learns from either. With `published`, L_G has no
+    gradient.
 
-    `model` is a `systems.classic.model.Classic` with an adversary, `lexicon` says which ids are words of emotion, and
-    `rng` draws the points between real and fake. Source: Li et al. 2020 (EmpDG) for the critics' inputs.
+    `model` is a `systems.classic.model.Classic` with an adversary, `lexicon` masks the ids of emotion words, and `rng`
+    samples the points between real and fake. Source: Li et al. 2020 (EmpDG) for the critics' inputs.
 
     Returns:
-      For each of LOSSES the value of each row, and which rows have a turn that follows.
+      For each of LOSSES the value of each row, and a mask of the rows that have a next turn.
     """
-    assert batch.feedback_mask is not None  # of training examples, where the settings have an adversary
+    assert batch.feedback_mask is not None  # training examples have it if the settings have an adversary
     stop = jax.lax.stop_gradient
     table, probabilities = stop(params["core"]["token_embedding"]), jax.nn.softmax(logits)
     context, known = stop(read.context), batch.feedback_mask.any(axis=1)

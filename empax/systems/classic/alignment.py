@@ -1,4 +1,4 @@
-"""CASE's reader: what follows from a context and what it makes people feel, two graphs that are close to each other."""
+"""CASE's reader: two aligned graphs, of what follows from a context and of the feelings it evokes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from empax.systems.classic.readers import (
 _HEADS = 2  # of a graph
 _SELF, _CONTAINS, _BESIDE = 1, 2, 3
 KINDS = _BESIDE + len(COGNITION)
-"""Of edges between turns, clauses and facts: a node to itself, turn and clause, two clauses, and each relation."""
+"""Number of kinds of edges: a node to itself, turn and clause, two clauses, and each relation of a fact."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +44,11 @@ class AlignmentSettings:
     """Settings of the reader "alignment".
 
     Attributes:
-      clauses: of the last turn, at most.
-      facts: of the turn and its clauses, at most; those of the best rank stay.
-      tokens: of the turn, of a clause, or of a feeling.
-      tail_tokens: of a fact, its first token included; 97% of ATOMIC's fit.
-      published: as in the released code: a distance that is a probability already goes through one more sigmoid.
+      clauses: maximum clauses of the last turn.
+      facts: maximum facts of the turn and its clauses; the best-ranked are kept.
+      tokens: maximum tokens of the turn, of a clause, or of the feelings of one.
+      tail_tokens: maximum tokens of a fact, including its first token; 97% of ATOMIC's fit.
+      published: follows the released code: a difference of probabilities goes through another sigmoid.
     """
 
     clauses: int = 4
@@ -64,7 +64,7 @@ class AlignmentSettings:
 
 
 def fact_edges(facts: FactTexts) -> Int[Array, "B J J"]:
-    """Kinds of edges between turns, clauses and facts; 0 = none. Every edge leads both ways."""
+    """Returns the kinds of the edges between turns, clauses and facts; 0 = no edge. Every edge goes both ways."""
     real, known = facts.turns_mask.any(axis=-1), facts.tails_mask.any(axis=-1)
     first = jnp.arange(real.shape[1]) == 0
     turns = jnp.where(first[:, None] | first[None], _CONTAINS, _BESIDE)
@@ -80,7 +80,7 @@ def fact_edges(facts: FactTexts) -> Int[Array, "B J J"]:
 
 
 class GraphLayer(nn.Module):
-    """Graph attention and a feed-forward, each with residual and norm."""
+    """Graph attention and a feed-forward layer, each with a residual connection and a norm."""
 
     config: TransformerConfig
     kinds: int = 0
@@ -96,7 +96,7 @@ class GraphLayer(nn.Module):
 def chosen(
     query: Float[Array, "B D"], memory: Float[Array, "B J D"], mask: Bool[Array, "B J"]
 ) -> tuple[Float[Array, "B D"], Float[Array, "B J"]]:
-    """The mean of tanh(memory), weighted by its likeness to the query, and the weights; zeros where there is none."""
+    """Returns the attention-weighted mean of tanh(memory), and the weights; zeros if a row has no memory."""
     memory = jnp.tanh(memory)
     logits = jnp.where(mask, jnp.einsum("BD,BJD->BJ", query, memory), MASKED)
     shares = jnp.where(mask, jax.nn.softmax(logits), 0.0)
@@ -106,9 +106,9 @@ def chosen(
 def mean_divergence(
     posterior: Float[Array, "B J"], prior: Float[Array, "B J"], mask: Bool[Array, "B J"]
 ) -> Float[Array, " B"]:
-    r"""KL(posterior || prior) over the number of nodes; no gradient flows to the posterior.
+    r"""Returns KL(posterior || prior) divided by the number of nodes; no gradient flows to the posterior.
 
-    Departure: the released code divides by the padded number.
+    Departure: the released code divides by the padded number of nodes.
     """
     posterior = jax.lax.stop_gradient(posterior)
     terms = posterior * (jnp.log(posterior + 1e-20) - jnp.log(prior + 1e-20))
@@ -122,12 +122,12 @@ def nearness(
     *,
     published: bool,
 ) -> Float[Array, "*B"]:
-    r"""What belongs together is nearer than what another row has in its place, on either side.
+    r"""Returns a contrastive loss: a pair must be nearer than with either side replaced by another row's.
 
     .. math:: -\log \sigma(f(a, b) - f(a, b')) - \log \sigma(f(a, b) - f(a', b)), \quad f(a, b) = \sigma(a \cdot b)
 
-    with a the `first`, b the `second`, and those of the row `giver` in a' and b'; `published` as of
-    `AlignmentSettings`: log sigma(sigma(...)).
+    with a the `first`, b the `second`, and a' and b' those of the row `giver`. For `published` see `AlignmentSettings`:
+    log sigma(sigma(...)).
     """
 
     def near(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -143,13 +143,13 @@ def nearness(
 class Alignment(Reader):
     r"""Two graphs: of words and their concepts, and of the last turn, its clauses and what follows from each.
 
-    The context chooses from either (prior); the response would choose, too (posterior), and the prior is to choose
-    alike. What was chosen of one graph is to be near what was chosen of the other (coarse), each fact near the feeling
-    of its turn or clause (fine). The decoder reads W_2 ReLU(W_1 [h; k; e]) with k from the facts and e, which the
-    emotion is read from, between concepts and feelings; and every layer reads both graphs.
+    The context attends to each graph (prior), and so does the response (posterior); a KL term pulls the prior to the
+    posterior. The summary of one graph must be near that of the other (coarse), and each fact near the feeling of its
+    turn or clause (fine). The decoder reads W_2 ReLU(W_1 [h; k; e]): k summarizes the facts; e mixes concepts and
+    feelings, and the emotion is read from it. Every decoder layer attends to both graphs.
 
-    Departure: layers read the source first, then the graphs; the feeling's mean leaves padding out; no query of the
-    posterior has a role; no dropout in graphs. Negatives are the next row's; a batch of one has none.
+    Departure: layers read the source first, then the graphs; the mean of the feelings excludes padding; the posterior's
+    queries have no role embedding; graphs have no dropout. Negatives come from the next row; a batch of one has none.
     Source: Zhou et al. 2023 (CASE), released code.
     """
 
@@ -207,7 +207,7 @@ class Alignment(Reader):
     def _affection(
         self, batch: ClassicBatch, concepts: ConceptWords, words: EncoderDecoder
     ) -> tuple[Float[Array, "B J D"], Bool[Array, "B J"]]:
-        """Words and concepts, the more the more intense their emotion is, and which are real."""
+        """Returns the words and concepts, weighted by the intensity of their emotion, and a mask of the real ones."""
         assert batch.intensity is not None
         nodes, _ = concept_nodes(self.config, batch, concepts, words, self.role)
         mask = jnp.concatenate([batch.source_mask, concepts.mask], axis=1)
@@ -222,7 +222,7 @@ class Alignment(Reader):
     def _cognition(
         self, facts: FactTexts, words: EncoderDecoder, train: bool
     ) -> tuple[Float[Array, "B P D"], Bool[Array, "B P"]]:
-        """What follows, and which of it is real."""
+        """Returns the facts about what follows, and a mask of the real ones."""
         rows, num_turns = facts.turns.shape[:2]
         nodes = []
         for texts in ((facts.turns, facts.turns_mask), (facts.tails, facts.tails_mask)):
@@ -233,7 +233,7 @@ class Alignment(Reader):
         return read[:, num_turns:], facts.tails_mask.any(axis=-1)
 
     def _feelings(self, facts: FactTexts, words: EncoderDecoder, read: Read, train: bool) -> Float[Array, "B U D"]:
-        """The context in view of what the turn, and each clause, makes people feel."""
+        """Returns the context refined by the feelings of the turn and of each clause."""
         rows, num_turns = facts.feelings.shape[:2]
         ids, real = (x.reshape(rows * num_turns, -1) for x in (facts.feelings, facts.feelings_mask))
         mean = masked_mean(encode_texts(self.feels, words, ids, real, train=train), real)
@@ -249,7 +249,7 @@ class Alignment(Reader):
         prior: list[Float[Array, "B J"]],
         train: bool,
     ) -> dict[str, tuple[Float[Array, " B"], Bool[Array, " B"]]]:
-        """What the response would choose: its words follow from that, and the prior is to be like it."""
+        """Returns the posterior's losses: "bag" predicts the response's words from it, "kl" pulls the prior to it."""
         ids = jnp.concatenate([batch.source[:, :1], batch.target], axis=1)
         mask = jnp.concatenate([jnp.ones_like(batch.target_mask[:, :1]), batch.target_mask], axis=1)
         queries = (

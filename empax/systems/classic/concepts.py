@@ -1,4 +1,4 @@
-"""Which concepts stand beside a context, and how intense the emotion of a word is."""
+"""The concepts of a context, and the emotional intensity of words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from empax.data.english import vader_lexicon
 from empax.data.knowledge import Fact
 from empax.data.wordnet import FUNCTION_WORDS, base_forms
 
-_LEAST, _RANGE = 0.06467, 0.607468  # of NRC_VAD's words: KEMP's code brings their intensities to [0, 1]
+_LEAST, _RANGE = 0.06467, 0.607468  # of NRC_VAD's words: KEMP's code scales their intensities to [0, 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +28,13 @@ class ConceptsSettings:
     """Settings of the reader "concepts"; "alignment" reads all but `signal` and `published`.
 
     Attributes:
-      most: concepts of a context, those of the most intense emotion; 0 = none, and no graph (KEMP w/o ECE).
-      each: concepts of a word, likewise.
-      least: intensity of a concept, in [0, 1]. KEMP takes 0.6 of NRC_VAD's words; few nouns are in VADER's lexicon.
-      intensity: of words: "vader", or a file with a word, its valence and its arousal, in [0, 1], on each line.
+      most: maximum concepts of a context, those of the most intense emotion; 0 = none, and no graph (KEMP w/o ECE).
+      each: maximum concepts of a word, likewise.
+      least: minimum intensity of a concept, in [0, 1]. KEMP takes 0.6 with NRC_VAD; few nouns are in VADER's lexicon.
+      intensity: "vader", or a file with a word, its valence and its arousal, in [0, 1], on each line.
       signal: whether every decoder layer reads the emotional signal (without it and the loss "attention": w/o EDD).
-      published: as in the released code: what is no neighbour keeps its share of a node's attention, padding counts in
-        the signal, and attention is softmaxed once more before it copies.
+      published: follows the released code: nodes without an edge keep a share of the attention, padding counts in the
+        signal, and attention goes through another softmax before copying.
     """
 
     most: int = 10
@@ -52,11 +52,11 @@ class ConceptsSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ConceptPicker:
-    """Facts about the things of a context to concepts of its words.
+    """Picks the concepts of a context's words from facts about the things in it.
 
     Attributes:
-      words: by id, in lower case.
-      intensities: of them, in [0, 1].
+      words: the tokenizer's words by id, in lower case.
+      intensities: their emotional intensities, in [0, 1].
     """
 
     settings: ConceptsSettings
@@ -75,10 +75,10 @@ class ConceptPicker:
         return cls(settings, tokenizer, words, found)
 
     def __call__(self, source: Sequence[int], facts: Sequence[Fact]) -> list[tuple[int, int]]:
-        """Concepts of a source's words, each with the place of its word.
+        """Returns the concepts of a source's words, each with the position of its word.
 
         A concept is the last word of a fact's tail, "animal" of "domestic animal". A fact belongs to each word of the
-        source that is its head, or an inflected form of it. Of equally intense ones the first fact's is taken.
+        source that is its head, or an inflected form of it. Ties of intensity go to the earlier fact.
         """
         s, intensities = self.settings, self.intensities
         by_head: dict[str, dict[int, None]] = {}
@@ -98,7 +98,7 @@ class ConceptPicker:
 
 
 def check_intensity(name: str) -> None:
-    """Raises ConfigError if there is no such file."""
+    """Raises ConfigError if the file does not exist."""
     if name == "vader":
         return
     if not expand(name).is_file():
@@ -111,18 +111,18 @@ def check_intensity(name: str) -> None:
 
 @functools.cache
 def _intensities(name: str) -> Mapping[str, float]:
-    r"""The intensity of a word's emotion.
+    r"""Reads the emotional intensity of each word.
 
     .. math:: (\lVert (v, a / 2) - (1/2, 0) \rVert_2 - 0.06467) / 0.607468
 
-    of valence v and arousal a in [0, 1]; of VADER the valence's distance from 0, over 4.
+    for valence v and arousal a in [0, 1]; for VADER, the absolute valence over 4.
 
     Source: Li et al. 2022 (KEMP), Eq. 1, and its code.
     Departure: VADER's lexicon, which comes with this package's requirements, has no arousal; NRC_VAD is not free.
 
     Raises:
       ConfigError: there is no such file.
-      DataError: it has another layout.
+      DataError: the file has another layout.
     """
     check_intensity(name)
     if name == "vader":
@@ -134,7 +134,7 @@ def _intensities(name: str) -> Mapping[str, float]:
             valence, arousal = float(fields[1]), float(fields[2])
         except (IndexError, ValueError):
             if number == 1 or not line.strip():
-                continue  # a line of names
+                continue  # a header or an empty line
             raise DataError(f"{name}, line {number}: {line[:60]!r} must be a word, its valence, its arousal.") from None
         if not (0 <= valence <= 1 and 0 <= arousal <= 1):
             raise DataError(f"{name}, line {number}: {valence}, {arousal} must lie in [0, 1], as NRC_VAD's do.")

@@ -1,4 +1,4 @@
-"""Contexts of words as random-access examples, and the lexicon of emotions."""
+"""Random-access examples of word-level contexts, and the emotion lexicon."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from empax.systems.classic.settings import ClassicSettings
 class ClassicExamples(LabelledExamples):
     """Instances as random-access examples (`core.protocols.Examples`).
 
-    A source is [CLS], the word of an emotion where there are `emotions`, and the words of all turns. Source: MoEL's
+    A source is [CLS], the word of the emotion if `emotions` are given, and the words of all turns. Source: MoEL's
     released code.
 
     Args:
-      instances: N of them.
+      instances: N instances.
       tokenizer: has `<speaker>` and `<listener>`.
-      settings: lengths, and readers that want facts: by relation (CEM), or of the last turn and its clauses (CASE).
-      emotional: which ids are words of emotion.
-      emotions: of each instance, the emotion to put before its context; None = none.
-      picker: of concepts of words out of an instance's facts; None = they are left out. Source: KEMP.
-      train: with the turn that follows each response, where there are critics. Source: EmpDG.
-      max_target_tokens: of a response, its end included; 0 = as in the settings.
+      settings: lengths, and readers of facts: by relation (CEM), or of the last turn and its clauses (CASE).
+      emotional: mask of the ids that are emotion words.
+      emotions: the emotion to prepend to each instance's context; None = none.
+      picker: picks the concepts of words from an instance's facts; None = no concepts. Source: KEMP.
+      train: adds the turn after each response if there are critics. Source: EmpDG.
+      max_target_tokens: maximum length of a response, including the end token; 0 = as in the settings.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ClassicExamples(LabelledExamples):
         self.lengths = np.array([[len(s), len(t)] for s, t in zip(self.sources, self.targets, strict=True)])
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ClassicBatch:
-        """Rows (-1 = filler) as numpy arrays; draws nothing from `rng`."""
+        """Collates rows (-1 = filler) into numpy arrays; does not use `rng`."""
         del rng
         rows, settings = [int(i) for i in indices], self.settings
         arrays: dict[str, Any] = self.columns(rows, newest(self.sources, rows, length, self.pad_id))
@@ -126,7 +126,7 @@ class ClassicExamples(LabelledExamples):
         return FactTexts(**arrays)
 
     def _concepts(self, rows: Sequence[int], length: int, picker: ConceptPicker) -> ConceptWords:
-        """The concepts of the words that `newest` has kept."""
+        """Returns the concepts of the words that `newest` kept."""
         cuts = [max(len(self.sources[i]) - length, 0) for i in rows]
         kept = [
             [(word, place - cut) for word, place in self.concepts[i] if place > cut] if i >= 0 else []
@@ -140,11 +140,11 @@ class ClassicExamples(LabelledExamples):
 
 
 Followed: TypeAlias = tuple[list[list[int]], list[list[int]], list[tuple[int, int, list[int]]]]
-"""Words of the turn and its clauses, of the feelings of each, and of facts, with the turn and relation of each."""
+"""Tokens of the turn and its clauses, of the feelings of each, and of the facts, each with its text and relation."""
 
 
 def _followed(instance: Instance, tokenizer: Tokenizer, sizes: AlignmentSettings) -> Followed:
-    """A fact is about the clause that is its head, or else about the whole turn; a clause that is cut has none."""
+    """Assigns each fact to the clause that is its head, else to the whole turn; drops the facts of cut clauses."""
     last = instance.context[-1]
     first, cut = clauses(last)[: sizes.clauses], clauses(last)[sizes.clauses :]
     texts, unread = [last, *first], {text.strip().lower() for text in cut}
@@ -165,7 +165,7 @@ def _followed(instance: Instance, tokenizer: Tokenizer, sizes: AlignmentSettings
 
 
 def _related(instance: Instance, tokenizer: Tokenizer, most: int) -> list[list[int]]:
-    """For each relation of SOCIAL_RELATIONS a first token and the words of all tails; empty where there is none."""
+    """Returns [CLS] and the words of all tails for each relation of SOCIAL_RELATIONS; empty if it has no tail."""
     tails: dict[str, list[str]] = {name: [] for name in SOCIAL_RELATIONS}
     for fact in facts_of(instance):
         if fact.relation in tails:
@@ -175,20 +175,20 @@ def _related(instance: Instance, tokenizer: Tokenizer, most: int) -> list[list[i
 
 
 def _following(instances: Sequence[Instance]) -> list[str]:
-    """The speaker's turn after each response, which the dialogue's next instance has; empty where there is none."""
+    """Returns the speaker's turn after each response, taken from the dialogue's next instance; empty if none."""
     turns = {i.id: i.context[-1] for i in instances}
     places = (instance.id.rpartition("#") for instance in instances)
     return [turns.get(f"{dialogue}#{int(number) + 2}", "") for dialogue, _, number in places]
 
 
 def emotional_words(name: str, tokenizer: Tokenizer) -> Bool[np.ndarray, " V"]:
-    """Which ids of a tokenizer are words of the lexicon `name`, "vader" or a file with one word on each line.
+    """Returns a mask of the ids that are words of the lexicon `name`, "vader" or a file with one word on each line.
 
     Departure: EmpDG takes the NRC lexicon, whose terms are not free; VADER's comes with this package's requirements.
 
     Raises:
-      ConfigError: there is no such file.
-      DataError: it is no text.
+      ConfigError: there is no such file, or it has none of the words.
+      DataError: the file is not text.
     """
     words = _lexicon(name)
     found = np.array([tokenizer.decode([i]).strip() in words for i in range(tokenizer.vocab_size)])
@@ -198,7 +198,7 @@ def emotional_words(name: str, tokenizer: Tokenizer) -> Bool[np.ndarray, " V"]:
 
 
 def check_lexicon(name: str) -> None:
-    """Raises ConfigError if there is no such lexicon."""
+    """Raises ConfigError if the lexicon does not exist."""
     if name == "vader":
         return
     if not expand(name).is_file():

@@ -21,18 +21,18 @@ _PADDING = 0.5  # intensity of a context's padding in KEMP's code
 
 
 class GraphAttention(nn.Module):
-    r"""Nodes read those that an edge leads to.
+    r"""Attention of nodes to their neighbours in a graph.
 
     .. math:: Norm(n_i + W_o \sum_{j \in N(i)} a_{ij} W_v n_j), \quad
               a_i = softmax_{j \in N(i)}((c\, W_q n_i + r_{ij}) \cdot (W_k n_j + s_{ij}))
 
-    with r and s of the kind of the edge from i to j, where there are kinds, and c the root of a head's width, inverted,
-    where there are several heads. A node without edges reads zeros.
+    with r and s vectors of the kind of the edge from i to j, if edges have kinds, and c the inverse square root of the
+    head's width if there are several heads, else 1. A node without edges reads zeros.
 
     Attributes:
-      num_heads: each of D / num_heads features. Source: one, KEMP; two, CASE.
-      kinds: of edges, which then are their numbers, from 1; 0 = edges are there or not. Source: CASE.
-      published: logits where no edge is are 0, so that such nodes keep a share. Source: KEMP's code.
+      num_heads: heads of D / num_heads features each. Source: one, KEMP; two, CASE.
+      kinds: number of kinds of edges, which edges index from 1; 0 = edges are booleans. Source: CASE.
+      published: sets the logits of absent edges to 0, so that such nodes keep a share. Source: KEMP's code.
     """
 
     config: TransformerConfig
@@ -57,7 +57,7 @@ class GraphAttention(nn.Module):
             asked, told = (
                 self.param(name, normal(size**-0.5), (self.kinds, heads, width)) for name in ("asked", "told")
             )
-            kind = jax.nn.one_hot(edges - 1, self.kinds)  # zeros where no edge is
+            kind = jax.nn.one_hot(edges - 1, self.kinds)  # zeros where there is no edge
             logits += jnp.einsum("BIHR,BIJR->BHIJ", jnp.einsum("BIHN,RHN->BIHR", query, told), kind)
             logits += jnp.einsum("BJHR,BIJR->BHIJ", jnp.einsum("BJHN,RHN->BJHR", key, asked), kind)
             logits += jnp.einsum("RH,BIJR->BHIJ", jnp.einsum("RHN,RHN->RH", asked, told), kind)
@@ -69,9 +69,9 @@ class GraphAttention(nn.Module):
 
 
 def concept_edges(mask: Bool[Array, "B S"], concepts: ConceptWords) -> Bool[Array, "B S J"]:
-    """What each word of a source reads, of its words and then of its concepts.
+    """Returns the edges from each word of a source to its words and then its concepts.
 
-    The first token and the word before it, and its own concepts; the first token reads all. Source: KEMP's code.
+    A word reads the first token, the word before it and its concepts; the first token reads all. Source: KEMP's code.
     """
     place = jnp.arange(mask.shape[1])
     first = place == 0
@@ -87,21 +87,21 @@ def concept_nodes(
     words: EncoderDecoder,
     role: Float[Array, " D"],
 ) -> tuple[Float[Array, "B J D"], float]:
-    """The scaled embeddings of words with who speaks, and of concepts with their role; and the scale."""
+    """Returns the scaled embeddings of words with their speaker and of concepts with their role, and the scale."""
     scale = config.d_model**0.5 if config.embed_scale else 1.0
     context = words.embed(batch.source) + words.embed(batch.speaker)
     return scale * jnp.concatenate([context, words.embed(concepts.ids) + role[None, None]], axis=1), scale
 
 
 class Concepts(Reader):
-    r"""Words read their concepts before the encoder reads both; the emotion is read where words are intense.
+    r"""Words read their concepts before the encoder reads both; emotional intensity weighs the words for the emotion.
 
     .. math:: H = Enc([Graph(c); k]), \quad s = \sum_i softmax(\eta)_i h_i
 
     with \eta the intensity of each word's emotion. The emotion is read from s, the signal. Every decoder layer reads
-    it, too: W [a; s] of its attention a is W_1 a + W_2 s, where W_1 and the attention's own matrix are one.
+    it too: W [a; s] of its attention a is W_1 a + W_2 s, where W_1 is merged with the attention's output matrix.
 
-    Departure: concepts stand right behind the words, without a separator, where the released code has padding between
+    Departure: concepts follow the words directly, without a separator, where the released code has padding between
     them; the graph has no dropout. Padding counts in neither graph nor signal, unless `published`.
     Source: Li et al. 2022 (KEMP), released code.
     """
@@ -141,7 +141,7 @@ class Concepts(Reader):
         )
 
     def _joined(self, batch: ClassicBatch, concepts: ConceptWords, words: EncoderDecoder) -> Float[Array, "B J D"]:
-        """Words that have read their concepts, and these, before the embedding's scale."""
+        """Returns the words after they have read their concepts, and the concepts, both unscaled."""
         nodes, scale = concept_nodes(self.config, batch, concepts, words, self.role)
         length = batch.source.shape[1]
         context = self.graph(nodes[:, :length], nodes, concept_edges(batch.source_mask, concepts))
@@ -154,7 +154,7 @@ def attention_loss(
     shares: Float[Array, "B S"],
     mask: Bool[Array, "B S"],
 ) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
-    r"""How far the decoder's attention is from the intensities.
+    r"""Returns the mean squared error between the decoder's attention and the intensities.
 
     .. math:: \mathrm{mean}_s (\mathrm{mean}_t a_{ts} - softmax(\eta)_s)^2
 
@@ -162,7 +162,7 @@ def attention_loss(
     Source: Li et al. 2022 (KEMP), released code.
 
     Returns:
-      The loss of each row, and which rows have a response.
+      The loss of each row, and a mask of the rows that have a response.
     """
     attended = masked_mean(weights, target_mask)
     squares = jnp.where(mask, jnp.square(attended - shares), 0.0).sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1)

@@ -1,4 +1,4 @@
-"""Readers that refine the context: by a mimicked emotion and another (MIME), or by what follows from it (CEM)."""
+"""Readers that refine the context: with a mimicked and a non-mimicked emotion (MIME), or with inferred facts (CEM)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.readers import FEELINGS, ClassicBatch, Linear, Read, Reader, emotion_nll, encode_texts
 
 AFFECTION = SOCIAL_RELATIONS.index(FEELINGS)
-"""The relation that tells feelings."""
+"""The relation of feelings."""
 COGNITION = [relation for relation in range(len(SOCIAL_RELATIONS)) if relation != AFFECTION]
-_HIDDEN = 3  # of the last layers, times d_model
+_HIDDEN = 3  # width of the hidden layer, in multiples of d_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +35,9 @@ class MimicrySettings:
     """Settings of the reader "mimicry".
 
     Attributes:
-      latent: dimensions of the latent of either polarity.
-      published: as in the released code: either prior and either posterior has the variance of the positive polarity,
-        and what is drawn from the posterior is used for nothing but the KL.
+      latent: dimensions of each polarity's latent.
+      published: follows the released code: both polarities share the variance of the positive one, in the prior and in
+        the posterior, and the posterior is used for the KL alone.
     """
 
     latent: int = 300
@@ -48,7 +48,7 @@ class MimicrySettings:
 
 
 class TwoGaussians(nn.Module):
-    """A Gaussian for the positive and one for the negative emotions, each from a hidden layer."""
+    """One Gaussian for the positive and one for the negative emotions, each from its own hidden layer."""
 
     latent: int
     published: bool
@@ -63,7 +63,7 @@ class TwoGaussians(nn.Module):
 
 
 class RefinedContext(nn.Module):
-    """The context read again, with an emotion beside each of its words. Source: MIME's released code."""
+    """Encodes the context again, with an emotion concatenated to each state. Source: MIME's released code."""
 
     config: TransformerConfig
 
@@ -82,7 +82,7 @@ class RefinedContext(nn.Module):
 
 
 class GatedPair(nn.Module):
-    r"""Two contexts as one.
+    r"""Gated fusion of two contexts.
 
     .. math:: W_2 (\sigma(W_1 [m; n]) \odot [m; n])
 
@@ -97,11 +97,11 @@ class GatedPair(nn.Module):
 
 
 class Mimicry(Reader):
-    """Emotions of either polarity as mixtures drawn from latents; those of the context's polarity are mimicked.
+    """A mixture of emotions for each polarity, from a latent; the mixture of the context's polarity is mimicked.
 
-    The polarity is that of the gold emotion in training, and of the likeliest one else. Answers take the prior's mean.
+    The polarity is that of the gold emotion in training, else of the likeliest one. Answers take the prior's mean.
 
-    Departure: training draws from the posterior, which the released code uses for the KL alone; answers do not draw.
+    Departure: training samples the posterior, which the released code uses for the KL alone; answers do not sample.
     Source: Majumder et al. 2020 (MIME).
     """
 
@@ -142,7 +142,7 @@ class Mimicry(Reader):
         return read.replace(states=self.combine(*contexts), emotion=logits, losses=losses)  # type: ignore[attr-defined]
 
     def _drawn(self, gaussians: tuple[Gaussian, Gaussian], train: bool) -> tuple[jax.Array, jax.Array]:
-        """A positive and a negative emotion, [B, D] each."""
+        """Returns a positive and a negative emotion, [B, D] each."""
         found = []
         for gaussian, mixture, rows in zip(
             gaussians, (self.mixture_pos, self.mixture_neg), (IS_POSITIVE, ~IS_POSITIVE), strict=True
@@ -154,7 +154,7 @@ class Mimicry(Reader):
     def _refined(
         self, emotions: tuple[jax.Array, jax.Array], positive: Bool[Array, "B 1"], read: Read, train: bool
     ) -> tuple[Float[Array, "B S D"], Float[Array, "B S D"]]:
-        """The mimicking and the other context."""
+        """Returns the mimicking and the non-mimicking context."""
         mimicked, other = _turned(positive, *emotions)
         one = self.mimicking(mimicked, read.states, read.mask, train=train)
         return one, self.other(other, read.states, read.mask, train=train)
@@ -173,20 +173,20 @@ class Mimicry(Reader):
 def _turned(
     positive: Bool[Array, "B 1"], first: Float[Array, "B D"], second: Float[Array, "B D"]
 ) -> tuple[Float[Array, "B D"], Float[Array, "B D"]]:
-    """Both, the other way round where a row is not `positive`."""
+    """Swaps the two in rows that are not `positive`."""
     return jnp.where(positive, first, second), jnp.where(positive, second, first)
 
 
 class Refinement(Reader):
-    r"""Feelings refine the context that the emotion is read from; these and four more kinds, the decoder's.
+    r"""Feelings refine the context that the emotion is read from; all five relations refine the decoder's.
 
     .. math:: u = [\tilde c_1; ...; \tilde c_5], \quad \tilde c_r = Enc_r([c; k_r]), \quad
               W_2 \, ReLU(W_1 (\sigma(u) \odot u))
 
-    with k the first state of the facts of a relation, and of feelings the mean of the states. A relation without a fact
-    is a vector of zeros.
+    with k the first state of a relation's facts, or for feelings the mean of the states. A relation without facts is a
+    vector of zeros.
 
-    Departure: the mean of feelings leaves padding out, which the released code counts in; the hidden layer is three
+    Departure: the mean of the feelings excludes padding, which the released code includes; the hidden layer is three
     times as wide as the context.
     Source: Sabour et al. 2022 (CEM).
     """
@@ -202,7 +202,7 @@ class Refinement(Reader):
         rows, width, size = read.states.shape
         feelings = self._vectors(self.affection, [AFFECTION], masked_mean, batch, words, train)
         affection = self.refined_affection(feelings, read.states, read.mask, train=train)
-        # The four others are one batch: they share their layers.
+        # The other four relations share their layers, so they form one batch.
         others = self._vectors(self.cognition, COGNITION, lambda states, _: states[:, 0], batch, words, train)
         states, mask = (jnp.concatenate([x] * len(COGNITION)) for x in (read.states, read.mask))
         cognition = self.refined_cognition(others, states, mask, train=train).reshape(-1, rows, width, size)
@@ -221,7 +221,7 @@ class Refinement(Reader):
         words: EncoderDecoder,
         train: bool,
     ) -> Float[Array, "N D"]:
-        """Of the facts of each relation of every row, the first relation's in front."""
+        """Returns a vector of the facts of each relation and row, relation by relation."""
         assert batch.facts is not None
         assert batch.facts_mask is not None
         ids, mask = (jnp.concatenate([x[:, r] for r in relations]) for x in (batch.facts, batch.facts_mask))

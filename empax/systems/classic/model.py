@@ -1,4 +1,4 @@
-"""One model for the systems of MoEL's lineage: encoder, readers, decoder, output."""
+"""One model for all systems of MoEL's lineage: encoder, readers, decoder, output layer."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ READERS: dict[str, Any] = {
     "concepts": Concepts,
     "alignment": Alignment,
 }
-"""By name: modules made of the model's config and of settings of their own."""
+"""Modules by name; each takes the model's config and its own settings."""
 
 
 class Listeners(nn.Module):
-    r"""Decoder layers side by side, and one that always counts.
+    r"""Parallel decoder layers, one per emotion, and a shared layer whose gate is always 1.
 
     .. math:: y = y_0 + \sum_e g_e y_e
 
-    All of them are one layer whose parameters and caches have an axis of experts in front; the shared one is the last.
-    Source: Lin et al. 2019 (MoEL), emotion-aware listeners. The decoder's own layers are its meta listener.
+    The layers are one module whose parameters and caches have a leading axis of experts; the shared layer is last.
+    Source: Lin et al. 2019 (MoEL), emotion-aware listeners. The decoder's own layers are MoEL's meta listener.
     """
 
     config: TransformerConfig
@@ -53,7 +53,7 @@ class Listeners(nn.Module):
         self.experts = Layer(dataclasses.replace(self.config, memories=()), cross=True)
 
     def _each(self, function: Any, *args: Any, in_axes: Any = None) -> Any:
-        """`function(layer, *args)` of every expert, stacked in front."""
+        """Returns `function(layer, *args)` of every expert, stacked on a leading axis."""
         mapped = nn.vmap(
             function,
             variable_axes={"params": 0},
@@ -75,7 +75,7 @@ class Listeners(nn.Module):
         return self._sum(read.gate, self._each(listen, states, causal(states.shape[1]), read.states, read.mask))
 
     def start_cache(self, read: Read, *, num_hypotheses: int, max_length: int) -> DecodeCache:
-        """A cache whose axis of layers is that of the experts."""
+        """Returns an empty cache whose axis of layers is the axis of experts."""
         c, rows = self.config, (read.mask.shape[0], num_hypotheses)
         key, value = self._each(lambda layer, states: layer.keys_values(states), read.states)
         dtype, window = cache_dtype(c.dtype), (self.num + 1, *rows, c.feed_forward_kernel - 1)
@@ -88,7 +88,7 @@ class Listeners(nn.Module):
     def step(
         self, states: Float[Array, "B K D"], gate: Float[Array, "B E"], cache: DecodeCache
     ) -> tuple[Float[Array, "B K D"], DecodeCache]:
-        """One token of every hypothesis."""
+        """Decodes one token of every hypothesis."""
 
         def listen(layer: Layer, *args: Any) -> Any:
             states, past, cross, mask, position = args
@@ -109,27 +109,27 @@ class Listeners(nn.Module):
 
 @flax.struct.dataclass
 class ClassicCache:
-    """What decoding remembers: of the decoder's layers, and of the listeners before them."""
+    """Decoding state of the listeners and of the decoder's layers behind them."""
 
     decoder: DecodeCache
     listeners: Any = None  # a DecodeCache
     gate: Any = None  # [B, E]
-    words: Any = None  # [B, S], as of `Read`
+    words: Any = None  # [B, S], as in `Read`
 
     def reorder(self, parents: Int[Array, "B K"]) -> ClassicCache:
-        """As of `DecodeCache`."""
+        """Reorders the hypotheses as `DecodeCache.reorder` does."""
         listeners = None if self.listeners is None else self.listeners.reorder(parents)
         return self.replace(decoder=self.decoder.reorder(parents), listeners=listeners)  # type: ignore[attr-defined]
 
 
 class Classic(nn.Module):
-    """Encoder, readers in their order, decoder behind listeners if a reader gates them, an output layer of its own.
+    """Encoder, readers in order, listeners if a reader gates them, decoder, and an untied output layer.
 
     Attributes:
-      readers: names of READERS with their settings (None = it has none).
-      adversary: settings of critics; None = there are none.
-      copies: whether a word may be copied from what the decoder attends to: See et al. 2017, Eq. 9, the gate of the
-        decoder's state alone. Source: the released code of EmpDG and KEMP.
+      readers: names of READERS with their settings (None = the reader has none).
+      adversary: settings of the critics; None = no critics.
+      copies: whether words may be copied from the attended source: See et al. 2017, Eq. 9, with a gate that depends on
+        the decoder's state alone. Source: the released code of EmpDG and KEMP.
     """
 
     config: TransformerConfig
@@ -156,7 +156,7 @@ class Classic(nn.Module):
         return "listeners" in dict(self.readers)
 
     def read(self, batch: ClassicBatch, *, train: bool) -> Read:
-        """The context as the decoder gets it; `train`: with dropout, draws, and gold emotions where they are used."""
+        """Reads the context for the decoder; `train` turns on dropout, sampling and the readers' gold emotions."""
         added = self.core.embed(batch.speaker)
         states = self.core.encode(batch.source, batch.source_mask, added=added, deterministic=not train)
         found = Read(states, batch.source_mask, batch.source, states[:, 0].astype(jnp.float32))
@@ -165,13 +165,13 @@ class Classic(nn.Module):
         return found
 
     def decode(self, target: Int[Array, "B T"], read: Read, *, train: bool) -> Float[Array, "B T V"]:
-        """Teacher-forced logits; logits[:, t] predict target[:, t]."""
+        """Returns teacher-forced logits; logits[:, t] predict target[:, t]."""
         return self.decode_with_weights(target, read, train=train)[0]
 
     def decode_with_weights(
         self, target: Int[Array, "B T"], read: Read, *, train: bool
     ) -> tuple[Float[Array, "B T V"], Float[Array, "B T S"] | None]:
-        """The same, and the decoder's attention to the source where copies or a loss need it."""
+        """Returns the same logits, and the decoder's attention to the source if copying or a loss needs it."""
         inputs = self.core.decoder_inputs(target, start=read.start, deterministic=not train)
         if self.has_listeners:
             inputs = self.expert_layer(inputs, read, deterministic=not train)
@@ -197,7 +197,7 @@ class Classic(nn.Module):
         return mixed_with_copies(logits, jax.nn.sigmoid(self.copy_gate(hidden)[..., 0]), weights, words)
 
     def __call__(self, batch: ClassicBatch) -> Float[Array, "B T V"]:
-        """Logits of the batch's targets."""
+        """Returns the logits of the batch's targets."""
         read = self.read(batch, train=False)
         if self.adversary is not None and self.is_initializing():
             words = self.core.embed(batch.target)
@@ -208,7 +208,7 @@ class Classic(nn.Module):
     def start_cache(
         self, read: Read, mask: Bool[Array, "B S"], *, num_hypotheses: int, max_length: int
     ) -> ClassicCache:
-        """An empty cache for `num_hypotheses` answers of at most `max_length` tokens each."""
+        """Returns an empty cache for `num_hypotheses` answers of at most `max_length` tokens each."""
         sizes: dict[str, Any] = {"num_hypotheses": num_hypotheses, "max_length": max_length}
         cache = self.core.start_cache(read.states, mask, start=read.start, memories=read.memories, **sizes)
         if not self.has_listeners:
@@ -216,7 +216,7 @@ class Classic(nn.Module):
         return ClassicCache(cache, self.expert_layer.start_cache(read, **sizes), read.gate, read.words)
 
     def step(self, tokens: Int[Array, "B K"], cache: ClassicCache) -> tuple[Float[Array, "B K V"], ClassicCache]:
-        """Reads one token of every hypothesis and gives the next one's logits."""
+        """Reads one token of every hypothesis and returns the logits of the next."""
         states, listeners = self.core.step_inputs(tokens, cache.decoder), cache.listeners
         if listeners is not None:
             states, listeners = self.expert_layer.step(states, cache.gate, listeners)

@@ -1,4 +1,4 @@
-"""What the systems of MoEL's lineage read from a context, each a part of one model (`systems.classic.model`)."""
+"""The readers of a context in MoEL's lineage, each a module of one model (`systems.classic.model`)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from empax.models.transformer_config import TransformerConfig
 
 FEELINGS = "xReact"
 COGNITION = tuple(relation for relation in SOCIAL_RELATIONS if relation != FEELINGS)
-"""The relations that tell what follows from a turn, but for feelings."""
+"""The relations that describe what follows from a turn, except feelings."""
 
 
 @flax.struct.dataclass
 class ConceptWords:
-    """Words beside those of a source; `place` is that of the source's word which each belongs to."""
+    """Concepts of the words of a source; `place` is the position of the source word that each belongs to."""
 
     ids: Int[Array, "B K"]
     mask: Bool[Array, "B K"]
@@ -37,9 +37,9 @@ class ConceptWords:
 
 @flax.struct.dataclass
 class FactTexts:
-    """The last turn and its clauses, what follows from each (facts of COGNITION), and what each makes people feel.
+    """The last turn and its clauses, what follows from each (facts of COGNITION), and the feelings that each evokes.
 
-    `of` is the row of `turns` that a fact is about, `relation` its index into COGNITION.
+    `of` is the row of `turns` that a fact is about, `relation` the fact's index into COGNITION.
     """
 
     turns: Int[Array, "B U X"]
@@ -54,47 +54,47 @@ class FactTexts:
 
 @flax.struct.dataclass
 class ClassicBatch(LabelledBatch):
-    """A batch of words that knows who said each of them.
+    """A batch of words with their speakers.
 
-    `step` counts the updates made; only the training step fills it in.
+    `step` is the number of updates made; only the training step sets it.
     """
 
     speaker: Int[Array, "B S"]  # a word id: <speaker>, <listener>, or that of the first token
-    emotional: Bool[Array, "B S"]  # words of the lexicon of emotions
-    feedback: Int[Array, "B F"] | None = None  # the turn that follows the response, where critics want it
+    emotional: Bool[Array, "B S"]  # words of the emotion lexicon
+    feedback: Int[Array, "B F"] | None = None  # the turn after the response, if critics read it
     feedback_mask: Bool[Array, "B F"] | None = None
-    facts: Int[Array, "B M W"] | None = None  # a row for each of SOCIAL_RELATIONS, where a reader wants them
+    facts: Int[Array, "B M W"] | None = None  # a row for each of SOCIAL_RELATIONS, if a reader needs them
     facts_mask: Bool[Array, "B M W"] | None = None
-    intensity: Float[Array, "B S"] | None = None  # of each word's emotion, where a reader wants it
-    concepts: ConceptWords | None = None  # where a reader wants them
+    intensity: Float[Array, "B S"] | None = None  # of each word's emotion, if a reader needs it
+    concepts: ConceptWords | None = None  # if a reader needs them
     cognition: FactTexts | None = None  # likewise
     step: Int[Array, ""] | None = None
 
 
 @flax.struct.dataclass
 class Read:
-    """A context as the decoder and the losses get it.
+    """An encoded context, the input of the decoder and the losses.
 
-    The fields are arrays, but annotated Any: JAX also builds pytrees of specs, axes and placeholders.
+    The fields are arrays but are annotated Any: JAX also builds pytrees of specs, axes and placeholders.
     """
 
     states: Any  # [B, S, D]
     mask: Any  # [B, S] bool
-    words: Any  # [B, S], the id that each state stands for
-    context: Any  # [B, C], what the emotion is read from
+    words: Any  # [B, S], the id of each state
+    context: Any  # [B, C], the vector that the emotion is read from
     emotion: Any = None  # [B, 32] logits
-    start: Any = None  # [B, D], stands for the decoder's first embedding
-    gate: Any = None  # [B, E], how much each listener counts
-    intensity: Any = None  # [B, S], shares that the decoder's attention is to have
-    memories: Any = flax.struct.field(default_factory=dict)  # what decoder layers attend to besides, by name
-    losses: Any = flax.struct.field(default_factory=dict)  # by name, values [B] and where they are known [B]
+    start: Any = None  # [B, D], replaces the decoder's first embedding
+    gate: Any = None  # [B, E], the weight of each listener
+    intensity: Any = None  # [B, S], target of the decoder's attention
+    memories: Any = flax.struct.field(default_factory=dict)  # further memories that decoder layers attend to, by name
+    losses: Any = flax.struct.field(default_factory=dict)  # by name, values [B] and a mask of the known ones [B]
 
 
 class Reader(nn.Module):
-    """Adds something to what has been read; `words` is the model that it is part of, `losses` names those it has."""
+    """Base of the modules that extend a `Read`; `words` is the model they belong to, `losses` names their losses."""
 
     config: TransformerConfig
-    settings: Any  # its own; None = it has none
+    settings: Any  # the reader's own; None = it has none
     losses: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
@@ -119,19 +119,19 @@ class Linear(nn.Module):
 def encode_texts(
     stack: Stack, words: EncoderDecoder, ids: Int[Array, "N W"], mask: Bool[Array, "N W"], *, train: bool
 ) -> Float[Array, "N W D"]:
-    """States of short texts, in an encoder of their own."""
+    """Encodes short texts with the encoder `stack`."""
     inputs = words.enter(stack, words.embed(ids), jnp.arange(ids.shape[1]), deterministic=not train)
     return stack(inputs, mask[:, None, :], deterministic=not train)[0]
 
 
 def next_rows(valid: Bool[Array, " B"]) -> Int[Array, " B"]:
-    """Of each row of a batch the next one, of the last the first; of filler, which stands behind, itself."""
+    """Returns the index of the next row for each row, cyclically; filler rows, which are last, map to themselves."""
     rows, count = jnp.arange(len(valid)), jnp.sum(valid)
     return jnp.where(valid, (rows + 1) % jnp.maximum(count, 1), rows)
 
 
 def emotion_nll(logits: Float[Array, "B C"], emotion: Int[Array, " B"]) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
-    """Negative log-likelihood of each row's emotion, and where that is known."""
+    """Returns the negative log-likelihood of each row's emotion, and a mask of the rows where it is known."""
     log_probs = jax.nn.log_softmax(logits)
     return -jnp.take_along_axis(log_probs, jnp.maximum(emotion, 0)[:, None], axis=1)[:, 0], emotion >= 0
 
@@ -141,7 +141,7 @@ class EmotionSettings:
     """Settings of the reader "emotion".
 
     Attributes:
-      start: whether the decoder starts from the projected logits. Source: Li et al. 2020 (EmpDG); KEMP too.
+      start: whether the decoder starts from the projected logits. Source: Li et al. 2020 (EmpDG), also KEMP.
     """
 
     start: bool = False
@@ -166,7 +166,7 @@ class EmotionHead(Reader):
 
 
 class EmotionWords(Reader):
-    """A second encoder, of the context's words of emotion alone; the decoder reads both.
+    """A second encoder of the context's emotion words alone; the decoder attends to both encoders.
 
     Source: Li et al. 2020 (EmpDG), the generator.
     """
@@ -175,7 +175,7 @@ class EmotionWords(Reader):
         self.encoder = Stack(self.config, self.config.num_encoder_layers, decoder=False)
 
     def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
-        # The first token stands before the words, as before the context.
+        # The first token, as in the context, precedes the words.
         kept = (batch.emotional | (jnp.arange(batch.source.shape[1]) == 0)[None]) & batch.source_mask
         order = jnp.argsort(~kept, axis=1, stable=True)
         mask = jnp.take_along_axis(kept, order, axis=1)
@@ -194,8 +194,8 @@ class ListenersSettings:
     """Settings of the reader "listeners".
 
     Attributes:
-      top: how many listeners an answer takes; 0 = all.
-      teacher_floor, teacher_decay_steps: of `teacher_probability`.
+      top: number of listeners used, those of the highest logits; 0 = all.
+      teacher_floor, teacher_decay_steps: floor and decay, in steps, of `teacher_probability`.
     """
 
     top: int = 0
@@ -209,7 +209,7 @@ class ListenersSettings:
 
 
 def teacher_probability(step: Int[Array, ""], settings: ListenersSettings) -> Float[Array, ""]:
-    r"""How often a batch of training is gated by its gold emotions: f + (1 - f) exp(-step / decay).
+    r"""Returns the probability that the gold emotions gate a training batch: f + (1 - f) exp(-step / decay).
 
     Source: Lin et al. 2019 (MoEL), released code.
     """
@@ -218,10 +218,10 @@ def teacher_probability(step: Int[Array, ""], settings: ListenersSettings) -> Fl
 
 
 class ListenerGate(Reader):
-    """How much each of the 32 listeners counts: the softmax of the emotion's logits. Source: MoEL.
+    """The weights of the 32 listeners: the softmax of the emotion logits. Source: MoEL.
 
-    In training a whole batch is gated by the gold emotions instead, less and less often. Rows whose emotion is unknown
-    never are.
+    In training, the gold emotions gate whole batches instead, less and less often, except rows whose emotion is
+    unknown.
     """
 
     settings: ListenersSettings

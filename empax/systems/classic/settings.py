@@ -21,18 +21,18 @@ from empax.systems.classic.readers import EmotionSettings, ListenersSettings
 
 @dataclasses.dataclass(frozen=True)
 class ClassicSettings(WordLevelSettings):
-    """What all stages share: the section `config.classic`, with the sizes of the model.
+    """Settings shared by all stages: the section `config.classic`, with the sizes of the model.
 
     Attributes:
-      readers: which parts read a context, in order: "emotion", "emotion_words", "listeners" (behind "emotion"),
+      readers: the parts that read a context, in order: "emotion", "emotion_words", "listeners" (after "emotion"),
         "mimicry", "refinement" (before "emotion_words"), "concepts" (first, without these two), "alignment".
-      emotion, listeners, mimicry, concepts, alignment: settings of these; "alignment" reads concepts, too.
-      adversary: critics that see soft responses and the turn that follows (`systems.classic.adversary`); None = none.
-      copies: whether a response may copy words of what the decoder attends to.
-      lexicon: the words of emotion that "emotion_words" and critics read: "vader", or a file with a word on each line.
-      facts_tokens: of the facts of a relation that "refinement" reads.
-      max_context_tokens: of a context, with what stands before it; the newest words stay.
-      max_target_tokens: of a response in training, its end included.
+      emotion, listeners, mimicry, concepts, alignment: settings of these readers; "alignment" reads concepts too.
+      adversary: critics that see soft responses and the next turn (`systems.classic.adversary`); None = no critics.
+      copies: whether responses may copy words of the attended source.
+      lexicon: emotion words that "emotion_words" and the critics read: "vader", or a file with a word per line.
+      facts_tokens: maximum tokens of a relation's facts, which "refinement" reads.
+      max_context_tokens: maximum tokens of a context, including a prefix; the newest words are kept.
+      max_target_tokens: maximum tokens of a response in training, including the end token.
     """
 
     readers: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class ClassicSettings(WordLevelSettings):
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """Names of the losses that readers and critics have."""
+        """Names of the losses of readers and critics."""
         critics = LOSSES if self.adversary is not None else ()
         return (*(loss for name in self.readers for loss in READERS[name].losses), *critics)
 
@@ -107,14 +107,14 @@ class ClassicSettings(WordLevelSettings):
 
     @property
     def fact_readers(self) -> dict[str, list[str]]:
-        """By the kind of facts, "social" and "entity", the readers that want it."""
+        """The readers of each kind of facts, "social" and "entity"."""
         concepts = ("concepts", "alignment") if self.concepts.most else ()
         able = {"social": ("refinement", "alignment"), "entity": concepts}
         found = {kind: [name for name in self.readers if name in names] for kind, names in able.items()}
         return {kind: names for kind, names in found.items() if names}
 
     def config(self, vocab_size: int, start_id: int, *, tie_embeddings: bool = True) -> TransformerConfig:
-        """With the memories of its readers."""
+        """Builds the model's config, with the memories of its readers."""
         made = super().config(vocab_size, start_id, tie_embeddings=tie_embeddings)
         if "alignment" in self.readers:
             return dataclasses.replace(made, memories=("cognition", "affection"), memory_gate="none")
@@ -122,24 +122,24 @@ class ClassicSettings(WordLevelSettings):
         return dataclasses.replace(made, memories=("signal",) if single else (), single_memories=single)
 
     def reader_settings(self) -> tuple[tuple[str, Any], ...]:
-        """The readers' names with their settings."""
+        """Returns the names of the readers with their settings."""
         return tuple((name, getattr(self, name, None)) for name in self.readers)
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassicTaskSettings:
-    """Training of one of the systems.
+    """Training settings of one of the systems.
 
     Attributes:
-      weights: of each loss: "nll", 1 if it is left out, is the mean over the tokens of the responses (0: they are not
-        read); "frequency", 0 if it is left out, is the same with less weight on frequent words (CEM); a reader's
-        losses, each a mean over rows, must all be named. Released code sums where we average, so its weights are
-        others: `configs/classic.py` says which.
-      label_smoothing: of "nll".
-      start_from: an earlier stage whose parameters to go on from; empty = initialise.
-      prepend: an earlier stage whose likeliest emotion stands as a word before each context; empty = none. Source:
+      weights: weight of each loss. "nll" is the mean over response tokens; default 1; 0 = responses are not read.
+        "frequency" is the same with less weight on frequent words (CEM); default 0. All losses of the readers and
+        critics, each a mean over rows, must be named. Released code sums where we average, so its weights differ:
+        see `configs/classic.py`.
+      label_smoothing: label smoothing of "nll".
+      start_from: an earlier stage whose parameters initialize this one; empty = random.
+      prepend: an earlier stage whose likeliest emotion is prepended to each context as a word; empty = none. Source:
         Rashkin et al. 2019 (prepending).
-      max_validation_examples: 0 = all.
+      max_validation_examples: maximum examples of validation; 0 = all.
     """
 
     weights: Mapping[str, float] = dataclasses.field(default_factory=dict)

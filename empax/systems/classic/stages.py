@@ -1,4 +1,4 @@
-"""From settings and files to the task: checks, training, plans, answers."""
+"""The stages of the classic systems: checks, training, plans, answers."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ log = logging.getLogger("empax")
 
 _ANSWERS_AT_ONCE = 64
 TOKEN_LOSSES = ("nll", "frequency")
-"""Of every model."""
+"""Losses of every model."""
 
 
 def check_system(run: RunContext) -> None:
-    """Raises ConfigError unless the tokenizer is one of words, and the word vectors and the lexicon are there."""
+    """Raises ConfigError unless the tokenizer splits into words, and the word vectors and the lexicon exist."""
     check_prepared(run)
     settings = run.shared_settings(ClassicSettings)
     if run.settings("prepare", PrepareSettings).tokenizer.kind != "words":
@@ -57,10 +57,10 @@ def check_system(run: RunContext) -> None:
 
 
 def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
-    """Whether each loss has a weight, and the facts and stages that are read come before.
+    """Checks the weights of the losses, and the facts and earlier stages that the stage reads.
 
     Raises:
-      ConfigError: one has none, or they do not; or contexts would be cut.
+      ConfigError: a loss has no weight; facts or an earlier stage are missing; or contexts would be cut.
     """
     check_prepared(run)
     settings, where = run.shared_settings(ClassicSettings), f"config.{run.stage}.weights"
@@ -101,7 +101,7 @@ def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ClassicParts:
-    """What every stage is put together from."""
+    """The parts shared by all stages."""
 
     settings: ClassicSettings
     tokenizer: Tokenizer
@@ -124,7 +124,7 @@ class ClassicParts:
     def examples(
         self, instances: Sequence[Instance], emotions: Sequence[str] | None, **options: Any
     ) -> ClassicExamples:
-        """`options` as `ClassicExamples` takes them."""
+        """Builds the examples; `options` are those of `ClassicExamples`."""
         picker = self.picker if self.settings.reads_concepts else None
         given = instances, self.tokenizer, self.settings, self.lexicon
         return ClassicExamples(*given, emotions=emotions, picker=picker, **options)
@@ -134,13 +134,13 @@ class ClassicParts:
         return ConceptPicker.of(self.settings.concepts, self.tokenizer)
 
     def word_weights(self, targets: Sequence[Sequence[int]]) -> Float[np.ndarray, " V"]:
-        r"""Of each word in the loss "frequency", less the more frequent it is; ends have none.
+        r"""Returns the weight of each word in the loss "frequency": lower for frequent words, 0 for the end token.
 
         .. math:: w_v \propto 1 - f_v / \max_u f_u
 
-        and 1 on average over the words of `targets`. Source: Sabour et al. 2022 (CEM), after Jiang et al. 2019.
-        Departure: CEM's code counts the words that the model writes, as training goes; these are those of responses.
-        It never counts the end, which then weighs most.
+        with a mean of 1 over the words of `targets`. Source: Sabour et al. 2022 (CEM), after Jiang et al. 2019.
+        Departure: CEM's code counts the words that the model generates during training; ours counts those of the
+        responses. CEM's code never counts the end token, which then has the highest weight.
         """
         size, end = self.tokenizer.vocab_size, self.tokenizer.eos_id
         counts = np.bincount(np.concatenate([np.asarray(row, int) for row in targets]), minlength=size)
@@ -153,13 +153,13 @@ class ClassicParts:
 
     @functools.cached_property
     def lexicon(self) -> Bool[np.ndarray, " V"]:
-        """Which ids are words of emotion; none where nobody asks."""
+        """A mask of the ids that are emotion words; all False if no part reads the lexicon."""
         if not self.settings.reads_lexicon:
             return np.zeros(self.tokenizer.vocab_size, bool)
         return emotional_words(self.settings.lexicon, self.tokenizer)
 
     def initial(self, params: Params) -> Params:
-        """`params` with the word vectors in place of random ones."""
+        """Returns `params` with the word vectors in place of random embeddings."""
         found = load_vectors(self.settings.vectors, self.tokenizer, self.settings.d_model)
         return {**params, "core": {**params["core"], "token_embedding": found.table}}
 
@@ -178,7 +178,7 @@ def build_generator(stage: ClassicTaskSettings, run: RunContext) -> Assembly:
 
 
 def _with_shorter_teacher(parts: ClassicParts, num_examples: int, run: RunContext) -> ClassicParts:
-    """With the listeners' teacher leaving as much sooner as the stage is shorter on a corpus of one's own."""
+    """Scales the decay of the listeners' teacher to the stage's number of steps on this corpus."""
     loop, listeners = run.named(run.stage).loop, parts.settings.listeners
     decay = round(listeners.teacher_decay_steps * steps_on(run.plan.data, loop, num_examples) / loop.steps)
     listeners = dataclasses.replace(listeners, teacher_decay_steps=max(decay, 1))
@@ -192,7 +192,7 @@ def _initial(stage: ClassicTaskSettings, parts: ClassicParts, run: RunContext) -
 
 
 def _prepended(stage: ClassicTaskSettings, run: RunContext) -> Callable[[Sequence[Instance]], list[str] | None]:
-    """What gives the emotions that stand before contexts: a list, or None where none do."""
+    """Returns a function from instances to the emotions prepended to their contexts; it gives None if none are."""
     if not stage.prepend:
         return lambda instances: None
     other = run.settings(stage.prepend, ClassicTaskSettings)
@@ -236,7 +236,7 @@ def sketch_generator(stage: ClassicTaskSettings, run: RunContext, batch_size: in
 
 
 def answer_generator(stage: ClassicTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
-    """The model of a finished stage."""
+    """Builds the answerer of a finished stage."""
     parts, emotions_of = ClassicParts.of(run), _prepended(stage, run)
     reads, finder = bool(parts.settings.fact_readers), functools.cache(lambda: find_finder(run))
 
@@ -244,7 +244,7 @@ def answer_generator(stage: ClassicTaskSettings, run: RunContext, options: Answe
         emotions = emotions_of(instances)
         if reads and any("facts" not in i.notes for i in instances):
             instances = with_facts(finder(), instances)
-        # No reference is cut: what is scored is the likelihood of all of its words.
+        # References are not cut: the likelihood covers all of their words.
         made = parts.examples(instances, emotions, max_target_tokens=MAX_REFERENCE_TOKENS)
         notes: list[dict[str, Any]] = [{"prepended": e} for e in emotions] if emotions else [{} for _ in instances]
         if reads:
@@ -271,4 +271,4 @@ GENERATOR = TaskSpec(
     reads_sources=True,
     unread=("decoding",),
 )
-"""Nothing of it is exported: no other library has these models."""
+"""Has no export: no other library has these models."""

@@ -1,4 +1,4 @@
-"""The task of all systems of MoEL's lineage: likelihood of the response, and the losses of the readers."""
+"""The task of all systems of MoEL's lineage: the likelihood of the response, and the losses of the readers."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ log = logging.getLogger("empax")
 
 _EXCHANGED = "nll_exchanged_"
 READ_BY = {"refinement": ("facts",), "concepts": ("concepts",), "alignment": ("concepts", "cognition")}
-"""Readers, and the fields of a batch that they read besides the context."""
+"""By reader: the fields of a batch that it reads besides the context."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassicTask(ResponseTask):
-    """Context in, response out; parameters are the model's.
+    """Generates a response to a context; the parameters are the model's.
 
     Attributes:
       weights: see `ClassicTaskSettings`.
-      heads: ("emotion",) where the model learns the emotion.
+      heads: ("emotion",) if the model learns the emotion.
     """
 
     model: Classic
@@ -44,14 +44,14 @@ class ClassicTask(ResponseTask):
 
     @property
     def splits_batches(self) -> bool:
-        """Not where the rows of a batch are each other's negatives."""
+        """False where the rows of a batch are each other's negatives."""
         return "alignment" not in dict(self.model.readers)
 
     def init(self, rng: jax.Array, batch: ClassicBatch) -> Params:
         return self.model.init(rng, batch)["params"]
 
     def encode(self, params: Params, batch: ClassicBatch, rng: jax.Array | None) -> Read:
-        """Its states are a `readers.Read`; without an `rng`, latents are at their means and no emotion is gold."""
+        """Encodes into a `readers.Read`; without an `rng`, latents are at their means and no gold emotion is used."""
         found = self._apply(params, batch, method="read", rng=rng)
         return Read(found, found.mask)
 
@@ -83,7 +83,7 @@ class ClassicTask(ResponseTask):
         return [*parts, (nll_weight, smoothed)], metrics
 
     def _exchanged(self, params: Params, batch: ClassicBatch, read: Any) -> Metrics:
-        """The likelihood beside another row's concepts, its facts, or its part of what the decoder attends to."""
+        """Returns the likelihood given another row's concepts, facts, or decoder memories."""
         giver = next_rows(batch.valid)
 
         def given(tree: Any) -> Any:
@@ -95,7 +95,7 @@ class ClassicTask(ResponseTask):
             if own[name] is not None:
                 other = dataclasses.replace(batch, **given(own))
                 changed[name] = self.encode(params, other, None).states
-        # What the decoder attends to alone: of CASE's graphs not what they do to context and emotion.
+        # The decoder's memories alone: the effect of CASE's graphs on context and emotion stays.
         suffix = "_memory" if changed.keys() & read.memories.keys() else ""
         for name, memory in read.memories.items():
             changed[f"{name}{suffix}"] = read.replace(memories={**read.memories, name: given(memory)})
@@ -106,9 +106,9 @@ class ClassicTask(ResponseTask):
         return metrics
 
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
-        """With `NAME_gain`: by how much the likelihood of a token is higher than beside another row's, in nats.
+        """Adds `NAME_gain`: how much the log-likelihood per token exceeds that given another row's part, in nats.
 
-        Warns where that is nothing: what changes no response is no part of a system.
+        Warns if there is no gain: the part does not influence the responses.
         """
         gains = {}
         for name, value in averages.items():

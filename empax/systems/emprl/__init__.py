@@ -1,4 +1,4 @@
-"""EmpRL: the system (`tasks`), its rewards and rollouts, and its stages."""
+"""EmpRL: the tasks (`tasks`), their rewards and rollouts, and the stages."""
 
 from empax.core.system import RunContext, System, TaskSpec
 from empax.parts.exemplars.checks import check_retriever
@@ -16,7 +16,7 @@ from empax.systems.emprl.stages import answer_policy, build_policy, check_policy
 
 
 def check(run: RunContext) -> None:
-    """Looks at the generator, and at the retriever where a stage embeds something."""
+    """Checks the generator, and the retriever if a stage embeds texts."""
     check_system(run)
     policies = (one.settings for one in run.plan.stages.values() if isinstance(one.settings, PolicyTaskSettings))
     expects = any(part.goal == "f1" for policy in policies for part in policy.rewards)

@@ -1,7 +1,7 @@
-"""From the scores of sampled responses to advantages: rewards of tokens, whitening, GAE, group baselines.
+"""Advantages from the scores of sampled responses: token rewards, whitening, GAE, group baselines.
 
-Everything here is data to the update: no gradient flows through any of it. What stands under a False mask (NaN too)
-changes nothing, and comes out as 0.
+All results are constants of the update: no gradient flows through them. Values under a False mask (NaN too) have no
+effect, and the results there are 0.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Scale = Literal["group", "batch", "none"]
 
 
 def response_mask(tokens: Int[Array, "B T"], valid: Bool[Array, " B"] | None = None, *, eos_id: int) -> Mask:
-    """True up to and including the first end-of-sequence token, in rows that are `valid`.
+    """Returns a mask that is True up to and including the first end-of-sequence token, in `valid` rows.
 
-    Not "where the token is not padding": a policy can sample the padding id, and in some models it is the end's id.
+    It does not look for padding: a policy can sample the padding id, and in some models it is the end's id.
     """
     is_end = (tokens == eos_id).astype(jnp.int32)
     mask = jnp.cumsum(is_end, axis=1) - is_end == 0
@@ -30,17 +30,17 @@ def response_mask(tokens: Int[Array, "B T"], valid: Bool[Array, " B"] | None = N
 
 
 def mask_first_token(mask: Mask) -> Mask:
-    """The mask without each response's first token.
+    """Returns the mask without each response's first token.
 
     TRL 0.9's mask of encoder-decoders starts one token late, so that in EmpRL's runs the first generated token has no
-    KL, no reward, no value and no gradient. Right where the first token is forced (BART), a departure from Eq. 8 to 15
-    elsewhere. A response that is one token long has nothing left, its score included.
+    KL, no reward, no value and no gradient. This is right if the first token is forced (BART), else a departure from
+    Eq. 8 to 15. A response of one token then has no tokens left, and its score is lost.
     """
     return mask.at[:, 0].set(False)
 
 
 def token_rewards(scores: Float[Array, " B"], kl: Tokens, mask: Mask, *, beta: Float[Array, ""] | float) -> Tokens:
-    r"""The reward of every token: the score on the last one, and everywhere what the KL costs.
+    r"""Returns the reward of every token: the KL penalty, plus the score on the last token.
 
     .. math:: r_t = [t = T] \, R - \beta \, \mathrm{KL}_t
 
@@ -49,7 +49,7 @@ def token_rewards(scores: Float[Array, " B"], kl: Tokens, mask: Mask, *, beta: F
     Args:
       scores: R of whole responses.
       kl: `kl_penalty`, nats per token.
-      mask: the last True of a row is t = T. Rows without any are 0.
+      mask: the last True of a row is t = T. Rows without True get 0.
       beta: the KL coefficient; a controller's `coefficient`.
     """
     rewards = -beta * real(kl, mask) + jnp.where(_remaining(mask) == 1, scores.astype(jnp.float32)[:, None], 0.0)
@@ -57,16 +57,16 @@ def token_rewards(scores: Float[Array, " B"], kl: Tokens, mask: Mask, *, beta: F
 
 
 def whiten(values: Float[Array, "..."], mask: Bool[Array, "..."], *, shift_mean: bool = True) -> Float[Array, "..."]:
-    r"""Values scaled to variance 1 over all that the mask counts.
+    r"""Scales values to variance 1 over the mask.
 
     .. math:: w = (v - m) / \sqrt{s^2 + 10^{-8}} \quad (+ m \text{ unless } \texttt{shift\_mean})
 
-    with the unbiased variance. To be called on the whole rollout, before it is cut into mini-batches. Source: the code
-    of Ziegler et al. 2019, and TRL's, which whitens rewards with their mean kept, advantages without.
+    with the unbiased variance. Call it on the whole rollout, before it is split into mini-batches. Source: the code of
+    Ziegler et al. 2019, and TRL's, which keeps the mean of rewards, but not of advantages.
 
     Args:
       values: rewards or advantages.
-      mask: True at what counts. Fewer than two values have no variance: they become their own mean or 0.
+      mask: True at the values that count. Fewer than two have no variance: they become their own mean or 0.
       shift_mean: whether the mean becomes 0.
     """
     values = real(values, mask)
@@ -83,7 +83,7 @@ class ScoreStatistics:
     r"""Count, mean and sum of squared deviations of all scores so far; float32 scalars.
 
     Source: Chan et al. 1979 (the pairwise update). Fields are `Any` because checkpoints, shardings and
-    `jax.eval_shape` put other leaves than arrays there.
+    `jax.eval_shape` use other leaves than arrays.
     """
 
     count: Any  # Float[Array, ""]; exact up to 2^24 scores
@@ -95,7 +95,7 @@ class ScoreStatistics:
         return cls(*(jnp.zeros((), jnp.float32) for _ in range(3)))
 
     def update(self, scores: Float[Array, " B"], valid: Bool[Array, " B"]) -> ScoreStatistics:
-        """With the scores of one more batch; filler rows are not counted."""
+        """Adds the scores of a batch; filler rows do not count."""
         scores = real(scores, valid)
         added = jnp.sum(valid.astype(jnp.float32))
         mean = jnp.sum(scores) / jnp.maximum(added, 1.0)
@@ -107,15 +107,15 @@ class ScoreStatistics:
         return jax.lax.stop_gradient(ScoreStatistics(count, self.mean + delta * share, m2))
 
     def std(self) -> Float[Array, ""]:
-        """Unbiased; 1 as long as the scores do not differ, so that dividing by it is safe."""
+        """Returns the unbiased standard deviation; 1 while all scores are equal, so that dividing by it is safe."""
         std = jnp.sqrt(self.m2 / jnp.maximum(self.count - 1.0, 1.0))
-        # Departure from TRL, which divides by 1e-7 there: a first batch of equal scores would become a reward of 1e7.
+        # Departure: TRL divides by 1e-7 then, which turns a first batch of equal scores into a reward of 1e7.
         return jnp.where(std > 1e-6, std, 1.0)
 
     def normalise(self, scores: Float[Array, " B"]) -> Float[Array, " B"]:
-        """Scores of a batch in running deviations above the running mean (TRL: `use_score_norm`, on in EmpRL's runs).
+        """Standardizes scores by the running mean and deviation (TRL: `use_score_norm`, on in EmpRL's runs).
 
-        Update first, with these scores too, as TRL does.
+        Call `update` with these scores first, as TRL does.
         """
         return jax.lax.stop_gradient((scores.astype(jnp.float32) - self.mean) / self.std())
 
@@ -123,16 +123,15 @@ class ScoreStatistics:
 def generalized_advantages(
     rewards: Tokens, values: Tokens, mask: Mask, *, gamma: float, lam: float, form: Form = "sound"
 ) -> tuple[Tokens, Tokens]:
-    r"""Generalised advantage estimates, and the returns A + V that values are trained on.
+    r"""Returns generalized advantage estimates, and the returns A + V that values are trained on.
 
     .. math:: A_t = \sum_{l=0}^{T-t} (\gamma\lambda)^l \delta_{t+l}, \quad
       \delta_t = r_t + \gamma V(s_{t+1}) - V(s_t), \quad V(s_{T+1}) = 0
 
-    Source: Schulman et al. 2016, Eq. 16; EmpRL, Eq. 10. Tokens t = 1 .. T are the ones that the mask
-    counts, wherever they stand.
+    Source: Schulman et al. 2016, Eq. 16; EmpRL, Eq. 10. Tokens t = 1 .. T are the ones under the mask, at any position.
 
     Departure: EmpRL's Eq. 9 sums only to delta_{T-1}, so the last token has no advantage and the empathy reward r_T
-    reaches nobody but through V(s_T); and delta_{T-1}, as the last of several terms, has exponent T-t+1 for T-1-t.
+    acts only through V(s_T); and delta_{T-1}, as the last of several terms, has exponent T-t+1 instead of T-1-t.
     "paper_literal" computes that: A_T = 0, A_{T-1} = delta_{T-1}, and for t < T-1
 
     .. math:: A_t = \sum_{l=0}^{T-2-t} (\gamma\lambda)^l \delta_{t+l} + (\gamma\lambda)^{T-t+1} \delta_{T-1}
@@ -140,7 +139,7 @@ def generalized_advantages(
     Args:
       rewards: r_t, `token_rewards`.
       values: V(s_t) of the policy that sampled.
-      mask: of the tokens that count.
+      mask: the tokens that count.
       gamma: discount, in [0, 1].
       lam: lambda, in [0, 1].
       form: which of the two sums.
@@ -171,19 +170,19 @@ def generalized_advantages(
 def grpo_advantages(
     scores: Float[Array, " B"], valid: Bool[Array, " B"], *, group_size: int, scale_rewards: Scale = "group"
 ) -> Float[Array, " B"]:
-    r"""How much better each response is than the others to the same context.
+    r"""Returns the advantage of each response over the others to the same context.
 
     .. math:: A_i = (R_i - \mathrm{mean}(R)) / (\mathrm{std}(R) + 10^{-4})
 
-    Source: Shao et al. 2024 (GRPO), Sec. 4.1.2; std unbiased and its 1e-4 as in TRL. Without the division: Liu et al.
-    2025 (Dr. GRPO), Sec. 3.2, for it weighs up contexts whose responses hardly differ.
+    Source: Shao et al. 2024 (GRPO), Sec. 4.1.2; std unbiased and its 1e-4 as in TRL. Liu et al. 2025 (Dr. GRPO),
+    Sec. 3.2, omit the division, since it increases the weight of contexts whose responses hardly differ.
 
     Args:
-      scores: of responses, those to one context next to each other: `Generated.tokens` [B, K, T] as [B K, T].
-      valid: False on filler rows, which are no part of their group.
+      scores: scores of responses, those to one context adjacent: `Generated.tokens` [B, K, T] as [B K, T].
+      valid: False on filler rows, which do not belong to their group.
       group_size: responses to each context; at least 2, and a divisor of the batch.
-      scale_rewards: whose std: "group", or "batch", that of all scores (Hu et al. 2025, REINFORCE++; Liu et al. 2025,
-        "Part I: Tricks or Traps"); "none" = no division (Dr. GRPO). TRL's names.
+      scale_rewards: the std of the "group", or of the "batch", all scores (Hu et al. 2025, REINFORCE++; Liu et al.
+        2025, "Part I: Tricks or Traps"); "none" = no division (Dr. GRPO). TRL's names.
     """
     grouped, counts, size = by_group(scores, valid, group_size)
     mean = jnp.sum(grouped, axis=1, keepdims=True) / jnp.maximum(size, 1.0)
@@ -199,12 +198,12 @@ def grpo_advantages(
 
 
 def rloo_advantages(scores: Float[Array, " B"], valid: Bool[Array, " B"], *, group_size: int) -> Float[Array, " B"]:
-    r"""How much better each response is than the mean of the others to the same context: REINFORCE, leave one out.
+    r"""Returns each response's advantage over the mean of the others to the same context (REINFORCE leave-one-out).
 
     .. math:: A_i = R_i - \frac{1}{K - 1} \sum_{j \ne i} R_j
 
     Unlike the mean of the whole group, this baseline does not depend on the response. Source: Ahmadian et al. 2024,
-    Eq. 8; Kool et al. 2019. A response that is alone in its group has the advantage 0. Arguments are those of
+    Eq. 8; Kool et al. 2019. A single response in a group has the advantage 0. Arguments are those of
     `grpo_advantages`, with K responses in a group.
     """
     grouped, counts, size = by_group(scores, valid, group_size)
@@ -216,12 +215,12 @@ def rloo_advantages(scores: Float[Array, " B"], valid: Bool[Array, " B"], *, gro
 def by_group(
     scores: Float[Array, " B"], valid: Bool[Array, " B"], group_size: int
 ) -> tuple[Float[Array, "G K"], Bool[Array, "G K"], Float[Array, "G 1"]]:
-    """Scores by group, which of them count, and how many."""
+    """Returns the scores by group, the mask of those that count, and their number."""
     counts = valid.reshape(-1, group_size)
     grouped = real(scores.reshape(-1, group_size), counts)
     return grouped, counts, jnp.sum(counts.astype(jnp.float32), axis=1, keepdims=True)
 
 
 def _remaining(mask: Mask) -> Int[Array, "B T"]:
-    """How many tokens count from here on, this one included; 0 where it does not count."""
+    """Returns the number of tokens that count from each one on, including itself; 0 where it does not count."""
     return jnp.where(mask, jnp.cumsum(mask[:, ::-1].astype(jnp.int32), axis=1)[:, ::-1], 0)

@@ -1,4 +1,4 @@
-"""How far a policy has moved from its reference: estimators on sampled tokens, and the coefficient that pays for it."""
+"""KL divergence of a policy from its reference: estimators on sampled tokens, and the penalty's coefficient."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ Tokens: TypeAlias = Float[Array, "B T"]
 """A number for each token of each response."""
 
 Mask: TypeAlias = Bool[Array, "B T"]
-"""True at the tokens that count. What stands elsewhere (NaN too) changes neither value nor gradient."""
+"""True at the tokens that count. Values elsewhere (NaN too) affect neither value nor gradient."""
 
 
 def kl_penalty(log_probs: Tokens, reference_log_probs: Tokens, mask: Mask, *, estimator: Estimator = "k1") -> Tokens:
-    r"""KL(policy || reference) at each token, estimated from the one token that the policy drew; in nats.
+    r"""Returns KL(policy || reference) at each token, estimated from the sampled token; in nats.
 
     .. math::
       k_1 = \log \frac{\pi}{\rho}, \quad k_3 = \frac{\rho}{\pi} - 1 + k_1
 
-    Source: EmpRL, Eq. 6 ("k1"); Schulman 2020, "Approximating KL divergence". Both have the right mean; k1 can be
-    negative, k3 cannot, and varies less as long as the two policies are close (far apart, more).
+    Source: EmpRL, Eq. 6 ("k1"); Schulman 2020, "Approximating KL divergence". Both are unbiased; k1 can be negative,
+    k3 cannot, and has the lower variance if the two policies are close (if they are far apart, the higher).
 
-    Departure: Eq. 6 prints log pi(.) / rho(.) without a token; here it is the sampled one's.
+    Departure: Eq. 6 prints log pi(.) / rho(.) without a token; ours takes the sampled token.
 
     Args:
-      log_probs: of the sampled tokens under the policy; the gradient flows here, with the estimator's own bias: that of
-        k1 has mean 0, so in a loss use k3.
-      reference_log_probs: of the same tokens under the frozen reference; no gradient flows.
-      mask: of the tokens that count; elsewhere the KL is 0.
-      estimator: which.
+      log_probs: log-probabilities of the sampled tokens under the policy; the gradient flows here, with the estimator's
+        own bias: the gradient of k1 has mean 0, so use k3 in a loss.
+      reference_log_probs: those of the same tokens under the frozen reference; no gradient flows.
+      mask: the tokens that count; elsewhere the KL is 0.
+      estimator: the estimator.
     """
     log_ratio = real(log_probs, mask) - jax.lax.stop_gradient(real(reference_log_probs, mask))
     if estimator == "k1":
         return log_ratio
-    return jnp.expm1(-log_ratio) + log_ratio  # expm1: near 0 the terms cancel, and there KL lives
+    return jnp.expm1(-log_ratio) + log_ratio  # expm1, since the terms cancel near 0, where most ratios are
 
 
 def sequence_kl(kl: Tokens, mask: Mask) -> Mean:
-    """KL of whole responses: the tokens' summed, averaged over the responses that have any. Nats per response."""
+    """Returns the KL in nats per response: summed over tokens, averaged over the responses that have any."""
     return Mean.of(jnp.sum(real(kl, mask), axis=1), jnp.any(mask, axis=1))
 
 
 def real(values: Float[Array, "..."], mask: Bool[Array, "..."]) -> Float[Array, "..."]:
-    """`values` as float32, 0 under a False mask: before any arithmetic, so that no NaN can reach a gradient."""
+    """Returns `values` as float32, 0 under a False mask; before any arithmetic, so that no NaN reaches a gradient."""
     return jnp.where(mask, values.astype(jnp.float32), 0.0)
 
 
 @flax.struct.dataclass
 class KlController:
-    r"""A KL coefficient that steers the KL of whole responses to a target, or stays.
+    r"""A KL coefficient that is constant, or adapts to keep the KL of whole responses at a target.
 
     .. math:: e = \mathrm{clip}(\mathrm{KL} / \mathrm{target} - 1, -0.2, 0.2), \quad
       \beta \leftarrow \beta \, \max(0, 1 + e \, n / \mathrm{horizon})
@@ -65,10 +65,10 @@ class KlController:
     horizon where the paper has a constant 0.1).
 
     Attributes:
-      coefficient: beta, Float[Array, ""], or what checkpoints, shardings and `jax.eval_shape` put there.
-      target: nats per response, above 0; None = the coefficient stays.
-      horizon: responses after which a steady error of 20% has changed beta by about 20%; well above a batch's n, for at
-        a fifth of it beta could fall to 0, and stay there.
+      coefficient: beta, Float[Array, ""], or a leaf of checkpoints, shardings and `jax.eval_shape`.
+      target: nats per response, above 0; None = the coefficient is constant.
+      horizon: responses after which a constant error of 20% has changed beta by about 20%. It must be well above a
+        batch's n: at n / 5, beta could fall to 0 and stay there.
     """
 
     coefficient: Any
@@ -76,7 +76,7 @@ class KlController:
     horizon: float = flax.struct.field(pytree_node=False, default=10_000.0)
 
     def update(self, kl: Mean) -> KlController:
-        """After a rollout; `kl` is `sequence_kl` of its tokens' estimates (its weight is n; 0 changes nothing)."""
+        """Updates after a rollout; `kl` is `sequence_kl` of its tokens' estimates (its weight is n; 0 = no change)."""
         if self.target is None:
             return self
         error = jnp.clip(kl.value() / self.target - 1.0, -0.2, 0.2)

@@ -1,4 +1,4 @@
-"""The policy that EmpRL trains: how it answers, how its answers are rated, what all ways to learn from them share."""
+"""EmpRL's policy: its rollouts, their rewards, and the code shared by all algorithms."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from empax.training.accumulation import TrainingError
 
 log = logging.getLogger("empax")
 Found: TypeAlias = tuple[Tokens, Tokens | None, Float[Array, "B T V"]]
-"""Log-probabilities of tokens, the value before each, all logits."""
+"""Log-probabilities of tokens, the value before each token, and all logits."""
 
 LEAST = {"distinct_responses": 0.2, "entropy": 0.1, "response_tokens": 3.0}
-"""Below any of them a policy has collapsed, or is about to: a warning, since only its user can tell."""
+"""Below any of these, a policy has collapsed or is about to. It logs a warning, since only its user can tell."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A `ReinforcedTask` but for its credit and its objective.
+    """Base of a `ReinforcedTask`, without credit assignment and objective.
 
-    Parameters are {"model"}, with PPO also {"value"}. `frozen` has "reference", {"model"} that training began with,
-    and "reward", the parameters of `reward`.
+    Parameters are {"model"}, with PPO also {"value"}. `frozen` has "reference", the initial {"model"} of training, and
+    "reward", the parameters of `reward`.
 
     Attributes:
-      generator: the model and how it draws responses.
-      reward: rates them.
-      settings: of the stage.
+      generator: the model and its sampling of responses.
+      reward: rates the responses.
+      settings: settings of the stage.
     """
 
     generator: Generator
@@ -52,7 +52,7 @@ class Policy:
     settings: Any
 
     tie: ClassVar[str] = "kl.coefficient"
-    """The setting that holds the policy to where training began."""
+    """The setting that ties the policy to its initial parameters."""
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
         first, second = jax.random.split(rng)
@@ -78,7 +78,7 @@ class Policy:
         return {}
 
     def rollout(self, params: Params, frozen: Params, batch: PolicyBatch, rng: jax.Array) -> Rollout:
-        """Draws responses, if none are given; the update repeats the very computation of their log-probabilities."""
+        """Samples responses, if none are given; the update computes their log-probabilities in the same way."""
         generator, inputs, drawn = self.generator, batch.inputs, batch.answers
         if drawn is None:
             drawn = generator.decoder(generator.model, params["model"], inputs.source, inputs.source_mask, rng).tokens
@@ -91,7 +91,7 @@ class Policy:
         return Rollout(batch, tokens, mask, log_probs, reference, values=values)
 
     def encoded(self, params: Params, batch: PolicyBatch) -> Read:
-        """What the model makes of its contexts, without dropout."""
+        """Encodes the contexts, without dropout."""
         return self.generator.encode(params, _inputs(batch), None)
 
     def read(
@@ -102,9 +102,9 @@ class Policy:
         encoded: Read,
         frozen_trunk: Float[Array, ""] | None = None,
     ) -> Found:
-        """Teacher-forced, without dropout: log-probabilities of `tokens`, the value before each, and all logits.
+        """Returns log-probabilities of `tokens`, the value before each, and all logits; teacher-forced, no dropout.
 
-        `frozen_trunk` = 1 lets no gradient of the values into the model, 0 lets all of it.
+        With `frozen_trunk` = 1 no gradient of the values flows into the model, with 0 all of it.
         """
         model, own = self.generator.model, params["model"]
         hidden = apply(model, own, tokens, encoded.states, encoded.mask, method="decode_hidden", rng=None)
@@ -117,7 +117,7 @@ class Policy:
             seen = frozen_trunk * jax.lax.stop_gradient(seen) + (1.0 - frozen_trunk) * seen
         if self.settings.value_sees_levels:
             levels = batch.wanted.reshape(len(tokens), 1, -1)
-            # About as long a vector as the states are: a small one would take ten times the rollouts to be noticed.
+            # Scaled to about the norm of the states: a small vector needs ten times the rollouts to have an effect.
             levels = levels * (seen.shape[-1] / batch.wanted.shape[1]) ** 0.5
             seen = jnp.concatenate([seen, jnp.broadcast_to(levels, (*tokens.shape, levels.shape[-1]))], axis=2)
         flat = seen.reshape(-1, seen.shape[-1])
@@ -129,15 +129,15 @@ class Policy:
         return batch.replace(parts=parts, scores=self.reward.total(parts))
 
     def counted(self, rollout: Rollout) -> Mask:
-        """The tokens that are learnt from."""
+        """Returns the mask of the tokens that are trained on."""
         return mask_first_token(rollout.mask) if self.settings.mask_first_token else rollout.mask
 
     def token_kl(self, rollout: Any) -> Tokens:
-        """To the reference, in nats."""
+        """Returns the KL to the reference, in nats per token."""
         return kl_penalty(rollout.log_probs, rollout.reference_log_probs, self.counted(rollout))
 
     def watched(self, rollout: Any) -> Metrics:
-        """What to log of rated responses."""
+        """Returns the metrics of rated responses."""
         valid = rollout.mask.any(axis=1)
         ended = jnp.any(rollout.mask & (rollout.tokens == self.generator.decoder.eos_id), axis=1)
         names = enumerate(() if rollout.parts is None else self.reward.names)
@@ -145,7 +145,7 @@ class Policy:
         return {
             "reward": Mean.of(rollout.scores, valid),
             **{f"reward_{name}": Mean.of(parts[:, i], valid) for i, name in names},
-            # To the reference, nats per response: what the penalty is made of and steers by.
+            # To the reference, in nats per response: the penalty and its controller use it.
             "kl": sequence_kl(self.token_kl(rollout), self.counted(rollout)),
             "response_tokens": ppo.mean_length(rollout.mask),
             "distinct_responses": ppo.distinct_share(rollout.tokens, rollout.mask),
@@ -153,7 +153,7 @@ class Policy:
         }
 
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
-        """The objective on what was credited; on mere contexts, the likelihood of their gold responses."""
+        """Returns the objective on credited rollouts; on contexts alone, the likelihood of their gold responses."""
         del rng, train  # no dropout: it would make the ratio noise
         if isinstance(batch, PolicyBatch):
             return self.on_gold(params, batch, self.encoded(params, batch))
@@ -171,28 +171,28 @@ class Policy:
         }
 
     def learnt(self, batch: Any) -> Rollout:
-        """The responses in what `credit` gave."""
+        """Returns the responses in the result of `credit`."""
         return batch
 
     def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
-        """The loss, what to log of it, and how much the gold responses' likelihood counts beside it.
+        """Returns the loss, its metrics, and the factor of the gold responses' likelihood.
 
         Args:
-          found: what `read` says of the responses.
-          batch: what `credit` gave.
-          mask: the tokens that are learnt from.
+          found: the result of `read` on the responses.
+          batch: the result of `credit`.
+          mask: mask of the tokens that are trained on.
         """
         raise NotImplementedError
 
     def with_likelihood(
         self, loss: Mean, params: Params, rollout: Rollout, encoded: Read, factor: Float[Array, ""]
     ) -> tuple[Mean, Metrics]:
-        r"""The loss and, times its weight, the mean negative log-likelihood of a gold token; and the latter, to log.
+        r"""Adds the weighted mean negative log-likelihood of a gold token to the loss; returns it as a metric too.
 
         .. math:: L = L_{policy} + w \frac{\sum_n e^{f m_n} \, NLL_n}{\sum_n e^{f m_n} \, T_n}
 
         Source: Ouyang et al. 2022, Eq. 2 (w); Peng et al. 2019, Eq. 9 (f), with the merit m in place of the advantage.
-        Departure: with `accumulate` the second mean is one of each part, weighed by the part's sampled tokens.
+        Departure: with `accumulate`, the second mean is taken per part, weighted by the part's sampled tokens.
         """
         weight = self.settings.likelihood_weight
         if not weight:
@@ -201,7 +201,7 @@ class Policy:
         return ppo.weighted_sum((1.0, loss), (weight * factor, Mean(nll.value() * loss.weight, loss.weight))), metrics
 
     def on_gold(self, params: Params, batch: PolicyBatch, encoded: Read, *, focus: float = 0.0) -> tuple[Mean, Metrics]:
-        """The mean negative log-likelihood of a gold token, weighted by the merit of its response; and without weights.
+        """Returns the mean negative log-likelihood of a gold token, weighted by its response's merit and unweighted.
 
         `focus` is PolicyTaskSettings.likelihood_focus.
         """
@@ -212,7 +212,7 @@ class Policy:
         return weighted, {"nll": Mean(nll.sum(), tokens.sum())}
 
     def guarded(self, log_probs: Tokens, rollout: Rollout, mask: Mask) -> dict[str, Mean]:
-        """Means over tokens of what must be 0 before anything is learnt."""
+        """Returns means over tokens of the deviations that must be 0 before the first update."""
         ratio = jnp.abs(jnp.expm1(jnp.where(mask, log_probs - rollout.log_probs, 0.0)))
         moved = jnp.abs(kl_penalty(log_probs, rollout.reference_log_probs, mask))
         return {"ratio_error": Mean.of(ratio, mask), "reference_error": Mean.of(moved, mask)}
@@ -245,12 +245,12 @@ class Policy:
 
 
 def value_head(settings: PpoTaskSettings) -> ClassificationHead:
-    """Linear, or with a hidden layer of tanh."""
+    """Returns a value head that is linear, or has a hidden layer of tanh."""
     return ClassificationHead(num_classes=1, hidden=settings.value_hidden or None)
 
 
 def _inputs(batch: Any) -> Any:
-    """What the generator reads, of a batch in whatever state."""
+    """Returns the generator's inputs of a batch in any state."""
     batch = _contexts(batch)
     return batch.inputs if isinstance(batch, PolicyBatch) else batch
 

@@ -1,6 +1,6 @@
-"""The losses of PPO and GRPO on sampled responses, what to watch while they fall.
+"""Losses of PPO and GRPO on sampled responses, and metrics to monitor.
 
-Losses come as sums and weights, so that the micro-batches of a mini-batch add up exactly.
+Losses are sums and weights, so that the micro-batches of a mini-batch add up exactly.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Level = Literal["token", "sequence"]
 
 
 def reduce_tokens(values: Tokens, mask: Mask, reduction: Reduction) -> Mean:
-    """One number of many tokens.
+    """Reduces the values of tokens to one number.
 
-    "tokens" averages over all tokens (TRL's PPO, so EmpRL's runs). "sequences" sums over the tokens of a response and
+    "tokens" averages over all tokens (TRL's PPO, thus EmpRL's runs). "sequences" sums over the tokens of a response and
     averages over responses (EmpRL, Eq. 12 to 15; over a constant length it is Dr. GRPO's). "sequence_means" averages
-    over the tokens of a response, then over responses (Shao et al. 2024, Eq. 3). Rows without a token are no responses.
+    over the tokens of a response, then over responses (Shao et al. 2024, Eq. 3). Rows without tokens do not count.
     """
     if reduction == "tokens":
         return Mean.of(values, mask)
@@ -35,7 +35,7 @@ def reduce_tokens(values: Tokens, mask: Mask, reduction: Reduction) -> Mean:
 
 
 def weighted_sum(*parts: tuple[float | Float[Array, ""], Mean]) -> Mean:
-    """Coefficients times losses, all of one mask and one reduction, so that they share their weight.
+    """Returns the weighted sum of losses with one mask and one reduction, which thus share their weight.
 
     EmpRL, Eq. 13: `weighted_sum((1.0, policy), (0.1, value))`. `Mean.__add__` is for parts of a batch, not of a loss.
     """
@@ -43,9 +43,9 @@ def weighted_sum(*parts: tuple[float | Float[Array, ""], Mean]) -> Mean:
 
 
 def ratio_below(log_probs: Tokens, old_log_probs: Tokens, mask: Mask, *, cap: float) -> Bool[Array, ""]:
-    """Whether a mini-batch may be learnt from: its mean ratio is at most `cap` (TRL and EmpRL's runs: 10).
+    """Whether to train on a mini-batch: its mean ratio is at most `cap` (TRL and EmpRL's runs: 10).
 
-    For `keep` of all its losses. A mean that is not finite is not below. No gradient flows.
+    It is the `keep` of all its losses. A mean that is not finite is not below. No gradient flows.
     """
     ratio = jnp.exp(jax.lax.stop_gradient(_log_ratio(log_probs, old_log_probs, mask)))
     return Mean.of(ratio, mask).value() <= cap
@@ -64,7 +64,7 @@ def policy_loss(
     reduction: Reduction = "tokens",
     keep: Switch = None,
 ) -> tuple[Mean, Metrics]:
-    r"""Clipped surrogate loss of PPO.
+    r"""Returns the clipped surrogate loss of PPO.
 
     .. math:: L = -\mathrm{mean} \min(\min(c_t, \delta) A_t, \mathrm{clip}(c_t, 1 - \epsilon, 1 + \epsilon_{high}) A_t),
       \quad c_t = \pi_\theta(y_t) / \pi_{old}(y_t)
@@ -74,20 +74,20 @@ def policy_loss(
     2025 (GSPO), Eq. 5 and 7 (sequences).
 
     Args:
-      log_probs: of the sampled tokens under the policy being trained.
-      old_log_probs: under the policy that sampled them, neither tempered nor truncated; no gradient flows.
-      advantages: A_t, whitened if wished; no gradient flows.
-      mask: of the tokens that count.
+      log_probs: log-probabilities of the sampled tokens under the policy being trained.
+      old_log_probs: those under the policy that sampled them, neither tempered nor truncated; no gradient flows.
+      advantages: A_t, optionally whitened; no gradient flows.
+      mask: the tokens that count.
       clip: epsilon > 0.
-      epsilon_high: how far a ratio may rise; None = as far as it may fall, epsilon.
-      delta: the most that a ratio counts for; it bounds what a negative advantage can do. None = no bound.
+      epsilon_high: maximum rise of a ratio; None = epsilon.
+      delta: upper bound of a ratio, which limits the effect of negative advantages; None = no bound.
       importance_sampling_level: "sequence" gives all tokens of a response the geometric mean of their ratios.
-      reduction: what `mean` is.
-      keep: False = the loss is 0 and so is its gradient (`ratio_below`); its weight stays.
+      reduction: the form of `mean`.
+      keep: False = the loss and its gradient are 0 (`ratio_below`); its weight stays.
 
     Returns:
-      The loss, and over tokens, whatever `keep`: `ratio` = mean c_t; `clip_fraction` = share of tokens whose gradient
-      the bounds took; `approximate_kl` = mean c_t - 1 - log c_t, which estimates KL(old || new) in nats per token.
+      The loss, and over tokens, whatever `keep`: `ratio` = mean c_t; `clip_fraction` = share of tokens where a bound
+      is active; `approximate_kl` = mean c_t - 1 - log c_t, which estimates KL(old || new) in nats per token.
     """
     counted = mask if keep is None else mask & keep
     advantages = jax.lax.stop_gradient(real(advantages, mask))
@@ -126,7 +126,7 @@ def value_loss(
     reduction: Reduction = "tokens",
     keep: Switch = None,
 ) -> tuple[Mean, Metrics]:
-    r"""Half the squared error of the values; clipped, it takes the worse of two.
+    r"""Returns half the squared error of the values; with clipping, the larger of two errors.
 
     .. math:: L = \tfrac{1}{2} \, \mathrm{mean} \max((V_t - R_t)^2, (V'_t - R_t)^2), \quad
       V'_t = \mathrm{clip}(V_t, V^{old}_t - \epsilon, V^{old}_t + \epsilon)
@@ -135,11 +135,11 @@ def value_loss(
     halve, as Dhariwal et al. 2017 (OpenAI Baselines) do.
 
     Args:
-      values: of the value head being trained.
-      old_values: at the time of the rollout; no gradient flows.
+      values: values of the head being trained.
+      old_values: values at the time of the rollout; no gradient flows.
       returns: R_t of `generalized_advantages`; no gradient flows.
-      mask: of the tokens that count.
-      clip: epsilon > 0, in units of the values; None = not clipped.
+      mask: the tokens that count.
+      clip: epsilon > 0, in units of the values; None = no clipping.
       reduction: as in `policy_loss`.
       keep: as in `policy_loss`.
 
@@ -171,23 +171,23 @@ def grpo_loss(
     keep: Switch = None,
     **options: Any,
 ) -> tuple[Mean, Metrics]:
-    r"""PPO's policy loss with one advantage for a whole response, and the KL in the loss instead of the reward.
+    r"""Returns PPO's policy loss with one advantage per response, and the KL in the loss instead of the reward.
 
     .. math:: L = L_{policy} + \beta \, \mathrm{mean} \, k_3(\pi_\theta, \rho)
 
     Source: Shao et al. 2024 (GRPO), Eq. 3 and 4. Dr. GRPO (Liu et al. 2025) is `reduction="sequences"`, over a constant
-    length, which the learning rate takes up; DAPO (Yu et al. 2025) is "tokens".
+    length, which the learning rate absorbs; DAPO (Yu et al. 2025) is "tokens".
 
     Args:
-      log_probs: as in `policy_loss`, like the next.
-      old_log_probs: of the policy that sampled.
-      reference_log_probs: under the frozen reference; no gradient flows.
-      advantages: of `grpo_advantages`.
-      mask: of the tokens that count.
+      log_probs: as in `policy_loss`.
+      old_log_probs: as in `policy_loss`.
+      reference_log_probs: log-probabilities under the frozen reference; no gradient flows.
+      advantages: those of `grpo_advantages`.
+      mask: the tokens that count.
       kl_coefficient: beta, at least 0.
-      reduction: what `mean` is, for both parts.
+      reduction: the form of `mean`, for both parts.
       keep: as in `policy_loss`.
-      options: of `policy_loss`; importance_sampling_level = "sequence" is GSPO.
+      options: options of `policy_loss`; importance_sampling_level = "sequence" is GSPO.
 
     Returns:
       The loss; the metrics of `policy_loss`, `policy_loss` itself, and `kl` = mean k3 in nats per token.
@@ -202,19 +202,19 @@ def grpo_loss(
 
 
 def entropy(logits: Float[Array, "B T V"], mask: Mask, *, reduction: Reduction = "tokens") -> Mean:
-    """Entropy of the policy at each position, in nats. The gradient flows; a logit of -inf is a probability of 0."""
+    """Returns the policy's entropy per position, in nats. Gradients flow; a logit of -inf is a probability of 0."""
     logits = jnp.where(mask[:, :, None], logits.astype(jnp.float32), 0.0)
     log_probs = jax.nn.log_softmax(logits, axis=-1)
-    # Never 0 times -inf, in the gradient either.
+    # Avoids 0 times -inf, also in the gradient.
     log_probs = jnp.where(jnp.isneginf(log_probs), 0.0, log_probs)
     probs = jnp.where(jnp.isneginf(logits), 0.0, jnp.exp(log_probs))
     return reduce_tokens(-jnp.sum(probs * log_probs, axis=-1), mask, reduction)
 
 
 def explained_variance(values: Tokens, returns: Tokens, mask: Mask) -> Float[Array, ""]:
-    """1 - Var(R - V) / Var(R) over tokens: 1 = V knows the returns, 0 = a constant does as well, below 0 = worse.
+    """Returns 1 - Var(R - V) / Var(R) over tokens: 1 = V predicts the returns, 0 = like a constant, below 0 = worse.
 
-    0 where the returns do not vary. It does not add up over parts of a batch: take it of the whole rollout.
+    It is 0 if the returns do not vary. It does not add up over parts of a batch: compute it on the whole rollout.
     """
 
     def variance(x: Tokens) -> Float[Array, ""]:
@@ -226,9 +226,9 @@ def explained_variance(values: Tokens, returns: Tokens, mask: Mask) -> Float[Arr
 
 
 def distinct_share(tokens: Int[Array, "B T"], mask: Mask) -> Mean:
-    """Share of responses that no earlier one in the batch equals; near 0, the policy says one thing to everybody.
+    """Returns the share of responses unequal to all earlier ones of the batch; near 0, all responses are the same.
 
-    Ids are at least 0; `mask` is `response_mask`, first token included. Rows without a token are no responses.
+    Ids are at least 0; `mask` is `response_mask`, including the first token. Rows without tokens do not count.
     """
     ids = jnp.where(mask, tokens, -1)  # so that a response never equals a longer one
     counts = jnp.any(mask, axis=1)
@@ -238,7 +238,7 @@ def distinct_share(tokens: Int[Array, "B T"], mask: Mask) -> Mean:
 
 
 def mean_length(mask: Mask) -> Mean:
-    """Tokens per response, the end-of-sequence token included; `mask` is `response_mask`."""
+    """Returns tokens per response, including the end-of-sequence token; `mask` is `response_mask`."""
     lengths = jnp.sum(mask.astype(jnp.float32), axis=1)
     return Mean.of(lengths, lengths > 0.0)
 

@@ -1,6 +1,6 @@
 """Preferences among responses, sampled or read from a file, and the losses of DPO, IPO and KTO.
 
-A response's log-ratio is r = log pi(y|x) - log rho(y|x), the sum over its tokens, rho being the frozen reference.
+A response's log-ratio is r = log pi(y|x) - log rho(y|x), summed over its tokens, with rho the frozen reference.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from empax.systems.emprl.rollouts import PolicyBatch, Rollout
 
 @flax.struct.dataclass
 class Pairs:
-    """Two rollouts of as many rows, a pair in each: whoever draws rows anew keeps pairs together."""
+    """Two rollouts with one pair per row, so that resampling rows keeps pairs together."""
 
     chosen: Rollout
     rejected: Rollout
-    counts: Bool[Array, " B"]  # False where nothing is preferred
+    counts: Bool[Array, " B"]  # False where there is no preference
 
     @property
     def valid(self) -> Bool[Array, " B"]:
@@ -51,7 +51,7 @@ class Pairs:
 def best_and_worst(
     scores: Float[Array, " B"], valid: Bool[Array, " B"], *, group_size: int
 ) -> tuple[Int[Array, " G"], Int[Array, " G"], Bool[Array, " G"]]:
-    """Of each group the rows with the highest and the lowest score, the first of equal ones, and whether they differ.
+    """Returns each group's rows of highest and lowest score (ties go to the first), and whether the scores differ.
 
     Arguments are those of `advantages.grpo_advantages`.
     """
@@ -63,10 +63,10 @@ def best_and_worst(
 
 
 def sides(scores: Float[Array, " B"], valid: Bool[Array, " B"], *, group_size: int) -> Float[Array, " B"]:
-    """1 above the mean of the group, -1 below it, 0 at it and on filler rows; arguments as in `best_and_worst`."""
+    """Returns 1 above the group's mean, -1 below it, 0 at it and on filler rows; arguments as in `best_and_worst`."""
     grouped, counts, size = by_group(scores, valid, group_size)
     apart = jnp.where(counts, grouped - grouped.sum(axis=1, keepdims=True) / jnp.maximum(size, 1.0), 0.0)
-    # Equal scores differ from their mean by how it is rounded.
+    # Equal scores may differ from their mean by rounding.
     return jnp.where(jnp.abs(apart) > 1e-6 * jnp.abs(grouped), jnp.sign(apart), 0.0).reshape(-1)
 
 
@@ -78,7 +78,7 @@ def dpo_loss(
     beta: float,
     label_smoothing: float = 0.0,
 ) -> Mean:
-    r"""Negative log-likelihood of the preferences, where the reward of a response is beta times its log-ratio.
+    r"""Returns the negative log-likelihood of the preferences; a response's reward is beta times its log-ratio.
 
     .. math:: L = -(1 - \epsilon) \log \sigma(\beta h) - \epsilon \log \sigma(-\beta h), \quad h = r_w - r_l
 
@@ -86,10 +86,10 @@ def dpo_loss(
 
     Args:
       chosen: r of the preferred responses, in nats.
-      rejected: r of the others.
-      counts: False where there is no preference; what stands there (NaN too) changes nothing.
+      rejected: r of the rejected responses.
+      counts: False where there is no preference; values there (NaN too) have no effect.
       beta: above 0.
-      label_smoothing: epsilon, the share of preferences that are wrong; in [0, 0.5).
+      label_smoothing: epsilon, the share of wrong preferences; in [0, 0.5).
     """
     margin = beta * (real(chosen, counts) - real(rejected, counts))
     right, wrong = jax.nn.log_sigmoid(margin), jax.nn.log_sigmoid(-margin)
@@ -99,11 +99,11 @@ def dpo_loss(
 def ipo_loss(
     chosen: Float[Array, " G"], rejected: Float[Array, " G"], counts: Bool[Array, " G"], *, beta: float
 ) -> Mean:
-    r"""Squared distance of the margin from the one that is wanted: it does not grow without end.
+    r"""Returns the squared distance of the margin from its target, so that it does not grow without bound.
 
     .. math:: L = \left(h - \frac{1}{2 \beta}\right)^2, \quad h = r_w - r_l
 
-    Source: Azar et al. 2024 (IPO), Eq. 17, its tau being beta. TRL takes r as means over tokens, the paper as sums.
+    Source: Azar et al. 2024 (IPO), Eq. 17, with beta for tau. TRL takes r as means over tokens, the paper as sums.
     Arguments are those of `dpo_loss`.
     """
     margin = real(chosen, counts) - real(rejected, counts)
@@ -113,7 +113,7 @@ def ipo_loss(
 def kto_loss(
     ratios: Float[Array, " B"], side: Float[Array, " B"], reference_point: Float[Array, " B"], *, beta: float
 ) -> Mean:
-    r"""One minus the value that people would see in a response: gains and losses against a reference point.
+    r"""Returns one minus the human-perceived value of a response: gains and losses against a reference point.
 
     .. math:: L = 1 - \sigma(s \, \beta (r - z_0)), \quad s = 1 \text{ (wanted)}, -1 \text{ (unwanted)}
 
@@ -122,7 +122,7 @@ def kto_loss(
     Args:
       ratios: r of each response, in nats.
       side: s; 0 where a response does not count.
-      reference_point: z_0, at least 0, the KL to the reference in nats a response; no gradient flows.
+      reference_point: z_0, at least 0, the KL to the reference in nats per response; no gradient flows.
       beta: above 0.
     """
     counts = side != 0.0
@@ -131,10 +131,10 @@ def kto_loss(
 
 
 def read_pairs(path: Path) -> tuple[list[Instance], list[str]]:
-    """Preferences of a file as instances, whose responses are the preferred ones, and the responses that lost.
+    """Reads preferences from a file: instances with the preferred responses, and the rejected responses.
 
     Raises:
-      DataError: a line has no `context`, a list of texts, or no two texts `chosen` and `rejected`; or there is no line.
+      DataError: a line lacks `context`, a list of texts, or the texts `chosen` and `rejected`; or there is no line.
     """
     instances, rejected = [], []
     for number, row in enumerate(read_jsonl(path), start=1):
@@ -154,7 +154,7 @@ def read_pairs(path: Path) -> tuple[list[Instance], list[str]]:
 
 
 def check_apart(path: Path, instances: Sequence[Instance], asked: Sequence[Instance]) -> None:
-    """Raises DataError if a context of `path` is one that the trained policy is going to be tested on."""
+    """Raises DataError if a context of `path` is among those that the trained policy is tested on."""
     known = {instance.context for instance in asked}
     if both := sum(instance.context in known for instance in instances):
         raise DataError(
@@ -165,7 +165,7 @@ def check_apart(path: Path, instances: Sequence[Instance], asked: Sequence[Insta
 def given_answers(
     instances: Sequence[Instance], rejected: Sequence[str], tokenizer: Tokenizer, length: int
 ) -> Int[np.ndarray, "N 2 T"]:
-    """The ids of chosen and rejected responses, each with its end; what is longer than `length` is cut, end and all."""
+    """Returns ids of chosen and rejected responses with their end token, cut to `length` including the end token."""
     texts = [text for one, two in zip(instances, rejected, strict=True) for text in (one.response, two)]
     ids = [[*row, tokenizer.eos_id][:length] for row in tokenizer.encode_batch(texts)]
     return features.pad(ids, length, tokenizer.pad_id)[0].reshape(len(instances), 2, length)

@@ -1,7 +1,7 @@
-"""What a response earns: the identifiers' empathy (Eq. 2 to 5), compiled functions, plain functions of texts.
+"""Rewards of responses: the identifiers' empathy (Eq. 2 to 5), compiled functions, plain functions of texts.
 
-`probabilities` are of each mechanism's levels for (context, response), `valid` is False on filler rows, whose reward
-is 0.
+`probabilities` are those of each mechanism's levels for (context, response); `valid` is False on filler rows, whose
+reward is 0.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ Levels: TypeAlias = Float[Array, "B M 3"]
 
 
 def empathy_reward(probabilities: Levels, wanted: Levels, valid: Bool[Array, " B"]) -> Rows:
-    r"""How likely a response has the empathy levels that are wanted, in (0, 1]; `wanted` is what each level earns.
+    r"""Returns how likely a response has the wanted empathy levels, in (0, 1]; `wanted` is the reward of each level.
 
     .. math:: R_{emp} = \prod_m \sum_l w_{m,l} \, p_m(l)
 
     With w = 1 at the gold response's level and 0 elsewhere this is exp(-sum_m CE(p_m, l_m)).
-    Source: EmpRL, Eq. 2 to 5. In logarithms: a product of small probabilities would lose its digits.
+    Source: EmpRL, Eq. 2 to 5. Computed in logarithms, since a product of small probabilities loses precision.
     """
     earned = jnp.einsum("BML,BML->BM", probabilities.astype(jnp.float32), wanted)
     return jnp.where(valid, jnp.exp(jnp.log(jnp.maximum(earned, 1e-30)).sum(axis=1)), 0.0)
 
 
 def empathy_gain(probabilities: Levels, gains: Levels, valid: Bool[Array, " B"]) -> Rows:
-    r"""What a response is expected to add to the mean of the mechanisms' weighted F1.
+    r"""Returns the expected contribution of a response to the mean of the mechanisms' weighted F1.
 
     .. math:: R = \frac{1}{M} \sum_m \sum_l p_m(l) \, G_{m,l}
 
@@ -70,24 +70,24 @@ def trajectory_reward(
     *,
     shift_penalty: float,
 ) -> Rows:
-    r"""A dialogue's reward for each of its listener turns: its own, the dialogue's mean, less sudden shifts.
+    r"""Returns a dialogue's reward for each listener turn: from its own and the mean reward, less sudden shifts.
 
     .. math:: S_t = \tfrac{1}{2} (R_t + \bar R) - \lambda \, \frac{1}{M} \sum_m
       \max(0, |E[l_{t,m}] - E[l_{t-1,m}]| - |g_{t,m} - g_{t-1,m}|)
 
-    with E[l] the expected level (0 to 2) and g the wanted one: a shift that the gold responses make too costs nothing.
+    with E[l] the expected level (0 to 2) and g the wanted one: a shift as in the gold responses costs nothing.
     Source: ours; EmpRL, Sec. VII names it as future work, without a formula.
 
     Args:
       scores: R_t of single turns.
-      probabilities: of each mechanism's levels.
+      probabilities: probabilities of each mechanism's levels.
       wanted: as in `empathy_reward`; g is its mean level.
-      turn: number of the turn in its dialogue; the turns of a dialogue stand in adjacent rows, 0 first.
+      turn: number of the turn in its dialogue; the turns of a dialogue are adjacent rows, 0 first.
       valid: False on filler rows.
       shift_penalty: lambda.
     """
     rows = jnp.arange(scores.shape[0])
-    dialogue = rows - turn  # the row of its first turn
+    dialogue = rows - turn  # the row of the dialogue's first turn
     each = jnp.arange(3.0)
     expected = jnp.einsum("BML,L->BM", probabilities.astype(jnp.float32), each)
     before = jnp.maximum(rows - 1, 0)
@@ -102,16 +102,16 @@ def trajectory_reward(
 
 @dataclasses.dataclass(frozen=True)
 class EmpathyReward:
-    """`empathy_reward` of trained identifiers.
+    """The empathy reward by trained identifiers.
 
-    The generator's own ids where its tokenizer and that of all identifiers agree, and then compiled with the rollout;
-    else the responses go through text on the host, and only the identifiers are compiled.
+    If the tokenizers of the generator and of all identifiers agree, the identifiers read the generator's ids and are
+    compiled with the rollout; else responses are decoded to text on the host, and only the identifiers are compiled.
 
     Attributes:
       judges: together one for each mechanism.
       tokenizer: the generator's.
       shift_penalty, goal: see RewardSettings.
-      encoder: of the goal "f1": embeds contexts, for the levels that they let expect.
+      encoder: for the goal "f1": embeds contexts, to predict the expected levels.
     """
 
     judges: tuple[IdentifierJudge, ...]
@@ -122,25 +122,25 @@ class EmpathyReward:
 
     @functools.cached_property
     def on_host(self) -> bool:
-        # Not "is": every stage loads the run's tokenizer anew.
+        # Not "is": every stage loads its own copy of the run's tokenizer.
         return not all(tokenizers_agree(judge.tokenizer, self.tokenizer) for judge in self.judges)
 
     @property
     def params(self) -> Params:
-        """Of each identifier by its number."""
+        """The parameters of each identifier, by its number."""
         return {str(i): judge.params for i, judge in enumerate(self.judges)}
 
     @functools.cached_property
     def _probabilities(self) -> Probabilities:
-        # Kept: a function made anew for every batch would be compiled anew for every batch.
+        # Cached: a new function for every batch would be compiled for every batch.
         return make_probabilities(self.judges)[0]
 
     def judged(self, instances: Sequence[Instance], cache: Path) -> JudgedContexts:
-        """Contexts as the identifiers read them, and the levels that are wanted of the responses.
+        """Returns the contexts as the identifiers read them, and the wanted levels of the responses.
 
         Args:
-          instances: N of them.
-          cache: folder where the levels are kept, so that neither a run that goes on nor the next one need ask again.
+          instances: N instances.
+          cache: folder where the levels are kept for resumed and later runs.
         """
         first, most = self.judges[0], self.judges[0].stage.max_context_tokens
         contexts, responses = [i.context for i in instances], [i.response for i in instances]
@@ -161,7 +161,7 @@ class EmpathyReward:
         return JudgedContexts(ids, wanted, first.tokenizer.pad_id, most, merit.astype(np.float32))
 
     def _levels(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Int[np.ndarray, "N M"]:
-        """The likeliest of each response, in the order of MECHANISMS."""
+        """Returns the likeliest levels of each response, in the order of MECHANISMS."""
         log_probs = np.concatenate([judge(contexts, responses) for judge in self.judges], axis=1)
         covered = [name for judge in self.judges for name in judge.task.mechanisms]
         return log_probs.argmax(axis=2).astype(np.int32)[:, [covered.index(name) for name in MECHANISMS]]
@@ -188,15 +188,15 @@ class EmpathyReward:
 
 
 def decoded(tokenizer: Tokenizer, tokens: Int[np.ndarray, "B T"]) -> list[str]:
-    """Responses as texts."""
+    """Decodes responses to texts."""
     return [tokenizer.decode([int(t) for t in row]).strip() for row in tokens]
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledReward:
-    """A function of a `Rollout`'s arrays, `(rollout) -> [B]`; `(params, rollout) -> [B]` where it has `params`.
+    """A function of a `Rollout`'s arrays, `(rollout) -> [B]`; `(params, rollout) -> [B]` if it has `params`.
 
-    Those are placed on the mesh like any other frozen parameters, and no constants of the compiled program.
+    They are placed on the mesh like any other frozen parameters, and are not constants of the compiled program.
     """
 
     function: Callable[..., Rows]
@@ -225,14 +225,14 @@ class TextReward:
         return {}
 
     def rate(self, params: Params, rollout: Rollout) -> Rows:
-        """The scores, 0 on filler rows.
+        """Returns the scores, 0 on filler rows.
 
         Raises:
           ConfigError: the function did not return one finite number for each response.
         """
         rows, tokens = (np.asarray(part) for part in distributed.whole((rollout.batch.row, rollout.tokens)))
         whole = np.zeros(len(rows), np.float32)
-        if distributed.is_writer():  # nobody promises that the function says the same twice, or that it is cheap
+        if distributed.is_writer():  # the function may be expensive, or not deterministic
             real = np.flatnonzero(rows >= 0)
             whole[real] = self._asked(rows[real], tokens[real])
         return jnp.asarray(distributed.from_writer(whole))
@@ -243,7 +243,7 @@ class TextReward:
 
     @functools.cached_property
     def _known(self) -> tuple[str, ...]:
-        """The fields of all instances, where the function asks for any: those of a batch may all lack one."""
+        """The fields of all instances, if the function asks for any: all instances of a batch may lack one."""
         named, takes_any = wanted_fields(self.function)
         return tuple(row_fields(self.instances)) if named or takes_any else ()
 
@@ -253,8 +253,8 @@ class Reward:
     """The weighted sum of its parts.
 
     Attributes:
-      parts: weights and what they weigh.
-      names: of the parts, under which they are logged.
+      parts: the weights with their parts.
+      names: names of the parts, under which they are logged.
     """
 
     parts: tuple[tuple[float, EmpathyReward | CompiledReward | TextReward], ...]
@@ -265,19 +265,19 @@ class Reward:
         return any(part.on_host for _, part in self.parts)
 
     def frozen(self) -> Params:
-        """The parameters that `rate` wants, of each part by its number."""
+        """Returns the parameters for `rate`: those of each part, by its number."""
         return {str(i): part.params for i, (_, part) in enumerate(self.parts)}
 
     def rate(self, params: Params, rollout: Rollout) -> Rows:
         return self.total(self.rate_parts(params, rollout))
 
     def rate_parts(self, params: Params, rollout: Rollout) -> Float[Array, "B P"]:
-        """What each part says, before its weight."""
+        """Returns the score of each part, unweighted."""
         rated = [part.rate(params[str(i)], rollout) for i, (_, part) in enumerate(self.parts)]
         return jnp.stack(rated, axis=1).astype(jnp.float32)
 
     def total(self, rated: Float[Array, "B P"]) -> Rows:
-        """The weighted sum of what the parts say."""
+        """Returns the weighted sum of the parts' scores."""
         weighted = [weight * rated[:, i] for i, (weight, _) in enumerate(self.parts)]
         return sum(weighted[1:], start=weighted[0])
 
@@ -297,18 +297,18 @@ def make_reward(
     encoder: Callable[[], InstanceEncoder] | None = None,
     responses: Callable[[], Sequence[str]] | None = None,
 ) -> Reward:
-    """The reward that settings describe.
+    """Builds the reward from its settings.
 
     Args:
-      settings: its parts.
+      settings: settings of its parts.
       tokenizer: the generator's.
-      instances: that batches' rows count.
+      instances: the instances that the row numbers of batches index.
       judges: loads the identifiers of a stage.
-      encoder: makes what embeds contexts; needed, and called, where goal = "f1".
-      responses: loads all gold responses; needed, and called, where kind = "novelty".
+      encoder: builds the encoder of contexts; needed, and called, if goal = "f1".
+      responses: loads all gold responses; needed, and called, if kind = "novelty".
 
     Raises:
-      ConfigError: a function that is not there, or identifiers that read other ids than each other.
+      ConfigError: a function does not exist, or the identifiers have different tokenizers.
     """
     parts: list[tuple[float, EmpathyReward | CompiledReward | TextReward]] = []
     for part in settings:
@@ -337,7 +337,7 @@ def make_reward(
 
 
 def part_names(settings: Sequence[RewardSettings]) -> tuple[str, ...]:
-    """The kind of each part or the name of its function; one that comes again has its number behind it."""
+    """Returns the name of each part's function, or its kind; repeated names get the part's number as a suffix."""
     names = [part.function.rpartition(":")[2] or part.kind for part in settings]
     return tuple(name if names.index(name) == i else f"{name}_{i}" for i, name in enumerate(names))
 
@@ -353,7 +353,7 @@ def check_contexts(stages: Sequence[str], lengths: Sequence[int]) -> None:
 
 
 def _nothing(rollout: Rollout) -> jax.Array:
-    """The paper's "w/o empathy reward": the KL alone is left."""
+    """Returns 0 for each response, the paper's "w/o empathy reward": the KL alone is left."""
     return jnp.zeros(rollout.tokens.shape[0], jnp.float32)
 
 
@@ -364,11 +364,11 @@ def call_text_function(
     responses: Sequence[str],
     known: Iterable[str] = (),
 ) -> Float[np.ndarray, " N"]:
-    """The scores of `responses` to the contexts of `instances`, as float32; see `call_on_texts`.
+    """Returns the scores of `responses` to the contexts of `instances`, as float32; see `call_on_texts`.
 
     Raises:
-      ConfigError: the function raised something, wants a field that no row has, or did not return one finite number for
-        each.
+      ConfigError: the function raised an exception, needs a field that no row has, or did not return one finite number
+        for each response.
     """
     contexts, references = [i.context for i in instances], [i.response for i in instances]
     found = call_on_texts(function, f"the reward {name}", contexts, responses, references, instances, known)
@@ -381,18 +381,17 @@ def try_functions(
     rollout: Rollout,
     later: Sequence[str] = (),
 ) -> None:
-    """Finds the functions that `settings` name, and calls each on a few rows.
+    """Loads the functions that `settings` name, and calls each on a few rows.
 
     Args:
-      settings: of all rewards; those without a function are passed over.
-      rows: gives what a text function is called with, rows that have the fields of given names if there are any; their
-        responses are rated.
-      rollout: the shapes of as many answers, with which a compiled function is traced.
-      later: notes that stages are going to add to the rows.
+      settings: settings of all rewards; those without a function are skipped.
+      rows: returns the rows for a text function, if possible with the fields of given names; it rates their responses.
+      rollout: shapes of as many answers, with which a compiled function is traced.
+      later: notes that stages will add to the rows.
 
     Raises:
-      ConfigError: a function is not there, wants a field that no row is going to have, fails, or returns something else
-        than one number for each row.
+      ConfigError: a function does not exist, needs a field that no row will have, fails, or does not return one number
+        for each row.
     """
     for part in settings:
         if not part.function:
@@ -408,7 +407,7 @@ def try_functions(
                     f"{', '.join(sorted(fields))}. A field of your own is one of the lines of your corpus "
                     '(config.data.name = "jsonl").'
                 )
-            # It may be costly; and what stages add is not there before the run.
+            # It may be expensive, and notes that stages add do not exist before the run.
             if distributed.is_writer() and can_be_tried(function, instances):
                 call_text_function(function, part.function, instances, [i.response for i in instances])
             continue

@@ -1,4 +1,4 @@
-"""Batches that a policy answers, and the answers with what is known of them."""
+"""Batches for a policy to answer, and rollouts of sampled answers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from empax.data.exemplars import ContextExamples, padded
 
 @flax.struct.dataclass
 class PolicyBatch:
-    """A batch of contexts with what a reward wants to know of them; it is fixed before any answer is drawn."""
+    """A batch of contexts with the inputs of the reward, which are fixed before any answer is sampled."""
 
-    inputs: Batch  # what the generator reads, and the gold response
+    inputs: Batch  # inputs of the generator, and the gold response
     row: Int[Array, " B"]  # number of the example, -1 on filler rows
-    context: Int[Array, "B C"]  # as the identifiers read it; C = 1 where there are none
+    context: Int[Array, "B C"]  # as the identifiers read it; C = 1 without identifiers
     context_mask: Bool[Array, "B C"]
-    wanted: Float[Array, "B M 3"]  # what each level of each mechanism earns, see JudgedContexts
-    turn: Int[Array, " B"]  # in a batch of whole dialogues: which of its listener turns, from 0
+    wanted: Float[Array, "B M 3"]  # reward of each level of each mechanism, see JudgedContexts
+    turn: Int[Array, " B"]  # in a batch of whole dialogues: number of the listener turn, from 0
     merit: Float[Array, " B"]  # of the gold response, see JudgedContexts
-    answers: Int[Array, "B K T"] | None = None  # what is learnt from in place of answers that the policy draws
+    answers: Int[Array, "B K T"] | None = None  # given answers, in place of sampled ones
 
     @property
     def valid(self) -> Bool[Array, " B"]:
@@ -35,15 +35,15 @@ class PolicyBatch:
 
 @flax.struct.dataclass
 class Rollout:
-    """Sampled responses. T tokens at most; everything but `tokens` and `mask` is float32.
+    """Sampled responses of at most T tokens; all fields except `tokens` and `mask` are float32.
 
-    Fields are None until known: `scores` until rated, what follows until credit has been given.
+    Fields are None until they are known: `scores` until rating, the later fields until credit assignment.
     """
 
     batch: PolicyBatch
     tokens: Int[Array, "B T"]
     mask: Bool[Array, "B T"]  # up to and including the end-of-sequence token, in valid rows
-    log_probs: Float[Array, "B T"]  # of the policy that sampled, neither tempered nor truncated
+    log_probs: Float[Array, "B T"]  # under the policy that sampled, neither tempered nor truncated
     reference_log_probs: Float[Array, "B T"]
     values: Float[Array, "B T"] | None = None
     scores: Float[Array, " B"] | None = None
@@ -61,14 +61,14 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class JudgedContexts:
-    """What identifiers read of each example, and the levels that are wanted of its response.
+    """The identifiers' input for each example, and the wanted levels of its response.
 
     Attributes:
-      contexts: ids, framed as the identifiers want them.
-      wanted: [N, M, 3] float32: 1 for the gold response's level, 0 else; or `expectations.f1_gains`.
-      pad_id: of the identifiers' tokenizer.
-      max_tokens: of a context.
-      merit: [N] float32, what the gold response itself would earn: standard deviations above the mean of all.
+      contexts: ids, framed for the identifiers.
+      wanted: [N, M, 3] float32: 1 for the gold response's level, else 0; or the gains of `expectations`.
+      pad_id: padding id of the identifiers' tokenizer.
+      max_tokens: maximum tokens of a context.
+      merit: [N] float32, reward of the gold response itself, in standard deviations above the mean of all.
     """
 
     contexts: list[list[int]]
@@ -79,13 +79,13 @@ class JudgedContexts:
 
     @classmethod
     def nobody(cls, size: int) -> JudgedContexts:
-        """Where no identifiers judge."""
+        """Returns empty contexts, for rewards without identifiers."""
         nothing = np.zeros((size, 1, len(LEVELS)), np.float32)
         return cls([[] for _ in range(size)], nothing, 0, 1, np.zeros(size, np.float32))
 
 
 class PolicyExamples:
-    """Contexts as random-access examples (`core.protocols.Examples`), for a policy to answer; or `answers[N, K, T]`."""
+    """Random-access examples (`core.protocols.Examples`) of contexts to answer; or with given `answers[N, K, T]`."""
 
     def __init__(self, examples: ContextExamples, judged: JudgedContexts, answers: np.ndarray | None = None):
         self.examples, self.judged, self.instances, self.answers = examples, judged, examples.instances, answers
@@ -100,7 +100,7 @@ class PolicyExamples:
     def rows(self, indices: np.ndarray, turn: np.ndarray, length: int, rng: np.random.Generator) -> PolicyBatch:
         judged, known = self.judged, np.maximum(indices, 0)
         context, context_mask = padded(judged.contexts, indices, judged.max_tokens, judged.pad_id)
-        # Numpy arrays until they are put on devices; the annotations are those of the step.
+        # Numpy arrays until they are put on devices; the annotations are those of the training step.
         arrays: dict[str, Any] = {
             "row": indices.astype(np.int32),
             "context": context,
@@ -114,9 +114,9 @@ class PolicyExamples:
 
 
 class DialogueExamples:
-    """Whole dialogues as examples: a batch of B has B * max_turns rows, the listener turns of each side by side.
+    """Examples of whole dialogues: a batch of B has B * max_turns rows, the listener turns of a dialogue adjacent.
 
-    The history of a turn is the gold one, as in everything else here; so all turns are answered at once.
+    A turn has the gold history, as everywhere in this package, so all turns are answered at once.
     """
 
     def __init__(self, turns: PolicyExamples, max_turns: int):
@@ -141,5 +141,5 @@ class DialogueExamples:
 
 
 def repeat_rows(batch: PolicyBatch, times: int) -> PolicyBatch:
-    """Every row `times` times in a row, as `Generated.tokens[B, K, T]` lies when it is flattened."""
+    """Repeats every row `times` times, in the order of a flattened `Generated.tokens[B, K, T]`."""
     return batch if times == 1 else jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), batch)

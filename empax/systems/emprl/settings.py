@@ -1,4 +1,4 @@
-"""What EmpRL's stages take besides the settings that all systems share."""
+"""Settings of EmpRL's stages, besides those that all systems share."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class RewardSettings:
     """One part of the reward; the parts are summed.
 
     Attributes:
-      kind: "empathy" (Eq. 2 to 5: how likely the response has the gold response's levels), "novelty" (what it adds to
-        Distinct-2, see `expectations.Novelty`), "compiled" (a function of arrays) or "text" (a function of strings).
+      kind: "empathy" (Eq. 2 to 5: how likely the response has the gold response's levels), "novelty" (its contribution
+        to Distinct-2, see `expectations.Novelty`), "compiled" (a function of arrays) or "text" (a function of strings).
       weight: factor of the part; below 0 the part is a penalty.
-      goal: of "empathy". "gold": the levels of the gold response (Eq. 2 to 5); "f1": the levels that add most to the
-        weighted F1, by what the context lets expect (`systems.emprl.expectations`): the mean of many gold responses;
-        "balanced": the levels of the gold response, a rare one more, so that no level is worth more to whoever does not
-        know them.
-      stages: of "empathy": the stages that trained the identifiers, together one for each mechanism.
-      function: of the others: "module:name", importable. "compiled" is called as (rollout) -> [B], jitted, with a
-        `systems.emprl.rollouts.Rollout`, or as (params, rollout) where it has an attribute `params`, a tree of arrays
-        such as a Flax scorer's; "text" as (contexts, responses, references, **fields) -> [B], lists of as many. Fields
-        are `id`, `emotion` and the notes of the rows: the ones that the function names (all, if it takes **anything).
-      shift_penalty: of "empathy", where examples are whole dialogues: what a change of level from one listener turn to
-        the next costs, beyond the change in the gold responses; 0 = the reward of each turn alone.
-      outputs: of "novelty": among how many responses a pair of tokens is to be new.
-      share: of "novelty": of the pairs in so many of the policy's responses those that are distinct, in [0, 1). Below
-        what it is, long responses are paid for; above, short ones.
+      goal: for "empathy". "gold": the levels of the gold response (Eq. 2 to 5); "f1": the levels that add most to the
+        expected weighted F1, given the context (`systems.emprl.expectations`), as if averaged over many gold responses;
+        "balanced": the levels of the gold response, rare ones with a higher reward, so that no level earns more than
+        another without knowledge of the gold response.
+      stages: for "empathy": the stages that trained the identifiers, together one for each mechanism.
+      function: for the other kinds: "module:name", importable. "compiled" is called as (rollout) -> [B], jitted, with a
+        `systems.emprl.rollouts.Rollout`, or as (params, rollout) if it has an attribute `params`, a tree of arrays such
+        as a Flax scorer's; "text" is called as (contexts, responses, references, **fields) -> [B], with lists of B.
+        Fields are `id`, `emotion` and the rows' notes, as far as the function names them (all, if it takes **anything).
+      shift_penalty: for "empathy" on whole dialogues: penalty for a change of level from one listener turn to the next,
+        beyond the change in the gold responses; 0 = each turn is rewarded alone.
+      outputs: for "novelty": the number of responses among which a pair of tokens should be new.
+      share: for "novelty": the share of distinct pairs in that many of the policy's responses, in [0, 1). A value below
+        the true share rewards long responses; above, short ones.
     """
 
     kind: Literal["empathy", "novelty", "compiled", "text"] = "empathy"
@@ -69,14 +69,14 @@ class RewardSettings:
 
 @dataclasses.dataclass(frozen=True)
 class KlSettings:
-    """What the policy pays for leaving its reference (Eq. 6 and 8).
+    """The KL penalty for moving away from the reference (Eq. 6 and 8).
 
     Attributes:
-      coefficient: beta, where it starts; 0 = the paper's "w/o KL".
-      estimator: of Eq. 6, from the sampled token.
+      coefficient: initial beta; 0 = the paper's "w/o KL".
+      estimator: estimator of Eq. 6, from the sampled token.
       controller: "fixed" (the paper's text), or "adaptive" (its runs).
-      target: of "adaptive": nats per response.
-      horizon: of "adaptive": responses over which it acts.
+      target: for "adaptive": target KL in nats per response.
+      horizon: for "adaptive": number of responses over which it acts.
     """
 
     coefficient: float = 0.2
@@ -96,27 +96,27 @@ _GROUPS = dataclasses.replace(_ROLLOUT, num_samples=4)
 
 @dataclasses.dataclass(frozen=True)
 class PolicyTaskSettings:
-    """What all ways to learn from a policy's answers share.
+    """Settings shared by all algorithms that learn from a policy's answers.
 
     Attributes:
-      start_from: the stage whose generator is the first policy, and stays the reference.
-      index: the index stage whose exemplars a generator that reads several passages is shown; empty = none.
-      rollout: how responses are drawn. Log-probabilities are those of the policy, neither tempered nor truncated.
+      start_from: the stage whose generator is the initial policy and the reference.
+      index: the index stage that supplies exemplars to a generator that reads several passages; empty = no exemplars.
+      rollout: decoding of sampled responses. Log-probabilities are those of the policy, neither tempered nor truncated.
       rewards: the parts of the reward.
-      likelihood_weight: of the gold responses' negative log-likelihood per token, added to the loss: it holds the
-        policy to how people answer (PPO-ptx; Ouyang et al. 2022, Eq. 2).
-      likelihood_focus: gold responses count by the exponential of this times their merit, what they would earn in
-        standard deviations (advantage-weighted regression; Peng et al. 2019); 0 = all alike, as they are anyway where
-        the goal is "gold".
-      kept_share: how far from the first model towards the trained one the model lies that answers and is exported, 1 =
-        all the way. What a reward teaches lies early on that way, what it costs in likelihood late.
-      mask_first_token: leave each response's first token out, as EmpRL's runs did (see `systems.emprl.advantages`).
-      guard_tolerance: how far the ratio may be from 1, and the KL from 0, before anything is learnt. Both are means
-        over tokens, of absolute values.
+      likelihood_weight: weight of the gold responses' negative log-likelihood per token in the loss: it keeps the
+        policy close to people's answers (PPO-ptx; Ouyang et al. 2022, Eq. 2).
+      likelihood_focus: factor f in the weight exp(f m) of gold responses, with their merit m: their own reward, in
+        standard deviations (advantage-weighted regression; Peng et al. 2019). 0 = equal weights, as with any f if the
+        goal is "gold".
+      kept_share: interpolation from the initial model to the trained one, for answers and export; 1 = the trained one.
+        On that path, reward is gained early, and its cost in likelihood comes late.
+      mask_first_token: omits each response's first token, as EmpRL's runs did (see `systems.emprl.advantages`).
+      guard_tolerance: maximum deviation of the ratio from 1 and of the KL from 0 before the first update; both are
+        means over tokens of absolute values.
       whole_dialogues: an example is a dialogue with all its listener turns; `batch_size` then counts dialogues.
-      max_turns: of whole dialogues, listener turns; later ones are left out.
-      max_examples: 0 = all.
-      max_validation_examples: on which the likelihood of the gold response is watched.
+      max_turns: maximum listener turns of a whole dialogue; later ones are omitted.
+      max_examples: maximum training examples; 0 = all.
+      max_validation_examples: maximum examples for the validation likelihood of the gold responses.
       replies: validation contexts whose replies are kept for the report: first, at every `refresh_every_steps`, last.
     """
 
@@ -173,18 +173,18 @@ class PolicyTaskSettings:
 
 @dataclasses.dataclass(frozen=True)
 class RatioTaskSettings(PolicyTaskSettings):
-    """What PPO and GRPO share.
+    """Settings shared by PPO and GRPO.
 
     Attributes:
-      kl: see there.
-      normalize_scores: standardise scores by the running mean and deviation of all so far.
+      kl: the KL penalty.
+      normalize_scores: standardizes scores by the running mean and standard deviation of all scores so far.
       clip: epsilon of Eq. 14.
-      epsilon_high: how far a ratio may rise above 1; None = `clip`.
-      delta: the most that a ratio counts for, above 1 + epsilon_high; None = no bound.
-      max_ratio: mini-batches whose mean ratio is above this teach nothing.
-      entropy_weight: of a bonus for the policy's entropy.
-      reduction: see `systems.emprl.ppo.reduce_tokens`; the paper prints "sequences". Of GRPO, "sequence_means" is its
-        paper's, "tokens" DAPO, "sequences" Dr. GRPO.
+      epsilon_high: maximum rise of a ratio above 1; None = `clip`.
+      delta: upper bound of a ratio, above 1 + epsilon_high; None = no bound.
+      max_ratio: mini-batches whose mean ratio is above this are skipped.
+      entropy_weight: weight of a bonus for the policy's entropy.
+      reduction: see `systems.emprl.ppo.reduce_tokens`; the paper prints "sequences". For GRPO, "sequence_means" is its
+        paper's, "tokens" DAPO's, "sequences" Dr. GRPO's.
     """
 
     kl: KlSettings = dataclasses.field(default_factory=KlSettings)
@@ -208,20 +208,20 @@ class RatioTaskSettings(PolicyTaskSettings):
 
 @dataclasses.dataclass(frozen=True)
 class PpoTaskSettings(RatioTaskSettings):
-    """Stage 2 of EmpRL.
+    """Stage 2 of EmpRL: PPO.
 
     Attributes:
-      gamma, lam: of the advantages (Eq. 9 and 10).
-      advantages: "sound", or Eq. 9 to the letter.
-      whiten_rewards: scale rewards of tokens, KL included, to variance 1, their mean kept.
-      value_weight: of the value loss (Eq. 13).
-      value_hidden: width of a hidden layer in the value head; 0 = it is linear.
-      value_sees_levels: the value head also reads the levels that the reward asks for. Nobody needs
-        values when training is over, so they may know what the policy must not (Pinto et al. 2018, Sec. III). Without a
-        reward of kind "empathy" there are no levels, and it changes nothing.
-      value_clip: None = not clipped (Eq. 15 as printed).
-      value_warmup_steps: batches from which the value head learns alone, the rest of the model untouched and its
-        optimizer not begun.
+      gamma, lam: discount and lambda of the advantages (Eq. 9 and 10).
+      advantages: "sound", or "paper_literal", which is Eq. 9 as printed.
+      whiten_rewards: scales token rewards, including the KL, to variance 1 and keeps their mean.
+      value_weight: weight of the value loss (Eq. 13).
+      value_hidden: width of the value head's hidden layer; 0 = a linear head.
+      value_sees_levels: the value head also reads the levels that the reward asks for. Values are not needed after
+        training, so they may use what the policy must not (Pinto et al. 2018, Sec. III). Without a reward of kind
+        "empathy" there are no levels, and this has no effect.
+      value_clip: clip range of the values; None = no clipping (Eq. 15 as printed).
+      value_warmup_steps: initial batches that train the value head alone; the other parameters and their optimizer
+        state do not change.
     """
 
     gamma: float = 1.0
@@ -245,14 +245,14 @@ class PpoTaskSettings(RatioTaskSettings):
 
 @dataclasses.dataclass(frozen=True)
 class GrpoTaskSettings(RatioTaskSettings):
-    """The sibling without a value head: `rollout.num_samples` responses to each context are compared with each other.
+    """GRPO, without a value head: it compares `rollout.num_samples` responses to each context with each other.
 
-    The loss has the KL by estimator k3 (Shao et al. 2024, Eq. 4), logged as `token_kl`; `kl.estimator` is that of the
-    KL of whole responses, which is logged as `kl` and steers an adaptive coefficient.
+    The loss has the KL by estimator k3 (Shao et al. 2024, Eq. 4), logged as `token_kl`; `kl.estimator` is the estimator
+    of the KL of whole responses, which is logged as `kl` and controls an adaptive coefficient.
 
     Attributes:
       baseline: "group" (GRPO), or "leave_one_out" (RLOO): the mean of the other responses.
-      scale_rewards: of "group": divide by the deviation of the "group" or of the whole "batch"; "none" is Dr. GRPO.
+      scale_rewards: for "group": divides by the std of the "group" or of the whole "batch"; "none" is Dr. GRPO.
       importance_sampling_level: "sequence" is GSPO: one ratio for a whole response.
     """
 
@@ -271,14 +271,14 @@ class GrpoTaskSettings(RatioTaskSettings):
 
 @dataclasses.dataclass(frozen=True)
 class PreferenceTaskSettings(PolicyTaskSettings):
-    """Preferences in place of advantages: of `rollout.num_samples` responses the best against the worst.
+    """Preferences in place of advantages: the best against the worst of `rollout.num_samples` responses.
 
     Attributes:
-      loss: "dpo", "ipo", or "kto", which takes each response by itself, wanted where it is better than the mean.
-      beta: how dear the way from the reference is; the smaller, the farther the policy goes.
-      label_smoothing: of "dpo": the share of preferences that are wrong.
-      pairs: a file of preferences, such as people's votes (`empax rate pairs`), in place of responses that the policy
-        draws and `rewards` rates: JSON lines with `context` (a list of turns), `chosen` and `rejected`.
+      loss: "dpo", "ipo", or "kto", which takes single responses, wanted if they are better than the mean.
+      beta: strength of the tie to the reference; the smaller, the farther the policy moves.
+      label_smoothing: for "dpo": the share of wrong preferences.
+      pairs: a file of preferences, such as people's votes (`empax rate pairs`), in place of sampled responses rated by
+        `rewards`: JSON lines with `context` (a list of turns), `chosen` and `rejected`.
     """
 
     rollout: DecodeSettings = _GROUPS

@@ -1,4 +1,4 @@
-"""EmpRL's stages: from settings and the work directory to policies with their examples and rewards."""
+"""EmpRL's stages: build policies, their examples and rewards from the settings and the work directory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from empax.training.settings import steps_on
 
 
 def generator_of(parts: GeneratorParts, *, fused: bool, heads: tuple[str, ...] = ()) -> Generator:
-    """The run's generator as a task; `fused`, reading several passages; `heads` have learnt emotions."""
+    """Returns the run's generator as a task; `fused` reads several passages; `heads` are the trained emotion heads."""
     model = parts.fusion if fused else parts.reader
     return Generator(model, parts.decoder(parts.settings.decoding), EMOTION_HEAD, emotion_weight=0.0, heads=heads)
 
@@ -56,15 +56,15 @@ def generator_of(parts: GeneratorParts, *, fused: bool, heads: tuple[str, ...] =
 def make_policy(parts: GeneratorParts, stage: PolicyTaskSettings, reward: Reward) -> Policy:
     generator = generator_of(parts, fused=bool(stage.index))
     rolled = dataclasses.replace(generator, decoder=parts.decoder(stage.rollout))
-    algorithm: Any = ALGORITHMS[type(stage)]  # each with the settings that it belongs to
+    algorithm: Any = ALGORITHMS[type(stage)]  # each algorithm has its own settings
     return algorithm(rolled, reward, stage)
 
 
 def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
-    """Whether the stages that a policy begins with are there, and the functions that reward it work.
+    """Checks that the stage to start from exists, and that the reward functions work.
 
     Raises:
-      ConfigError: they are not, or a function is not there or fails on two rows.
+      ConfigError: a stage or function is missing, a function fails on two rows, or settings do not fit together.
       DataError: a file of preferences cannot be read, or has contexts of the test split.
     """
     check_prepared(run)
@@ -86,7 +86,7 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
         if part.kind == "empathy":
             found = check_identifiers(run, "rewards.stages", part.stages)
             check_contexts(part.stages, [judge.max_context_tokens for judge in found])
-        if part.goal == "f1":  # its expectations are of embedded contexts
+        if part.goal == "f1":  # its expectations are computed from embedded contexts
             check_marked(run)
     asked = _sketch_contexts(len(TWO_ROWS), source=(8,), target=8)
     rollout = dataclasses.replace(_sketch_rollout(asked, stage.rollout.max_tokens, has_values=False), scores=None)
@@ -96,13 +96,13 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
 
 
 def _pairs_file(stage: PolicyTaskSettings) -> Path | None:
-    """The file of preferences that a stage learns from; None where it rates answers of its own."""
+    """Returns the file of preferences that a stage learns from; None if it rates its own answers."""
     pairs = stage.pairs if isinstance(stage, PreferenceTaskSettings) else ""
     return expand(pairs) if pairs else None
 
 
 def _check_decoding(stage: PolicyTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError if an option of decoding looks at what the policy does not read as it wants it."""
+    """Raises ConfigError if a decoding option needs inputs or a projection that the policy does not have."""
     learnt = getattr(run.named(stage.start_from).settings, "contrast", None) is not None
     for where, decoding in decodings(run).items():
         if learnt and decoding.rerank == "similarity":
@@ -140,7 +140,7 @@ def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
     stage = _with_shorter_warm_up(stage, len(examples), run)
     policy = make_policy(parts, stage, reward)
     frozen: dict[str, Any] = {"reward": reward.frozen()}
-    # Nobody is rated there: what is watched is the likelihood of the gold responses.
+    # Validation rates no answers; its metric is the likelihood of the gold responses.
     validation = PolicyExamples(held_out, JudgedContexts.nobody(len(held_out)))
     replies = Replies(parts, run, stage, draw(held_out.instances, stage.replies) if stage.replies else [], first)
     calls: dict[str, Any] = {"on_refresh": replies, "on_end": replies}
@@ -154,7 +154,7 @@ def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
 
 
 def _with_shorter_warm_up(stage: PolicyTaskSettings, num_examples: int, run: RunContext) -> Any:
-    """With the warm-up of the value head as much shorter as the stage is on a corpus of one's own."""
+    """Scales the warm-up of the value head to the stage's number of steps on this corpus."""
     if not isinstance(stage, PpoTaskSettings):
         return stage
     loop = run.named(run.stage).loop
@@ -164,16 +164,16 @@ def _with_shorter_warm_up(stage: PolicyTaskSettings, num_examples: int, run: Run
 
 
 def policy_model(parts: GeneratorParts, params: Params, first: Params, kept_share: float) -> Params:
-    r"""The model in the parameters of a policy; adapters are merged into the weights that they were trained on.
+    r"""Returns the model of a policy's parameters, with adapters merged into the weights they were trained on.
 
     .. math:: \theta = \theta_{first} + s \, (\theta_{policy} - \theta_{first})
 
     Source: Wortsman et al. 2022 (WiSE-FT), Sec. 3; Ramé et al. 2024 (WARP), Sec. 3.3.
 
     Args:
-      parts: of the run.
-      params: of the policy's checkpoint.
-      first: {"model"}, what training began with.
+      parts: the run's parts.
+      params: parameters of the policy's checkpoint.
+      first: {"model"}, the initial parameters of training.
       kept_share: s in (0, 1], see PolicyTaskSettings.
     """
     if is_adapted(params):
@@ -187,9 +187,9 @@ def policy_model(parts: GeneratorParts, params: Params, first: Params, kept_shar
 
 
 class Replies:
-    """Keeps what the policy answers to a few validation contexts, as training goes on: `replies/STEP.json`.
+    """Keeps the policy's answers to a few validation contexts during training: `replies/STEP.json`.
 
-    The first call also asks the model that training began with, as step 0.
+    The first call also keeps the answers of the initial model, as step 0.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Replies:
 
     @functools.cached_property
     def _answerer(self) -> Answerer:
-        """One, so that it compiles once."""
+        """A single answerer, so that it compiles once."""
         options = AnswerOptions(self._run.stage, "", (self._parts.settings.layout.max_source_tokens,))
         return _answerer(self._parts, self._run, self._stage, {}, options)
 
@@ -211,9 +211,9 @@ class Replies:
         distributed.make_once(self._path(step), lambda: self._keep(step, model()))
 
     def _keep(self, step: int, model: Params) -> None:
-        # From the host always: arrays that lie elsewhere would be another program to compile.
+        # Always from the host: arrays placed elsewhere would compile another program.
         self._answerer.take(jax.device_get({"model": model, "emotion": self._first["emotion"]}))
-        # The same draws at every step: what differs is the policy.
+        # The same seed at every step, so that only the policy differs.
         made = self._answerer.respond(self._asked, batch_size=len(self._asked), seed=self._run.seed)
         write_json(self._path(step), [{"context": list(p.context), "response": p.response} for p in made])
 
@@ -224,7 +224,7 @@ class Replies:
 def _training(
     parts: GeneratorParts, run: RunContext, stage: PolicyTaskSettings
 ) -> tuple[ContextExamples, np.ndarray | None]:
-    """Contexts to answer, or those of preferences with their responses."""
+    """Returns contexts to answer, or the contexts of preferences with their responses."""
     pairs = _pairs_file(stage)
     if pairs is None:
         return _examples(parts, run, stage, "train", stage.max_examples), None
@@ -252,7 +252,7 @@ def _examples(
 
 
 def sketch_policy(stage: PolicyTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
-    """Of an update on all answers to a batch, and the rollout that makes them; who judges is not in it."""
+    """Sketches an update on all answers to a batch, and the rollout that samples them, without the judges."""
     parts = GeneratorParts.of(run, planned=True)
     asked = batch_size * (stage.max_turns if stage.whole_dialogues else 1)
     given = _pairs_file(stage) is not None
@@ -277,7 +277,7 @@ def sketch_policy(stage: PolicyTaskSettings, run: RunContext, batch_size: int, l
 
 
 def _sketch_contexts(rows: int, *, source: tuple[int, ...], target: int) -> PolicyBatch:
-    """Contexts whose sources have the shape `source`, nobody's levels known."""
+    """Returns contexts whose sources have the shape `source`, with placeholder levels."""
     inputs = shapes_of(LabelledBatch, B=rows, S=source[-1], T=target)
     if len(source) > 1:
         ids, mask = (jax.ShapeDtypeStruct((rows, *source), kind) for kind in (jnp.int32, jnp.bool_))
@@ -286,7 +286,7 @@ def _sketch_contexts(rows: int, *, source: tuple[int, ...], target: int) -> Poli
 
 
 def _sketch_rollout(batch: PolicyBatch, tokens: int, *, has_values: bool) -> Rollout:
-    """Rated answers of `tokens` tokens each."""
+    """Returns rated answers of `tokens` tokens each."""
     whole = shapes_of(Rollout, B=batch.row.shape[0], S=1, T=tokens, C=1, M=3)
     later = {"returns", "policy_weight", "advantages", "kl_coefficient", "reference_point", "parts"}
     unknown = later if has_values else {*later, "values"}
@@ -294,18 +294,18 @@ def _sketch_rollout(batch: PolicyBatch, tokens: int, *, has_values: bool) -> Rol
 
 
 def answer_policy(stage: PolicyTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
-    """The reinforced generator of a finished stage; one that reads exemplars says itself where they come from."""
+    """Builds the answerer of a finished stage; a stage that reads exemplars names their index itself."""
     parts = GeneratorParts.of(run, with_params=False)
     first = generator_params(parts, run, stage.start_from)
     model = policy_model(parts, load_params(run.files.stage(options.stage)), first, stage.kept_share)
-    # The emotion head is the fine-tuned one: rewards do not teach it.
+    # The emotion head is the fine-tuned one: rewards do not train it.
     return _answerer(parts, run, stage, {"model": parts.lowered(model), "emotion": first["emotion"]}, options)
 
 
 def _answerer(
     parts: GeneratorParts, run: RunContext, stage: PolicyTaskSettings, params: Params, options: AnswerOptions
 ) -> Answerer:
-    """With the exemplars that the policy was trained with: of the index stage, and of the encoder that made it."""
+    """Builds the answerer with the exemplars of training: from the index stage, by the encoder that built it."""
     task = generator_of(parts, fused=bool(stage.index), heads=taught_heads(stage, run))
     if not stage.index:
         return answerer_of(parts, task, params, context_examples(parts, options.buckets), options)
@@ -314,10 +314,10 @@ def _answerer(
 
 
 def trained_policy(stage: PolicyTaskSettings, run: RunContext, adapters: bool) -> Trained:
-    """The reinforced generator of the stage that `run` is at, without its heads.
+    """Returns the policy's generator of the current stage of `run`, without its heads.
 
     Raises:
-      ConfigError: adapters are wanted: those of a policy sit on weights that no other library has.
+      ConfigError: `adapters` is set: a policy's adapters belong to weights that no other library has.
       CheckpointError: the stage has not been trained.
     """
     saved = load_params(run.directory)

@@ -1,8 +1,8 @@
-"""EmpRL: empathy level alignment via reinforcement learning (Ma et al.), by PPO, and beside it by GRPO and preferences.
+"""EmpRL: empathy level alignment via reinforcement learning (Ma et al.), by PPO; also by GRPO and preferences.
 
-The policy answers, identifiers say how likely its answers have the gold responses' empathy levels (Eq. 2 to 5), the KL
-to the fine-tuned model is taken off (Eq. 6 to 8), and the policy learns from what was better than expected (Eq. 9 to
-15). PAPERS.md lists every equation and every departure.
+The policy answers; identifiers score how likely its answers have the gold responses' empathy levels (Eq. 2 to 5); the
+KL to the fine-tuned model is subtracted (Eq. 6 to 8); and the policy is trained on the advantages (Eq. 9 to 15).
+PAPERS.md lists every equation and every departure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from empax.systems.emprl.settings import (
 
 @flax.struct.dataclass
 class Memory:
-    """What goes from rollout to rollout."""
+    """State carried from rollout to rollout."""
 
     kl: KlController
     statistics: ScoreStatistics
@@ -46,7 +46,7 @@ class Memory:
 
 
 class RatioPolicy(Policy):
-    """What PPO and GRPO share: clipped ratios, and a KL that costs."""
+    """Base of PPO and GRPO: clipped ratios and a KL penalty."""
 
     def init_memory(self) -> Memory:
         kl = self.settings.kl
@@ -59,13 +59,13 @@ class RatioPolicy(Policy):
         return kl_penalty(*given, estimator=self.settings.kl.estimator)
 
     def scored(self, rollout: Any, memory: Memory) -> tuple[Float[Array, " B"], ScoreStatistics]:
-        """The scores that advantages are made of, and the statistics with them."""
+        """Returns the scores for the advantages, and the updated statistics."""
         scores = rollout.scores.astype(jnp.float32)
         statistics = memory.statistics.update(scores, rollout.mask.any(axis=1))
         return (statistics.normalise(scores) if self.settings.normalize_scores else scores), statistics
 
     def remembered(self, rollout: Any, memory: Memory, statistics: ScoreStatistics) -> tuple[Rollout, Memory, Metrics]:
-        """The rollout with its coefficient, the memory after it, and what to log of it."""
+        """Returns the rollout with its KL coefficient, the updated memory, and metrics."""
         coefficient, metrics = memory.kl.coefficient, self.watched(rollout)
         after = Memory(memory.kl.update(metrics["kl"]), statistics, memory.rollouts + 1)
         metrics["kl_coefficient"] = once(coefficient)
@@ -73,14 +73,14 @@ class RatioPolicy(Policy):
         return rollout.replace(kl_coefficient=coefficient * rows, parts=None), after, metrics
 
     def options(self, log_probs: Tokens, batch: Rollout, mask: Mask) -> dict[str, Any]:
-        """What both losses take."""
+        """Returns the options shared by both losses."""
         settings = self.settings
         keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
         bounds = {name: getattr(settings, name) for name in ("clip", "epsilon_high", "delta")}
         return {**bounds, "reduction": settings.reduction, "keep": keep}
 
     def with_entropy(self, loss: Mean, logits: Float[Array, "B T V"], mask: Mask, factor: Float[Array, ""]) -> Mean:
-        """The loss less the bonus for entropy; without a weight nothing is differentiated for it."""
+        """Subtracts the entropy bonus from the loss, unless its weight is 0."""
         settings = self.settings
         if not settings.entropy_weight:
             return loss
@@ -117,7 +117,7 @@ class Ppo(RatioPolicy):
         return credited, after, metrics
 
     def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
-        """Eq. 13 to 15."""
+        """Returns the loss of Eq. 13 to 15."""
         settings, warm, (log_probs, values, logits) = self.settings, batch.policy_weight[0], found
         assert values is not None
         options = self.options(log_probs, batch, mask)
@@ -131,7 +131,7 @@ class Ppo(RatioPolicy):
 
 @dataclasses.dataclass(frozen=True)
 class Grpo(RatioPolicy):
-    """Several responses to each context, each compared with the others; the KL is in the loss."""
+    """GRPO: compares several responses to each context with each other; the KL is in the loss."""
 
     settings: GrpoTaskSettings
 
@@ -147,7 +147,7 @@ class Grpo(RatioPolicy):
         return self.remembered(batch.replace(advantages=advantages), memory, statistics)
 
     def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
-        """`ppo.grpo_loss`."""
+        """Returns `ppo.grpo_loss`, less the entropy bonus."""
         log_probs, _, logits = found
         options = self.options(log_probs, batch, mask)
         options |= {"importance_sampling_level": self.settings.importance_sampling_level}
@@ -160,7 +160,7 @@ class Grpo(RatioPolicy):
 
 @dataclasses.dataclass(frozen=True)
 class Preference(Policy):
-    """Of several responses to each context the best against the worst (DPO, IPO), or each against the mean (KTO)."""
+    """Compares the best with the worst of several responses to each context (DPO, IPO), or each with the mean (KTO)."""
 
     settings: PreferenceTaskSettings
 
@@ -175,7 +175,7 @@ class Preference(Policy):
         metrics, valid, rated = self.watched(batch), batch.mask.any(axis=1), batch.replace(parts=None)
         size = 2 if self.settings.pairs else self.settings.rollout.num_samples
         if self.settings.loss == "kto":
-            # Departure: on the policy's own responses this is the KL; the paper, without any, takes others' mismatched.
+            # Departure: the KL of the policy's own responses; the paper has none and takes mismatched pairs.
             point = jnp.broadcast_to(jnp.maximum(metrics["kl"].value(), 0.0), rated.scores.shape)
             side = preferences.sides(rated.scores, valid, group_size=size)
             return rated.replace(advantages=side, reference_point=point), memory, metrics
@@ -189,7 +189,7 @@ class Preference(Policy):
         return batch.both if isinstance(batch, preferences.Pairs) else batch
 
     def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
-        """Of `preferences` the loss that the settings name."""
+        """Returns the loss of `preferences` that the settings name."""
         settings, reference = self.settings, self.learnt(batch).reference_log_probs
         ratios = kl_penalty(found[0], reference, mask).sum(axis=1)
         if settings.loss == "kto":

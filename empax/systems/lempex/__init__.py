@@ -1,4 +1,4 @@
-"""LEMPEx: the system (`tasks`, `losses`), how it reads (`examples`), and its stages."""
+"""LEMPEx: the tasks (`tasks`, `losses`), their examples (`examples`), and the stages."""
 
 from empax.core.config import ConfigError
 from empax.core.system import RunContext, System
@@ -10,10 +10,10 @@ from empax.systems.lempex.stages import GENERATOR
 
 
 def check(run: RunContext) -> None:
-    """Looks at the generator, and at the retriever where there is an index.
+    """Checks the generator, and the retriever if there is an index.
 
     Raises:
-      ConfigError: what `check_models` and `check_towers` find, or a generator without an encoder.
+      ConfigError: `check_models` or `check_towers` fails, or the generator has no encoder.
     """
     parts = check_models(run)
     if parts is not None and isinstance(parts.generator.model, DecoderOnly):

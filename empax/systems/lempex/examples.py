@@ -1,4 +1,4 @@
-"""How LEMPEx reads: turns with their speakers, responses as exemplars, and what its judges are shown."""
+"""LEMPEx' examples: turns with their speakers, responses as exemplars, and the inputs of its judges."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from empax.evaluation.empathy import sentiment
 from empax.parts.attributes.classifier import frame
 
 NOBODY, SPEAKER, LISTENER = range(3)
-"""Rows of the speaker embedding: of frame and padding, of who tells, of who answers."""
+"""Rows of the speaker embedding: frame and padding, the speaker, the listener."""
 
 
 @flax.struct.dataclass
 class LempexBatch(LabelledBatch):
-    """Contexts with speakers and exemplars; where the response is judged, with what the judges read.
+    """Contexts with speakers and exemplars; if the response is judged, also the inputs of the judges.
 
     Attributes:
-      speaker: of each source token, a row of the speaker embedding.
-      exemplar: responses; None = there are none.
-      other: the exemplars of another context, to see what the own ones are worth.
-      judged: context and gold response as the classifiers read them; the response begins at `judged_start`.
-      reply: the gold response as the regressor reads it; it begins at 1.
-      levels: of the mechanisms in the gold response, -1 = unknown.
-      compound: its sentiment.
+      speaker: row of the speaker embedding for each source token.
+      exemplar: retrieved responses; None = no exemplars.
+      other: exemplars of another context, to measure the value of the own ones.
+      judged: context and gold response as the classifiers read them; the response starts at `judged_start`.
+      reply: the gold response as the regressor reads it; it starts at 1.
+      levels: levels of the mechanisms in the gold response, -1 = unknown.
+      compound: sentiment of the gold response.
     """
 
     speaker: Int[Array, "B S"]
@@ -52,9 +52,9 @@ class LempexBatch(LabelledBatch):
 
 @dataclasses.dataclass(frozen=True)
 class TurnForm:
-    """All turns joined by blanks, in the tokenizer's own frame; exemplars are responses alone.
+    """All turns concatenated, in the tokenizer's own frame; exemplars are responses alone.
 
-    Departure: of a context that is too long the newest tokens stay; the released code keeps the oldest.
+    Departure: a context that is too long keeps its newest tokens; the released code keeps the oldest.
     """
 
     tokenizer: Tokenizer
@@ -62,7 +62,7 @@ class TurnForm:
 
     @property
     def apart(self) -> bool:
-        return False  # exemplars are no rows
+        return False  # exemplars are not rows
 
     @property
     def framing(self) -> tuple[list[int], list[int]]:
@@ -72,7 +72,7 @@ class TurnForm:
         return [Text([], ids) for ids, _ in self.spoken(instances)]
 
     def spoken(self, instances: Sequence[Instance]) -> list[tuple[list[int], list[int]]]:
-        """Ids of each context with its frame, and the row of the speaker embedding of each id."""
+        """Returns the ids of each context with its frame, and the speaker embedding's row of each id."""
         before, behind = self.framing
         room = self.layout.max_context_tokens - len(before) - len(behind)
         turns = list(dict.fromkeys(turn for instance in instances for turn in instance.context))
@@ -96,31 +96,31 @@ class TurnForm:
         return [Text([], [*before, *answer[:room], *behind]) for answer in answers]
 
     def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
-        del passages  # they have columns of their own
+        del passages  # they have their own columns
         return np.array([text.size for text in contexts])
 
     def arrays(self, rows: Sequence[Row], length: int) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
-        # What is longer than its bucket keeps its newest tokens, here and in `LempexExamples`.
+        # A text longer than its bucket keeps its newest tokens, here and in `LempexExamples`.
         made = [row[0].ids[-length:] if row and row[0] else [] for row in rows]
         return features.pad(made, length, self.tokenizer.pad_id)
 
 
 def judged_length(source: int, target: int, most: int) -> int:
-    """What classifiers' rows are padded to: source and target together with their frame, few shapes; at most `most`."""
+    """Returns the padded length of classifiers' rows: source, target and frame, at most `most`; it takes few values."""
     return min(max(source + target + 3, 2 * target), most)
 
 
 class LempexExamples(ContextExamples):
-    """Instances as LEMPEx' generator reads them.
+    """Examples of LEMPEx' generator.
 
     Args:
-      instances: N of them.
-      form: how texts are read.
-      corpus: what candidates are rows of.
+      instances: N instances.
+      form: the form of the texts.
+      corpus: the corpus whose rows are candidates.
       candidates: exemplars of each instance, [N, K], -1 = none; None = the generator reads none.
-      judged: for the empathetic losses, the most tokens that a classifier reads of context and response; the notes have
-        `response_attributes`. 0 = batches have no labels.
-      others: whether batches also have the exemplars of the instance half the way on.
+      judged: for the empathetic losses, the maximum tokens of context and response that a classifier reads; the notes
+        have `response_attributes`. 0 = batches have no labels.
+      others: whether batches also have the exemplars of the instance N / 2 rows on.
     """
 
     form: TurnForm
@@ -168,7 +168,7 @@ class LempexExamples(ContextExamples):
         return ids.reshape(*chosen.shape, -1), mask.reshape(*chosen.shape, -1)
 
     def _judged(self, rows: Sequence[int], source: int, target: int) -> dict[str, Any]:
-        """What judges read."""
+        """Returns the inputs and labels of the judges."""
         tokenizer, (before, behind) = self.form.tokenizer, self.form.framing
         length = judged_length(source, target, self.judged)
 

@@ -1,4 +1,4 @@
-"""LEMPEx' exemplars: one vector of all of them, joined to every state of the context."""
+"""LEMPEx' exemplar fusion: one vector of all exemplars, joined to every state of the context."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from empax.models.transformer import TransformerConfig
 
 
 def _identity_above_noise(rng: jax.Array, shape: Sequence[int], dtype: jnp.dtype = jnp.float32) -> jax.Array:
-    """Weights [2D, D] that give the first D inputs as they are, and a little of the others."""
+    """Draws weights [2D, D]: the identity on the first D inputs, and small random weights on the others."""
     size = shape[1]
     return jnp.concatenate([jnp.eye(size, dtype=dtype), normal((2 * size) ** -0.5)(rng, (size, size), dtype)])
 
 
 class ExemplarFusion(nn.Module):
-    r"""An encoder of exemplars with its own weights, and the layer that puts what it finds beside each state.
+    r"""An encoder of exemplars with its own weights, and a layer that fuses its vector into each state.
 
     .. math:: \chi = \mathrm{mean}_i \mathrm{mean}_t \, \mathrm{Enc}(\Psi_i)_t, \quad
         Z^{fused}_k = [Z_k; \chi] W + b
 
-    Source: Majumder et al. (LEMPEx), Eq. 4 to 6. Ours: W begins as the identity on Z, so that a pretrained decoder
-    begins with the states that it knows.
+    Source: Majumder et al. (LEMPEx), Eq. 4 to 6. Ours: W is initialized to the identity on Z, so that a pretrained
+    decoder starts with familiar states.
 
     Attributes:
-      config: of the generator; the encoder of exemplars is of the same architecture.
+      config: the generator's config; the encoder of exemplars has the same architecture.
     """
 
     config: TransformerConfig
@@ -46,7 +46,7 @@ class ExemplarFusion(nn.Module):
     def represent(
         self, exemplars: Int[Array, "B K P"], mask: Bool[Array, "B K P"], *, deterministic: bool = True
     ) -> Float[Array, "B D"]:
-        """The mean over exemplars of the mean over their real tokens; zeros for a row without exemplars."""
+        """Returns the mean over exemplars of the mean over their real tokens; zeros for a row without exemplars."""
         rows, count, length = exemplars.shape
         flat = mask.reshape(rows * count, length)
         states = self.encoder(exemplars.reshape(rows * count, length), flat, deterministic=deterministic)
@@ -61,13 +61,13 @@ class ExemplarFusion(nn.Module):
         *,
         deterministic: bool = True,
     ) -> Float[Array, "B S D"]:
-        """The states with the exemplars beside them.
+        """Fuses the exemplars into the states.
 
         Args:
-          states: of the context.
-          exemplars: ids.
-          mask: of their real tokens; an exemplar without any does not count.
-          deterministic: without dropout.
+          states: states of the context.
+          exemplars: token ids of the exemplars.
+          mask: mask of their real tokens; an exemplar without any does not count.
+          deterministic: turns dropout off.
         """
         found = self.represent(exemplars, mask, deterministic=deterministic).astype(states.dtype)
         size = self.config.d_model

@@ -1,4 +1,4 @@
-"""LEMPEx' four empathetic losses, on the response that the decoder has in mind (Alg. 4) or its first state (Eq. 10)."""
+"""LEMPEx' four empathetic losses, on the decoder's soft response (Alg. 4) or its first state (Eq. 10)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from empax.systems.lempex.soft_tokens import soft_tokens, splice
 def level_loss(
     logits: Float[Array, "B 3"], level: Int[Array, " B"], *, binary: bool
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
-    """Cross-entropy of each row's level, and whether it is the likeliest; `binary`: of low against the rest.
+    """Returns the cross-entropy of each row's level, and whether it is the likeliest; `binary`: low against the rest.
 
-    A level of -1 gives numbers without meaning.
+    Results for a level of -1 are meaningless.
     """
     log_probs = jax.nn.log_softmax(logits)
     if binary:
@@ -38,17 +38,17 @@ def level_loss(
 
 @dataclasses.dataclass(frozen=True)
 class EmpathyLosses:
-    """What the generator learns beside the likelihood.
+    """The generator's losses besides the likelihood.
 
-    Where `settings.losses` is "judges", `judges` below is {"classifiers": {stage: params}, "sentiment": params};
-    where it is "first_state", `heads` is {"levels": params, "sentiment": params}.
+    If `settings.losses` is "judges", `judges` below is {"classifiers": {stage: params}, "sentiment": params}; if it is
+    "first_state", `heads` is {"levels": params, "sentiment": params}.
 
-    Departure: the rows of a batch weigh by their target tokens, as in every loss here, so that parts of a batch add up.
+    Departure: rows are weighted by their target tokens, as in every loss here, so that parts of a batch add up.
 
     Attributes:
-      settings: of the stage.
-      classifiers: by the name of their stage.
-      regressor: None = no loss of sentiment by judges.
+      settings: the stage's settings.
+      classifiers: the classifiers, with the name of their stage.
+      regressor: the sentiment regressor; None = no sentiment loss by judges.
     """
 
     settings: LempexTaskSettings
@@ -57,18 +57,18 @@ class EmpathyLosses:
 
     @property
     def trains_judges(self) -> bool:
-        """Whether the judges are among the parameters that are trained."""
+        """Whether the judges are trained."""
         return self.settings.losses == "judges" and not self.settings.frozen_judges
 
     def init_heads(self, rng: jax.Array, width: int) -> Params:
-        """Heads on the decoder's first state."""
+        """Draws the parameters of the heads on the decoder's first state."""
         state = jnp.zeros((1, width))
         heads = {"levels": _LEVEL_HEAD, "sentiment": _SENTIMENT_HEAD}
         keys = jax.random.split(rng)
         return {name: head.init(key, state)["params"] for (name, head), key in zip(heads.items(), keys, strict=True)}
 
     def init_judges(self, rng: jax.Array, batch: Any) -> Params:
-        """Judges with the shapes of trained ones."""
+        """Draws judges' parameters with the shapes of trained ones."""
         texts = batch.replace(source=batch.judged, source_mask=batch.judged_mask)
         params: Params = {"classifiers": {name: judge.init(rng, texts) for name, judge in self.classifiers}}
         if self.regressor is not None:
@@ -84,7 +84,7 @@ class EmpathyLosses:
         logits: Float[Array, "B T V"],
         rng: jax.Array | None,
     ) -> tuple[list[tuple[float, Mean]], Metrics]:
-        """The four losses with their weights, and what to log; `rng` None = no dropout, no sampling."""
+        """Returns the four losses with their weights, and metrics; `rng` None = no dropout, no sampling."""
         weights = target_weights(batch)
         if self.settings.losses == "first_state":
             levels, sentiment = self._read_first_state(heads, hidden[:, 0], rng)
@@ -110,7 +110,7 @@ class EmpathyLosses:
     def _read_first_state(
         self, heads: Params, state: Float[Array, "B D"], rng: jax.Array | None
     ) -> tuple[dict[str, Float[Array, "B 3"]], Float[Array, " B"]]:
-        """Eq. 10."""
+        """Predicts levels and sentiment from the first state (Eq. 10)."""
         first, second = (None, None) if rng is None else jax.random.split(rng)
         flat: Array = apply(_LEVEL_HEAD, heads["levels"], state, rng=first)
         score: Array = apply(_SENTIMENT_HEAD, heads["sentiment"], state, rng=second)
@@ -120,14 +120,14 @@ class EmpathyLosses:
     def _ask_judges(
         self, judges: Params, batch: Any, logits: Float[Array, "B T V"], rng: jax.Array | None
     ) -> tuple[dict[str, Float[Array, "B 3"]], Float[Array, " B"] | None]:
-        """Alg. 4: context and response to the classifiers, the response to the regressor."""
+        """Predicts levels from context and response, and sentiment from the response (Alg. 4)."""
         settings = self.settings
         sampling, reading = (None, None) if rng is None else jax.random.split(rng)
         reading = reading if self.trains_judges else None
         soft = soft_tokens(
             logits, form=settings.soft, axis=settings.softmax_axis, temperature=settings.temperature, rng=sampling
         )
-        count = batch.target_mask.sum(axis=1) - 1  # without the end
+        count = batch.target_mask.sum(axis=1) - 1  # without the end token
         levels: dict[str, Array] = {}
         for name, judge in self.classifiers:
             start, most = batch.judged_start, batch.judged.shape[1] // 2
@@ -155,15 +155,15 @@ def embed_response(
     start: Int[Array, " B"],
     count: Int[Array, " B"],
 ) -> Float[Array, "B J E"]:
-    """The embeddings of `ids` in a judge's own table, those of its response being expectations under `soft`.
+    """Returns the embeddings of `ids` in a judge's own table; those of the response are expectations under `soft`.
 
     Args:
-      encoder: of the judge.
-      judge: its parameters.
-      ids: of the gold response in its frame.
-      soft: of the tokens of the response.
-      start: where in `ids` it begins.
-      count: how many tokens of it are there.
+      encoder: the judge's encoder.
+      judge: the judge's parameters.
+      ids: ids of the gold response in its frame.
+      soft: soft tokens of the response.
+      start: position in `ids` at which the response starts.
+      count: number of its tokens there.
     """
     table = judge["encoder"]["encoder"]["token_embedding"]
     dtype = encoder.encoder.config.dtype  # pyright: ignore[reportAttributeAccessIssue]

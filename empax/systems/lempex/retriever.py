@@ -1,4 +1,4 @@
-"""LEMPEx' retriever: DPR on dialogues. A context finds responses of the training split that could answer it.
+"""LEMPEx' retriever: DPR on dialogues. It finds responses of the training split that could answer a context.
 
 Source: Majumder et al. 2022, Sec. 3.3 and 3.5.1, Eq. 3 and 11, Alg. 2 and 3; Karpukhin et al. 2020 (DPR).
 """
@@ -45,13 +45,13 @@ from empax.training.checkpoint import load_params
 
 @dataclasses.dataclass(frozen=True)
 class TowerSettings(RetrievalSettings):
-    """What all stages share that read exemplars of LEMPEx' retriever.
+    """Settings shared by all stages that read exemplars of LEMPEx' retriever.
 
     Attributes:
       key: "response" alone is the paper's.
-      towers: "separate" encoders of contexts and responses, as DPR has them, or one "shared" by both.
-      key_pretrained: of separate towers, what the encoder of responses starts from; empty = from what the other does.
-        For the two folders of a DPR.
+      towers: "separate" encoders of contexts and responses, as in DPR, or one "shared" encoder.
+      key_pretrained: pretrained weights of the encoder of responses, if towers are separate; empty = those of the other
+        encoder. For the two folders of a DPR model.
     """
 
     key: Key = "response"
@@ -71,14 +71,14 @@ class TowerSettings(RetrievalSettings):
 
 @dataclasses.dataclass(frozen=True)
 class RetrieverTaskSettings:
-    """Training of the retriever (Alg. 2).
+    """Training settings of the retriever (Alg. 2).
 
     Attributes:
-      negatives: what each context has beside the other responses of its batch: a response of a dialogue of another
-        emotion, one of another dialogue of the same emotion. Both are Alg. 2, ("other_emotion",) is the text of
-        Sec. 3.5.1, () leaves the batch alone.
-      dpr_data: "ed" = the run's training split; "ed_reddit" adds the authors' pairs of Reddit, with their negatives.
-      temperature: divides the scores; 1 is the paper's, for vectors that are not normalised.
+      negatives: negatives of each context besides the other responses of its batch: a response from a dialogue of
+        another emotion, and one from another dialogue of the same emotion. Both are Alg. 2; ("other_emotion",) is the
+        text of Sec. 3.5.1; () = in-batch negatives alone.
+      dpr_data: "ed" = the run's training split; "ed_reddit" adds the authors' Reddit pairs, with their negatives.
+      temperature: divides the scores; 1 is the paper's, for unnormalized vectors.
     """
 
     negatives: tuple[Negative, ...] = ("other_emotion", "same_emotion")
@@ -93,11 +93,11 @@ class RetrieverTaskSettings:
 
 @dataclasses.dataclass(frozen=True)
 class TowerParts:
-    """What the stages of the retriever are put together from.
+    """The parts of the retriever's stages.
 
     Attributes:
-      retrieval: with the encoder of contexts, whose tokenizer reads responses too.
-      keys: the encoder of responses; None = the same reads both.
+      retrieval: has the encoder of contexts, whose tokenizer also reads responses.
+      keys: the encoder of responses; None = one encoder reads both.
     """
 
     retrieval: RetrievalParts
@@ -121,7 +121,7 @@ class TowerParts:
         return Towers(self.retrieval.encoder.model, None if self.keys is None else self.keys.model)
 
     def initial(self) -> Params | None:
-        """Pretrained parameters of the towers; None = there are none."""
+        """Returns the pretrained parameters of the towers; None if there are none."""
         found = (self.retrieval.encoder.params, (self.keys or self.retrieval.encoder).params)
         return None if found[0] is None else dict(zip(self.towers.names, found, strict=True))
 
@@ -130,7 +130,7 @@ class TowerParts:
 
 
 def pretrained_towers(run: RunContext) -> CorpusEncoder:
-    """The retriever before any training, the paper's "pre-trained DPR"; random from the run's seed without weights."""
+    """Returns the untrained retriever, the paper's "pre-trained DPR"; without weights, random from the run's seed."""
     parts = TowerParts.of(run)
     params = parts.initial()
     if params is None:
@@ -140,16 +140,16 @@ def pretrained_towers(run: RunContext) -> CorpusEncoder:
 
 
 def trained_towers(run: RunContext, stage: str) -> CorpusEncoder:
-    """The retriever that the stage `stage` has trained."""
+    """Loads the retriever that the stage `stage` trained."""
     return TowerParts.of(run, with_params=False).corpus_encoder(load_params(run.files.stage(stage)))
 
 
 def check_towers(run: RunContext) -> None:
-    """Whether the encoders are there and fit each other; see also `checks.check_retriever`.
+    """Checks that the encoders exist and are compatible; see also `checks.check_retriever`.
 
     Raises:
-      ConfigError: no such model, texts too long for one, or two that make vectors of different sizes or read different
-        ids.
+      ConfigError: a model does not exist or cannot read texts of the lengths set, or the two models have vectors of
+        different sizes or different vocabularies.
       DataError: files of a model are missing or broken.
     """
     checks.check_retriever(run)
@@ -174,10 +174,10 @@ def check_towers(run: RunContext) -> None:
 
 
 def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
-    """Whether the stage has what it learns from.
+    """Checks that the stage has its training data.
 
     Raises:
-      ConfigError: contexts do not fit the buckets, a split names no emotion, or the pairs are missing.
+      ConfigError: contexts do not fit the buckets, a split names no emotion, or the Reddit pairs are missing.
     """
     check_prepared(run)
     check_dense(stage.negatives, run)
@@ -191,7 +191,7 @@ def retriever_task(parts: TowerParts, stage: RetrieverTaskSettings) -> DenseRetr
 
 
 def build_retriever(stage: RetrieverTaskSettings, run: RunContext) -> Assembly:
-    # Without weights: what this holds stays in memory beside what training keeps.
+    # Without weights: what this holds stays in memory beside the training state.
     parts = TowerParts.of(run, with_params=False)
     settings = parts.retrieval.settings
     initial = (lambda _: TowerParts.of(run).initial()) if settings.retriever.pretrained else None
@@ -204,7 +204,7 @@ def build_retriever(stage: RetrieverTaskSettings, run: RunContext) -> Assembly:
 
 
 def _examples(parts: TowerParts, stage: RetrieverTaskSettings, run: RunContext, split: str) -> RetrievalExamples:
-    """Of a split: its contexts with negatives of the split, and the pairs of Reddit where they are wanted."""
+    """Builds the examples of a split: its contexts with negatives of the split, and the Reddit pairs if set."""
     settings, tokenizer = parts.retrieval.settings, parts.retrieval.encoder.tokenizer
     layout = settings.layout
     as_queries = functools.partial(encode_queries, tokenizer, max_tokens=layout.max_query_tokens, query=settings.query)
@@ -232,7 +232,7 @@ def _examples(parts: TowerParts, stage: RetrieverTaskSettings, run: RunContext, 
 
 
 def _of_no_dialogue(as_keys: functools.partial[list[list[int]]], pairs: Sequence[GivenPair], kind: Negative) -> Keys:
-    """The negatives that come with pairs; to which posts they are answers is not known."""
+    """Returns the negatives that come with the pairs; the posts they answer are unknown."""
     ids = as_keys([Instance("", (), pair.negatives[kind], "") for pair in pairs])
     unknown = np.full(len(pairs), -1, np.int32)
     return Keys(ids, unknown, unknown)
@@ -246,10 +246,10 @@ def sketch_retriever(stage: RetrieverTaskSettings, run: RunContext, batch_size: 
 
 
 def trained_retriever(stage: RetrieverTaskSettings, run: RunContext, adapters: bool, *, side: int) -> Trained:
-    """The reader of contexts (side 0) or of responses (side 1) of the stage that `run` is at.
+    """Returns the encoder of contexts (side 0) or of responses (side 1) of the current stage of `run`.
 
     Raises:
-      ConfigError: adapters are wanted, which a retriever never has.
+      ConfigError: `adapters` is set; a retriever has none.
       CheckpointError: the stage has not been trained.
     """
     params = load_params(run.directory)
@@ -280,4 +280,4 @@ RETRIEVER = TaskSpec(
     },
     unread=("generator", "decoding", "form", "own_decoding", "lora", "attributes", "passages", "logits_at_once"),
 )
-"""For contexts, the main model; for responses, where there are two towers, another one."""
+"""Exports the encoder of contexts as the main model, and the encoder of responses as a second one."""

@@ -1,4 +1,4 @@
-"""LEMPEx' settings: what its stages share, and the stage that trains the generator."""
+"""LEMPEx' settings: those shared by its stages, and those of the generator."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from empax.systems.lempex.soft_tokens import SoftAxis, SoftForm
 
 @dataclasses.dataclass(frozen=True)
 class LempexSettings(TowerSettings):
-    """The section `config.lempex`.
+    """Settings shared by all stages: the section `config.lempex`.
 
     Attributes:
-      attributes: LEMPEx puts none in front of its texts; must be False.
-      speakers: whether who speaks is added to every token of the context, as an embedding (Sec. 3.2).
+      attributes: LEMPEx prepends no attributes to its texts; must be False.
+      speakers: whether every token of the context gets an embedding of its speaker (Sec. 3.2).
     """
 
     attributes: bool = False
@@ -43,12 +43,12 @@ class LempexSettings(TowerSettings):
 
 @dataclasses.dataclass(frozen=True)
 class LossWeights:
-    """Of the five parts of the loss. Source: Sec. 3.5.
+    """Weights of the five parts of the loss. Source: Sec. 3.5.
 
     Attributes:
-      generation: of the likelihood.
-      emotional_reaction, interpretation, exploration: of the level that each identifier of empathy sees in the reply.
-      sentiment: of the reply's sentiment.
+      generation: weight of the likelihood.
+      emotional_reaction, interpretation, exploration: weight of the level that each identifier sees in the reply.
+      sentiment: weight of the reply's sentiment.
     """
 
     generation: float = 1.0
@@ -61,28 +61,28 @@ class LossWeights:
         check_numbers(self, "generation", *MECHANISMS, "sentiment", least=0)
 
     def mechanisms(self) -> tuple[str, ...]:
-        """The mechanisms that have a share."""
+        """Returns the mechanisms with a weight above 0."""
         return tuple(name for name in MECHANISMS if getattr(self, name))
 
 
 @dataclasses.dataclass(frozen=True)
 class LempexTaskSettings:
-    """The generator.
+    """Training settings of the generator.
 
     Attributes:
-      index: the index stage whose candidates are its exemplars; empty = it has none ("w/o exemplars").
-      losses: where the four empathetic losses come from: "judges" (Alg. 4), which read the response that the decoder
-        has in mind; "first_state" (Eq. 10), the decoder's state before the first token, which cannot see the response;
+      index: the index stage whose candidates are the exemplars; empty = no exemplars ("w/o exemplars").
+      losses: source of the four empathetic losses: "judges" (Alg. 4), which read the decoder's soft response;
+        "first_state" (Eq. 10), the decoder's state before the first token, which does not depend on the response;
         "none" ("w/o emp. losses").
-      judges: of "judges": stages that trained classifiers; together they must cover every mechanism that has
-        a weight.
-      sentiment: likewise the stage that trained the regressor; empty = no such loss.
-      soft, softmax_axis, temperature: what the judges read, see `systems.lempex.soft_tokens`; "time" is the slip of the
-        released code.
-      frozen_judges: False trains the judges along with the generator, as the released code does.
+      judges: for "judges", the stages that trained classifiers; together they must cover each mechanism with a weight
+        once.
+      sentiment: for "judges", the stage that trained the regressor; empty = no sentiment loss.
+      soft, softmax_axis, temperature: form of the soft tokens, see `systems.lempex.soft_tokens`; "time" is the error of
+        the released code.
+      frozen_judges: False trains the judges with the generator, as the released code does.
       binary: whether the levels mid and high are one class, as in the released code.
-      contrast: a loss that ranks responses beside the likelihood; ours. None = there is none.
-      max_validation_examples: 0 = all.
+      contrast: a loss that ranks responses, in addition to the likelihood; ours. None = no such loss.
+      max_validation_examples: maximum examples of validation; 0 = all.
     """
 
     index: str = ""

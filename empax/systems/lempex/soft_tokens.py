@@ -1,4 +1,4 @@
-"""Texts that are distributions over tokens, for losses that ask a reader of text about them."""
+"""Soft texts, whose tokens are distributions, for losses by models that read text."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ def soft_tokens(
     temperature: float = 1.0,
     rng: jax.Array | None = None,
 ) -> Float[Array, "B T V"]:
-    """What stands in place of one-hot tokens.
+    """Returns soft tokens in place of one-hot tokens.
 
     Args:
-      logits: of the tokens.
-      form: "expected": probabilities, whose product with an embedding is its expectation; "straight_through": the
-        one-hot sample of a Gumbel-softmax, through which the gradient of its probabilities flows (Jang et al. 2017,
-        Sec. 2.2).
-      axis: what the softmax sums over. "time" is a slip of LEMPEx' released code: each word is spread over the
-        positions, so the rows are no distributions, and a position sees the ones behind it.
+      logits: logits of the tokens.
+      form: "expected": probabilities, whose product with an embedding table is its expectation; "straight_through":
+        one-hot samples of a Gumbel-softmax with the gradient of its probabilities (Jang et al. 2017, Sec. 2.2).
+      axis: axis of the softmax. "time" is an error of LEMPEx' released code: each word is normalized over positions, so
+        the rows are not distributions, and a position sees later ones.
       temperature: divides the logits.
-      rng: of the samples; None = the likeliest token is taken.
+      rng: key of the samples; None = take the likeliest token.
     """
     along = {"vocabulary": 2, "time": 1}[axis]
     logits = logits.astype(jnp.float32)
@@ -46,7 +45,7 @@ def soft_tokens(
 def splice(
     embedded: Float[Array, "B J D"], soft: Float[Array, "B T D"], start: Int[Array, " B"], count: Int[Array, " B"]
 ) -> Float[Array, "B J D"]:
-    """`embedded` with the first `count` rows of `soft` in the places from `start` on."""
+    """Replaces `count` rows of `embedded`, from `start` on, by the first rows of `soft`."""
     place = jnp.arange(embedded.shape[1])[None] - start[:, None]
     inside: Bool[Array, "B J"] = (place >= 0) & (place < count[:, None])
     chosen = jnp.take_along_axis(soft, jnp.clip(place, 0, soft.shape[1] - 1)[:, :, None], axis=1)

@@ -1,4 +1,4 @@
-"""LEMPEx' stages: from settings and the work directory to the generator with its examples, and to what answers."""
+"""LEMPEx' stages: build the generator, its examples and its answerer from the settings and the work directory."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def generator_task(
 
 
 def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
-    """Whether exemplars, judges and labels come before.
+    """Checks that earlier stages provide the exemplars, judges and labels.
 
     Raises:
-      ConfigError: they do not, or labels or judges leave out a mechanism that has a weight, or judges read another
-        vocabulary than the generator's; or contexts would be cut.
+      ConfigError: one is missing; labels or judges omit a mechanism that has a weight; judges and generator have
+        different vocabularies; or contexts would be cut.
     """
     check_prepared(run)
     settings = run.shared_settings(LempexSettings)
@@ -105,7 +105,7 @@ def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
 
 
 def _check_vocabularies(stage: LempexTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError unless judges and generator have one vocabulary, and as many embeddings."""
+    """Raises ConfigError unless judges and generator share a vocabulary and the number of embeddings."""
     generator = run.shared_settings(LempexSettings).generator
     encoders = {name: run.named(name).settings.encoder for name in (*stage.judges, stage.sentiment) if name}
     prepared = run.settings("prepare", PrepareSettings).tokenizer
@@ -130,7 +130,7 @@ def _check_vocabularies(stage: LempexTaskSettings, run: RunContext) -> None:
 
 
 def judged_tokens(stage: LempexTaskSettings, run: RunContext) -> int:
-    """The most tokens of context and response that classifiers read; 0 = nothing is judged."""
+    """Returns the maximum tokens of context and response that classifiers read; 0 = nothing is judged."""
     layout = run.shared_settings(LempexSettings).layout
     if stage.losses != "judges":
         return 2 * layout.max_target_tokens if stage.losses == "first_state" else 0
@@ -139,7 +139,7 @@ def judged_tokens(stage: LempexTaskSettings, run: RunContext) -> int:
 
 
 def load_judges(stage: LempexTaskSettings, run: RunContext) -> tuple[EmpathyLosses, Params]:
-    """The trained judges that `stage` names: what asks them, and their parameters."""
+    """Loads the trained judges that `stage` names: the losses that use them, and their parameters."""
     found: dict[str, ClassifierJudge] = {}
     for name in stage.judges:
         judge = load_judge(run, name)
@@ -175,7 +175,7 @@ def build_generator(stage: LempexTaskSettings, run: RunContext) -> Assembly:
 
 
 def first_params(stage: LempexTaskSettings, run: RunContext, params: Params) -> Params:
-    """Pretrained weights or word vectors, also of the exemplars' encoder."""
+    """Returns pretrained weights or word vectors, also for the encoder of exemplars."""
     settings = run.shared_settings(LempexSettings).generator
     found: Params = {}
     if settings.pretrained or settings.embeddings:
@@ -198,7 +198,7 @@ def _examples(
     limit: int = 0,
     judged: int = 0,
 ) -> LempexExamples:
-    """Of those instances that were searched, where there are exemplars."""
+    """Builds the examples of a split; with exemplars, of the searched instances alone."""
     instances = load_instances(run, split)
     if not stage.index:
         return LempexExamples(draw(instances, limit), form, judged=judged)
@@ -236,7 +236,7 @@ def sketch_generator(stage: LempexTaskSettings, run: RunContext, batch_size: int
 
 
 class LempexSearch(ExemplarSearch):
-    """Shows exemplars as the generator reads them; no reference is cut."""
+    """Shows exemplars as the generator reads them, without cutting references."""
 
     def show(self, instances: Sequence[Instance], rows: np.ndarray, scores: np.ndarray) -> AnswerExamples:
         form = TurnForm(self.parts.tokenizer, self.parts.for_answers().settings.layout)
@@ -245,10 +245,10 @@ class LempexSearch(ExemplarSearch):
 
 
 def answer_generator(stage: LempexTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
-    """The generator of a finished stage, with the exemplars of the index that it was trained with.
+    """Builds the answerer of a finished stage, with exemplars from the index that it was trained with.
 
     Raises:
-      StaleIndexError: the index was made by another encoder than the stage that it names.
+      StaleIndexError: the index was built with another encoder than that of the stage it names.
     """
     parts = GeneratorParts.of(run, with_params=False)
     task = generator_task(parts, stage, run, None)

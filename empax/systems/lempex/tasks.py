@@ -1,7 +1,7 @@
 """LEMPEx: empathetic generation guided by exemplars and by judges of empathy (Majumder et al.).
 
-A T5 reads the context with its speakers; one vector of retrieved responses stands beside every state (Eq. 4 to 6); four
-losses ask what judges would say of the response (Alg. 4). PAPERS.md lists every equation and every departure.
+A T5 reads the context with its speakers; one vector of the retrieved responses is fused into every state (Eq. 4 to 6);
+four losses come from judges of the response (Alg. 4). PAPERS.md lists every equation and every departure.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from empax.systems.lempex.losses import EmpathyLosses
 
 @dataclasses.dataclass(frozen=True)
 class LempexGenerator(ResponseTask):
-    """Context and exemplars in, response out.
+    """Generates a response from context and exemplars.
 
-    Parameters: "model"; "fusion" and "speakers" where there are exemplars and speakers; "judges" where they are
-    trained, else they are frozen under that name; "heads" of Eq. 10.
+    Parameters: "model"; "fusion" with exemplars; "speakers" with speakers; "judges" if they are trained, else frozen
+    under that name; "heads" of Eq. 10.
 
     Attributes:
-      fusion: None = no exemplars.
-      speakers: whether the context's embeddings tell who speaks.
-      empathy: None = the likelihood alone.
+      fusion: the exemplar fusion; None = no exemplars.
+      speakers: whether the context's embeddings include the speaker.
+      empathy: the empathetic losses; None = the likelihood alone.
     """
 
     fusion: ExemplarFusion | None = None
@@ -46,7 +46,7 @@ class LempexGenerator(ResponseTask):
         first, second = jax.random.split(rng)
         params, size = super().init(first, batch), self.model.config.d_model
         if self.speakers:
-            # From zeros, so that a pretrained model begins as it is.
+            # Zeros, so that a pretrained model starts unchanged.
             params["speakers"] = jnp.zeros((LISTENER + 1, size))
         if self.fusion is not None:
             states = jnp.zeros((*batch.source.shape, size))
@@ -61,7 +61,7 @@ class LempexGenerator(ResponseTask):
         return params
 
     def encode(self, params: Params, batch: Any, rng: jax.Array | None) -> Read:
-        """What the decoder attends to: Z, or Z fused (Eq. 1 and 6)."""
+        """Returns the states that the decoder attends to: Z, or the fused Z (Eq. 1 and 6)."""
         added = rows_of(params["speakers"], batch.speaker) if self.speakers else None
         source = batch.source, batch.source_mask
         states = apply(self.model, params["model"], *source, added=added, method="encode", rng=rng)
@@ -85,7 +85,7 @@ class LempexGenerator(ResponseTask):
         return parts, {"nll": nll, **metrics}
 
     def labels(self, params: Params, batch: Any, read: Read) -> dict[str, Array]:
-        """`nll_of_other_exemplars`, where the batch has those."""
+        """Returns `nll_of_other_exemplars`, if the batch has them."""
         if batch.other is None:
             return {}
         other = batch.replace(exemplar=batch.other, exemplar_mask=batch.other_mask)

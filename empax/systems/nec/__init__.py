@@ -1,4 +1,4 @@
-"""NEC: the system (`tasks`), what it reads (`examples`, `facts`, `ranker`) and its stages (`stages`)."""
+"""NEC: the tasks (`tasks`), their inputs (`examples`, `facts`, `ranker`) and the stages (`stages`)."""
 
 from typing import Any
 

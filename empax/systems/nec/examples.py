@@ -1,4 +1,4 @@
-"""What NEC reads: the context with facts about things behind it, facts about people beside it, and candidates."""
+"""NEC's inputs: the context followed by facts about things, separate facts about people, and candidates."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from empax.data.tokenizers import SEPARATOR
 from empax.evaluation.text import clauses
 
 QUERY = "query:"
-"""In front of every context. Source: NEC's code."""
+"""Prefix of every context. Source: NEC's code."""
 FACTS = "The following knowledge facts are highly relevant to the left query:"
-"""In front of the facts. Source: NEC, P_r of Eq. 3."""
+"""Prompt before the facts. Source: NEC, P_r of Eq. 3."""
 
 
 @flax.struct.dataclass
 class NecBatch(LabelledBatch):
     """A batch with M facts about people for each row, and with candidate responses.
 
-    `different` are responses to dialogues of other emotions, `frequent` frequent clauses, `own` what the current model
-    says: None where there are none. All candidates end with the end-of-sequence id and have no start id, as targets do.
+    `different` are responses to dialogues of other emotions, `frequent` frequent clauses, `own` outputs of the current
+    model; None = no such candidates. Like targets, candidates end with the end-of-sequence id and have no start id.
     """
 
     facts: Int[Array, "B M F"] | None = None
@@ -47,12 +47,12 @@ class NecBatch(LabelledBatch):
 
 @dataclasses.dataclass(frozen=True)
 class FactForm:
-    """`query: context <sep> prompt facts`, the facts among an instance's notes one behind the other (Eq. 3).
+    """`query: context <sep> prompt facts`, with the facts of an instance's notes concatenated (Eq. 3).
 
-    A row stands in the frame of `tagged`.
+    A row is in the frame of `tagged`.
 
-    The context loses its oldest ids where a row is too long; facts are read whole or not at all, the best first, in
-    `max_passage_tokens`. An instance without facts about things has the query alone.
+    If a row is too long, the context loses its oldest ids. Facts are never cut: the best that fit into
+    `max_passage_tokens` are read. An instance without facts about things has the query alone.
     """
 
     tagged: TaggedForm
@@ -75,7 +75,7 @@ class FactForm:
         return self.tokenizer.encode(QUERY)
 
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:
-        """Each context with what stands behind it in the place of attributes."""
+        """Returns each context with the prompt and facts that follow it as its attributes."""
         rows = self.tagged.contexts(instances)
         prompt, separator = self.tokenizer.encode(FACTS), self.tokenizer.token_id(SEPARATOR)
         made = []
@@ -97,7 +97,7 @@ class FactForm:
         return self.tagged.passages(instances)
 
     def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
-        del passages  # none is read
+        del passages  # not read
         around = sum(map(len, self.tagged.frame))
         return np.array([text.size for text in contexts]) + len(self.query) + around
 
@@ -118,7 +118,7 @@ class FactForm:
 
 
 def social_facts(instance: Instance) -> list[Fact | None]:
-    """The best fact about people of each relation in SOCIAL_RELATIONS; None where there is none."""
+    """Returns the best fact about people of each relation in SOCIAL_RELATIONS; None = no fact."""
     found: dict[str, Fact] = {}
     for fact in facts_of(instance):
         found.setdefault(fact.relation, fact)
@@ -126,9 +126,9 @@ def social_facts(instance: Instance) -> list[Fact | None]:
 
 
 def frequent_clauses(responses: Sequence[str], count: int) -> list[str]:
-    """The most frequent clauses of two words or more; of equally frequent ones, the first.
+    """Returns the most frequent clauses of two words or more; ties go to the first.
 
-    A clause is what stands between commas, full stops, question and exclamation marks. Source: NEC's code.
+    A clause is the text between commas, full stops, question and exclamation marks. Source: NEC's code.
     """
     counted = Counter(clause for response in responses for clause in clauses(response) if len(clause.split()) > 1)
     return [clause for clause, _ in counted.most_common(count)]
@@ -140,9 +140,9 @@ class Negatives:
 
     Attributes:
       targets: all responses, as targets.
-      by_emotion: rows of `targets` for each emotion, by its place in EMOTIONS.
-      frequent: the most frequent clauses, as targets: the same for every example.
-      different: how many responses of other emotions each example gets.
+      by_emotion: rows of `targets` for each emotion, in the order of EMOTIONS.
+      frequent: the most frequent clauses, as targets; the same for every example.
+      different: number of responses of other emotions per example.
     """
 
     targets: Sequence[list[int]]
@@ -154,10 +154,10 @@ class Negatives:
     def of(
         cls, instances: Sequence[Instance], tokenizer: Tokenizer, max_tokens: int, *, different: int, frequent: int
     ) -> Negatives:
-        """Of the training split `instances`.
+        """Collects the negatives of the training split `instances`.
 
         Raises:
-          ConfigError: fewer than two emotions are known, where responses of others are wanted.
+          ConfigError: `different` is set, but fewer than two emotions are known.
         """
 
         def targets(texts: Sequence[str]) -> list[list[int]]:
@@ -175,9 +175,9 @@ class Negatives:
         return cls(targets(responses), by_emotion, targets(frequent_clauses(responses, frequent)), different)
 
     def draw(self, emotion: int, rng: np.random.Generator) -> list[list[int]]:
-        """Responses to dialogues of other emotions: the emotion is drawn first, then the response (NEC's code).
+        """Draws responses to dialogues of other emotions: first the emotion, then the response (NEC's code).
 
-        None where the example's own emotion is not known (-1): any could be of it.
+        They are empty if the example's own emotion is unknown (-1): any emotion could be its own.
         """
         if emotion < 0:
             return [[]] * self.different
@@ -187,13 +187,13 @@ class Negatives:
 
 
 class NecExamples(ContextExamples):
-    """Instances whose notes have the chosen facts; with `negatives`, beside candidate responses.
+    """Examples of instances whose notes have the chosen facts; with `negatives`, also candidate responses.
 
     Args:
       instances: see `data.exemplars.ContextExamples`.
       form: likewise.
-      social_tokens: the most tokens of a fact about people; 0 = these are not read.
-      negatives: what to draw candidates from; None = there are none.
+      social_tokens: maximum tokens of a fact about people; 0 = such facts are not read.
+      negatives: the source of candidates; None = no candidates.
     """
 
     def __init__(

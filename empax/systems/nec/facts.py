@@ -1,4 +1,4 @@
-"""Which of the facts about a context the models read: one about people for each relation, a few about things."""
+"""Selects the facts that the models read about a context: one about people per relation, a few about things."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from empax.systems.nec.settings import NecSettings
 
 @dataclasses.dataclass(frozen=True)
 class Chooser:
-    """Instances with all their facts to instances with the facts that are read; scores say why these.
+    """Reduces the facts of instances to the ones that models read, with the scores they were chosen by.
 
     Attributes:
-      selector: compares facts, in words, with the context (Eq. 6 and 7).
-      ranker: of facts about things; None = the selector.
+      selector: compares facts, written as words, with the context (Eq. 6 and 7).
+      ranker: ranks facts about things; None = the selector ranks them.
     """
 
     settings: NecSettings
@@ -33,14 +33,14 @@ class Chooser:
 
     @classmethod
     def of(cls, run: RunContext) -> Chooser:
-        """The chooser of a run at a stage that reads facts."""
+        """Returns the chooser of a run at a stage that reads facts."""
         settings = run.shared_settings(NecSettings)
         tokenizer = None if settings.selector.pretrained else run_tokenizer(run)
         ranker = load_ranker(run, settings.ranker) if settings.ranker else None
         return cls(settings, TextEncoder.of(settings.selector, tokenizer, run.seed), ranker)
 
     def __call__(self, instances: Sequence[Instance]) -> list[Instance]:
-        """Each instance with its chosen facts, the best first, in place of all."""
+        """Returns each instance with its chosen facts alone: about people, then about things, best first."""
         settings = self.settings
         facts = [[f for f in facts_of(i) if (settings.social if f.social else settings.entity)] for i in instances]
         scores = self._cosines(instances, facts)
@@ -52,7 +52,7 @@ class Chooser:
         ]
 
     def _cosines(self, instances: Sequence[Instance], facts: Sequence[Sequence[Fact]]) -> list[list[float]]:
-        """Of each fact with its context."""
+        """Returns the cosine of each fact with its context."""
         rows = np.repeat(np.arange(len(instances)), [len(found) for found in facts])
         if not len(rows):
             return [[] for _ in instances]
@@ -62,7 +62,7 @@ class Chooser:
         return [part.tolist() for part in np.split(cosines, np.cumsum([len(found) for found in facts])[:-1])]
 
     def _rank(self, instances: Sequence[Instance], facts: Sequence[Sequence[Fact]], scores: list[list[float]]) -> None:
-        """Changes the scores of facts about things to those of the ranker, if there is one."""
+        """Replaces the scores of facts about things by the ranker's, if there is one."""
         things = [(i, n) for i, found in enumerate(facts) for n, fact in enumerate(found) if not fact.social]
         if self.ranker is None or not things:
             return

@@ -1,7 +1,7 @@
-"""What ranks facts about things: how likely the response takes one up (NEC, Sec. 3.2, after SAKDP).
+"""The ranker of facts about things: how likely the response repeats a fact (NEC, Sec. 3.2, after SAKDP).
 
-Trained on pairs of facts about the same context, of which the gold response repeats one: its thing is in the context
-and its tail in the response, or the other way round. To choose facts no response is looked at.
+It is trained on pairs of facts about the same context, of which the gold response repeats one: its head is in the
+context and its tail in the response, or vice versa. Choosing facts needs no response.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from empax.systems.nec.settings import RankerTaskSettings
 from empax.training.checkpoint import load_params
 
 _MARKS = ("[unused0]", SEPARATOR)
-"""What stands before a fact: a token that a BERT's vocabulary has and its training never saw, or the separator.
+"""Marks before a fact: a token of BERT's vocabulary that is unused in pretraining, or else the separator.
 
-Departure: NEC's code adds a token [CSK] and then looks for the id of [unused0]. Here both are one token.
+Departure: NEC's code adds a token [CSK] and then looks up the id of [unused0]. Ours uses one token for both.
 """
 _HIDDEN = 384  # of the heads; NEC's code
-_LEAST_LETTERS = 3  # of a tail that a response repeats: "be" and "go" are in many
+_LEAST_LETTERS = 3  # of a repeated word: "be" and "go" are in many responses
 
 
 def repeats(fact: Fact, context: str, response: str) -> bool:
-    """Whether the response takes the fact up: one end of it is in the context, the other in the response.
+    """Whether the response repeats the fact: one end of it is in the context, the other in the response.
 
-    Ends are looked for as whole words. The one in the response must have a word of three letters that is no function
-    word: NEC's code looks for any text, so that "be" counts.
+    Ends match whole words. The end in the response must have a word of at least three letters that is not a function
+    word; NEC's code matches any text, so that "be" counts.
     """
     ends = ((fact.head, fact.tail), (fact.tail, fact.head))
     return any(_has(context, one) and _tells(other) and _has(response, other) for one, other in ends)
@@ -66,7 +66,7 @@ def _tells(phrase: str) -> bool:
 def render(
     tokenizer: Tokenizer, contexts: Sequence[Sequence[str]], facts: Sequence[Fact], max_tokens: int, mark: int
 ) -> list[list[int]]:
-    """`[CLS] context [SEP] mark thing relation tail` for each; the context loses its oldest tokens."""
+    """Renders `[CLS] context [SEP] mark thing relation tail` for each; the context loses its oldest tokens."""
     written = tokenizer.encode_batch([f"{fact.head} {fact.relation} {fact.tail}" for fact in facts])
     texts = tokenizer.encode_batch([features.plain_context(context) for context in contexts])
     rows = []
@@ -77,7 +77,7 @@ def render(
 
 
 def mark_of(tokenizer: Tokenizer) -> int:
-    """The id of what stands before a fact."""
+    """Returns the id of the mark before a fact."""
     assert isinstance(tokenizer, SubwordTokenizer)
     known = [name for name in _MARKS if tokenizer.backend.token_to_id(name) is not None]
     return tokenizer.token_id(known[0] if known else _MARKS[-1])
@@ -85,7 +85,7 @@ def mark_of(tokenizer: Tokenizer) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A context with a fact that its response repeats, and one that it does not."""
+    """A context with a fact that its response repeats and a fact that it does not."""
 
     context: tuple[str, ...]
     repeated: Fact
@@ -93,7 +93,7 @@ class Pair:
 
 
 def make_pairs(instances: Sequence[Instance]) -> list[Pair]:
-    """Every repeated fact beside every other one of the same instance."""
+    """Pairs every repeated fact with every other fact of the same instance."""
     pairs = []
     for instance in instances:
         things = [fact for fact in facts_of(instance) if not fact.social]
@@ -132,8 +132,8 @@ class Ranker(EncoderTask):
 
     .. math:: L = \max(0, \delta - s^+ + s^-) + \tfrac{1}{2} (CE^+ + CE^-)
 
-    with s a sigmoid of the normalised state. Source: NEC's code. It says scores in (0, 1) and logits of (not repeated,
-    repeated); whoever asks gets the scores.
+    with s the score, a sigmoid. Source: NEC's code. The outputs are scores in (0, 1) and logits of (not repeated,
+    repeated); predictions are the scores.
     """
 
     mark: int
@@ -147,7 +147,7 @@ class Ranker(EncoderTask):
     def vectors(
         self, params: Params, ids: Any, mask: Bool[Array, "N S"], *, rng: jax.Array | None, **inputs: Any
     ) -> Float[Array, "N D"]:
-        """The normalised state of the mark."""
+        """Returns the normalized state of the mark."""
         states = apply(self.encoder.encoder, params["encoder"]["encoder"], ids, mask, rng=rng, **inputs)
         state = jnp.take_along_axis(states, mark_places(ids, mask, self.mark)[:, None, None], axis=1)[:, 0]
         state = state.astype(jnp.float32)
@@ -173,7 +173,7 @@ class Ranker(EncoderTask):
         return Mean.of(hinge + 0.5 * entropy, batch.valid), {"pair_accuracy": Mean.of(right, batch.valid)}
 
     def rows(self, tokenizer: Tokenizer, max_tokens: int, *given: Any) -> list[list[int]]:
-        """Of contexts, each with a fact."""
+        """Renders contexts, each with a fact."""
         contexts, facts = given
         return render(tokenizer, contexts, facts, max_tokens, self.mark)
 
@@ -182,13 +182,13 @@ class Ranker(EncoderTask):
 
 
 def mark_places(ids: Int[Array, "N S"], mask: Bool[Array, "N S"], mark: int) -> Int[Array, " N"]:
-    """Where the mark of each row is: its last occurrence."""
+    """Returns the position of the last mark in each row."""
     places = jnp.arange(ids.shape[1])[None]
     return jnp.max(jnp.where(mask & (ids == mark), places, 0), axis=1)
 
 
 def load_ranker(run: RunContext, name: str) -> Predictor[Ranker]:
-    """The ranker of the finished stage `name`."""
+    """Loads the ranker of the finished stage `name`."""
     stage = run.settings(name, RankerTaskSettings)
     encoder = load_stage_encoder(stage.encoder, run, with_params=False)
     task = Ranker(encoder.model, mark_of(encoder.tokenizer), stage.margin)
@@ -196,10 +196,10 @@ def load_ranker(run: RunContext, name: str) -> Predictor[Ranker]:
 
 
 def check_ranker(stage: RankerTaskSettings, run: RunContext) -> None:
-    """Whether there will be facts, and texts fit the encoder.
+    """Checks that there are facts and that texts fit the encoder.
 
     Raises:
-      ConfigError: no stage finds facts about things before this one, no such encoder, or one that reads fewer tokens.
+      ConfigError: no earlier stage finds facts about things, or the encoder does not exist or reads fewer tokens.
     """
     check_prepared(run)
     check_knowledge(run, entity=f"{run.shared}.ranker to '' and leave {run.stage!r} out of config.run")

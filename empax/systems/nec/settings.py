@@ -1,4 +1,4 @@
-"""What NEC adds to the settings of every system that answers."""
+"""NEC's settings."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ SOCIAL = "social"
 
 @dataclasses.dataclass(frozen=True)
 class NecSettings(DialogueSettings):
-    """The section "nec", which all stages share.
+    """Settings shared by all stages: the section "nec".
 
     Attributes:
-      entity: whether the encoder reads facts about things behind the context; False is w/o Entity.
+      entity: whether the encoder reads facts about things after the context; False is w/o Entity.
       social: whether the decoder attends to facts about people; False is w/o Social.
-      entity_facts: m, how many facts about things are read; 3 at test, Sec. 3.2.
-      facts_as: facts about things as "sentences" (the code) or "triples" (Eq. 3).
-      social_tokens: the most tokens of a fact about people.
-      ranker: the stage that ranks facts about things; empty = by their cosine with the context, as those about people.
-      selector: compares facts with the context (Eq. 6 and 7).
+      entity_facts: m, the number of facts about things; 3 at test, Sec. 3.2.
+      facts_as: form of facts about things, "sentences" (the code) or "triples" (Eq. 3).
+      social_tokens: maximum tokens of a fact about people.
+      ranker: the stage that trained the ranker of facts about things; empty = rank by cosine with the context, as facts
+        about people.
+      selector: encoder that compares facts with the context (Eq. 6 and 7).
     """
 
     attributes: bool = False
@@ -64,11 +65,11 @@ class NecSettings(DialogueSettings):
 
 @dataclasses.dataclass(frozen=True)
 class NecTaskSettings:
-    """Training by likelihood: the baseline without contrast, and what contrastive training begins with.
+    """Training by likelihood: the baseline without contrast, and the start of contrastive training.
 
     Attributes:
-      start_from: an earlier stage whose parameters to go on from; empty = initialise.
-      max_validation_examples: 0 = all.
+      start_from: an earlier stage whose parameters initialize this one; empty = pretrained or random.
+      max_validation_examples: maximum examples of validation; 0 = all.
     """
 
     start_from: str = ""
@@ -82,16 +83,15 @@ class NecTaskSettings:
 
 @dataclasses.dataclass(frozen=True)
 class CandidateSettings(ContrastSettings):
-    """The second half of the loss, with candidates of four kinds (Eq. 9).
+    """The contrastive half of the loss, with candidates of four kinds (Eq. 9).
 
     Attributes:
-      in_batch: whether the other responses of a batch are candidates (B).
-      different: how many responses to dialogues of other emotions are (D); 0 is w/o DiffEmo.
-      frequent: how many of the most frequent clauses of the training responses are (H); 0 is w/o HighFreq.
-      own: how many beams of the current model are (y'); 0 is w/o SelfGen.
-      own_tokens: how long those may get.
-      diversity_penalty: above 0, each of the `own` beams searches for itself and shuns what the earlier ones say
-        (CoNT); 0 = plain beams (NEC).
+      in_batch: whether the other responses of the batch are candidates (B).
+      different: number of candidates that are responses to dialogues of other emotions (D); 0 is w/o DiffEmo.
+      frequent: number of candidates among the most frequent clauses of the training responses (H); 0 is w/o HighFreq.
+      own: number of candidates that are beams of the current model (y'); 0 is w/o SelfGen.
+      own_tokens: maximum tokens of those beams.
+      diversity_penalty: above 0, diverse beam search with `own` groups (CoNT); 0 = plain beam search (NEC).
     """
 
     in_batch: bool = True
@@ -117,7 +117,7 @@ class ContrastiveTaskSettings(NecTaskSettings):
     """Training by likelihood and contrast together.
 
     Attributes:
-      start_from: the stage that trained by likelihood before: CoNT and NEC begin there.
+      start_from: the earlier stage that trained by likelihood, from which CoNT and NEC start.
     """
 
     start_from: str = "generator"
@@ -126,12 +126,12 @@ class ContrastiveTaskSettings(NecTaskSettings):
 
 @dataclasses.dataclass(frozen=True)
 class RankerTaskSettings:
-    """What ranks facts about things: an encoder that reads a context and a fact.
+    """Settings of the ranker of facts about things: an encoder that reads a context and a fact.
 
     Attributes:
-      margin: by how much the score of a fact that the response takes up must exceed that of another.
-      max_tokens: of context and fact together; the oldest are cut.
-      max_validation_examples: 0 = all.
+      margin: margin between the score of a fact that the response repeats and that of another fact.
+      max_tokens: maximum tokens of context and fact together; the oldest of the context are cut.
+      max_validation_examples: maximum examples of validation; 0 = all.
     """
 
     encoder: EncoderSettings = MINILM

@@ -1,4 +1,4 @@
-"""From settings and files to NEC's tasks, and to what answers once they are trained."""
+"""NEC's stages: build its tasks from settings and files, and the answerers of trained stages."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ TRAINED = ("generator", "contrastive")
 
 @dataclasses.dataclass(frozen=True)
 class NecParts:
-    """What NEC's stages are put together from."""
+    """The parts of NEC's stages."""
 
     settings: NecSettings
     dialogue: GeneratorParts
 
     @classmethod
     def of(cls, run: RunContext, *, planned: bool = False) -> NecParts:
-        """The parts of `run`, without weights."""
+        """Returns the parts of `run`, without weights."""
         parts = GeneratorParts.of(run, with_params=False, planned=planned)
         settings, model = run.shared_settings(NecSettings), parts.generator.model
         assert isinstance(model, EncoderDecoder)
@@ -62,7 +62,7 @@ class NecParts:
         return model
 
     def form(self, parts: GeneratorParts) -> FactForm | TaggedForm:
-        """How sources are shown; without facts about things, as every system's."""
+        """Returns the form of the sources; without facts about things, the form of other systems."""
         form = parts.form()
         assert isinstance(form, TaggedForm)
         return FactForm(form, self.settings.facts_as) if self.settings.entity else form
@@ -70,12 +70,12 @@ class NecParts:
     def examples(
         self, instances: Sequence[Instance], form: FactForm | TaggedForm, negatives: Negatives | None = None
     ) -> NecExamples:
-        """Of instances with their chosen facts."""
+        """Builds the examples of instances with their chosen facts."""
         tokens = self.settings.social_tokens if self.settings.social else 0
         return NecExamples(instances, form, social_tokens=tokens, negatives=negatives)
 
     def task(self, stage: NecTaskSettings) -> Nec:
-        """By likelihood, or with contrast where the stage says so."""
+        """Builds the task: likelihood alone, or with contrast if the stage has it."""
         decoding = self.dialogue.settings.decoding
         if not isinstance(stage, ContrastiveTaskSettings):
             decoder = self.dialogue.decoder(_in_search_order(decoding))
@@ -87,7 +87,7 @@ class NecParts:
 
 
 def exploring(contrast: CandidateSettings, decoding: DecodeSettings) -> DecodeSettings:
-    """How the model's own candidates are found: as many beams, begun as answers are."""
+    """Returns the beam search for the model's own candidates, one beam each; they start as answers do."""
     groups = contrast.own if contrast.diversity_penalty else 1
     return DecodeSettings(
         "beam",
@@ -100,10 +100,10 @@ def exploring(contrast: CandidateSettings, decoding: DecodeSettings) -> DecodeSe
 
 
 def check_system(run: RunContext) -> None:
-    """Looks at the generator; see `checks.check_system`.
+    """Checks the generator; see `checks.check_system`.
 
     Raises:
-      ConfigError: what that finds, or a generator of a kind that NEC does not extend.
+      ConfigError: `checks.check_system` fails, or NEC does not support the generator.
     """
     checks.check_system(run)
     settings, parts = run.shared_settings(NecSettings), checks.check_models(run)
@@ -116,7 +116,7 @@ def check_system(run: RunContext) -> None:
 
 
 def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
-    """Whether there are facts, a ranker and the stage to go on from.
+    """Checks that the facts, the ranker and the stage to start from exist.
 
     Raises:
       ConfigError: one of them is missing or does not fit.
@@ -133,10 +133,10 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
 
 
 def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:
-    """As `check_nec`; there must also be candidates.
+    """Checks as `check_nec` does, and that there are candidates.
 
     Raises:
-      ConfigError: likewise.
+      ConfigError: `check_nec` fails, there are no candidates, or those of other emotions lack emotions.
     """
     check_nec(stage, run)
     contrast = stage.contrast
@@ -178,7 +178,7 @@ def _initial(stage: NecTaskSettings, run: RunContext) -> Callable[[Params], Para
 
     def initial(params: Params) -> Params:
         known = pretrained(run)
-        # Departure: the code means to begin the second encoder with the first one's weights, and never does.
+        # Departure: NEC's code intends to initialize the second encoder from the first, but never does.
         social = {"social": {"encoder": known["encoder"]}} if "social" in params and "encoder" in known else {}
         return overlaid(params, {"model": known, **social})
 
@@ -186,14 +186,14 @@ def _initial(stage: NecTaskSettings, run: RunContext) -> Callable[[Params], Para
 
 
 def overlaid(params: Params, known: Params) -> Params:
-    """`params` with the leaves of `known`; new ones keep their random start."""
+    """Returns `params` with the leaves of `known`; other leaves keep their random initialization."""
     if not isinstance(params, Mapping):
         return known
     return {name: overlaid(leaf, known[name]) if name in known else leaf for name, leaf in params.items()}
 
 
 def answer_nec(stage: NecTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
-    """The model of a finished stage; facts about contexts that no stage has seen are found when they are answered."""
+    """Builds the answerer of a finished stage; the facts of new contexts are retrieved when they are answered."""
     parts = NecParts.of(run)
     params = load_params(run.files.stage(options.stage))
     form = parts.form(parts.dialogue.for_answers())
@@ -212,10 +212,10 @@ def answer_nec(stage: NecTaskSettings, run: RunContext, options: AnswerOptions) 
 
 
 def trained_nec(stage: NecTaskSettings, run: RunContext, adapters: bool) -> Trained:
-    """The model without what reads facts about people: what it says where there are none.
+    """Returns the model without the parts that read facts about people: it answers as if there were none.
 
     Raises:
-      ConfigError: adapters are asked for.
+      ConfigError: `adapters` is set.
       CheckpointError: the stage has not been trained.
     """
     check_adapters(adapters, run, "generator")
@@ -232,7 +232,7 @@ def _without_memory(params: Params) -> Params:
 
 
 def _in_search_order(decoding: DecodeSettings) -> DecodeSettings:
-    """`decoding` where nothing has learnt what is near to a context."""
+    """Returns `decoding` without reranking by similarity, for a stage that did not learn similarity."""
     return dataclasses.replace(decoding, rerank="") if decoding.rerank == "similarity" else decoding
 
 

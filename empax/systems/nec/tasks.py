@@ -1,10 +1,10 @@
 """NEC: commonsense in encoder and decoder, and responses ranked by contrast (Huangfu et al. 2025).
 
-The encoder reads the context with facts about things behind it (Eq. 3). A second encoder, which shares the embeddings,
-makes a vector of each fact about people, and every decoder layer attends to these behind a gate (Eq. 8). The loss is
-the likelihood, then together with a margin for every rank between candidate responses (Eq. 9 to 12).
+The encoder reads the context followed by facts about things (Eq. 3). A second encoder, which shares the embeddings,
+makes a vector of each fact about people, and every decoder layer attends to these vectors through a gate (Eq. 8). The
+loss is the likelihood; a later stage adds a margin loss over the ranks of candidate responses (Eq. 9 to 12).
 
-Letters beside those of `core.types`: M facts, F tokens of a fact.
+Letters in addition to those of `core.types`: M facts, F tokens of a fact.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from empax.systems.nec.settings import SOCIAL, CandidateSettings
 
 @dataclasses.dataclass(frozen=True)
 class Nec(ResponseTask):
-    """Context and facts in, response out, by likelihood (Eq. 10). It has no emotion head; that is its point.
+    """Generates a response from context and facts, by likelihood (Eq. 10). NEC has no emotion head, by design.
 
     Attributes:
-      model: its config names the memory SOCIAL where `social` is set.
-      social: whether it attends to facts about people.
+      model: its config names the memory SOCIAL if `social` is set.
+      social: whether the model attends to facts about people.
     """
 
     social: bool
@@ -50,18 +50,18 @@ class Nec(ResponseTask):
         return params
 
     def encode(self, params: Params, batch: Any, rng: jax.Array | None) -> Read:
-        """Reads source and facts; dropout where there is an `rng`."""
+        """Encodes source and facts; an `rng` turns on dropout."""
         first, second = (None, None) if rng is None else jax.random.split(rng)
         source = super().encode(params, batch, first)
         if not self.social:
             return source
         rows, facts, width = batch.facts.shape
         flat, mask = batch.facts.reshape(-1, width), batch.facts_mask.reshape(-1, width)
-        # Its own layers on the embeddings of the model: one table for both.
+        # Its own layers on the model's embeddings, one table for both.
         own = {**params["model"], **params["social"]}
         read = apply(self.model, own, flat, mask, method="encode", rng=second)
-        # Departure: the code takes the state at position 0, which BART's start token makes a summary. Other models have
-        # none there.
+        # Departure: the code takes the state at position 0, a summary at BART's start token. Other models have none
+        # there.
         vectors = masked_mean(read, mask).astype(source.states.dtype).reshape(rows, facts, -1)
         memory = Memory(vectors, batch.facts_mask.any(axis=2))
         return dataclasses.replace(source, beside={"memories": {SOCIAL: memory}})
@@ -72,8 +72,8 @@ class Contrastive(Nec):
     """NEC with likelihood and contrast together (Eq. 9); answers are the beams nearest to the context (Eq. 13 to 15).
 
     Attributes:
-      contrast: which candidates there are, and what a rank is worth.
-      explorer: how the current model's own candidates are found; None = there are none.
+      contrast: the candidates and the margin per rank.
+      explorer: decoder of the current model's own candidates; None = no such candidates.
     """
 
     contrast: CandidateSettings = dataclasses.field(default_factory=CandidateSettings, kw_only=True)
@@ -84,7 +84,7 @@ class Contrastive(Nec):
         return {**super().init(first, batch), self.projection: self.ranking.init(second)}
 
     def explore(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Any:
-        """The batch with the current model's beams among its candidates."""
+        """Adds the current model's beams to the candidates of the batch."""
         if self.explorer is None:
             return batch
         found = self.search(self.explorer, params, batch, self.encode(params, batch, None), rng).tokens
@@ -93,12 +93,12 @@ class Contrastive(Nec):
         return batch.replace(own=found, own_mask=mask)
 
     def contrasted(self, params: Params, batch: Any, read: Read, rngs: Keys) -> Mean:
-        """L_CL (Eq. 11 and 12) over every two candidates of a row."""
+        """Returns L_CL (Eq. 11 and 12) over all pairs of candidates of a row."""
         found = self.candidates(batch)
         return self.ranking.ranked(params["model"], params[self.projection], batch, read, found, rngs[1])
 
     def candidates(self, batch: Any) -> Candidates:
-        """Candidates of all kinds that there are; see `parts.generator.contrast.gather`."""
+        """Gathers the candidates of all kinds; see `parts.generator.contrast.gather`."""
         groups = [(getattr(batch, name), getattr(batch, f"{name}_mask")) for name in ("own", "frequent", "different")]
         groups = [(ids, mask) for ids, mask in groups if ids is not None]
         if self.contrast.in_batch:

@@ -1,4 +1,4 @@
-"""ReflectDiffu (Yuan et al. 2025): annotator of reasons, classifier of intents, and the generator that reflects."""
+"""ReflectDiffu (Yuan et al. 2025): the annotator of reasons, the classifier of intents, and the generator."""
 
 from empax.core.system import System, TaskSpec
 from empax.systems.reflectdiffu.intents import build_intents, check_intents, sketch_intents

@@ -1,6 +1,6 @@
-"""Linear-chain conditional random field: how likely a sequence of labels is, and which is the likeliest.
+"""Linear-chain conditional random field: the likelihood of a label sequence, and the likeliest sequence.
 
-Positions under a False mask are skipped: the chain goes from one real position to the next, wherever they are.
+Positions under a False mask are skipped: the chain goes from one real position to the next.
 
 Letters: B examples, T positions, C labels.
 """
@@ -22,7 +22,7 @@ def sequence_score(
     labels: Int[Array, "B T"],
     mask: Bool[Array, "B T"],
 ) -> Float[Array, " B"]:
-    r"""Sum of the emissions of `labels` and of the transitions between them; 0 for a row without a real position."""
+    r"""Returns the sum of the emissions and transitions of `labels`; 0 for a row without a real position."""
 
     flat = transitions.reshape(-1, 1)
 
@@ -42,7 +42,7 @@ def sequence_score(
 def log_partition(
     emissions: Float[Array, "B T C"], transitions: Float[Array, "C C"], mask: Bool[Array, "B T"]
 ) -> Float[Array, " B"]:
-    r"""log Z: the log of the sum of exp(score) over all label sequences; 0 for a row without a real position."""
+    r"""Returns log Z, the log of the sum of exp(score) over label sequences; 0 for a row without a real position."""
 
     def body(carry: tuple[jax.Array, jax.Array], part: tuple[jax.Array, ...]) -> tuple[Any, None]:
         alpha, begun = carry
@@ -63,12 +63,12 @@ def log_likelihood(
     labels: Int[Array, "B T"],
     mask: Bool[Array, "B T"],
 ) -> Float[Array, " B"]:
-    r"""log p(labels) of each row.
+    r"""Returns log p(labels) of each row.
 
     .. math:: \log p(r) = \sum_j (A_{r_{j-1}, r_j} + e_{j, r_j}) - \log Z
 
-    with emissions e, and transitions A from row to column; nothing precedes the first real position. Labels lie in
-    [0, C), under a False mask too. Source: Lafferty et al. 2001; ReflectDiffu, Eq. 16.
+    with emissions e, and transitions A from row to column; the first real position has no transition. Labels are in
+    [0, C), also under a False mask. Source: Lafferty et al. 2001; ReflectDiffu, Eq. 16.
     """
     emissions = emissions.astype(jnp.float32)
     score = sequence_score(emissions, transitions, labels, mask)
@@ -78,7 +78,7 @@ def log_likelihood(
 def viterbi(
     emissions: Float[Array, "B T C"], transitions: Float[Array, "C C"], mask: Bool[Array, "B T"]
 ) -> Int[Array, "B T"]:
-    """The likeliest labels; 0 under a False mask."""
+    """Returns the likeliest labels; 0 under a False mask."""
     rows, _, labels = emissions.shape
     stay = jnp.broadcast_to(jnp.arange(labels)[None], (rows, labels))
 

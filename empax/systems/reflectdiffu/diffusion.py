@@ -1,4 +1,4 @@
-"""Denoising diffusion of vectors: the schedule, the noisy vector, and steps back.
+"""Denoising diffusion of vectors: the schedule, the noisy vector, and reverse steps.
 
 Times count from 1 to T; time 0 is the vector without noise.
 
@@ -20,15 +20,15 @@ from jaxtyping import Array, Float, Int
 from empax.core.config import ConfigError, check_numbers
 
 PredictNoise: TypeAlias = Callable[[Float[Array, "B D"], Int[Array, " B"]], Float[Array, "B D"]]
-"""The noise in a noisy vector at its time."""
+"""Predicts the noise in a noisy vector, given its time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Noise that grows linearly with time. Source: Ho et al. 2020, Sec. 4; the values: ReflectDiffu, Eq. 6.
+    """A linear noise schedule. Source: Ho et al. 2020, Sec. 4; the values: ReflectDiffu, Eq. 6.
 
     Attributes:
-      steps: T.
+      steps: T, the number of steps.
       first: beta at time 1.
       last: beta at time T.
     """
@@ -48,11 +48,11 @@ class Schedule:
 
     @functools.cached_property
     def alpha_bars(self) -> np.ndarray:
-        """[T + 1]: the share of the clean vector's variance that is left, 1 at time 0."""
+        """[T + 1]: the remaining share of the clean vector's variance, 1 at time 0."""
         return np.cumprod(1.0 - self.betas)
 
     def check_time(self, name: str, time: int) -> None:
-        """Raises ConfigError unless `time`, the value of the setting `name`, is one of the schedule's."""
+        """Raises ConfigError unless `time`, the value of the setting `name`, is a time of the schedule."""
         if not 1 <= time <= self.steps:
             raise ConfigError(f"{name} = {time} must be a time of the schedule, 1 to {self.steps}.")
 
@@ -64,11 +64,11 @@ def _at(table: np.ndarray, time: Int[Array, " B"]) -> Float[Array, "B 1"]:
 def q_sample(
     schedule: Schedule, clean: Float[Array, "B D"], time: Int[Array, " B"], noise: Float[Array, "B D"]
 ) -> Float[Array, "B D"]:
-    r"""The vector after `time` steps of noise, in one.
+    r"""Returns the vector after `time` steps of noise, computed in one step.
 
     .. math:: x_t = \sqrt{\bar\alpha_t} x_0 + \sqrt{1 - \bar\alpha_t} \epsilon
 
-    Source: Ho et al. 2020, Eq. 4; ReflectDiffu, Eq. 6, t times.
+    Source: Ho et al. 2020, Eq. 4; ReflectDiffu, Eq. 6, applied t times.
     """
     return _at(np.sqrt(schedule.alpha_bars), time) * clean + _at(np.sqrt(1.0 - schedule.alpha_bars), time) * noise
 
@@ -81,13 +81,13 @@ def ddpm_step(
     *,
     form: Literal["ho", "printed"] = "ho",
 ) -> Float[Array, "B D"]:
-    r"""One step back, to time - 1, at its mean.
+    r"""Takes one reverse step, to time - 1, at its mean.
 
     .. math:: x_{t-1} = \frac{1}{\sqrt{1 - \beta_t}} \Big(x_t - \frac{\beta_t}{\sqrt{1 - \bar\alpha_t}} \epsilon\Big)
 
     Source: Ho et al. 2020, Algorithm 2. Departure: ReflectDiffu's Eq. 7 ("printed") divides by sqrt(1 - sum of the
-    betas). With its own betas the sum passes 1 at time 201, where the root has no value; there the last value before
-    that stands.
+    betas). With its own betas the sum exceeds 1 at time 201, where the root is undefined; from there on, the last
+    defined value is used.
     """
     betas = schedule.betas
     left = np.maximum(1.0 - schedule.alpha_bars, 1e-12)
@@ -100,17 +100,17 @@ def ddpm_step(
 def ddim(
     predict: PredictNoise, schedule: Schedule, noisy: Float[Array, "B D"], *, start: int, steps: int
 ) -> Float[Array, "B D"]:
-    r"""The clean vector in `steps` steps from the time `start` without new noise; 1 step is the estimate of x_0.
+    r"""Restores the clean vector in `steps` steps from the time `start`, without new noise; 1 step estimates x_0.
 
     .. math:: \hat x_0 = (x_t - \sqrt{1 - \bar\alpha_t} \epsilon) / \sqrt{\bar\alpha_t}
 
-    to which the same noise is added for the time that a step goes back to. At late times the division magnifies every
-    error of the prediction: by 1.5 at time 200 of the standard schedule, by 300,000 at time 1,000.
+    to which each step adds the same noise for the time that it goes back to. At late times the division amplifies
+    errors of the prediction: by 1.5 at time 200 of the standard schedule, by 300,000 at time 1,000.
 
     Source: Song et al. 2021 (DDIM), Eq. 12 with sigma = 0; the estimate: Ho et al. 2020, Eq. 15.
 
     Raises:
-      ConfigError: `start` is no time of the schedule, or there are more steps than times before it.
+      ConfigError: `start` is not a time of the schedule, or `steps` is not in 1 to `start`.
     """
     schedule.check_time("start", start)
     if not 1 <= steps <= start:
@@ -136,10 +136,10 @@ def ddpm(
     start: int,
     form: Literal["ho", "printed"] = "ho",
 ) -> Float[Array, "B D"]:
-    """The clean vector by all steps of `ddpm_step` from the time `start`, each at its mean.
+    """Restores the clean vector by `start` steps of `ddpm_step` from the time `start`, each at its mean.
 
     Raises:
-      ConfigError: `start` is no time of the schedule.
+      ConfigError: `start` is not a time of the schedule.
     """
     schedule.check_time("start", start)
     rows = noisy.shape[0]

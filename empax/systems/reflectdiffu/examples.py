@@ -1,4 +1,4 @@
-"""Contexts as ReflectDiffu reads them: word by word for the generator, piece by piece for what is pretrained."""
+"""ReflectDiffu's examples: contexts in words for the generator, in pieces for pretrained encoders."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class ReasonBatch(Batch):
 
 @flax.struct.dataclass
 class ReflectBatch(LabelledBatch):
-    """Contexts, responses, and what is known of them before anything is generated.
+    """Contexts, responses and their labels.
 
-    Pieces are there where reasons are annotated. Below them are the row among its examples, and the fields that a
-    rollout fills in: the annotator's reading, the noise from which emotions are restored, and the policy's choice with
-    its reward and, where that is rewarded, its reply.
+    Pieces are present if reasons are annotated. The fields after them are the number of the row, and those that a
+    rollout sets: the annotator's outputs, the noise from which emotions are restored, and the policy's choice with its
+    reward and, if replies are rewarded, its reply.
     """
 
     polarity: Int[Array, " B"]  # of the context by VADER: -1, 0, 1
-    turns: Int[Array, " B"]  # of the context
+    turns: Int[Array, " B"]  # number of turns of the context
     intent: Int[Array, " B"]  # index into INTENTS, -1 = unknown
-    prior: Float[Array, "B I"]  # of the classifier of intents
-    number: Int[Array, " B"]  # made of the instance's id
+    prior: Float[Array, "B I"]  # distribution by the classifier of intents
+    number: Int[Array, " B"]  # a hash of the instance's id
     piece: Int[Array, "B P"] | None
     piece_mask: Bool[Array, "B P"] | None
     told: Bool[Array, "B P"] | None
@@ -50,8 +50,8 @@ class ReflectBatch(LabelledBatch):
     reasoning: Float[Array, "B P R"] | None = None
     reasons: Int[Array, "B S"] | None = None
     noise: Float[Array, "B 2 D"] | None = None
-    actions: Int[Array, "B A"] | None = None  # the intents that may be chosen
-    action: Int[Array, " B"] | None = None  # which of them is
+    actions: Int[Array, "B A"] | None = None  # the intents to choose from
+    action: Int[Array, " B"] | None = None  # column of the chosen one
     log_prob: Float[Array, " B"] | None = None
     reward: Float[Array, " B"] | None = None
     advantage: Float[Array, " B"] | None = None
@@ -59,17 +59,17 @@ class ReflectBatch(LabelledBatch):
 
 
 def pieces_of(tokenizer: Tokenizer, contexts: Sequence[Sequence[str]], max_tokens: int) -> list[PlacedRow]:
-    """`[CLS] turn [SEP] turn [SEP] ...`, as annotator and classifier read a context; the oldest pieces are cut."""
+    """Renders `[CLS] turn [SEP] turn [SEP] ...` for annotator and classifier; the oldest pieces are cut."""
     return place_contexts(tokenizer, contexts, max_tokens=max_tokens, first=tokenizer.cls_id, behind=tokenizer.sep_id)
 
 
 def told_of(rows: Sequence[PlacedRow], contexts: Sequence[Sequence[str]]) -> list[list[int]]:
-    """Of each id of a context's row, 1 where it is of the speaker's words, else 0."""
+    """Returns for each id of a context's row whether it belongs to the speaker's words (1) or not (0)."""
     return [[*map(int, row.told(len(context)))] for row, context in zip(rows, contexts, strict=True)]
 
 
 class ReasonExamples:
-    """Annotated contexts as random-access examples."""
+    """Random-access examples of annotated contexts."""
 
     def __init__(self, examples: Sequence[SpanExample], tokenizer: Tokenizer, max_tokens: int):
         contexts = [one.context for one in examples]
@@ -91,19 +91,19 @@ class ReasonExamples:
 
 
 def polarities(contexts: Sequence[Sequence[str]]) -> Int[np.ndarray, " N"]:
-    """-1, 0 or 1 for each context by VADER's compound, at its own thresholds of 0.05."""
+    """Returns -1, 0 or 1 for each context by VADER's compound score, with VADER's thresholds of 0.05."""
     compounds = np.array([sentiment(features.plain_context(turns)) for turns in contexts])
     return ((compounds >= 0.05).astype(np.int32) - (compounds <= -0.05)).astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """Ids behind a vocabulary for the words of a context that it lacks, numbered in each context anew.
+    """Ids after a vocabulary for the unknown words of a context, numbered per context.
 
     Attributes:
       first: id of the first slot.
-      unknown_id: of all other such words.
-      most: how many slots there are.
+      unknown_id: id of all other unknown words.
+      most: number of slots.
     """
 
     first: int
@@ -111,37 +111,37 @@ class Slots:
     most: int
 
     def named(self, ids: Sequence[int], texts: Sequence[str]) -> list[str]:
-        """The words that slots stand for, the newest first."""
+        """Returns the words of the slots, the newest first."""
         unknown = (text for i, text in zip(reversed(ids), reversed(texts), strict=True) if i == self.unknown_id)
         return list(dict.fromkeys(unknown))[: self.most]
 
     def filled(self, ids: Sequence[int], texts: Sequence[str], words: Sequence[str]) -> list[int]:
-        """The ids with slots for `words`."""
+        """Returns the ids with the slots of `words`."""
         slot = {word: self.first + number for number, word in enumerate(words)}
         return [slot.get(text, i) if i == self.unknown_id else i for i, text in zip(ids, texts, strict=True)]
 
     def found(self, target: Int[np.ndarray, "B T"], source: Int[np.ndarray, "B S"]) -> Int[np.ndarray, "B T"]:
-        """The target without the slots that its source, which may have been cut, lacks."""
+        """Replaces slots of the target by the unknown id if its source, which may have been cut, lacks them."""
         lacking = (target >= self.first) & ~(target[:, :, None] == source[:, None, :]).any(axis=2)
         return np.where(lacking, self.unknown_id, target)
 
 
 NO_PRIOR = np.full(len(INTENTS), 1.0 / len(INTENTS), np.float32)
-"""Of a classifier that is not there."""
+"""The prior without a classifier: uniform."""
 
 
 class ReflectExamples(LabelledExamples):
     """Instances as random-access examples (`core.protocols.Examples`).
 
-    A response has the slot of an unknown word where its context, as the row has it, holds that word.
+    An unknown word of a response gets its slot if its context, as the row has it, contains the word.
 
     Attributes:
-      instances: what the rows count.
-      words: of each instance, what the slots stand for.
+      instances: the instances of the rows.
+      words: the words of the slots, for each instance.
 
-    The settings give lengths; `max_target_tokens` of a response other than 0 is in place of theirs. `prior` is the
-    classifier's, [N, intents]. Intents of responses are by instance id, others unknown. Reasons are annotated where
-    there is a `piece_tokenizer`. For `slots` see `Slots`.
+    The settings give lengths; a `max_target_tokens` other than 0 overrides that of responses. `prior` is the
+    classifier's, [N, intents]. `intents` are those of responses, by instance id; others are unknown. Reasons are
+    annotated if there is a `piece_tokenizer`. For `slots` see `Slots`.
     """
 
     def __init__(
@@ -184,12 +184,12 @@ class ReflectExamples(LabelledExamples):
             "intent": intent_ids(intents.get(i.id, "") for i in instances),
             "polarity": polarities(contexts),
             "turns": num_turns(instances),
-            "number": hashed(i.id for i in instances),  # the same in every process and batch
+            "number": hashed(i.id for i in instances),  # equal in all processes and batches
         }
         self.lengths = np.array([[len(s), len(t)] for s, t in zip(self.sources, self.targets, strict=True)])
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ReflectBatch:
-        """Rows `indices` (-1 = filler) as numpy arrays; draws nothing from `rng`."""
+        """Collates the rows `indices` (-1 = filler) into numpy arrays; does not use `rng`."""
         del rng
         rows = [int(i) for i in indices]
         at = np.maximum(rows, 0)

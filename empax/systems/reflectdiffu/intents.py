@@ -1,6 +1,6 @@
-"""Task "intents": what the listener is going to do, from the context alone.
+"""Task "intents": predicts the intent of the listener's response from the context alone.
 
-The gold response is unknown where the first intent is wanted, so a classifier that reads it would leak it.
+The gold response is unknown when the first intent is predicted, so a classifier that reads it would leak it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ from empax.training.checkpoint import load_params
 
 @dataclasses.dataclass(frozen=True)
 class Intents(EncoderTask):
-    """Cross-entropy of the intent; a target is its number.
+    """The classifier of intents, trained by cross-entropy; targets are the numbers of intents.
 
-    It says logits; whoever asks about instances gets the distribution of the response's intent, of which nothing is
-    read.
+    Its outputs are logits; predictions are the distribution of the response's intent, without reading the response.
     """
 
     progress: ClassVar[tuple[str, int]] = ("intents", 2)
@@ -66,13 +65,13 @@ class Intents(EncoderTask):
 
 
 def intent_losses(log_probs: Float[jax.Array, "B I"], intent: Any) -> tuple[jax.Array, jax.Array]:
-    """Each row's negative log-likelihood of `intent` (any where it is -1), and 1 where that is the likeliest."""
+    """Returns each row's negative log-likelihood of `intent` (meaningless at -1), and 1 if it is the likeliest."""
     nll = -jnp.take_along_axis(log_probs, jnp.maximum(intent, 0)[:, None], axis=1)[:, 0]
     return nll, (log_probs.argmax(axis=1) == intent).astype(jnp.float32)
 
 
 def check_intents(stage: IntentTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError or DataError if there are no labels, or no such encoder."""
+    """Raises ConfigError or DataError if the labels or the encoder do not exist."""
     check_prepared(run)
     load_intents(run.plan.data)
     check_pieces_encoder(stage.encoder, run)
@@ -102,7 +101,7 @@ def sketch_intents(stage: IntentTaskSettings, run: RunContext, batch_size: int, 
 
 
 def load_guesser(run: RunContext, stage: str) -> Predictor[Intents]:
-    """The classifier of a finished stage."""
+    """Loads the classifier of a finished stage."""
     encoder = load_stage_encoder(run.settings(stage, IntentTaskSettings).encoder, run, with_params=False)
     most = run.shared_settings(ReflectSettings).max_piece_tokens
     return Predictor(Intents(encoder.model), load_params(run.files.stage(stage)), encoder.tokenizer, most)

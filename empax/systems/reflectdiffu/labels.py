@@ -1,4 +1,4 @@
-"""Response intents: nine things that a listener can be up to, their labels, and how emotions call for them.
+"""Response intents: the nine intents of a listener, their labels, and the intents that answer each emotion.
 
 Source: Welivita and Pu 2020 (taxonomy and labels of EmpatheticDialogues); Chen et al. 2022a (EmpatheticIntents).
 """
@@ -28,7 +28,7 @@ INTENTS: tuple[str, ...] = (
     "agreeing", "acknowledging", "encouraging", "consoling", "sympathizing", "suggesting", "questioning", "wishing",
     "neutral",
 )  # fmt: skip
-"""In the order of EmpatheticIntents. Stored by name; a number is only ever an index into this."""
+"""Names in the order of EmpatheticIntents. Intents are stored by name; a number is always an index into this."""
 
 _CSV_COLUMNS = ["conv_id", "utterance_idx", "actor", "label"]
 _CSV = "listener_intents.csv"
@@ -48,20 +48,20 @@ TABLE_1: Mapping[str, tuple[str, ...]] = {
     emotion: intents for emotions, intents in _TABLE_1 for emotion in emotions.split()
 }
 """Reference intents of each emotion: ReflectDiffu, Table 1. Ours: the groups of the five emotions that it lacks;
-faithful, which it has twice, stays in the first group; the row of hopeful and sentimental, also twice there, is one."""
+faithful, which it lists twice, is in the first group; the row of hopeful and sentimental, also listed twice, is one."""
 
 
 def intent_ids(names: Iterable[str]) -> Int[np.ndarray, " N"]:
-    """Index into INTENTS for each name, -1 for any other."""
+    """Returns the index into INTENTS of each name, -1 for other names."""
     order = {name: i for i, name in enumerate(INTENTS)}
     return np.array([order.get(name, -1) for name in names], np.int32)
 
 
 def load_intents(data: DataSettings) -> dict[str, str]:
-    """The intent of each listener turn, by instance id; turns that were labelled with an emotion instead are absent.
+    """Loads the intent of each listener turn, by instance id; turns labelled with an emotion instead are absent.
 
     Raises:
-      ConfigError: there are no labels for this corpus, or not where it is: in `data.dir` (else EMPAX_DATA_DIR), or in
+      ConfigError: this corpus has no labels, or they are not in its folder: `data.dir` (else EMPAX_DATA_DIR), or
         `empathetic_dialogues/` in it.
       DataError: the file of labels is broken.
     """
@@ -79,10 +79,10 @@ def load_intents(data: DataSettings) -> dict[str, str]:
 
 
 def read_listener_intents(path: Path) -> dict[str, str]:
-    """The nine intents of `listener_intents.csv` by instance id; rows of speakers and with emotions are left out.
+    """Reads the intents of `listener_intents.csv` by instance id; rows of speakers and with emotions are skipped.
 
     Raises:
-      DataError: other columns, or a label that is neither an intent nor an emotion.
+      DataError: the columns differ, or a label is neither an intent nor an emotion.
     """
     lines = read_lines(path)
     if (header := next(lines, (1, ""))[1]) != ",".join(_CSV_COLUMNS):
@@ -103,7 +103,7 @@ def read_listener_intents(path: Path) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class IntentTable:
-    """How often each intent answers each emotion.
+    """Counts of the intents of responses by emotion.
 
     Attributes:
       counts: [emotions, intents], in the order of EMOTIONS and INTENTS.
@@ -113,21 +113,21 @@ class IntentTable:
 
     @classmethod
     def of(cls, instances: Iterable[Instance], intents: Mapping[str, str]) -> IntentTable:
-        """Of the instances whose emotion and intent are known."""
+        """Counts the instances whose emotion and intent are known."""
         known = [i for i in instances if i.emotion in EMOTIONS and i.id in intents]
         counts = np.zeros((len(EMOTIONS), len(INTENTS)), np.int64)
         np.add.at(counts, (emotion_ids(known), intent_ids(intents[i.id] for i in known)), 1)
         return cls(counts)
 
     def top(self, n: int) -> dict[str, tuple[str, ...]]:
-        """The n commonest intents of each emotion, the commonest first; equal ones in the order of INTENTS."""
+        """Returns the n most common intents of each emotion, most common first; ties in the order of INTENTS."""
         order = np.argsort(-self.counts, axis=1, kind="stable")[:, :n]
         return {name: tuple(INTENTS[i] for i in row) for name, row in zip(EMOTIONS, order, strict=True)}
 
     def covered(self, references: Mapping[str, Sequence[str]], *, by_any: bool = False) -> float:
-        """Percentage of the instances whose intent is among the references of their emotion: a ceiling of accuracy.
+        """Returns the percentage of instances whose intent is a reference of their emotion: a ceiling of accuracy.
 
-        With `by_any`, among those of any emotion: the ceiling whatever emotion is predicted.
+        With `by_any`, a reference of any emotion: the ceiling for any predicted emotion.
         """
         named = {intent for intents in references.values() for intent in intents}
         inside = np.array([[intent in (named if by_any else references[e]) for intent in INTENTS] for e in EMOTIONS])
@@ -137,10 +137,10 @@ class IntentTable:
 def references(
     kind: Literal["train_statistics", "table_1"], train: IntentTable, n: int
 ) -> Mapping[str, tuple[str, ...]]:
-    """The reference intents of each emotion: the n commonest in training, or the first n of the paper's Table 1.
+    """Returns the reference intents of each emotion: the n most common in training, or the first n of Table 1.
 
     Raises:
-      ConfigError: Table 1 has three for each emotion, and `n` is more.
+      ConfigError: `n` is above 3, the number that Table 1 has for each emotion.
     """
     if kind == "train_statistics":
         return train.top(n)
@@ -150,9 +150,9 @@ def references(
 
 
 def intent_report(train: IntentTable, judged: IntentTable) -> dict[str, Any]:
-    """What is known of the labels: the heat map of ReflectDiffu's Fig. 3, and the ceilings of an intent's accuracy.
+    """Reports on the labels: the heat map of ReflectDiffu's Fig. 3, and the ceilings of the intents' accuracy.
 
-    The commonest intents in training are the references; accuracy is measured on what is `judged`.
+    The most common intents in training are the references; the ceilings are measured on `judged`.
     """
     shares = train.counts / np.maximum(train.counts.sum(axis=1, keepdims=True), 1)
     return {
@@ -170,9 +170,9 @@ def intent_report(train: IntentTable, judged: IntentTable) -> dict[str, Any]:
 def majority_by_turn(
     train: Iterable[Instance], judged: Iterable[Instance], intents: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The commonest intent in training of first replies and of later ones, and how often that is right: a control.
+    """Returns the most common intents of first and of later replies in training, and their accuracy: a baseline.
 
-    Accuracy is a percentage of the instances in `judged` whose intent is known by their id.
+    Accuracy is a percentage of the instances in `judged` whose intent is known.
     """
     counts = Counter((len(i.context) == 1, intents[i.id]) for i in train if i.id in intents)
     said = {first: max(INTENTS, key=lambda intent, first=first: counts[first, intent]) for first in (True, False)}

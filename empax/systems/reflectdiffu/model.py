@@ -1,4 +1,4 @@
-"""The modules that ReflectDiffu trains jointly: contagion, intents thought about twice, mimicry by diffusion."""
+"""The modules that ReflectDiffu trains jointly: contagion, intent twice, mimicry by diffusion."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from empax.models.heads import masked_mean
 from empax.models.latent import Gaussian, draw
 from empax.models.layers import Attention, gelu, normal, sinusoidal_positions
 
-_TEMPERATURE = 0.1  # of cosines, before they become a distribution
+_TEMPERATURE = 0.1  # of the softmax over cosines
 
 Gate: TypeAlias = Literal["row", "batch_majority", "vote"]
-"""Which expert judges: by the polarity of each row, by that of most rows of the batch (the paper's Eq. 4), or both."""
+"""The expert: by the polarity of each row, by the majority polarity of the batch (the paper's Eq. 4), or both."""
 Recognition: TypeAlias = Literal["clean", "noisy"]
-"""What the latent's posterior reads: the clean vector too, or what the denoiser reads alone."""
+"""Inputs of the latent's posterior: those of the denoiser with the clean vector, or without it."""
 
 
 class Contagion(nn.Module):
-    """What the context encoder reads of the reasons, and how its states are summed up in their light.
+    """Embeds reasons for the context encoder, and pools its states by attention to the reasoning representations.
 
     Source: ReflectDiffu, Eq. 1 to 3.
 
     Attributes:
-      d_model: of the encoder's states.
-      num_heads, head_dim: of the attention to the reasoning representations.
+      d_model: width of the encoder's states.
+      num_heads, head_dim: heads of the attention to the reasoning representations.
     """
 
     d_model: int
@@ -43,7 +43,7 @@ class Contagion(nn.Module):
         self.attention = Attention(self.d_model, self.num_heads, self.head_dim, False, True, 0.0)
 
     def added(self, reasons: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-        """What each word's embedding gets beside its position: whether it is a reason (1) or not (0). Eq. 1."""
+        """Returns the embeddings of reasons (1) and other words (0), to be added to those of the words. Eq. 1."""
         return rows_of(self.reason_embedding, reasons)
 
     def summed_up(
@@ -53,13 +53,13 @@ class Contagion(nn.Module):
         reasoning: Float[Array, "B P R"],
         reasoning_mask: Bool[Array, "B P"],
     ) -> Float[Array, "B D"]:
-        """Q: the mean over words of what they read in the reasoning representations. Eq. 3."""
+        """Returns Q, the mean over words of their attention to the reasoning representations. Eq. 3."""
         source = self.project(reasoning)
         read = self.attention(states, source, mask=reasoning_mask[:, None, :], bias=None, deterministic=True)
         return masked_mean(read, mask)
 
     def __call__(self, reasons: Int[Array, "B S"], *read: Array) -> tuple[Float[Array, "B S D"], Float[Array, "B D"]]:
-        """Both: `added`, and what is `summed_up` of `read`."""
+        """Returns both, `added` and `summed_up`."""
         return self.added(reasons), self.summed_up(*read)
 
 
@@ -70,17 +70,17 @@ class EmotionExperts(nn.Module):
 
     and the mean of both distributions for a neutral text. Source: ReflectDiffu, Eq. 4.
 
-    Departure: the gate is each row's ("row"). The paper's is that of most rows of a batch ("batch_majority"), so that
-    what a text is judged to be depends on the other texts.
+    Departure: each row has its own gate ("row"). The paper takes the majority of a batch ("batch_majority"), so that
+    the emotion of a text depends on the other texts.
     """
 
     @nn.compact
     def __call__(
         self, summary: Float[Array, "B D"], polarity: Int[Array, " B"], valid: Bool[Array, " B"], gate: Gate = "row"
     ) -> tuple[Float[Array, "B E"], Float[Array, "2 E D"]]:
-        """Log-probabilities of the emotions, and each expert's embedding of them: positive, negative.
+        """Returns log-probabilities of the emotions, and each expert's embeddings of them: positive, negative.
 
-        Polarity is 1, -1 or, of a neutral text, 0. Filler rows, where `valid` is False, have no vote in a batch.
+        Polarity is 1, -1 or, for a neutral text, 0. Filler rows, where `valid` is False, do not count in the majority.
         """
         size, emotions = summary.shape[-1], len(EMOTIONS)
         embedding = self.param("emotion_embedding", normal(size**-0.5), (emotions, size))
@@ -102,14 +102,14 @@ class EmotionExperts(nn.Module):
 
 
 class IntentTwice(nn.Module):
-    """A first intent, a second one that suits the emotion, and the final one made of both.
+    """A first intent, a second one that suits the emotion, and a final one from both.
 
-    Source: ReflectDiffu, Sec. 3.3.1. What the paper leaves open is ours: the temperature of the similarities, what the
-    policy reads beside the state (how many turns there are), and how two intents become one.
+    Source: ReflectDiffu, Sec. 3.3.1. The paper does not specify these, which are ours: the temperature of similarities,
+    the policy's input besides the state (the number of turns), and how two intents are combined.
 
     Attributes:
       num_intents: I.
-      d_model: of intent embeddings and states.
+      d_model: width of intent embeddings and states.
     """
 
     num_intents: int
@@ -122,7 +122,7 @@ class IntentTwice(nn.Module):
         self.shared, self.seen = nn.Dense(self.d_model), nn.Dense(self.d_model)
 
     def embed(self, shares: Float[Array, "B I"]) -> Float[Array, "B D"]:
-        """The expected embedding of an intent with that distribution."""
+        """Returns the expected embedding of an intent with the distribution `shares`."""
         return shares @ self.intent_embedding
 
     def first(
@@ -133,7 +133,7 @@ class IntentTwice(nn.Module):
         share: float,
         form: Literal["mixed", "printed"] = "mixed",
     ) -> Float[Array, "B I"]:
-        r"""Exploring: the classifier's distribution and the similarity of the summary to each intent, mixed.
+        r"""Exploring: mixes the classifier's distribution with the similarity of the summary to each intent.
 
         .. math:: p = (1 - \alpha) p_{semantic} + \alpha p_{intent}
 
@@ -147,7 +147,7 @@ class IntentTwice(nn.Module):
     def policy(
         self, state: Float[Array, "B D"], turns: Int[Array, " B"], actions: Int[Array, "B N"]
     ) -> Float[Array, "B N"]:
-        """Sampling: log-probabilities of the reference intents `actions`, by two linear layers."""
+        """Sampling: returns log-probabilities of the reference intents `actions`, by two linear layers."""
         read = jnp.concatenate([state, jnp.log1p(turns.astype(jnp.float32))[:, None]], axis=1)
         scores = self.policy_out(jnp.tanh(self.policy_hidden(read)))
         return jax.nn.log_softmax(jnp.take_along_axis(scores, actions, axis=1), axis=-1)
@@ -159,9 +159,9 @@ class IntentTwice(nn.Module):
         state: Float[Array, "B D"],
         prior: Float[Array, "B I"] | None = None,
     ) -> Float[Array, "B I"]:
-        """Correcting: logits of the final intent. Both intents go through one layer, that the state joins.
+        """Correcting: returns logits of the final intent, from both intents through a shared layer and the state.
 
-        Departure: with a `prior`, its logarithm is added. A mixture of embeddings blurs what the classifier knows.
+        Departure: with a `prior`, its logarithm is added. A mixture of embeddings blurs the classifier's distribution.
         """
         joined = self.shared(self.embed(first)) + self.shared(self.embed(second)) + self.seen(state)
         logits = joined @ self.intent_embedding.T
@@ -174,24 +174,24 @@ class IntentTwice(nn.Module):
         turns: Int[Array, " B"],
         actions: Int[Array, "B N"],
     ) -> Float[Array, "B I"]:
-        """Everything once, to make the parameters."""
+        """Calls all methods once, to create the parameters."""
         first = self.first(summary, prior, share=0.5)
         self.policy(summary, turns, actions)
         return self.corrected(first, first, summary)
 
 
 class IntentDenoiser(nn.Module):
-    """Noise in a vector, by what it is, when it is, which intent it serves, and a latent variable.
+    """Predicts the noise in a vector from the noisy vector, its time, the intent and a latent variable.
 
-    Source: ReflectDiffu, Eq. 7, after Park et al. 2018; the layers are ours, as the paper gives none. The prior of the
-    latent is learnt from what the denoiser reads, its posterior also reads the clean vector (Sohn et al. 2015,
-    conditional VAE). With recognition = "noisy" the posterior reads the same as the denoiser, and the prior is the
-    standard Gaussian: the latent then tells the denoiser nothing that it does not read, and its KL falls to 0.
+    Source: ReflectDiffu, Eq. 7, after Park et al. 2018; the layers are ours, as the paper gives none. The prior learns
+    from the denoiser's inputs; the posterior also reads the clean vector (Sohn et al. 2015, conditional VAE).
+    With recognition = "noisy", the posterior reads the denoiser's inputs alone, and the prior is the standard Gaussian:
+    the latent then adds no information for the denoiser, and its KL falls to 0.
 
     Attributes:
       latent: dimensions of the latent.
       hidden: width of the hidden layers.
-      recognition: see above.
+      recognition: inputs of the posterior, see above.
     """
 
     latent: int
@@ -207,9 +207,9 @@ class IntentDenoiser(nn.Module):
         rng: jax.Array | None = None,
         clean: Float[Array, "B D"] | None = None,
     ) -> tuple[Float[Array, "B D"], Gaussian, Gaussian]:
-        """The noise, the posterior and the prior.
+        """Returns the noise, the posterior and the prior.
 
-        Without the `clean` vector the latent is of the prior; without an `rng` it is the mean.
+        Without the `clean` vector the latent is from the prior; without an `rng` it is the mean.
         """
         given = jnp.concatenate([noisy, sinusoidal_positions(time, self.hidden), intent], axis=1)
         if self.recognition == "noisy":
@@ -231,18 +231,18 @@ class IntentDenoiser(nn.Module):
 
 
 class Mimicry(nn.Module):
-    r"""Two diffusions of the summary, one for each polarity of emotion, and the context's states in their light.
+    r"""Two diffusions of the summary, one for each polarity of emotion, and their fusion into the context's states.
 
     .. math:: H' = H + g A(H, [e_{pos}; H]) + (1 - g) A(H, [e_{neg}; H])
 
-    with an attention A of its own for each, and a gate g for each word. Source: ReflectDiffu, Eq. 7 and 8. Departure:
-    Eq. 8 leaves shapes and fusion open; here the result is as long as the context, so that a decoder attends to words
-    and can copy them.
+    with a separate attention A for each, and a gate g for each word. Source: ReflectDiffu, Eq. 7 and 8. Departure:
+    Eq. 8 leaves shapes and fusion open; ours returns as many states as the context has, so that the decoder attends to
+    words and can copy them.
 
     Attributes:
-      d_model: of the states.
-      num_heads, head_dim: of the attentions.
-      latent, hidden, recognition: of the denoisers.
+      d_model: width of the states.
+      num_heads, head_dim: heads of the attentions.
+      latent, hidden, recognition: options of the denoisers.
     """
 
     d_model: int
@@ -259,7 +259,7 @@ class Mimicry(nn.Module):
         self.gate = nn.Dense(1)
 
     def noise(self, polarity: int, *given: Any) -> tuple[Float[Array, "B D"], Gaussian, Gaussian]:
-        """The noise in a vector by the denoiser of a polarity, 0 positive, 1 negative; `given` as it takes it."""
+        """Calls the denoiser of a polarity, 0 positive, 1 negative, with its arguments `given`."""
         return self.denoisers[polarity](*given)
 
     def fused(
@@ -269,7 +269,7 @@ class Mimicry(nn.Module):
         positive: Float[Array, "B D"],
         negative: Float[Array, "B D"],
     ) -> Float[Array, "B S D"]:
-        """Emo_fused, one state for each of the context's."""
+        """Returns Emo_fused, one state for each state of the context."""
         seen = jnp.concatenate([jnp.ones((mask.shape[0], 1), bool), mask], axis=1)[:, None, :]
         read = []
         for attention, emotion in zip(self.attentions, (positive, negative), strict=True):
@@ -281,7 +281,7 @@ class Mimicry(nn.Module):
     def __call__(
         self, states: Float[Array, "B S D"], mask: Bool[Array, "B S"], summary: Float[Array, "B D"]
     ) -> Float[Array, "B S D"]:
-        """Everything once, to make the parameters."""
+        """Calls all methods once, to create the parameters."""
         time = jnp.ones(summary.shape[0], jnp.int32)
         for polarity in range(2):
             self.noise(polarity, summary, time, summary, None, summary)

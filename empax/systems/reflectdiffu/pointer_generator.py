@@ -1,4 +1,4 @@
-"""A decoder that can copy words of its source."""
+"""A decoder that can copy words of its source (pointer-generator)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from empax.models.transformer import EncoderDecoder
 
 @flax.struct.dataclass
 class CopyCache:
-    """What decoding remembers: the decoder's cache, and once per example the states and ids that it copies from."""
+    """Decoding state: the decoder's cache, and once per example the states and ids that it copies from."""
 
     decoder: Any  # a DecodeCache
     states: Any  # [B, S, D]
@@ -30,20 +30,20 @@ class CopyCache:
 
 
 class PointerGenerator(nn.Module):
-    r"""A mixture of the decoder's vocabulary and of the words of its source.
+    r"""A mixture of generating from the vocabulary and copying words of the source.
 
     .. math:: p(w) = g P_{vocab}(w) + (1 - g) \sum_{s: w_s = w} a_s, \quad
               g = \mathrm{sigmoid}(u [h; c; x] + b)
 
-    with h the decoder's state, c the source's states under the last layer's attention a, x the last word's embedding.
-    What it gives as logits are log-probabilities. Source: See et al. 2017, Eq. 8 and 9; ReflectDiffu, Eq. 11.
+    with h the decoder's state, c the mean of the source's states under the last layer's attention a, x the last word's
+    embedding. Its logits are log-probabilities. Source: See et al. 2017, Eq. 8 and 9; ReflectDiffu, Eq. 11.
 
     Parameters are the model's under "model", and the gate's.
 
     Attributes:
-      model: whose states are decoded.
-      slots: ids behind the vocabulary for words of a source that it lacks, numbered in each source anew from V. A
-        decoder reads `unknown_id` in their place.
+      model: the encoder-decoder.
+      slots: ids after the vocabulary for unknown words of a source, numbered per source from V. The decoder reads
+        `unknown_id` in their place.
       unknown_id: see `slots`.
     """
 
@@ -58,30 +58,30 @@ class PointerGenerator(nn.Module):
 
     @property
     def config(self) -> Any:
-        """The model's."""
+        """The model's config."""
         return self.model.config
 
     @nn.nowrap
     def states_mask(self, source_mask: Bool[Array, "B S"]) -> Bool[Array, "B S"]:
-        """As of the model."""
+        """Returns the mask of the encoder's states, as the model does."""
         return source_mask
 
     def encode(self, source: Int[Array, "B S"], source_mask: Bool[Array, "B S"], **options: Any) -> Any:
-        """As of the model."""
+        """Encodes as the model does, with unknown words for slots."""
         return self.model.encode(self.known(source), source_mask, **options)
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """As of the model."""
+        """Embeds as the model does, with unknown words for slots."""
         return self.model.embed(self.known(tokens))
 
     def __call__(
         self, source: Int[Array, "B S"], source_mask: Bool[Array, "B S"], target: Int[Array, "B T"]
     ) -> Float[Array, "B T W"]:
-        """`decode` from the encoder's states."""
+        """Encodes the source, then decodes; see `decode`."""
         return self.decode(target, self.encode(source, source_mask), source_mask, source)
 
     def known(self, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
-        """Ids with `unknown_id` for words that the vocabulary lacks."""
+        """Replaces slots by `unknown_id`."""
         return jnp.where(tokens < self.model.config.vocab_size, tokens, self.unknown_id)
 
     def _mixed(
@@ -107,10 +107,10 @@ class PointerGenerator(nn.Module):
         start: Float[Array, "B D"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "B T W"]:
-        """Log-probabilities of the V words and the slots behind them, teacher-forced.
+        """Returns teacher-forced log-probabilities of the V words and the slots after them.
 
-        `source` is the word that each state stands for; its ids and those of `target` may be of slots. Padding is never
-        copied. `start` stands for the scaled embedding of the start token.
+        `source` is the word of each state; its ids and those of `target` may be slots. Padding is never copied. `start`
+        replaces the scaled embedding of the start token.
         """
         known = self.known(target)
         hidden, weights = self.model.decode_with_weights(
@@ -130,14 +130,14 @@ class PointerGenerator(nn.Module):
         source: Int[Array, "B S"],
         start: Float[Array, "B D"] | None = None,
     ) -> CopyCache:
-        """As of the model; `source` as of `decode`."""
+        """Starts the model's cache; for `source` see `decode`."""
         cache = self.model.start_cache(
             states, states_mask, num_hypotheses=num_hypotheses, max_length=max_length, start=start
         )
         return CopyCache(cache, states, source)
 
     def step(self, tokens: Int[Array, "B K"], cache: CopyCache) -> tuple[Float[Array, "B K W"], CopyCache]:
-        """Reads one token of every hypothesis and gives the next one's log-probabilities."""
+        """Reads one token of every hypothesis and returns the log-probabilities of the next."""
         known = self.known(tokens)
         before: DecodeCache = cache.decoder
         hidden, after, weights = self.model.step_with_weights(known, before)

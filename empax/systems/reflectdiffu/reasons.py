@@ -1,6 +1,6 @@
-"""Task "reasons": the Emotion Reason Annotator (ERA), which words of a conversation say why somebody feels as they do.
+"""Task "reasons": the Emotion Reason Annotator (ERA), which marks the words that give the reason for an emotion.
 
-It is trained on spans that people or a lexicon have marked.
+It is trained on spans that people or a lexicon marked.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from empax.training.checkpoint import load_params
 
 log = logging.getLogger("empax")
 
-_ROWS = 64  # of a batch when contexts are annotated
+_ROWS = 64  # batch size for annotating contexts
 _COUNTS = ("true", "predicted", "gold")
 _TAGS = 2  # 1 marks a reason (the paper's <em>), 0 any other word (<noem>)
 
 
 class ReasonAnnotator(nn.Module):
-    r"""An encoder, and attention-based composition over all tokens of the conversation, for a CRF over the speaker's.
+    r"""An encoder with attention over all tokens of the conversation, and a CRF over the speaker's tokens.
 
     .. math:: \alpha_{ij} = \mathrm{softmax}_j(q_i \cdot k_j / \sqrt D), \quad \tilde h_i = h_i + \sum_j \alpha_{ij} h_j
 
-    Source: ReflectDiffu, Eq. 13 to 16. Departure: Eq. 15 leaves out h_i itself, so that words which attend alike would
-    be one; the paper does not say how it scores a pair.
+    Source: ReflectDiffu, Eq. 13 to 16. Departure: Eq. 15 omits h_i itself, so that words with the same attention would
+    be identical; the paper does not specify the score of a pair.
 
-    Parameters are the encoder's under "encoder", and those of composition and CRF ("transitions").
+    Parameters are the encoder's under "encoder", and those of the composition and the CRF ("transitions").
 
     Attributes:
       encoder: `(ids[B,S], mask[B,S], deterministic=) -> states[B,S,D]`, a BertEncoder.
@@ -65,7 +65,7 @@ class ReasonAnnotator(nn.Module):
     def __call__(
         self, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, deterministic: bool = True
     ) -> tuple[Float[Array, "B S D"], Float[Array, "B S C"]]:
-        """Reasoning representations and the emissions of the CRF, float32."""
+        """Returns the reasoning representations and the emissions of the CRF, float32."""
         size = self.encoder.config.d_model  # pyright: ignore[reportAttributeAccessIssue]
         query_weight, key_weight = (self.param(name, normal(size**-0.5), (size, size)) for name in ("query", "key"))
         emission = self.param("emission", normal(size**-0.5), (size, _TAGS))
@@ -81,7 +81,7 @@ class ReasonAnnotator(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Reasons:
-    """Negative log-likelihood of the tags of the speaker's pieces; F1 of pieces and of whole spans."""
+    """The negative log-likelihood of the tags of the speaker's pieces; F1 of pieces and of whole spans."""
 
     annotator: ReasonAnnotator
 
@@ -105,7 +105,7 @@ class Reasons:
         return loss, metrics
 
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
-        """`token_f1` and `span_f1`, shares, in place of the counts that they are made of."""
+        """Replaces counts by `token_f1` and `span_f1`, which are shares."""
         values = dict(averages)
         for kind in ("token", "span"):
             true, predicted, gold = (values.pop(f"{kind}_{name}") for name in _COUNTS)
@@ -114,7 +114,7 @@ class Reasons:
 
 
 def _span_starts(gold: Int[Array, "B S"], found: Int[Array, "B S"]) -> tuple[Bool[Array, "B S"], ...]:
-    """Where runs of tags begin: those of `gold` that `found` has whole, all of `found`, and all of `gold`."""
+    """Returns the starts of tag runs: those of `gold` that match a run of `found`, all of `found`, all of `gold`."""
 
     def runs(tags: jax.Array) -> tuple[jax.Array, jax.Array]:
         before = jnp.pad(tags, ((0, 0), (1, 0)))[:, :-1]
@@ -127,13 +127,13 @@ def _span_starts(gold: Int[Array, "B S"], found: Int[Array, "B S"]) -> tuple[Boo
 
 
 def max_pieces(run: RunContext, stage: str) -> int:
-    """Of a context as the encoder of `stage` reads it; in a run of another system, what its last bucket holds."""
+    """Returns the maximum pieces of a context for the encoder of `stage`; in other systems, that of its last bucket."""
     shared = run.plan.system_settings
     return shared.max_piece_tokens if isinstance(shared, ReflectSettings) else run.named(stage).loop.buckets[-1]
 
 
 def check_pieces_encoder(settings: EncoderSettings, run: RunContext) -> None:
-    """Whether the encoder is there and reads contexts as long as the run has them."""
+    """Checks that the encoder exists, and that it and the buckets fit the run's contexts."""
     most = max_pieces(run, run.stage)
     check_encoder(settings, run, max_piece_tokens=most)
     longest = run.named(run.stage).loop.buckets[-1]
@@ -145,7 +145,7 @@ def check_pieces_encoder(settings: EncoderSettings, run: RunContext) -> None:
 
 
 def check_reasons(stage: ReasonTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError or DataError if there are no spans, or no such encoder."""
+    """Raises ConfigError or DataError if the spans or the encoder do not exist."""
     check_prepared(run)
     check_pieces_encoder(stage.encoder, run)
     for split in ("train", "validation"):
@@ -159,7 +159,7 @@ def check_reasons(stage: ReasonTaskSettings, run: RunContext) -> None:
 
 
 def load_examples(stage: ReasonTaskSettings, run: RunContext, split: str) -> list[SpanExample]:
-    """The annotated contexts of a split. Of the sample the test split is the validation split too."""
+    """Loads the annotated contexts of a split. In the sample, the test split is also the validation split."""
     if stage.data == "reccon":
         return spans.read_reccon(
             spans.find_causes(run.plan.data.dir) / f"reccon_dailydialog_{spans.RECCON_SPLITS[split]}.json"
@@ -213,7 +213,7 @@ class ReasonFinder:
     max_tokens: int
 
     def __call__(self, contexts: Sequence[Sequence[str]]) -> list[tuple[Span, ...]]:
-        """The reasons in each context."""
+        """Returns the reasons in each context."""
         rows = pieces_of(self.tokenizer, contexts, self.max_tokens)
         found = []
         for start in range(0, len(rows), _ROWS):
@@ -228,17 +228,17 @@ class ReasonFinder:
 
 
 def load_finder(run: RunContext, stage: str) -> ReasonFinder:
-    """The annotator of a finished stage."""
+    """Loads the annotator of a finished stage."""
     encoder = load_stage_encoder(run.settings(stage, ReasonTaskSettings).encoder, run, with_params=False)
     annotator, params = ReasonAnnotator(encoder.model.encoder), load_params(run.files.stage(stage))
     return ReasonFinder(annotator, params, encoder.tokenizer, max_pieces(run, stage))
 
 
 def quality(finder: ReasonFinder, stage: ReasonTaskSettings, run: RunContext) -> dict[str, Any]:
-    """How well the annotator marks what people have marked, where their spans or cause turns are at hand.
+    """Measures the annotator's agreement with people, if their spans or cause turns are available.
 
     `held_out` is the F1 of pieces and of whole spans, in percent, on the test split of the stage's data; `lexicon` is
-    that of VADER's words on the same contexts. `cause_turns` compares the turns with a reason to the cause turns of
+    that of VADER's words on the same contexts. `cause_turns` compares turns that have a reason with the cause turns of
     EmpatheticDialogues' test split, among the speaker's turns.
     """
     found: dict[str, Any] = {"data": stage.data}
@@ -266,7 +266,7 @@ def _agreement(finder: ReasonFinder, gold: Sequence[SpanExample], found: Sequenc
 def _turn_agreement(
     finder: ReasonFinder, instances: Sequence[Instance], causes: dict[str, tuple[int, ...]]
 ) -> dict[str, float]:
-    """F1 of the turns that hold a reason, in the longest context of each dialogue."""
+    """Returns the F1 of the turns that have a reason, in the longest context of each dialogue."""
     longest = {i.dialogue_id: i for i in instances if i.dialogue_id in causes}
     counts = np.zeros(3, np.int64)
     for instance, found in zip(longest.values(), finder([i.context for i in longest.values()]), strict=True):

@@ -1,4 +1,4 @@
-"""ReflectDiffu with rewards for the second intent, EmpRL's among them: the empathy of the reply to which it leads."""
+"""ReflectDiffu with rewards for the second intent; one is EmpRL's, the empathy of the reply with that intent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LEAST_SPREAD = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class ReplyEmpathy:
-    r"""How likely a reply has the levels of empathy that the gold response has, in (0, 1].
+    r"""The likelihood that a reply has the empathy levels of the gold response, in (0, 1].
 
     .. math:: R = \exp(-\sum_m CE(p_m, l_m))
 
@@ -39,9 +39,9 @@ class ReplyEmpathy:
 
     Attributes:
       judges: together one for each mechanism.
-      tokenizer: of the replies.
-      instances: N, which rows of batches count.
-      words: of each instance, what slots stand for.
+      tokenizer: the tokenizer of the replies.
+      instances: N instances, which the row numbers of batches index.
+      words: the words of the slots, for each instance.
     """
 
     judges: tuple[IdentifierJudge, ...]
@@ -51,7 +51,7 @@ class ReplyEmpathy:
     _levels: dict[int, Int[np.ndarray, " M"]] = dataclasses.field(default_factory=dict, compare=False)
 
     def __call__(self, rows: Int[np.ndarray, " B"], replies: Int[np.ndarray, "B T"]) -> Float[np.ndarray, " B"]:
-        """The rewards of replies to the instances `rows`; 0 for -1."""
+        """Returns the rewards of replies to the instances `rows`; 0 for row -1."""
         there, real = rows >= 0, [int(i) for i in rows if i >= 0]
         new = [i for i in dict.fromkeys(real) if i not in self._levels]
         levels = self._log_probs(new, [self.instances[i].response for i in new]).argmax(axis=2)
@@ -71,7 +71,7 @@ class ReplyEmpathy:
 
 @flax.struct.dataclass
 class Baseline:
-    """A running mean of rewards: its two sums."""
+    """The two sums of a running mean of rewards."""
 
     total: Any  # Float[Array, ""]
     weight: Any  # Float[Array, ""]
@@ -79,10 +79,10 @@ class Baseline:
 
 @dataclasses.dataclass(frozen=True)
 class ReinforcedReflectDiffu(ReflectDiffu):
-    """The same with rewards for the second intent: a `core.protocols.ReinforcedTask`.
+    """`ReflectDiffu` with rewards for the second intent: a `core.protocols.ReinforcedTask`.
 
     Attributes:
-      empathy: what rewards replies where reward = "empathy"; None while nothing is trained.
+      empathy: the reward of replies if reward = "empathy"; None outside of training.
     """
 
     empathy: ReplyEmpathy | None = None
@@ -99,7 +99,7 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         return Baseline(jnp.zeros(()), jnp.zeros(()))
 
     def rollout(self, params: Params, frozen: Params, batch: ReflectBatch, rng: jax.Array) -> ReflectBatch:
-        """The batch with a second intent drawn for each row, and with what the update need not compute again."""
+        """Samples a second intent for each row, and adds results that the update need not recompute."""
         draw, choose = jax.random.split(rng)
         known: dict[str, Any] = {"noise": self.noise_of(batch, draw)}
         if self.annotator is not None:
@@ -118,7 +118,7 @@ class ReinforcedReflectDiffu(ReflectDiffu):
     def reward(
         self, params: Params, batch: ReflectBatch, thought: Thought, action: Int[Array, " B"]
     ) -> Float[Array, " B"]:
-        r"""How well the chosen intent suits the emotion.
+        r"""Returns how well the chosen intent suits the emotion.
 
         .. math:: R = \mathrm{sigmoid}(E_s[e] \cdot I[a])
 
@@ -135,7 +135,7 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         return jax.nn.sigmoid(jnp.sum(felt * params["intents"]["intent_embedding"][intent], axis=1))
 
     def rate(self, frozen: Params, batch: ReflectBatch) -> ReflectBatch:
-        """The batch as it is, whose rewards come from the parameters that drew; or with those of its replies."""
+        """Adds the rewards of replies; other rewards are already set, by the parameters that sampled."""
         del frozen
         if self.stage.reward != "empathy":
             return batch
@@ -144,7 +144,7 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         return batch.replace(reward=jnp.asarray(self.empathy(rows, replies)), reply=None)  # type: ignore[attr-defined]
 
     def intent_parts(self, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"]) -> Losses:
-        """With the loss of the policy, of a batch whose choices have been drawn."""
+        """Adds the loss of the policy, if the batch has sampled choices."""
         parts, metrics = super().intent_parts(batch, thought, weights)
         if thought.policy is None or batch.action is None or batch.log_prob is None:
             return parts, metrics
@@ -154,11 +154,11 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         return parts, metrics
 
     def rewarded(self, batch: ReflectBatch) -> Array:
-        """The rows whose choice has a reward."""
+        """Returns the mask of rows whose choice has a reward."""
         return batch.valid & (batch.intent >= 0) if self.stage.reward == "label" else batch.valid
 
     def credit(self, frozen: Params, batch: ReflectBatch, memory: Baseline) -> tuple[ReflectBatch, Baseline, Metrics]:
-        """Advantages over the running mean of earlier rewards; over the batch's own mean in the first iteration."""
+        """Computes advantages over the running mean of earlier rewards; at first, over the batch's mean."""
         del frozen
         assert batch.reward is not None
         counted = self.rewarded(batch)
@@ -192,11 +192,11 @@ class ReinforcedReflectDiffu(ReflectDiffu):
 
 
 def policy_loss(log_prob: Float[Array, " B"], batch: Any, counted: Array, weights: Float[Array, " B"]) -> Mean:
-    r"""REINFORCE with a baseline, by the ratio to the policy that drew.
+    r"""Returns the loss of REINFORCE with a baseline, by the ratio to the sampling policy.
 
     .. math:: L = -\frac{\pi(a)}{\mu(a)} (R - b)
 
-    Source: Williams 1992; the ratio: ReflectDiffu, Sec. 3.3.1, which says nothing of mu. No gradient flows to the
+    Source: Williams 1992; the ratio: ReflectDiffu, Sec. 3.3.1, which does not define mu. No gradient flows to the
     advantage.
     """
     ratio = jnp.exp(log_prob - jax.lax.stop_gradient(batch.log_prob))

@@ -1,4 +1,4 @@
-"""Settings of ReflectDiffu: what its stages share, and what each of them adds."""
+"""Settings of ReflectDiffu: those shared by its stages, and those of each stage."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from empax.systems.reflectdiffu.model import Gate, Recognition
 
 @dataclasses.dataclass(frozen=True)
 class ReflectSettings:
-    """What all stages share.
+    """Settings shared by all stages.
 
     Attributes:
-      max_context_tokens: of a context as the generator reads it; the newest turns stay.
-      max_piece_tokens: of a context as the annotator of reasons and the classifier of intents read it.
-      max_target_tokens: of a response, end-of-sequence included.
+      max_context_tokens: maximum tokens of a context for the generator; the newest are kept.
+      max_piece_tokens: maximum pieces of a context for the annotator of reasons and the classifier of intents.
+      max_target_tokens: maximum tokens of a response, including the end-of-sequence token.
     """
 
     model: WordLevelSettings = dataclasses.field(default_factory=WordLevelSettings)
@@ -43,14 +43,14 @@ class ReflectSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ReasonTaskSettings:
-    """The annotator of reasons.
+    """Settings of the annotator of reasons.
 
     Attributes:
-      data: where spans are from: "reccon" (people's, of DailyDialog), "sample" (people's, of the built-in corpus),
-        "file" (yours), or "lexicon" (words of emotion by VADER, in the run's own contexts).
-      spans: with "file", a folder with train.jsonl and validation.jsonl (`data.spans.read_spans`).
-      least_valence: with "lexicon", see `data.spans.lexicon_spans`.
-      max_validation_examples: 0 = all.
+      data: source of the spans: "reccon" (people's, of DailyDialog), "sample" (people's, of the built-in corpus),
+        "file" (yours), or "lexicon" (VADER's emotion words, in the run's own contexts).
+      spans: for "file", a folder with train.jsonl and validation.jsonl (`data.spans.read_spans`).
+      least_valence: for "lexicon", see `data.spans.lexicon_spans`.
+      max_validation_examples: maximum examples of validation; 0 = all.
     """
 
     encoder: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
@@ -68,7 +68,7 @@ class ReasonTaskSettings:
 
 @dataclasses.dataclass(frozen=True)
 class IntentTaskSettings:
-    """The classifier of intents: of the context alone, since nobody has answered yet where it is asked."""
+    """Settings of the classifier of intents; it reads the context alone, since it runs before there is a response."""
 
     encoder: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
     max_validation_examples: int = 1000
@@ -79,49 +79,48 @@ class IntentTaskSettings:
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorTaskSettings:
-    """Everything else, trained jointly (Eq. 12).
+    """Settings of the generator and all modules trained jointly with it (Eq. 12).
 
     Attributes:
       reasons: the stage that trained the annotator; empty = w/o ERA.
-      reason_tags: which words the encoder is told are reasons: those that the annotator has "marked", "none", or as
-        many others of the context, "shuffled". The last two are controls: the annotator's representations stay.
-      intents: the stage that trained the classifier of intents; empty = every intent is as likely.
-      experts: which expert judges (`model.Gate`); "none" = w/o C-Experts, one linear head and no
-        contrastive loss.
-      contrastive_weight: of NT-Xent beside the cross-entropy of emotions.
-      temperature: of NT-Xent; ours, as the paper has none.
+      reason_tags: words tagged as reasons for the encoder: those that the annotator "marked", "none", or as many random
+        words of the context, "shuffled". The last two are controls: the annotator's representations stay.
+      intents: the stage that trained the classifier of intents; empty = a uniform distribution.
+      experts: the gate of the experts (`model.Gate`); "none" = w/o C-Experts: a linear head, no contrastive loss.
+      contrastive_weight: weight of NT-Xent, relative to the cross-entropy of emotions.
+      temperature: temperature of NT-Xent; ours, as the paper has none.
       classifier_share: alpha of Eq. 5; ours.
       first_intent: "mixed", or Eq. 5 as "printed".
-      first_weight: of the cross-entropy of the listener's intent under the first intent; ours. 0 = the final one alone
-        learns from labels (Eq. 10).
+      first_weight: weight of the first intent's cross-entropy with the listener's intent; ours. 0 = only the final
+        intent learns from labels (Eq. 10).
       final_prior: whether the logarithm of the classifier's distribution is added to the final intent's logits; ours.
       second_intent: False = w/o intent twice: the first intent is the final one.
-      constant_second: whether the second intent is the same for all, every intent as likely: a control of what the
-        policy adds to the layer that corrects.
-      actions: the reference intents of an emotion: the commonest in training, or the paper's Table 1.
-      num_actions: n, how many there are.
-      policy_weight: of the policy's loss, which Eq. 10 and 12 lack; ours. 0 = they are right.
-      reward: "alignment" (Eq. 9, of the chosen intent's embedding), "label", 1 for the intent that the response has, or
-        "empathy", EmpRL's, of the reply to which the chosen intent leads.
-      judges: of "empathy": the stages that trained the identifiers, together one for each mechanism.
+      constant_second: whether the second intent is uniform for all contexts: a control for the policy's contribution to
+        the correcting layer.
+      actions: the reference intents of an emotion: the most common in training, or the paper's Table 1.
+      num_actions: n, the number of reference intents.
+      policy_weight: weight of the policy's loss, which Eq. 10 and 12 lack; ours. 0 = follow them.
+      reward: "alignment" (Eq. 9, with the chosen intent's embedding), "label", 1 for the intent of the response, or
+        "empathy", EmpRL's reward of the reply with the chosen intent.
+      judges: for "empathy": the stages that trained the identifiers, together one for each mechanism.
       mimicry: False = w/o EMU: the decoder attends to the encoder's states.
-      diffusion: betas and how many steps there are.
-      state_time: how noisy the summary is from which emotions are restored; ours.
+      diffusion: betas and number of steps.
+      state_time: time in the schedule of the noisy summary from which emotions are restored; ours.
       restore: "ddim", or Eq. 7 as "printed", step by step.
-      restore_steps: of "ddim"; 1 = the estimate of x_0.
+      restore_steps: steps of "ddim"; 1 = the estimate of x_0.
       noise_error: whether the denoisers learn to predict the noise; Eq. 10 has only their KL.
-      recognition: what the posterior of the denoisers' latent reads (`systems.reflectdiffu.model`).
-      kl_weight: of the denoisers' KL, a sum over dimensions beside an error that is their mean: 2 / d_model is the
-        weight of the likelihood's bound. Eq. 10 has 1.
-      noise: deviation of what is added to the summary when answering, 1 in training; 0 = its mean, which no denoiser
-        has seen. It depends on the instance's id.
-      latent, hidden: of the denoisers; ours.
+      recognition: inputs of the posterior of the denoisers' latent (`systems.reflectdiffu.model`).
+      kl_weight: weight of the denoisers' KL. The KL is a sum over dimensions and the error a mean, so 2 / d_model is
+        the weight of the variational bound. Eq. 10 has 1.
+      noise: standard deviation of the summary's noise when answering, 1 in training; 0 = no noise, which no denoiser
+        was trained on. The noise depends on the instance's id.
+      latent, hidden: dimensions of the denoisers' latent and hidden layers; ours.
       copying: whether the decoder has a pointer.
-      slots: different words of a context that the vocabulary lacks and the pointer can copy; the newest count, others
-        are unknown.
-      intent_start: whether the decoder starts from the final intent; ours, since Eq. 11 shows the decoder no intent.
+      slots: maximum distinct unknown words of a context that the pointer can copy; the newest have a slot, others are
+        unknown.
+      intent_start: whether the decoder starts from the final intent; ours, since Eq. 11 gives the decoder no intent.
       emotion_weight, twice_weight, response_weight: delta, zeta and eta of Eq. 12; ours, equal.
-      max_validation_examples: 0 = all.
+      max_validation_examples: maximum examples of validation; 0 = all.
     """
 
     reasons: str = "reasons"
@@ -189,7 +188,7 @@ class GeneratorTaskSettings:
 
     @property
     def splits_batches(self) -> bool:
-        """Not with experts: NT-Xent compares the rows of a batch, and most of them may choose the expert."""
+        """False with experts: NT-Xent compares the rows of a batch, and their majority may choose the expert."""
         return self.experts == "none"
 
     @property

@@ -1,4 +1,4 @@
-"""The stage "generator": from settings and the work directory to the task with its examples, and to answers."""
+"""The stage "generator": builds the task, its examples and its answerer from the settings and the work directory."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ from empax.training.checkpoint import load_params
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What the stage is put together from.
+    """The parts of the stage.
 
     Attributes:
       pieces: the annotator's encoder; None = w/o ERA.
-      intents: of the responses, by instance id.
-      table: how often each intent answers each emotion in training.
+      intents: intents of the responses, by instance id.
+      table: counts of intents by emotion in training.
     """
 
     settings: ReflectSettings
@@ -63,7 +63,7 @@ class Parts:
 
     @classmethod
     def of(cls, stage: GeneratorTaskSettings, run: RunContext, *, planned: bool = False) -> Parts:
-        """Those of a stage; `planned`: without any data."""
+        """Returns the parts of a stage; `planned`: without any data."""
         pieces = None
         if stage.reasons:
             encoder = run.settings(stage.reasons, ReasonTaskSettings).encoder
@@ -89,13 +89,13 @@ class Parts:
         )
 
     def slots(self, stage: GeneratorTaskSettings) -> int:
-        """Ids behind the vocabulary; none for a vocabulary that lacks no word."""
+        """Returns the number of ids after the vocabulary; 0 if the vocabulary has no unknown word."""
         return stage.slots if stage.copying and self.tokenizer.unk_id is not None else 0
 
     def examples(
         self, stage: GeneratorTaskSettings, run: RunContext, max_target_tokens: int = 0
     ) -> Callable[[Sequence[Instance]], ReflectExamples]:
-        """Instances to rows, with even shares of intents where there is no classifier."""
+        """Returns a function from instances to examples; without a classifier, the prior of intents is uniform."""
         guess = load_guesser(run, stage.intents) if stage.intents else lambda given: np.stack([NO_PRIOR] * len(given))
         options: Any = {
             "piece_tokenizer": None if self.pieces is None else self.pieces.tokenizer,
@@ -112,11 +112,11 @@ def _frozen(stage: GeneratorTaskSettings, run: RunContext) -> Params:
 
 
 def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
-    """Whether the stages that it reads are there.
+    """Checks that the earlier stages it reads exist.
 
     Raises:
-      ConfigError: they are not, come later, or leave something else; or there are no intents, or contexts would be
-        cut.
+      ConfigError: a stage is missing, comes later or trains something else; settings do not fit together; there are no
+        intents; or contexts would be cut.
     """
     check_prepared(run)
     check_whole_contexts(run.shared, run.shared_settings(ReflectSettings).max_context_tokens, run)
@@ -136,7 +136,7 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
 
 
 def check_system(run: RunContext) -> None:
-    """Whether the word vectors that training starts from are there, and the tokenizer marks turns."""
+    """Checks that the initial word vectors exist and that the tokenizer marks turns."""
     check_prepared(run)
     check_vectors(run.shared_settings(ReflectSettings).model.vectors)
     if not run.settings("prepare", PrepareSettings).tokenizer.tags:
@@ -192,7 +192,7 @@ def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: 
 
 
 def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
-    """The trained generator, which reads contexts alone; predictions tell its intents, and the reasons that it saw."""
+    """Builds the answerer, which reads contexts alone; predictions have its intents, and the reasons that it found."""
     parts = Parts.of(stage, run)
     read = parts.examples(stage, run, MAX_REFERENCE_TOKENS)
     finder = load_finder(run, stage.reasons) if stage.reasons else None
@@ -201,7 +201,7 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
         notes: list[dict[str, Any]] = [{} for _ in instances]
         contexts = [i.context for i in instances]
         for note, found in zip(notes, [] if finder is None else finder(contexts), strict=False):
-            note["reasons"] = [list(span) for span in found]  # where, not which words: outputs have none of a corpus
+            note["reasons"] = [list(span) for span in found]  # positions: outputs must not contain words of a corpus
         for note, instance in zip(notes, instances, strict=True):
             if instance.id in parts.intents:
                 note["intent"] = parts.intents[instance.id]

@@ -1,4 +1,4 @@
-"""Task "generator": contagion, intents thought about twice, mimicry by diffusion, and the reply, trained jointly.
+"""Task "generator": joint training of contagion, intent twice, mimicry by diffusion, and the reply.
 
 Source: ReflectDiffu (Yuan et al. 2025), Sec. 3. PAPERS.md lists every equation and every departure.
 """
@@ -39,38 +39,38 @@ log = logging.getLogger("empax")
 
 @flax.struct.dataclass
 class Thought:
-    """What the model makes of a context before it answers."""
+    """The model's reading of a context before it answers."""
 
-    states: Float[Array, "B S D"]  # that the decoder attends to: Emo_fused, or the encoder's
+    states: Float[Array, "B S D"]  # memory of the decoder: Emo_fused, or the encoder's states
     summary: Float[Array, "B D"]  # Q
     emotion: Float[Array, "B E"]  # log-probabilities
     emotion_embedding: Float[Array, "2 E D"]  # by the positive and the negative expert
     first: Float[Array, "B I"]
     final: Float[Array, "B I"]  # log-probabilities
-    start: Float[Array, "B D"] | None  # what the decoder starts from; None = its start token
+    start: Float[Array, "B D"] | None  # first input of the decoder; None = its start token
     policy: Float[Array, "B N"] | None = None  # log-probabilities of the reference intents
-    actions: Int[Array, "B N"] | None = None  # which intents those are
+    actions: Int[Array, "B N"] | None = None  # the reference intents
     second: Int[Array, " B"] | None = None  # the chosen intent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Considered(Read):
-    """A context as the decoder takes it, with what was thought of it."""
+    """A context as the decoder reads it, with its `Thought`."""
 
     thought: Thought
 
 
 @dataclasses.dataclass(frozen=True)
 class ReflectDiffu(ResponseTask):
-    """Context in, response out, by way of reasons, emotion and intents; without rewards.
+    """Generates a response to a context by way of reasons, emotion and intents; without rewards.
 
-    The annotator's parameters, where there is one, are "reasons": frozen, and but for `init`, `loss` and `rollout`
-    among the others.
+    The annotator's parameters, if there is one, are "reasons". They are frozen; methods other than `init`, `loss` and
+    `rollout` expect them in `params`.
 
     Attributes:
       model: plain, or with a pointer.
-      stage: which parts there are.
-      annotator: None = w/o ERA.
+      stage: the settings, which select the parts.
+      annotator: the annotator of reasons; None = w/o ERA.
       references: [emotions][n], numbers of the reference intents.
     """
 
@@ -102,7 +102,7 @@ class ReflectDiffu(ResponseTask):
         return None if self.stage.experts == "none" else EmotionExperts()
 
     def ask(self, params: Params, part: str, method: str, *given: Any, **options: Any) -> Any:
-        """A method of the module that is the attribute `part`, with its own parameters."""
+        """Calls a method of the module in the attribute `part`, with its own parameters."""
         return getattr(self, part).apply({"params": params[part]}, *given, method=method, **options)
 
     def init(self, rng: jax.Array, batch: ReflectBatch) -> Params:
@@ -127,7 +127,7 @@ class ReflectDiffu(ResponseTask):
         return params
 
     def annotated(self, params: Params, batch: ReflectBatch) -> tuple[Float[Array, "B P R"], Int[Array, "B S"]]:
-        """The annotator's representations of the pieces, and which words are reasons, as it finds them itself."""
+        """Returns the annotator's representations of the pieces, and its tags of words that are reasons."""
         if batch.reasoning is not None and batch.reasons is not None:
             return batch.reasoning, batch.reasons
         assert self.annotator is not None
@@ -149,10 +149,10 @@ class ReflectDiffu(ResponseTask):
         rng: jax.Array | None = None,
         erased: bool = False,
     ) -> Thought:
-        """Everything before the reply; dropout where there is an `rng`.
+        """Computes everything before the reply; an `rng` turns on dropout.
 
-        An `action` in the batch is taken; without one, the policy takes its likeliest. Emotions are restored from
-        `noise`, if any. Where `erased`, zeros stand for what the denoisers restore, to see what that is worth.
+        The second intent is the batch's `action`, else the policy's likeliest. Emotions are restored from `noise`, if
+        given. With `erased`, zeros replace the restored vectors, to measure their value.
         """
         mask, added, reasoning, stage = batch.source_mask, None, None, self.stage
         if self.annotator is not None:
@@ -179,7 +179,7 @@ class ReflectDiffu(ResponseTask):
     def judged(
         self, params: Params, batch: ReflectBatch, summary: Float[Array, "B D"]
     ) -> tuple[Float[Array, "B E"], Float[Array, "2 E D"]]:
-        """Log-probabilities of the emotions, and how either polarity's expert embeds them."""
+        """Returns log-probabilities of the emotions, and their embeddings by each polarity's expert."""
         if self.experts is not None:
             bound = {"params": params["emotion"]}
             return self.experts.apply(bound, summary, batch.polarity, batch.valid, self.stage.experts)  # type: ignore[return-value]
@@ -197,7 +197,7 @@ class ReflectDiffu(ResponseTask):
         *,
         erased: bool,
     ) -> Float[Array, "B S D"]:
-        """Emo_fused: the states in the light of the summary as restored by either polarity's denoiser."""
+        """Returns Emo_fused: the states fused with the summary as restored by each polarity's denoiser."""
         stage, clean = self.stage, standardized(summary)
         schedule, start = stage.diffusion, stage.state_time
         time = jnp.full(clean.shape[0], start)
@@ -218,12 +218,12 @@ class ReflectDiffu(ResponseTask):
         return self.ask(params, "mimicry", "fused", states, mask, *restored)
 
     def reconsidered(self, params: Params, batch: ReflectBatch, thought: Thought) -> Thought:
-        """With the second intent, among the references of the likeliest emotion, and the final one."""
+        """Adds the second intent, one of the references of the likeliest emotion, and the final intent."""
         state = masked_mean(thought.states, batch.source_mask)
         known = batch.prior if self.stage.final_prior else None
         shares, found = jnp.full_like(thought.first, 1.0 / len(INTENTS)), {}
         if not self.stage.constant_second:
-            actions = batch.actions  # of a rollout: by the emotion that it found
+            actions = batch.actions  # of a rollout: by the emotion that it predicted
             if actions is None:
                 actions = jnp.asarray(self.references, jnp.int32)[thought.emotion.argmax(axis=1)]
             policy = self.ask(params, "intents", "policy", state, batch.turns, actions)
@@ -235,17 +235,17 @@ class ReflectDiffu(ResponseTask):
         return thought.replace(final=jax.nn.log_softmax(logits), **found)  # type: ignore[attr-defined]
 
     def start_of(self, params: Params, final: Float[Array, "B I"]) -> Float[Array, "B D"]:
-        """The decoder's start token and the final intent, as expected, in one vector."""
+        """Returns the sum of the start token's embedding and the expected embedding of the final intent, scaled."""
         config, intent = self.model.config, self.ask(params, "intents", "embed", jnp.exp(final))
         word = self.ask(params, "model", "embed", jnp.full((final.shape[0], 1), config.start_id, jnp.int32))
         return config.d_model**0.5 * (word[:, 0] + intent)
 
     def encode(self, params: Params, batch: ReflectBatch, rng: jax.Array | None) -> Considered:
-        """What is thought, with the noise of `noise_of`."""
+        """Encodes the context, with the noise of `noise_of`."""
         return self.considered(batch, self.think(params, batch, noise=self.noise_of(batch, None), rng=rng))
 
     def considered(self, batch: ReflectBatch, thought: Thought) -> Considered:
-        """As the decoder takes it."""
+        """Returns the thought in the form that the decoder reads."""
         copied = {"source": batch.source} if isinstance(self.model, PointerGenerator) else {}
         return Considered(thought.states, batch.source_mask, {"start": thought.start, **copied}, thought=thought)
 
@@ -260,7 +260,7 @@ class ReflectDiffu(ResponseTask):
         return combine(parts, target_weights(batch), batch.valid), metrics
 
     def losses(self, params: Params, frozen: Params, batch: ReflectBatch, read: Considered, rngs: Keys) -> Losses:
-        """The second of `rngs` is there in evaluations too: the denoisers' errors are drawn."""
+        """The second of `rngs` is given in evaluations too: the denoisers' errors need samples."""
         stage, weights, thought = self.stage, target_weights(batch), read.thought
         logits = self.logits(params, batch, read, rngs[0])
         nll, smoothed = self.likelihood(functools.partial(cross_entropy, logits), batch)
@@ -270,7 +270,7 @@ class ReflectDiffu(ResponseTask):
             known = batch.valid & (batch.emotion >= 0)
             alike = supervised_contrastive(thought.summary, batch.emotion, known, temperature=stage.temperature)
             metrics["contrastive_loss"] = alike
-            # Of the batch as a whole: it has no rows that could be weighed by their tokens.
+            # A loss of the whole batch: it has no rows to weight by their tokens.
             whole = Mean(alike.value() * weights.sum(), weights.sum())
             parts.append((stage.emotion_weight * stage.contrastive_weight, whole))
         for found, more in (
@@ -286,9 +286,9 @@ class ReflectDiffu(ResponseTask):
         return parts, {"nll": nll, **metrics}
 
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
-        """With `mimicry_gain`, by how much the likelihood of a token rises with what the denoisers restore, in nats.
+        """Adds `mimicry_gain`, the gain in log-likelihood per token by the restored vectors, in nats.
 
-        Warns where that is nothing: diffusion that no decoder listens to is no diffusion.
+        Warns if there is no gain: the decoder then ignores the diffusion.
         """
         if "nll_without_mimicry" not in averages:
             return averages
@@ -298,9 +298,9 @@ class ReflectDiffu(ResponseTask):
         return {**averages, "mimicry_gain": gain}
 
     def intent_parts(self, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"]) -> Losses:
-        """Cross-entropy of the gold intent, and how often each thought is right.
+        """Returns the cross-entropy of the gold intent, and the accuracy of each intent.
 
-        The label is the listener's own intent; what the policy has drawn never is.
+        The label is the listener's own intent, never the policy's sample.
         """
         known = batch.valid & (batch.intent >= 0)
         nll, hit = intent_losses(thought.final, batch.intent)
@@ -331,10 +331,9 @@ class ReflectDiffu(ResponseTask):
     def diffusion_parts(
         self, params: Params, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"], rng: Any
     ) -> Losses:
-        """The error of the predicted noise (Ho et al. 2020, Eq. 14) and the KL, each denoiser on rows of its emotions.
+        """Returns the error of the predicted noise (Ho et al. 2020, Eq. 14) and the KL, per denoiser on its polarity.
 
-        The summary is what is denoised: as that no gradient flows to it. The first intent, by which it is denoised,
-        learns.
+        No gradient flows to the summary, which is denoised; gradients flow to the first intent, the condition.
         """
         stage, clean = self.stage, jax.lax.stop_gradient(standardized(thought.summary))
         intent = self.ask(params, "intents", "embed", thought.first)
@@ -354,7 +353,7 @@ class ReflectDiffu(ResponseTask):
         return parts, {"noise_error": error, "latent_kl": divergence}
 
     def noise_of(self, batch: ReflectBatch, rng: jax.Array | None) -> Float[Array, "B 2 D"] | None:
-        """What is added to the summary: the rollout's, new one in training, else the settings' by the row's number."""
+        """Returns the summary's noise: the rollout's, new noise in training, else the settings' by the row's number."""
         if not self.stage.mimicry or batch.noise is not None:
             return batch.noise
         shape = (2, self.model.config.d_model)
@@ -366,9 +365,9 @@ class ReflectDiffu(ResponseTask):
         return self.stage.noise * jax.vmap(draw)(batch.number)
 
     def labels(self, params: Params, batch: ReflectBatch, read: Considered) -> dict[str, Array]:
-        """The emotion, and every intent that was thought of.
+        """Returns the emotion and the intents of every step.
 
-        With slots, `num_unknown` too: the words of the response that the vocabulary and the context lack.
+        With slots, also `num_unknown`: the number of words of the response that vocabulary and context lack.
         """
         thought = read.thought
         found = {
@@ -388,9 +387,9 @@ def shown_tags(
     numbers: Int[Array, " B"],
     which: Literal["marked", "none", "shuffled"],
 ) -> Int[Array, "B S"]:
-    """The tags as they are "marked", "none" of them, or as many on other words, by the instance's number ("shuffled").
+    """Returns the tags as "marked", "none" of them, or "shuffled" over the words by the instance's number.
 
-    Padding stands behind the words.
+    Padding is on the right.
     """
     if which == "none":
         return jnp.zeros_like(tags)
@@ -402,11 +401,11 @@ def shown_tags(
 
 
 def standardized(vectors: Float[Array, "B D"]) -> Float[Array, "B D"]:
-    """Mean 0 and variance 1 over features: the scale that the noise of a schedule is made for."""
+    """Standardizes to mean 0 and variance 1 over features, the scale for the noise of a schedule."""
     centred = vectors - jnp.mean(vectors, axis=1, keepdims=True)
     return centred * jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=1, keepdims=True) + 1e-6)
 
 
 def log_shares(shares: Float[Array, "B I"]) -> Float[Array, "B I"]:
-    """Log-probabilities of what need not sum to 1."""
+    """Returns log-probabilities of shares that need not sum to 1."""
     return jax.nn.log_softmax(jnp.log(shares + 1e-9))

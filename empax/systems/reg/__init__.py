@@ -1,4 +1,4 @@
-"""REG: the system (`tasks`), its stages (`stages`), and what they give once they are trained (`answers`)."""
+"""REG: the tasks (`tasks`), their stages (`stages`), and the trained models (`answers`)."""
 
 from empax.core.system import RunContext, System, TaskSpec
 from empax.parts.exemplars import checks
@@ -12,14 +12,14 @@ from empax.systems.reg.parts import trained_encoder
 
 
 def check(run: RunContext) -> None:
-    """Looks at the generator and the retriever; see both checks."""
+    """Checks the generator and the retriever; see both checks."""
     check_system(run)
     checks.check_retriever(run)
 
 
 READ_BY_OTHERS = ("generator", "decoding", "form", "own_decoding", "lora", "attributes", "passages", "exemplars",
                   "ask_first", "neighbours", "logits_at_once")  # fmt: skip
-"""Settings that change nothing of a dense retriever."""
+"""Settings that do not affect a dense retriever."""
 
 TASKS = {
     "generator": GENERATOR,

@@ -1,4 +1,4 @@
-"""A trained REG: what answers, the retriever with G2, and the models that others load."""
+"""A trained REG: its answerer (the retriever with G2) and the models to export."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from empax.training.lora import is_adapted, trained_whole
 
 
 def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
-    """The retriever with G2, of a finished stage.
+    """Builds the answerer of a finished stage: the retriever with G2.
 
     Raises:
-      StaleIndexError: the index was made by another encoder than the stage's.
+      StaleIndexError: the index was built with another encoder than the stage's.
     """
     parts = RegParts.of(run, with_params=False)
     made = parts.generator
     params = made.stage_params(run, options.stage)
     encoder: Any = parts.corpus_encoder(params["retriever"])
-    if not (stage.retriever or stage.retriever_weight):  # nothing has trained it: it knows no emotions either
+    if not (stage.retriever or stage.retriever_weight):  # untrained, so it knows no emotions either
         encoder = load_encoder_of(run, "")
     search = ExemplarSearch.of(
         run,
@@ -52,35 +52,35 @@ def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptio
 
 
 def _heads(stage: JointTaskSettings, run: RunContext) -> tuple[str, ...]:
-    """The emotion heads that this stage has taught, or one that it began with."""
+    """Returns the emotion heads that this stage or an earlier one trained."""
     retrievers = (_teaches_emotions(one) for one in with_earlier(stage, run, "retriever"))
     taught = (*taught_heads(stage, run), *(("retriever",) if any(retrievers) else ()))
     return (*taught, "both") if len(taught) == 2 else taught
 
 
 def _teaches_emotions(stage: Any) -> bool:
-    """Whether a stage teaches the retriever's head."""
+    """Whether a stage trains the retriever's emotion head."""
     weight = stage.retriever_weight if isinstance(stage, JointTaskSettings) else 1.0
     distils = isinstance(stage, JointTaskSettings | RetrieverTaskSettings)
     return isinstance(stage, EmotionTaskSettings) or (distils and weight * stage.distillation.emotion_weight > 0)
 
 
 def _maker_of_index(run: RunContext, parts: EmotionParts, stage: JointTaskSettings, params: Params) -> str:
-    """Hash of the encoder whose passages the trained queries belong to."""
+    """Returns the hash of the encoder of the passages that the queries were trained against."""
     if stage.passage_encoder == "trained":
         return parts.corpus_encoder(params["retriever"]).hash
-    # Query-side training: the passages stay those of the retriever that joint training began with.
+    # Query-side training: the passages keep the embeddings of the retriever that joint training started from.
     if stage.retriever:
         return parts.corpus_encoder(parts.retriever_params(run, stage.retriever)).hash
     return load_encoder_of(run, "").hash
 
 
 def joint_generator(stage: JointTaskSettings, run: RunContext, adapters: bool) -> Trained:
-    """G2 of the stage that `run` is at, without its emotion head; or its adapters alone.
+    """Returns G2 of the current stage of `run`, without its emotion head; or its adapters alone.
 
     Raises:
-      ConfigError: the stage has no adapters.
-      CheckpointError: it has not been trained.
+      ConfigError: `adapters` is set, but the stage has none.
+      CheckpointError: the stage has not been trained.
     """
     saved = load_params(run.directory)
     check_adapters(adapters and not is_adapted(saved), run, "generator")
@@ -92,10 +92,10 @@ def joint_generator(stage: JointTaskSettings, run: RunContext, adapters: bool) -
 def trained_retriever(
     stage: DenseTaskSettings | RetrieverTaskSettings | JointTaskSettings, run: RunContext, adapters: bool
 ) -> Trained:
-    """The retriever of the stage that `run` is at, without what its head adds to a score.
+    """Returns the retriever of the current stage of `run`, without its emotion head.
 
     Raises:
-      ConfigError: adapters are wanted, which a retriever never has.
+      ConfigError: `adapters` is set; a retriever has none.
       CheckpointError: the stage has not been trained.
     """
     params = trained_whole(load_params(run.directory))

@@ -1,6 +1,6 @@
-"""Teaching a retriever which passages help the generator: REG's metric distillation, Atlas's PDist, EMDR2.
+"""Losses that teach a retriever which passages help the generator: REG's metric distillation, Atlas's PDist, EMDR2.
 
-Masked candidates get probability 0 and no gradient, whatever their scores are (-inf and NaN included).
+Masked candidates get probability 0 and no gradient, whatever their scores (-inf and NaN included).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Form = Literal["softmax", "literal_sigmoid"]
 def target_distribution(
     utilities: Float[Array, "B K"], mask: Bool[Array, "B K"], *, temperature: float
 ) -> Float[Array, "B K"]:
-    r"""Which candidate should be retrieved, as a distribution; no gradient flows.
+    r"""Returns the target distribution over candidates; no gradient flows.
 
     .. math:: P_k = \exp(F_k / \tau) / \sum_j \exp(F_j / \tau)
 
@@ -28,12 +28,12 @@ def target_distribution(
     Sec. 2.2, "PDist").
 
     Args:
-      utilities: the higher, the better.
+      utilities: higher is better.
       mask: True at real candidates.
       temperature: tau > 0, in units of the utilities.
 
     Returns:
-      Sums to 1 over the real candidates; all 0 where a row has none.
+      Probabilities that sum to 1 over the real candidates; all 0 if a row has none.
     """
     log_probs = _masked_log_softmax(utilities, mask, temperature)
     return jax.lax.stop_gradient(jnp.where(mask, jnp.exp(log_probs), 0.0))
@@ -49,16 +49,16 @@ def retriever_kl(
     form: Form = "softmax",
     weights: Float[Array, " B"] | None = None,
 ) -> Mean:
-    r"""Distance of the retriever from the targets, averaged over queries (not over candidates).
+    r"""Returns the divergence of the retriever from the targets, averaged over queries (not over candidates).
 
     .. math:: L = \sum_k P_k (\log P_k - \log Q_k)
 
-    "softmax": Q = softmax(scores / T). "literal_sigmoid": Q = sigmoid(scores / T), each candidate for itself.
+    "softmax": Q = softmax(scores / T). "literal_sigmoid": Q = sigmoid(scores / T), for each candidate separately.
     Source: REG (Wang et al.), Eq. 4; with the targets of PDist: Izacard et al. 2023.
 
-    Departure: Eq. 4 prints the sigmoid. That Q is no distribution: the loss is then a constant minus
-    sum_k P_k log sigmoid(s_k), which falls for every candidate as its score rises, can be negative, and is least when
-    all scores are infinite. So "softmax" is the default, and the printed form a switch.
+    Departure: Eq. 4 prints the sigmoid. That Q is not a distribution: the loss is then a constant minus
+    sum_k P_k log sigmoid(s_k), which falls for every candidate as its score rises, can be negative, and is minimal when
+    all scores are infinite. So "softmax" is the default, and the printed form is optional.
 
     Args:
       scores: query times passage, before any temperature.
@@ -66,15 +66,15 @@ def retriever_kl(
       mask: True at real candidates.
       valid: False on filler rows; a row without candidates does not count either.
       temperature: T > 0, in units of the scores.
-      form: what Q is.
-      weights: how much each query counts in the mean; None = all the same.
+      form: form of Q.
+      weights: weight of each query in the mean; None = equal weights.
     """
     targets = jax.lax.stop_gradient(jnp.where(mask, targets, 0.0))
     if form == "softmax":
         log_probs = _masked_log_softmax(scores, mask, temperature)
     else:
         log_probs = jax.nn.log_sigmoid(jnp.where(mask, scores, 0.0) / temperature)
-    # Where P is 0 its term is 0: neither log 0 nor the log of a masked candidate may enter.
+    # Terms with P = 0 are 0: neither log 0 nor the log of a masked candidate may enter.
     counts = targets > 0.0
     surprise = jnp.log(jnp.where(counts, targets, 1.0)) - jnp.where(counts, log_probs, 0.0)
     return Mean.of(jnp.sum(targets * surprise, axis=1), valid & jnp.any(mask, axis=1), weights)
@@ -89,7 +89,7 @@ def emdr2(
     temperature: float = 1.0,
     weights: Float[Array, " B"] | None = None,
 ) -> Mean:
-    r"""The likelihood of the response with the passage summed out, averaged over queries.
+    r"""Returns the negative log-likelihood of the response, marginalized over passages, averaged over queries.
 
     .. math:: L = -\log \sum_k \mathrm{softmax}(s / T)_k \, p(y \mid x, d_k)
 
@@ -101,7 +101,7 @@ def emdr2(
       mask: True at real candidates.
       valid: False on filler rows; a row without candidates does not count either.
       temperature: T > 0, in units of the scores.
-      weights: how much each query counts in the mean; None = all the same.
+      weights: weight of each query in the mean; None = equal weights.
     """
     likelihoods = jax.lax.stop_gradient(jnp.where(mask, log_likelihoods, 0.0))
     joint = _masked_log_softmax(scores, mask, temperature) + likelihoods
@@ -114,5 +114,5 @@ def _masked_log_softmax(
     if not temperature > 0.0:
         raise ValueError(f"temperature = {temperature} is not allowed; it must be above 0.")
     scaled = jnp.where(mask, values, 0.0).astype(jnp.float32) / temperature
-    # Finite, so that a row without candidates gives numbers; far enough below any score to be exactly 0 as probability.
+    # Finite, so that a row without candidates has no NaN; so low that its probability is exactly 0.
     return jax.nn.log_softmax(jnp.where(mask, scaled, -1e9), axis=1)

@@ -1,4 +1,4 @@
-"""REG's retriever: texts to vectors, and their emotions beside them."""
+"""REG's retriever: embeds texts as vectors with their emotions."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from empax.models.layers import apply
 
 @dataclasses.dataclass(frozen=True)
 class EmotionEncoder:
-    r"""Texts to vectors with emotions beside them, so that one dot product weighs both.
+    r"""Embeds texts as vectors with emotions, so that one dot product weighs both.
 
     .. math:: s(q, k) = (1 - w) \, q^\top k + w \, p(e_k \mid q)
 
-    A query is read twice: by the encoder, which is left to learn relevance, and by an encoder of its own for the
-    emotions, so that learning one costs nothing of the other. An exemplar's emotion e_k is known; where it is not,
-    the second term is 0. Ours; REG retrieves "via emotion similarity" and leaves it to the
-    vectors.
+    Two encoders read a query, one for relevance and one for emotions, so that learning one does not impair the other.
+    An exemplar's emotion e_k is known; if it is not, the second term is 0. Ours; REG retrieves "via emotion similarity"
+    and leaves it to the vectors.
 
-    Parameters: "encoder" as DualEncoder has them, "emotion_encoder" likewise where emotions have a share, and the
-    head's under "emotion".
+    Parameters: "encoder" as in DualEncoder, "emotion_encoder" likewise if emotions have a share, and the head's
+    "emotion".
 
     Attributes:
-      encoder: gives the vectors; without a share, the head reads those too.
+      encoder: computes the vectors; without a share, the head reads them too.
       head: classifies vectors, each scaled by `unit_variance`.
-      share: w, in [0, 1]; 0 gives the encoder's vectors alone.
+      share: w, in [0, 1]; 0 = the encoder's vectors alone.
     """
 
     encoder: DualEncoder
@@ -40,11 +39,11 @@ class EmotionEncoder:
 
     @property
     def size(self) -> int:
-        """Entries of a vector: those of the encoder's vectors and, with a share, one more per emotion."""
+        """Size of a vector: the encoder's width and, with a share, one entry per emotion."""
         return self.encoder.width + (self.head.num_classes if self.share else 0)
 
     def init(self, rng: jax.Array, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Params:
-        """Fresh parameters."""
+        """Draws random parameters."""
         first, second, third = jax.random.split(rng, 3)
         width = jnp.zeros((1, self.encoder.width))
         params: Params = {
@@ -58,13 +57,13 @@ class EmotionEncoder:
     def embed(
         self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
     ) -> Float[Array, "B D"]:
-        """The encoder's vectors, without emotions; dropout where there is an `rng`."""
+        """Returns the encoder's vectors, without emotions; an `rng` turns on dropout."""
         return apply(self.encoder, params["encoder"], ids, mask, rng=rng)
 
     def emotions(
         self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
     ) -> Float[Array, "B C"]:
-        """Logits of the emotions of queries."""
+        """Returns the emotion logits of queries."""
         first, second = (None, None) if rng is None else jax.random.split(rng)
         reader = params["emotion_encoder" if self.share else "encoder"]
         return self._classify(params, apply(self.encoder, reader, ids, mask, rng=first), second)
@@ -72,7 +71,7 @@ class EmotionEncoder:
     def read(
         self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
     ) -> tuple[Float[Array, "B E"], Float[Array, "B C"]]:
-        """Vectors of queries, `size` entries each, and the logits of their emotions."""
+        """Returns the vectors of queries, `size` entries each, and their emotion logits."""
         first, second = (None, None) if rng is None else jax.random.split(rng)
         vectors = self.embed(params, ids, mask, rng=first)
         if not self.share:
@@ -81,19 +80,19 @@ class EmotionEncoder:
         return self.join(vectors, jax.nn.softmax(logits)), logits
 
     def embed_queries(self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B E"]:
-        """What an index is searched with; without a share the encoder is all that it takes."""
+        """Returns the vectors that an index is searched with; without a share, the encoder's alone."""
         return self.read(params, ids, mask)[0] if self.share else self.embed(params, ids, mask)
 
     def embed_keys(self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B D"]:
-        """What an index begins with; `keys` adds the emotions."""
+        """Returns the vectors of an index before `keys` adds the emotions."""
         return self.embed(params, ids, mask)
 
     def keys(self, vectors: Float[Array, "N D"], emotion: Int[Array, " N"]) -> Float[Array, "N E"]:
-        """The encoder's vectors of exemplars as an index holds them; `emotion` counts from 0, -1 = unknown."""
+        """Turns the encoder's vectors of exemplars into an index's; `emotion` counts from 0, -1 = unknown."""
         return self.join(vectors, jax.nn.one_hot(emotion, self.head.num_classes)) if self.share else vectors
 
     def join(self, vectors: Float[Array, "N D"], emotions: Float[Array, "N C"]) -> Float[Array, "N E"]:
-        """Both weighed so that the dot product of two joined vectors is the sum above."""
+        """Joins both, weighted so that the dot product of two joined vectors is the score above."""
         return jnp.concatenate([vectors * (1.0 - self.share) ** 0.5, emotions * self.share**0.5], axis=-1)
 
     def _classify(self, params: Params, vectors: Float[Array, "N D"], rng: jax.Array | None) -> Float[Array, "N C"]:
@@ -102,9 +101,9 @@ class EmotionEncoder:
 
 @dataclasses.dataclass(frozen=True)
 class WordsAlone:
-    """Both sides of a retriever by its encoder's vectors, without emotions (`parts.exemplars.dense.Embeds`).
+    """A retriever with the encoder's vectors alone on both sides, without emotions (`parts.exemplars.dense.Embeds`).
 
-    Its parameters are all of the retriever's; those of the emotions have no gradient.
+    It has all parameters of the retriever; those of the emotions get no gradient.
     """
 
     encoder: EmotionEncoder
@@ -121,7 +120,7 @@ class WordsAlone:
 
 
 def unit_variance(vectors: Float[Array, "N D"]) -> Float[Array, "N D"]:
-    """Unit vectors blown up to entries of order one, so that a fresh linear head learns at its usual rate."""
-    # Not through a norm, whose gradient at zero (a filler row) is NaN.
+    """Scales vectors so that their entries have a mean square of 1, and a new linear head learns at its usual rate."""
+    # Not through a norm: its gradient at zero (a filler row) is NaN.
     square = jnp.sum(vectors**2, axis=-1, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(square, 1e-12)) * vectors.shape[-1] ** 0.5

@@ -1,4 +1,4 @@
-"""What REG's stages are put together from: generator, retriever, and the emotions that this learns."""
+"""The parts of REG's stages: the generator, the retriever, and the retriever's emotion head."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from empax.training.lora import trained_whole
 
 @dataclasses.dataclass(frozen=True)
 class EmotionParts:
-    """The retriever's half."""
+    """The parts of the retriever."""
 
     retrieval: RetrievalParts
 
     @property
     def retriever(self) -> EmotionEncoder:
-        """What embeds contexts and exemplars once it has learnt emotions."""
+        """The model that embeds contexts and exemplars, with its emotion head."""
         return EmotionEncoder(self.retrieval.encoder.model, EMOTION_HEAD, self.retrieval.settings.emotion_share)
 
     def retriever_params(self, run: RunContext, stage: str) -> Params:
-        """The retriever of a training stage, what that leaves alone as pretrained, or random from the run's seed.
+        """Returns the retriever of a training stage; parts it did not train are pretrained, or random from the seed.
 
-        An empty `stage` has trained nothing.
+        With an empty `stage`, no part is trained.
         """
         trained: Params = {}
         if stage:
@@ -50,7 +50,7 @@ class EmotionParts:
         ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
         known = self.retrieval.encoder.params
 
-        # Compiled as one: op by op it takes seconds. What is known is not drawn.
+        # Compiled as one function: op by op it takes seconds. Known parameters are not drawn.
         @jax.jit
         def init(rng: jax.Array) -> Params:
             drawn = self.retriever.init(rng, ids, mask)
@@ -60,7 +60,7 @@ class EmotionParts:
         return fresh | trained
 
     def corpus_encoder(self, params: Params) -> CorpusEncoder:
-        """The encoder with a retriever's parameters."""
+        """Returns the encoder with a retriever's parameters."""
         model = self.retriever
         if not model.share:  # no parameter of the emotions reaches a vector
             return self.retrieval.corpus_encoder(model, params, params["encoder"])
@@ -71,19 +71,19 @@ class EmotionParts:
 def with_emotions(
     model: EmotionEncoder, vectors: Float[np.ndarray, "N D"], instances: Sequence[Instance]
 ) -> Float[np.ndarray, "N E"]:
-    """The vectors of exemplars with their emotions beside them."""
+    """Returns the vectors of exemplars with their emotions concatenated."""
     return np.asarray(model.keys(jnp.asarray(vectors), jnp.asarray(emotion_ids(instances))))
 
 
 @dataclasses.dataclass(frozen=True)
 class RegParts(EmotionParts):
-    """Both halves."""
+    """The parts of the retriever and of the generator."""
 
     generator: GeneratorParts
 
     @classmethod
     def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> RegParts:
-        """The parts of `run`; `with_params` with pretrained ones, the generator's where training has them."""
+        """Returns the parts of `run`; `with_params` loads pretrained weights, the generator's placed as in training."""
         generator = GeneratorParts.of(run, with_params=with_params, planned=planned)
         retrieval = RetrievalParts.of(run, generator.tokenizer, with_params=with_params, planned=planned)
         return cls(retrieval, generator)
@@ -93,11 +93,11 @@ class RegParts(EmotionParts):
 
 
 def emotion_parts(run: RunContext, *, with_params: bool = True) -> EmotionParts:
-    """The retriever's half of `run` alone: no generator is made."""
+    """Returns the retriever's parts of `run`, without building a generator."""
     return EmotionParts(RetrievalParts.of(run, run_tokenizer(run), with_params=with_params))
 
 
 def trained_encoder(run: RunContext, stage: str) -> CorpusEncoder:
-    """The encoder that index stages embed with, of the training stage `stage`."""
+    """Returns the encoder of the training stage `stage`, with which index stages embed."""
     parts = emotion_parts(run)
     return parts.corpus_encoder(parts.retriever_params(run, stage))

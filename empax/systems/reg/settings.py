@@ -1,4 +1,4 @@
-"""What each of REG's stages adds to the settings that its models share."""
+"""Settings of REG: those shared by its stages, and those of each stage."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from empax.parts.generator.settings import ResponseTaskSettings
 
 @dataclasses.dataclass(frozen=True)
 class RegSettings(RetrievalSettings):
-    """What all stages share: the section `reg`."""
+    """Settings shared by all stages: the section `reg`."""
 
     has_neighbours: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True)
 class DistillationSettings:
-    """Where the retriever's lesson comes from.
+    """Settings of the retriever's distillation.
 
     Attributes:
       signal: "metrics" (Eq. 3), "likelihood" (teacher-forced; the paper's G1+RAG row, Atlas' PDist) or "emdr2".
-      utility: weights of F's parts; 0 leaves one out (the paper's w/o BLEU, w/o F1, w/o R-L).
-      target_temperature: tau of Eq. 3; for the likelihood, of the mean log-likelihood per token. This and the next
-        are at least LEAST_TEMPERATURE.
+      utility: weights of F's parts; 0 omits a part (the paper's w/o BLEU, w/o F1, w/o R-L).
+      target_temperature: tau of Eq. 3; for "likelihood", it divides the mean log-likelihood per token. This and the
+        next are at least LEAST_TEMPERATURE.
       score_temperature: divides the retriever's scores before the softmax.
-      loss: "softmax", or Eq. 4 to the letter.
+      loss: "softmax", or "literal_sigmoid", which is Eq. 4 as printed.
       replace_probability: k of Eq. 5; 0 is w/o RCA.
-      emotion_weight: of the 32-way head over the retriever's encodings of contexts; ours.
-      explore_tokens: how long G1's trial answers may get.
+      emotion_weight: loss weight of the 32-way head over the retriever's encodings of contexts; ours.
+      explore_tokens: maximum tokens of G1's trial answers.
     """
 
     signal: Literal["metrics", "likelihood", "emdr2"] = "metrics"
@@ -54,7 +54,7 @@ class DistillationSettings:
 
 @dataclasses.dataclass(frozen=True)
 class EmotionTaskSettings:
-    """Before stage 2: the retriever learns to tell the emotions apart, on all training contexts; ours."""
+    """Before stage 2: the retriever learns to classify emotions, on all training contexts; ours."""
 
     max_examples: int = 0
     max_validation_examples: int = 1000
@@ -65,14 +65,14 @@ class EmotionTaskSettings:
 
 @dataclasses.dataclass(frozen=True)
 class DenseTaskSettings:
-    """Before stage 2: contexts learn to find their own responses among those of their batch; ours, off in all recipes
-    but the form "contrastive".
+    """Before stage 2: the retriever learns to find each context's own response in its batch; ours, off in all recipes
+    except the form "contrastive".
 
     Source: Karpukhin et al. 2020 (DPR), with one encoder for both sides as Contriever's (Izacard et al. 2022).
 
     Attributes:
-      start_from: the stage whose retriever to go on from; empty = as pretrained.
-      negatives: beside the responses of the batch, see `systems.lempex.retriever.RetrieverTaskSettings`.
+      start_from: the stage whose retriever initializes this one; empty = the pretrained one.
+      negatives: negatives besides the batch's responses, see `systems.lempex.retriever.RetrieverTaskSettings`.
       temperature: divides the scores; 0.05 is Contriever's, for unit vectors.
     """
 
@@ -88,14 +88,14 @@ class DenseTaskSettings:
 
 @dataclasses.dataclass(frozen=True)
 class RetrieverTaskSettings:
-    """Stage 2.
+    """Stage 2: the retriever learns from G1.
 
     Attributes:
-      generator: the stage that trained G1; one of the task "joint" counts by its G2.
-      start_from: the stage whose retriever to go on from; empty = as pretrained.
-      index: the index stage whose candidates are tried out.
-      candidates: M, how many of those are re-scored with the current encoders, K being kept (0 = all that it found).
-      passage_encoder: "trained" reads the candidates in every step, gradient and all; "frozen" takes their embeddings
+      generator: the stage that trained G1; from a stage of the task "joint", G2 is taken.
+      start_from: the stage whose retriever initializes this one; empty = the pretrained one.
+      index: the index stage that supplies the candidates.
+      candidates: M, how many candidates are re-scored with the current encoders to keep K (0 = all that were found).
+      passage_encoder: "trained" encodes the candidates in every step, with gradients; "frozen" takes their embeddings
         from the index and trains the query side alone.
     """
 
@@ -114,17 +114,17 @@ class RetrieverTaskSettings:
 
 @dataclasses.dataclass(frozen=True)
 class JointTaskSettings(ResponseTaskSettings):
-    """Stage 3; with `retriever_weight` 0 the stage in which a generator learns to read exemplars.
+    """Stage 3: joint training; with `retriever_weight` 0, a generator learns to read exemplars.
 
     Attributes:
-      generator: the stage that trained G1: it judges candidates, and G2 starts from it. One of this task counts by its
-        G2.
-      warm_up: False starts G2 from nothing (the paper's "scratch" row; the judge stays G1).
-      retriever: the stage that trained the retriever; empty = as pretrained.
+      generator: the stage that trained G1, which judges candidates and initializes G2. From a stage of this task, G2 is
+        taken.
+      warm_up: False trains G2 from scratch (the paper's "scratch" row; the judge stays G1).
+      retriever: the stage that trained the retriever; empty = the pretrained one.
       index: the stage that searched the exemplars.
-      retriever_weight: alpha of Eq. 7; 0 = the retriever learns nothing, and G2 reads what the index has found.
-      exemplar_probability: how often a row of training shows its exemplars. Below 1 they stay unfamiliar input, which
-        costs likelihood wherever they are shown; it keeps a generator that answers without exemplars too.
+      retriever_weight: alpha of Eq. 7; 0 = the retriever learns nothing, and G2 reads the exemplars from the index.
+      exemplar_probability: probability that a training row shows its exemplars. Below 1, the generator can answer
+        without exemplars too, but they stay less familiar, which costs likelihood wherever they are shown.
       candidates, passage_encoder: see RetrieverTaskSettings.
     """
 

@@ -1,4 +1,4 @@
-"""REG's stages: from settings and the work directory to tasks with their examples."""
+"""REG's stages: build tasks and their examples from the settings and the work directory."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ from empax.training.checkpoint import load_params
 from empax.training.lora import trained_whole
 
 RETRIEVER_TASKS = ("emotions", "dense", "retriever", "joint")
-"""Whose checkpoints hold a retriever."""
+"""Tasks whose checkpoints hold a retriever."""
 
 G1_TASKS = (*GENERATOR_TASKS, "joint")
-"""Whose checkpoints hold a generator."""
+"""Tasks whose checkpoints hold a generator."""
 
 NO_EMOTIONS = (
     "config.{stage}: no dialogue of the split {split!r} has an emotion; give them emotions, or take a recipe that "
@@ -72,7 +72,7 @@ def retriever_task(parts: RegParts, distillation: DistillationSettings) -> Retri
 
 
 def joint_task(parts: RegParts, stage: JointTaskSettings) -> Joint:
-    # Its head may be G1's: it is asked, and told of, whatever this stage teaches.
+    # The head may be G1's, so it is evaluated and reported whatever this stage trains.
     generator = dataclasses.replace(parts.generator.generator_task(stage, fused=True), heads=("generator",))
     return Joint(retriever_task(parts, stage.distillation), generator, stage.retriever_weight)
 
@@ -95,7 +95,7 @@ def _examples(
             )
     find = functools.partial(retrieval.searched, run, stage.index, key_embeddings=embeddings)
     train = find("train", corpus, form, stage.max_examples, num_random=k if ranks else 0, probability=probability)
-    # Validation shows the K retrieved ones and no trial: what is watched is the emotion head and G2's likelihood.
+    # Validation shows the K retrieved candidates without trials: its metrics are the emotions and G2's likelihood.
     held_out = find("validation", corpus, form, stage.max_validation_examples)
     held_out.set_candidates(held_out.candidates[:, :k])
     if stage.candidates or not ranks:
@@ -104,7 +104,7 @@ def _examples(
 
 
 def check_emotions(stage: EmotionTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError if contexts do not fit the buckets, or a split that the stage reads names no emotion."""
+    """Raises ConfigError if contexts do not fit the buckets, or the training or validation split names no emotion."""
     check_prepared(run)
     dense.check_queries(run)
     for split in ("train", "validation"):
@@ -113,10 +113,10 @@ def check_emotions(stage: EmotionTaskSettings, run: RunContext) -> None:
 
 
 def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
-    """Whether the stages that the retriever learns from are there.
+    """Checks that the stages that the retriever learns from exist.
 
     Raises:
-      ConfigError: they are not, come later, or leave something else.
+      ConfigError: one is missing, comes later or trains something else; or the settings do not fit together.
     """
     check_prepared(run)
     run.earlier("generator", stage.generator, tasks=G1_TASKS)
@@ -131,7 +131,7 @@ def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
 
 
 def check_joint(stage: JointTaskSettings, run: RunContext) -> None:
-    """As `check_retriever`, of joint training."""
+    """Checks joint training as `check_retriever` does."""
     check_prepared(run)
     check_contrast(stage.contrast, run)
     check_losses(stage.losses, run)
@@ -149,7 +149,7 @@ def check_joint(stage: JointTaskSettings, run: RunContext) -> None:
 
 
 def _check_indexes(stage: JointTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError if queries would be compared with passages of another encoder than theirs."""
+    """Raises ConfigError if queries would be compared with passages of another encoder."""
     run.earlier("index", stage.index, kind="index")
     began_with = stage.retriever
     wanted = run.stage if stage.passage_encoder == "trained" else began_with
@@ -213,10 +213,10 @@ def dense_task(parts: EmotionParts, stage: DenseTaskSettings) -> DenseRetriever:
 
 
 def check_dense(stage: DenseTaskSettings, run: RunContext) -> None:
-    """Whether responses stand alone, and the stage that it goes on from is there; see also `dense.check_dense`.
+    """Checks that keys are responses alone and that the stage to start from exists; see also `dense.check_dense`.
 
     Raises:
-      ConfigError: they do not, or it is not.
+      ConfigError: the keys are exchanges, or the stage is missing.
     """
     dense.check_dense(stage.negatives, run)
     if run.shared_settings(RetrievalSettings).key == "exchange":
@@ -261,7 +261,7 @@ def build_retriever(stage: RetrieverTaskSettings, run: RunContext) -> Assembly:
         train,
         validation,
         frozen={"generator": parts.generator.lowered(generator_params(parts.generator, run, stage.generator))},
-        # Loaded when it is asked for: what this holds stays in memory beside what training keeps.
+        # Loaded on request: what this holds stays in memory beside the training state.
         initial=lambda _: parts.retriever_params(run, stage.start_from),
     )
 
@@ -273,7 +273,7 @@ def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:
     judge = generator_params(parts.generator, run, stage.generator)
     task = joint_task(parts, stage)
     frozen = {"generator": made.lowered(judge)} if stage.retriever_weight else {}
-    # It outlives this, and must not hold the loaded weights beside the trained ones.
+    # It outlives this function and must not keep the loaded weights beside the trained ones.
     refresh = Refresh(parts.without_params(), run, stage, train)
 
     def initial(params: Params) -> Params:
@@ -288,7 +288,7 @@ def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:
 
     def initial_adapters(params: Params) -> Params:
         retriever = parts.retriever_params(run, stage.retriever)
-        # G2 goes on with G1's adapters on the same weights, so that in the end there is one set of them.
+        # G2 continues with G1's adapters on the same weights, so that one set of adapters remains.
         if not stage.warm_up:
             kept = parts.generator.generator.adapters
             adapters = params["adapters"] if kept is None else {"generator": {"model": kept}}
@@ -304,7 +304,7 @@ def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:
 
 @dataclasses.dataclass(frozen=True)
 class Refresh:
-    """Searches the training contexts anew with the current retriever, and keeps the result for a resumed run."""
+    """Repeats the search for training contexts with the current retriever, and keeps the result for a resumed run."""
 
     parts: RegParts
     run: RunContext
@@ -343,9 +343,9 @@ class Refresh:
 def _sketch_given(
     parts: RegParts, run: RunContext, stage: RetrieverTaskSettings | JointTaskSettings, rows: int, length: int
 ) -> dict[str, Any]:
-    """Of a `Sketch`: a batch before anything is tried out, M candidates and K random ones, and the longest answer."""
+    """Returns a `Sketch`'s batch before exploration, with M candidates and K random ones, and its longest answer."""
     if isinstance(stage, JointTaskSettings) and not stage.retriever_weight:
-        return {}  # nothing is tried out
+        return {}  # nothing is explored
     k, index = parts.generator.settings.passages, run.plan.stages.get(stage.index)
     retrieved = stage.candidates or (k if index is None else index.settings.candidates)  # the plan may leave it out
     batch = dataclasses.replace(_sketch_batch(parts, stage, rows, length, retrieved + k), utilities=None)
@@ -355,13 +355,13 @@ def _sketch_given(
 def _sketch_batch(
     parts: RegParts, stage: RetrieverTaskSettings | JointTaskSettings, rows: int, length: int, candidates: int = 0
 ) -> ExemplarBatch:
-    """A batch as the loss sees it: explored, K candidates left; or with `candidates` of them."""
+    """Returns a batch as the loss sees it, explored, with K candidates; or with `candidates` of them."""
     settings = parts.generator.settings
     layout, k = settings.layout, candidates or settings.passages
     sizes = {"D": parts.retriever.size} if stage.passage_encoder == "frozen" else {"P": layout.max_key_tokens}
     sizes |= {"K": k, "F": k + parts.generator.form().apart, "S": length}
     whole = shapes_of(ExemplarBatch, B=rows, T=layout.max_target_tokens, Q=layout.max_query_tokens, **sizes)
-    return dataclasses.replace(whole, response=None, response_mask=None)  # for decoding alone
+    return dataclasses.replace(whole, response=None, response_mask=None)  # for decoding only
 
 
 def sketch_emotions(stage: EmotionTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:

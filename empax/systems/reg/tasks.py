@@ -1,9 +1,9 @@
 """REG: retrieval via emotion similarity for guiding empathetic dialogue generation (Wang et al.).
 
-Four emotion attributes go in front of everything that is read. G1 learns to answer (Eq. 2); the retriever learns to
-rank the exemplars that help G1 (Eq. 3 to 5); both then train together, G2 reading all exemplars at once with
-Fusion-in-Decoder (Eq. 6 and 7). PAPERS.md lists every equation and every departure: above all, exemplars stand apart
-from the context (`data.sources.ExemplarLayout`), and every row of training has some.
+Four emotion attributes are prepended to every text. G1 learns to answer (Eq. 2); the retriever learns to rank the
+exemplars by their use for G1 (Eq. 3 to 5); then the retriever and G2 train jointly, and G2 reads all exemplars at once
+with Fusion-in-Decoder (Eq. 6 and 7). PAPERS.md lists every equation and every departure: above all, exemplars are
+separate from the context (`data.sources.ExemplarLayout`), and every training row has some.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from empax.systems.reg.settings import DistillationSettings
 
 @dataclasses.dataclass(frozen=True)
 class EmotionTask:
-    """The retriever's reader of emotions with its 32-way head; a batch's only target is the emotion.
+    """The retriever's emotion encoder with its 32-way head; a batch's only target is the emotion.
 
-    Departure: the paper retrieves "via emotion similarity" and prints an emotion accuracy, but trains neither. Trying
-    candidates out (stage 2) is so dear that it sees few dialogues; emotions are cheap to learn from all of them first.
+    Departure: the paper retrieves "via emotion similarity" and reports an emotion accuracy, but trains neither. Trying
+    candidates (stage 2) is so expensive that it sees few dialogues; emotions are cheap to learn from all of them first.
     """
 
     encoder: EmotionEncoder
@@ -44,7 +44,7 @@ class EmotionTask:
         return self.trained(self.encoder.init(rng, batch.source, batch.source_mask))
 
     def trained(self, params: Params) -> Params:
-        """A retriever's parameters without the parts that see no emotion."""
+        """Returns a retriever's parameters without the parts that do not read emotions."""
         return {name: leaf for name, leaf in params.items() if name != "encoder" or not self.encoder.share}
 
     def loss(
@@ -56,9 +56,9 @@ class EmotionTask:
 
 @dataclasses.dataclass(frozen=True)
 class RetrieverTask:
-    """Stage 2: the retriever learns from what its candidates do for G1 (Eq. 3 to 5).
+    """Stage 2: the retriever learns from the utility of its candidates for G1 (Eq. 3 to 5).
 
-    `frozen` is G1's parameters under "generator". Each candidate is tried with the context alone beside it.
+    `frozen` holds G1's parameters under "generator". Each candidate is tried alone with the context.
     """
 
     encoder: EmotionEncoder
@@ -78,13 +78,13 @@ class RetrieverTask:
     def losses(
         self, params: Params, batch: Any, rng: jax.Array | None, weights: Float[Array, " B"]
     ) -> tuple[list[tuple[float, Mean]], Metrics]:
-        """L_R over the batch's candidates with factor 1, the emotion loss with its own, and what to log."""
+        """Returns L_R over the batch's candidates with weight 1, the weighted emotion loss, and metrics."""
         first, second = (None,) * 2 if rng is None else jax.random.split(rng)
         query, logits = self.encoder.read(params, batch.query, batch.query_mask, rng=first)
         key = self.embed_keys(params, batch, second)
         emotion, metrics = emotion_loss(logits, batch.emotion, weights)
         parts = [(self.settings.emotion_weight, emotion)]
-        if batch.utilities is None:  # evaluation tries no candidate out: only the emotions are known
+        if batch.utilities is None:  # evaluation tries no candidates: only the emotions are known
             return parts, metrics
         scores = jnp.einsum("BD,BKD->BK", query, key)
         loss = self.distil(scores, batch, weights)
@@ -95,12 +95,12 @@ class RetrieverTask:
         shown = batch.valid & mask.any(axis=1)
         metrics["retriever_loss"] = loss
         metrics["utility"] = Mean.of(mean, shown)
-        # How much better the retriever's first choice does than the average candidate: what distillation should raise.
+        # Distillation should raise the utility of the retriever's first choice above the average candidate's.
         metrics["utility_gain"] = Mean.of(best - mean, shown)
         return [(1.0, loss), *parts], metrics
 
     def distil(self, scores: Float[Array, "B K"], batch: Any, weights: Float[Array, " B"]) -> Mean:
-        """L_R by the settings' signal."""
+        """Returns L_R, by the signal of the settings."""
         settings, mask = self.settings, batch.candidate_mask
         options: dict[str, Any] = {"temperature": settings.score_temperature, "weights": weights}
         if settings.signal == "emdr2":
@@ -116,15 +116,15 @@ class RetrieverTask:
         return self.encoder.keys(vectors, batch.key_emotion.ravel()).reshape(*batch.key.shape[:2], -1)
 
     def explore(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Any:
-        """Picks K candidates with the current encoder, swaps some for random ones, and tries each of them out."""
+        """Picks K candidates with the current encoder, swaps some for random ones, and tries each of them."""
         first, second = jax.random.split(rng)
         chosen = take_candidates(batch, self.replace(batch, self.choose(params, batch), first))
         return chosen.replace(utilities=self.utilities(frozen["generator"], chosen, second))
 
     def choose(self, params: Params, batch: Any) -> Int[Array, "B K"]:
-        """Columns of the best K of the M retrieved candidates by the current encoders, best first."""
+        """Returns the columns of the best K of M retrieved candidates by the current encoders, best first."""
         k, rows = self.passages, len(batch.valid)
-        retrieved = batch.candidate_mask.shape[1] - k  # behind them stand the K random ones
+        retrieved = batch.candidate_mask.shape[1] - k  # the K random ones follow
         if retrieved == k:
             return jnp.broadcast_to(jnp.arange(k)[None], (rows, k))
         first = take_candidates(batch, jnp.broadcast_to(jnp.arange(retrieved)[None], (rows, retrieved)))
@@ -133,13 +133,13 @@ class RetrieverTask:
         return jax.lax.top_k(jnp.where(first.candidate_mask, scores, -jnp.inf), k)[1]
 
     def replace(self, batch: Any, columns: Int[Array, "B K"], rng: jax.Array) -> Int[Array, "B K"]:
-        """Each column with probability k replaced by that of a random candidate (Eq. 5)."""
+        """Replaces each column with probability k by a random candidate's (Eq. 5)."""
         swap = jax.random.bernoulli(rng, self.settings.replace_probability, columns.shape)
         retrieved = batch.candidate_mask.shape[1] - self.passages
         return jnp.where(swap, retrieved + jnp.arange(self.passages)[None], columns)
 
     def utilities(self, generator: Params, batch: Any, rng: jax.Array) -> Float[Array, "B K"]:
-        """What each candidate does for G1: F of its greedy answer, or the gold response's log-likelihood."""
+        """Returns each candidate's utility for G1: F of its greedy answer, or the gold response's log-likelihood."""
         rows, k = batch.candidate_mask.shape
         source, mask = one_by_one(batch.source, batch.lead), one_by_one(batch.source_mask, batch.lead)
         target, target_mask = jnp.repeat(batch.target, k, axis=0), jnp.repeat(batch.target_mask, k, axis=0)
@@ -157,7 +157,7 @@ class RetrieverTask:
 
 
 def one_by_one(passages: Shaped[Array, "B F S"], lead: int) -> Shaped[Array, "N P S"]:
-    """For each exemplar of each row, N = B K of them, the passages of a source that has no other: `lead` and one."""
+    """Splits rows into sources of one exemplar each, N = B K of them: the `lead` passages and that exemplar."""
     batch, _, width = passages.shape
     exemplars = passages[:, lead:, None]
     context = jnp.broadcast_to(passages[:, None, :lead], (batch, exemplars.shape[1], lead, width))
@@ -165,7 +165,7 @@ def one_by_one(passages: Shaped[Array, "B F S"], lead: int) -> Shaped[Array, "N 
 
 
 def take_candidates(batch: Any, picked: Int[Array, "B K"]) -> Any:
-    """The batch with only the candidates `picked` (columns) of each row."""
+    """Returns the batch with only the candidates `picked` (columns) of each row."""
 
     def take(leaf: Array | None, lead: int) -> Array | None:
         if leaf is None:
@@ -180,9 +180,9 @@ def take_candidates(batch: Any, picked: Int[Array, "B K"]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Joint:
-    """Stage 3: retriever and FiD generator G2 together (Eq. 6 and 7). `frozen` is G1 under "generator".
+    """Stage 3: joint training of retriever and FiD generator G2 (Eq. 6 and 7). `frozen` holds G1 under "generator".
 
-    With `retriever_weight` 0 G2 learns alone: the retriever is not asked, its emotions are unknown.
+    With `retriever_weight` 0, G2 trains alone: the retriever is not run, and its emotions are unknown.
     """
 
     retriever: RetrieverTask
@@ -207,9 +207,9 @@ class Joint:
         }
 
     def explore(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Any:
-        """The K best candidates for G2 to read; the same with random ones among them for the retriever to rank."""
+        """Picks the K best candidates for G2, and the same with some random ones swapped in for the retriever."""
         if self.retriever_weight == 0.0:
-            return batch  # nobody ranks them anew
+            return batch  # the candidates are not re-ranked
         first, second = jax.random.split(rng)
         columns = self.retriever.choose(params["retriever"], batch)
         read = take_candidates(batch, columns)
@@ -232,7 +232,7 @@ class Joint:
         return self.generator.generate(params["generator"], frozen, batch, rng)
 
     def read(self, params: Params, batch: Any) -> dict[str, Array]:
-        """For each row: `nll`, `num_tokens`, and the emotion by each head and by both (index into EMOTIONS)."""
+        """Returns for each row `nll`, `num_tokens`, and the emotion by each head and by both (index into EMOTIONS)."""
         generator, retriever = params["generator"], params["retriever"]
         read = self.generator.encode(generator, batch, None)
         heads: dict[str, Any] = {"generator": self.generator.emotions(generator, batch, read, None)}
@@ -242,7 +242,7 @@ class Joint:
         found = {name: heads[name].argmax(axis=-1) for name in self.heads}
         return {**self.generator.nll(generator, batch, read), **found}
 
-    # What follows is that of `ResponseTask`, but for the place of the parameters.
+    # The methods below are those of `ResponseTask`, except for the place of the parameters.
     def target_states(self, params: Params, batch: Any) -> Array:
         return self.generator.target_states(params["generator"], batch)
 
@@ -253,7 +253,7 @@ class Joint:
         return self.generator.weigh(params["generator"], batch)
 
     def read_before(self, reader: PassageReader, params: Params, batch: Any) -> Any:
-        """A freshly collated batch with the states of its passages in place of them, for `generate` and `read`."""
+        """Replaces the passages of a newly collated batch by their states, for `generate` and `read`."""
         states, mask = reader(params["generator"]["model"], batch.source, batch.source_mask)
         nothing = {name: getattr(batch, name)[..., :0] for name in ("source", "source_mask")}
         own = None  # the context's passage comes first
@@ -268,5 +268,5 @@ def _flat(parts: Sequence[tuple[float, Mean]]) -> list[Mean]:
 
 
 def _renamed(metrics: Metrics) -> Metrics:
-    """The generator's emotion metrics beside the retriever's."""
+    """Renames the generator's emotion metrics, to tell them from the retriever's."""
     return {f"generator_{name}" if name.startswith("emotion") else name: value for name, value in metrics.items()}
