@@ -93,6 +93,7 @@ class TaskSpec(Generic[S]):
       unread: names in the section of the system that do not affect training.
       reads_sources: whether the buckets of a stage are lengths of the generator's input.
       alone: whether a stage with these settings reads no output of other stages but the data; None = none does.
+      refreshes: whether `build` returns an `on_refresh`.
     """
 
     settings: type[S]
@@ -108,6 +109,7 @@ class TaskSpec(Generic[S]):
     unread: tuple[str, ...] = ()
     reads_sources: bool = False
     alone: Callable[[S], bool] | None = None
+    refreshes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ from empax.core.config import ConfigError
 from empax.decoding.settings import DecodeSettings
 
 
-def check_ids(settings: DecodeSettings, vocab_size: int) -> None:
-    """Raises ConfigError for the first token id of `settings` that the vocabulary lacks."""
+def check_ids(settings: DecodeSettings, vocab_size: int, where: str = "") -> None:
+    """Raises ConfigError for the first token id of `settings`, the section `where`, that the vocabulary lacks."""
     single = ("suppress_tokens", "begin_suppress_tokens", "more_eos_ids")
     ids = {name: getattr(settings, name) for name in single}
     ids["bad_words"] = tuple(itertools.chain(*settings.bad_words))
@@ -23,7 +23,10 @@ def check_ids(settings: DecodeSettings, vocab_size: int) -> None:
     for name, tokens in ids.items():
         for token in tokens:
             if token >= vocab_size:
-                raise ConfigError(f"{name} names the token {token}; it must be below {vocab_size}, the vocabulary.")
+                raise ConfigError(
+                    f"{where}{'.' * bool(where)}{name} names the token {token}; it must be below {vocab_size}, the "
+                    "vocabulary."
+                )
 
 
 def penalise(

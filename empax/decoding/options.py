@@ -213,6 +213,21 @@ def _with_ours(
     return dataclasses.replace(settings, num_return_sequences=num_texts) if ranked_by_search else settings
 
 
+def check_all_read(settings: DecodeSettings, where: str) -> None:
+    """Raises ConfigError for options of a config that the method, or the re-ranking, does not read."""
+    read = {*BY_METHOD[settings.method].values(), *(DRAWN if settings.draw_beams else ())}
+    read |= {"draw_beams"} if settings.method == "beam" else set()
+    by_method = {"draw_beams", *(ours for table in BY_METHOD.values() for ours in table.values())}
+    idle = by_method - read | {name for name, readers in _RERANKED.items() if settings.rerank not in readers}
+    if found := [name for name in _OFF if name in idle and getattr(settings, name) != _OFF[name]]:
+        given = ", ".join(f"{name} = {getattr(settings, name)!r}" for name in found)
+        off = ", ".join(f"{name}={_OFF[name]!r}" for name in found)
+        raise ConfigError(
+            f"{where}: {given} would change nothing with method = {settings.method!r}, rerank = {settings.rerank!r}; "
+            f"set {off}, or another method."
+        )
+
+
 def _check_single_ids(given: Mapping[str, Any], vocab_size: int) -> None:
     """Raises ConfigError for an id of the call that is outside the vocabulary."""
     for name in IDS:

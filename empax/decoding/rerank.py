@@ -80,7 +80,7 @@ class Consensus:
             present = hypotheses.exemplars[1].any(axis=2)[:, None]
             found = jnp.where(present, self._agreement(hypotheses, *hypotheses.exemplars), 0.0).sum(axis=2)
             worth += self.exemplar_weight * found / jnp.maximum(present.sum(axis=2), 1)
-        return worth * made.sum(axis=2) ** self.length_power
+        return worth * jnp.maximum(made.sum(axis=2), 1) ** self.length_power
 
     def _agreement(self, hypotheses: Hypotheses, others: Array, mask: Array) -> Float[Array, "B K M"]:
         """Returns F for every hypothesis and every one of `others`."""

@@ -124,7 +124,8 @@ class DecodeSettings:
         self._check_ids()
         self._check_beams()
         if self.rerank and num_returned(self) < 2:
-            more = {"greedy": "method = 'sample'", "beam": "num_beams", "sample": "num_samples"}[self.method]
+            width = "num_return_sequences" if num_hypotheses(self) > 1 else "num_beams"
+            more = {"greedy": "method = 'sample'", "beam": width, "sample": "num_samples"}[self.method]
             raise ConfigError(f"rerank = {self.rerank!r} is not allowed with one hypothesis; set {more}.")
         if self.rerank_exemplars and self.rerank != "consensus":
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import logging
@@ -23,6 +24,8 @@ from empax.core.lock import writing
 from empax.core.memory import give_back_freed_memory, peak_memory
 from empax.core.sharding import batch_shards, make_mesh
 from empax.core.system import RunContext, RunPlan, Stage
+from empax.decoding.options import check_all_read
+from empax.decoding.settings import DecodeSettings
 from empax.pipeline.absent import leave_out_absent
 from empax.pipeline.plan import BY_SYSTEM, KINDS, make_plan
 from empax.pipeline.records import Records
@@ -38,11 +41,16 @@ def find_problems(plan: RunPlan, files: WorkDir, *, planned: bool = False) -> It
 
     Writes nothing; with `planned`, also downloads nothing and skips checks that would need a download.
     """
-    shared = [plan.system.check] if plan.system.check else []  # judges that run alone share no models
+    shared: list[Callable[[RunContext], object]] = [lambda run: _check_decodings(plan.system_settings, run.shared)]
+    if plan.system.check:  # judges that run alone share no models
+        shared.append(plan.system.check)
     for stage in plan.stages.values():
         if files.done(stage.name).exists():
             continue
-        checks = [functools.partial(importlib.import_module(KINDS[stage.kind]).check, stage.settings)]
+        checks: list[Callable[[RunContext], object]] = [
+            functools.partial(importlib.import_module(KINDS[stage.kind]).check, stage.settings),
+            lambda run: _check_decodings(run.named(run.stage).settings, f"config.{run.stage}"),
+        ]
         if stage.kind in BY_SYSTEM:
             checks, shared = [*shared, *checks], []  # once
         for check in checks:
@@ -50,6 +58,15 @@ def find_problems(plan: RunPlan, files: WorkDir, *, planned: bool = False) -> It
                 check(RunContext(files, plan, stage.name, planned))
             except (ConfigError, DataError) as error:
                 yield error
+
+
+def _check_decodings(settings: Any, where: str) -> None:
+    """Raises ConfigError if decoding settings, anywhere in `settings`, hold an option that nothing reads."""
+    if isinstance(settings, DecodeSettings):
+        check_all_read(settings, where)
+    elif dataclasses.is_dataclass(settings):
+        for field in dataclasses.fields(settings):
+            _check_decodings(getattr(settings, field.name), f"{where}.{field.name}")
 
 
 def find_inputs(plan: RunPlan, files: WorkDir) -> dict[str, Inputs]:

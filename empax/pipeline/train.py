@@ -6,10 +6,15 @@ import dataclasses
 import logging
 from typing import Any
 
+import jax
+
+from empax.core.config import ConfigError
+from empax.core.protocols import ReinforcedTask
 from empax.core.sharding import LOGICAL, make_mesh
 from empax.core.system import RunContext, TaskSpec
 from empax.core.tree import hash_tree
 from empax.training.loop import LoopSettings, fit
+from empax.training.optimizer import trained_mask
 from empax.training.settings import check_whole_batches, within_passes
 from empax.training.sinks import check_sinks
 
@@ -24,13 +29,36 @@ def spec_of(run: RunContext) -> tuple[TaskSpec[Any], LoopSettings]:
 
 
 def check(settings: Any, run: RunContext) -> None:
-    """Runs the task's own checks (see TaskSpec), and checks that no indivisible batch is split."""
+    """Checks the task's settings (see `TaskSpec`) and those of the loop, before any work.
+
+    Raises:
+      ConfigError: the task refuses its settings, or the loop's do not fit the task: its parameter names, whole batches,
+        updates per batch, refreshing.
+    """
     spec, loop = spec_of(run)
+    where = f"config.{run.stage}"
     check_sinks(run.plan.options.sinks)
     spec.check(settings, run)
-    if loop.accumulate > 1 or loop.minibatches > 1:
-        sketch = spec.sketch(settings, run, loop.batch_size, loop.buckets[-1])
-        check_whole_batches(loop, sketch.task, where=f"config.{run.stage}")
+    if loop.refresh_every_steps and not spec.refreshes:
+        raise ConfigError(
+            f"{where}.refresh_every_steps = {loop.refresh_every_steps}, but this task has nothing to refresh; set it "
+            "to 0."
+        )
+    if loop.accumulate == loop.updates_per_batch == 1 and not loop.optimizer.groups:
+        return
+    sketch = spec.sketch(settings, run, loop.batch_size, loop.buckets[-1])
+    task = sketch.task
+    check_whole_batches(loop, task, where=where)
+    if loop.updates_per_batch > 1 and not isinstance(task, ReinforcedTask):
+        raise ConfigError(
+            f"{where}: epochs = {loop.epochs} and minibatches = {loop.minibatches} repeat the updates of a batch of "
+            "answers, and this task makes none; set both to 1, and steps for the passes over the data."
+        )
+    rng = jax.eval_shape(lambda: jax.random.key(0))
+    try:
+        trained_mask(loop.optimizer, jax.eval_shape(task.init, rng, sketch.batch))
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error}") from error
 
 
 def _of_own_size(loop: LoopSettings, num_examples: int, run: RunContext) -> LoopSettings:

@@ -73,8 +73,11 @@ def _describe_training(plan: RunPlan, stage: Stage) -> str:
     before = f" and at most {trials / 1e9:.1f} of answers tried out before {it}" if trials else ""
     frozen = f"{held(sketch.frozen) / 1e6:.0f} MB frozen, " if sketch.frozen else ""
     flops = step_flops(found, loop) / 1e9
+    steps, most = str(loop.steps), plan.data.most_passes
+    if plan.data.name == "jsonl" and most:
+        steps = f"at most {loop.steps} (and {most} passes over the rows)"
     return (
-        f"{loop.steps} steps of {loop.batch_size}, {count_params(params) / 1e6:.2f} M parameters, "
+        f"{steps} steps of {loop.batch_size}, {count_params(params) / 1e6:.2f} M parameters, "
         f"{bytes_fixed / 1e6:.0f} MB for parameters, gradients and optimiser, {frozen}"
         f"{count_bytes(sketch.batch) / 1e6:.2f} MB a batch, {flops:.1f} GFLOPs {together}{before}"
     )

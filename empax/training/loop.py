@@ -185,7 +185,7 @@ class _Run:
         self._compile_update()
         if restored is None:
             self.state = self.programs.first_state(initial)
-        if self.compiling.busy:
+        if self.compiling.busy or settings.best_metric not in (None, "loss"):
             self._compile_evaluation()
         log.info("%s: %d parameters, from step %d.", stage, count_params(self.programs.template.params), self.step)
 
@@ -220,7 +220,17 @@ class _Run:
         _, batch = next(self._eval_batches(self.validation))
         placed = distributed.place(batch, batch_sharding(self.mesh))
         params, rng = self.programs.template.params, jax.random.key(self.settings.seed)
-        self.compiling.begin(self.programs.evaluate.lower(params, self.frozen, placed, rng))
+        lowered = self.programs.evaluate.lower(params, self.frozen, placed, rng)
+        names = dict.fromkeys(lowered.out_info, 1.0)
+        self._check_best_metric(self.task.summarize(names) if isinstance(self.task, SummarizingTask) else names)
+        if self.compiling.busy:
+            self.compiling.begin(lowered)
+
+    def _check_best_metric(self, values: Mapping[str, float]) -> None:
+        best = self.settings.best_metric
+        if best is not None and best not in values:
+            names = ", ".join(sorted(values))
+            raise ConfigError(f"best_metric = {best!r} is no metric of {self.stage}; it has {names}.")
 
     def train_to_end(self) -> None:
         self.since = time.monotonic()
@@ -404,9 +414,7 @@ class _Run:
         settings = self.settings
         if settings.best_metric is None:
             return
-        if settings.best_metric not in values:
-            names = ", ".join(sorted(values))
-            raise ConfigError(f"best_metric = {settings.best_metric!r} is no metric of {self.stage}; it has {names}.")
+        self._check_best_metric(values)
         value = values[settings.best_metric]
         if self.counters.improves(value, self.step, settings.best_mode):
             self.checkpointer.save_best(self.step, self._judged_params(), value)

@@ -114,7 +114,33 @@ REG = {
     "buckets": ({"attributes.max_tokens": 99}, r"config\.attributes\.max_tokens = 99 .* set it to at most 16"),
     "adapters": ({"reg.lora": {"rank": 2}}, r"config\.reg\.lora adapts a pretrained generator"),
     "model": ({"reg.retriever.pretrained": "./nowhere"}, "'./nowhere' is neither a folder nor"),
-    "first token": ({"reg.decoding.first_token": 10**6}, r"decoding\.first_token = 1000000 must be below"),
+    "first token": ({"reg.decoding.first_token": 10**6}, r"reg\.decoding\.first_token names the token 1000000; it"),
+    "ids of an evaluation": (
+        {"evaluate.decoding": {"suppress_tokens": [10**6]}},
+        r"config\.evaluate\.decoding\.suppress_tokens names the token 1000000; it must be below",
+    ),
+    "options that the method does not read": (
+        {"reg.decoding": {"method": "greedy", "temperature": 0.3, "num_beams": 2}},
+        r"config\.reg\.decoding: num_beams = 2, temperature = 0\.3 would change nothing with method = 'greedy', rerank "
+        r"= ''; set num_beams=4, temperature=1\.0, or another method",
+    ),
+    "options that no re-ranking reads": (
+        {"evaluate.decoding": {"method": "beam", "rerank_length": 2.0, "draw_beams": True, "top_p": 0.5}},
+        r"config\.evaluate\.decoding: rerank_length = 2\.0 would change nothing with method = 'beam', rerank = ''; set "
+        r"rerank_length=0\.0, or another method",
+    ),
+    "a name of no parameter": (
+        {"joint.optimizer.groups": [{"pattern": "decodr", "frozen": True}]},
+        r"config\.joint\.optimizer\.groups\[0\]\.pattern = 'decodr' is found in none of",
+    ),
+    "passes over nobody's answers": (
+        {"generator.epochs": 3},
+        r"config\.generator: epochs = 3 and minibatches = 1 repeat the updates of a batch of answers, .* set both to 1",
+    ),
+    "a generator that refreshes nothing": (
+        {"generator.refresh_every_steps": 3},
+        r"config\.generator\.refresh_every_steps = 3, but this task has nothing to refresh; set it to 0",
+    ),
     "answers": ({"evaluate.stage": "retriever"}, r"config\.evaluate\.stage = 'retriever': that stage trains 'reg\.ret"),
     "searched index": ({"evaluate.index": "nowhere"}, r"config\.evaluate\.index = 'nowhere'"),
     "reasons": ({"annotate.reasons": "attributes"}, r"config\.annotate\.reasons = 'attributes': .*task marks reasons"),

@@ -13,6 +13,7 @@ from empax.data.exemplars import LabelledBatch
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.store import PlannedTokenizer, PrepareSettings, check_prepared, may_load, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
+from empax.decoding.constraints import check_ids
 from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import check_fits, check_kept, check_weights, load_generator
 from empax.models.decoder_only import DecoderOnly
@@ -72,9 +73,6 @@ def check_models(run: RunContext) -> GeneratorParts | None:
             f"{where}.ask_first asks {settings.ask_first[0].text!r}, and only a decoder-only model with form = "
             "'dialogue' can be asked; set ask_first = ()."
         )
-    first = settings.decoding.first_token
-    if first is not None and first >= tokenizer.vocab_size:
-        raise ConfigError(f"{where}.decoding.first_token = {first} must be below {tokenizer.vocab_size}, or None.")
     parts = GeneratorParts(settings, tokenizer, loaded, MeshSettings())
     _check_lengths(run, parts)
     return parts
@@ -131,7 +129,11 @@ def decodings(run: RunContext) -> dict[str, DecodeSettings]:
     parts = check_models(run)
     shared = run.shared_settings(DialogueSettings) if parts is None else parts.settings
     own = {f"config.{s.name}.decoding": s.settings.decoding for s in run.evaluations if s.settings.decoding is not None}
-    return {f"{run.shared}.decoding": shared.decoding, **own}
+    found = {f"{run.shared}.decoding": shared.decoding, **own}
+    if parts is not None:
+        for where, decoding in found.items():
+            check_ids(decoding, parts.tokenizer.vocab_size, where)
+    return found
 
 
 def check_contrast(contrast: ContrastSettings | None, run: RunContext) -> None:

@@ -60,6 +60,7 @@ TASKS = {
         reads_exemplars=lambda _: True,
         encoder=trained_encoder,
         models={"generator": joint_generator, "retriever": trained_retriever},
+        refreshes=True,
         unread=("neighbours",),
     ),
 }
