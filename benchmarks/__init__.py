@@ -1,6 +1,6 @@
-"""Side-by-side measurements against what a user would pick instead: `python -m benchmarks.NAME --help`."""
+"""Side-by-side benchmarks against the libraries that users would choose instead: `python -m benchmarks.NAME --help`."""
 
 import os
 
-# What is compared with runs on the CPU; an accelerator on one side alone would be no comparison.
+# The baselines run on the CPU; an accelerator on one side alone would make the comparison unfair.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

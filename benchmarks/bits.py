@@ -1,7 +1,7 @@
-"""Training steps of Fusion-in-Decoder: the sums of embeddings' gradients as ours, and as XLA makes them by itself.
+"""Training steps of Fusion-in-Decoder: our sums of embeddings' gradients against XLA's.
 
-On a GPU XLA adds them up in an order that changes. Each side makes the same updates twice from the same state; `same`
-says whether it ended with the same bits. With `--deterministic` under the flag of `config.deterministic`.
+On a GPU, XLA adds them in a varying order. Each side repeats the same updates from the same state; `same` says whether
+the results are bitwise equal. `--deterministic` sets the flag of `config.deterministic`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     sorted_first, arithmetic._picked = arithmetic._picked, lambda table, ids: table[ids]
     try:
         theirs, their_end = updates(task, sides.params, batch, options.updates)
-        theirs()  # traced here
+        theirs()  # traced while patched
     finally:
         arithmetic._picked = sorted_first
     took = timed(ours, theirs, options.rounds, warm=True, pieces=options.updates)
@@ -71,14 +71,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def updates(task: FusionTask, params: Params, batch: Any, count: int) -> tuple[Callable[[], None], list[Params]]:
-    """Makes `count` updates from the same state at each call, and keeps what they end with."""
+    """Returns a function that makes `count` updates from the same initial state, and a list of the final parameters."""
     optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-4), params, total_steps=1)
     step = make_train_step(task, optimizer)
     first: Any = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), jax.random.key(0))
     ended: list[Params] = []
 
     def run() -> None:
-        state = jax.tree.map(jnp.copy, first)  # a step takes its state over
+        state = jax.tree.map(jnp.copy, first)  # a step donates its state
         for _ in range(count):
             state, _ = step(state, {}, batch)
         ended.append(jax.device_get(state.params))
@@ -87,7 +87,7 @@ def updates(task: FusionTask, params: Params, batch: Any, count: int) -> tuple[C
 
 
 def same(ended: Sequence[Params]) -> bool:
-    """Whether all have the same bits."""
+    """Whether all are bitwise equal."""
     return all(
         np.array_equal(one, other)
         for tree in ended[1:]

@@ -1,7 +1,7 @@
-"""One iteration of PPO on an encoder-decoder in eager PyTorch, as one would write it today around `generate`.
+"""One iteration of PPO on an encoder-decoder in eager PyTorch, in a typical form around `generate`.
 
-What `benchmarks.ppo` compares with. The arithmetic is that of TRL 0.9, in the form that is fastest here: fused
-cross-entropy for the log-probabilities, fused AdamW, no gradient where none is wanted.
+The baseline of `benchmarks.ppo`. The arithmetic is that of TRL 0.9, in its fastest form here: fused cross-entropy for
+the log-probabilities, fused AdamW, no gradients where they are not needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Reward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Answers(NamedTuple):
-    """Sampled responses and what is known of them; all but the source is [B, T]."""
+    """Sampled responses and their statistics; all but the source are [B, T]."""
 
     source: torch.Tensor  # [B, S]
     source_mask: torch.Tensor  # [B, S]
@@ -34,15 +34,15 @@ class Answers(NamedTuple):
 
 
 class EagerPpo:
-    """Policy, value head, frozen reference and optimizer, and what goes from rollout to rollout.
+    """Policy, value head, frozen reference and optimizer, and the state kept between rollouts.
 
     Attributes:
       model: a Hugging Face encoder-decoder; it is trained in place.
       head: the value head, `Linear(d_model, 1)`.
-      reward: rates the responses.
-      settings: only what the runs of EmpRL use is known here: k1, adaptive or fixed coefficient, whitening, "tokens".
-      epochs, minibatches: updates per rollout are `epochs * minibatches`.
-      dtype: of the model's arithmetic, by autocast where it is not float32; the weights are float32.
+      reward: function that scores the responses.
+      settings: supports only the settings of EmpRL's runs: k1, adaptive or fixed coefficient, whitening, "tokens".
+      epochs, minibatches: there are `epochs * minibatches` updates per rollout.
+      dtype: type of the model's arithmetic, by autocast unless float32; the weights are float32.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class EagerPpo:
         )
         self.dtype = dtype
         self.beta = settings.kl.coefficient
-        self.count, self.mean, self.m2 = 0.0, 0.0, 0.0  # of all scores so far
+        self.count, self.mean, self.m2 = 0.0, 0.0, 0.0  # running moments of the scores
 
     @torch.no_grad()
     def rollout(self, source: torch.Tensor, source_mask: torch.Tensor) -> Answers:
-        """Draws responses; log-probabilities are those of the policy, neither tempered nor truncated."""
+        """Samples responses; log-probabilities are those of the policy, without temperature and truncation."""
         how = self.settings.rollout
         with self._autocast():
             drawn = self.model.generate(
@@ -87,7 +87,7 @@ class EagerPpo:
                 min_new_tokens=how.min_tokens,
                 max_new_tokens=how.max_tokens,
             )
-        tokens = drawn[:, 1:]  # what comes first is the start token
+        tokens = drawn[:, 1:]  # without the start token
         ends = (tokens == self.model.config.eos_token_id).long()
         mask = ends.cumsum(dim=1) - ends == 0
         log_probs, hidden, _ = self.read(self.model, source, source_mask, tokens)
@@ -97,7 +97,7 @@ class EagerPpo:
     def read(
         self, model: Any, source: torch.Tensor, source_mask: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Teacher-forced: log-probabilities of `tokens`, the decoder's last states, all logits."""
+        """Returns the log-probabilities of `tokens`, the decoder's last states and all logits, with teacher forcing."""
         with self._autocast():
             output = model(
                 input_ids=source,
@@ -118,7 +118,7 @@ class EagerPpo:
 
     @torch.no_grad()
     def credit(self, answers: Answers) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advantages and returns; remembers the scores and steers the KL coefficient."""
+        """Returns advantages and returns; updates the score statistics and the KL coefficient."""
         settings, mask = self.settings, answers.mask
         scores = self._normalised(self.reward(answers.tokens, mask))
         kl = (answers.log_probs - answers.reference_log_probs) * mask
@@ -136,7 +136,7 @@ class EagerPpo:
         return advantages, returns
 
     def _normalised(self, scores: torch.Tensor) -> torch.Tensor:
-        """By the running mean and deviation, these scores included."""
+        """Normalises scores by the running mean and deviation, including these scores."""
         mean, m2, added = scores.mean().item(), scores.var(correction=0).item() * len(scores), len(scores)
         count, delta = self.count + added, mean - self.mean
         self.m2 += m2 + delta**2 * self.count * added / count
@@ -146,7 +146,7 @@ class EagerPpo:
         return (scores - self.mean) / (deviation or 1.0) if self.settings.normalize_scores else scores
 
     def _advantages(self, rewards: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Generalised advantage estimates; after a response's end, rewards and values are 0."""
+        """Returns generalised advantage estimates; after a response's end, rewards and values are 0."""
         settings = self.settings
         found, following, later = [], torch.zeros(len(rewards)), torch.zeros(len(rewards))
         for t in reversed(range(rewards.shape[1])):
@@ -157,7 +157,7 @@ class EagerPpo:
         return torch.stack(found[::-1], dim=1)
 
     def learn(self, answers: Answers, advantages: torch.Tensor, returns: torch.Tensor) -> dict[str, float]:
-        """All updates of one rollout; the means of what is logged."""
+        """Makes all updates of one rollout; returns the means of the metrics."""
         logged: dict[str, float] = {}
         for _ in range(self.epochs):
             for rows in torch.randperm(len(answers.tokens)).chunk(self.minibatches):
@@ -195,7 +195,7 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def whiten(values: torch.Tensor, mask: torch.Tensor, *, shift_mean: bool = True) -> torch.Tensor:
-    """To variance 1 (unbiased), and mean 0 if it is shifted; 0 where nothing counts."""
+    """Scales to variance 1 (unbiased), and shifts to mean 0 if `shift_mean`; 0 where masked."""
     mean = masked_mean(values, mask)
     variance = (torch.square(values - mean) * mask).sum() / (mask.sum() - 1)
     whitened = (values - mean) * torch.rsqrt(variance + 1e-8)
@@ -203,5 +203,5 @@ def whiten(values: torch.Tensor, mask: torch.Tensor, *, shift_mean: bool = True)
 
 
 def entropies(logits: torch.Tensor) -> torch.Tensor:
-    """Of each position, in nats."""
+    """Returns the entropy of each position, in nats."""
     return torch.logsumexp(logits, dim=-1) - (torch.softmax(logits, dim=-1) * logits).sum(dim=-1)

@@ -1,6 +1,6 @@
 """Embedding the training pairs with MiniLM: empax.retrieval's encoder against sentence-transformers.
 
-In each round each side embeds the whole corpus.
+In each round, each side embeds the whole corpus.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HELD_EQUAL = (
 
 _MAX_TOKENS = 256
 _COSINE = {"float32": 0.9999, "bfloat16": 0.999}
-"""The lowest at which both sides count as the same."""
+"""Minimum cosine for agreement of both sides."""
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def our_embeddings(loaded: LoadedEncoder, rows: Sequence[Sequence[int]], tokens_
 
 
 def compile_all(loaded: LoadedEncoder, corpus: Sequence[str], tokens_per_batch: int | None) -> None:
-    """Runs every shape that the corpus is embedded in, once."""
+    """Runs every shape of the corpus's batches once."""
     _, apply = embedders(Towers(loaded.model))
     run = jax.jit(apply)
     lengths = np.array([len(ids) for ids in tokens(loaded, corpus)])
@@ -101,7 +101,7 @@ def compile_all(loaded: LoadedEncoder, corpus: Sequence[str], tokens_per_batch: 
 
 
 def check(ours: np.ndarray, theirs: np.ndarray, least: float) -> None:
-    """Raises DisagreementError if the cosine of two vectors of one text is below `least`."""
+    """Raises DisagreementError if the cosine of a text's two vectors is below `least`."""
     lowest = float(np.sum(ours * theirs, axis=1).min())
     if not lowest >= least:
         raise DisagreementError(f"the lowest cosine is {lowest}, must be at least {least}.")

@@ -1,4 +1,4 @@
-"""Exact search of random rows: empax.retrieval's against a product and `topk` in PyTorch, on one device."""
+"""Exact search of random rows: empax.retrieval against a product and `topk` in PyTorch, on one device."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 def measure(rows: np.ndarray, queries: np.ndarray, calls: int, rounds: int) -> Row:
-    """Seconds of a call."""
+    """Measures seconds per call."""
     index = ExactIndex(rows, groups=np.arange(len(rows)) // 4)
     placed = torch.tensor(rows)
     own = np.full(len(queries), -1)
@@ -72,7 +72,7 @@ def measure(rows: np.ndarray, queries: np.ndarray, calls: int, rounds: int) -> R
             found["theirs"] = torch.topk(scores, K, dim=1).indices.cpu().numpy()
 
     took = timed(ours, theirs, rounds, pieces=calls)
-    few = ExactIndex(rows[:64], groups=np.arange(64))  # the device has nothing to do: what a call costs in any case
+    few = ExactIndex(rows[:64], groups=np.arange(64))  # hardly any work: the overhead of a call
     call = lambda: [few.search(queries, K, query_groups=own) for _ in range(calls)]  # noqa: E731
     host = statistics.median(timed(call, call, rounds, pieces=calls)[0])
     facts: dict[str, Any] = {f"recall_{side}": recall(ids, rows, queries) for side, ids in found.items()}
@@ -82,7 +82,7 @@ def measure(rows: np.ndarray, queries: np.ndarray, calls: int, rounds: int) -> R
 
 
 def recall(ids: np.ndarray, rows: np.ndarray, queries: np.ndarray) -> float:
-    """Of the first few queries, the share of the best rows that were found."""
+    """Returns the recall of the best rows, over the first few queries."""
     scores = queries[:_CHECKED].astype(np.float64) @ rows.astype(np.float64).T
     best = np.argsort(-scores, axis=1)[:, :K]
     return float(np.mean([len({*one} & {*other}) / K for one, other in zip(ids, best, strict=False)]))

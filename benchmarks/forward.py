@@ -1,7 +1,7 @@
 """Forward pass of every architecture: empax under jax.jit against transformers and PyTorch on the same CPU.
 
-Encoder-decoders and decoders give logits at every position, encoders their last states. Before anything is timed both
-sides must give the same numbers.
+Encoder-decoders and decoders return logits at every position, encoders their last states. Both sides must return the
+same numbers before timing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ARCHITECTURES = tuple(name for name in SHAPES if name not in ("t5-base", "t5-1.5
 
 
 class Inputs(NamedTuple):
-    """What a model reads; `target` is for encoder-decoders."""
+    """The inputs of a model; `target` is for encoder-decoders."""
 
     source: np.ndarray
     mask: np.ndarray
@@ -66,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def measure(name: str, options: argparse.Namespace) -> Row:
-    """One architecture."""
+    """Measures one architecture."""
     fields = fields_of(name, small=options.smoke)
     dtype = jnp.dtype(options.dtype)
-    # No architecture has as many layers: the scan takes all there are.
+    # More than any number of layers: unrolls the whole scan.
     unroll, attention = options.unroll or 1000, options.attention
     sides = random_model(fields, param_dtype=dtype, dtype=options.dtype, unroll=unroll, attention=attention)
     inputs = random_inputs(fields["vocab_size"], options.batch, options.source, options.target)
@@ -85,7 +85,7 @@ def measure(name: str, options: argparse.Namespace) -> Row:
 
 
 def in_a_row(call: Callable[[], Any], calls: int) -> Callable[[], None]:
-    """So many calls."""
+    """Returns a function that makes `calls` calls."""
 
     def run() -> None:
         for _ in range(calls):
@@ -95,17 +95,17 @@ def in_a_row(call: Callable[[], Any], calls: int) -> Callable[[], None]:
 
 
 def random_inputs(vocab_size: int, batch: int, source: int, target: int) -> Inputs:
-    """Rows of half to all of `source` tokens; no real token is one of the first ids, which are special."""
+    """Returns rows of half to all of `source` tokens; no real token is one of the first ids, which are special."""
     rng = np.random.default_rng(0)
     lengths = np.linspace(source // 2, source, batch).astype(int)
     mask = np.arange(source)[None] < lengths[:, None]
     ids = rng.integers(4, vocab_size, (batch, source))
-    # 1 is what RoBERTa and MPNet take for padding when they count positions; to the others it is masked.
+    # RoBERTa and MPNet use 1 as padding when they count positions; for the others it is masked.
     return Inputs(np.where(mask, ids, 1), mask, rng.integers(4, vocab_size, (batch, target)))
 
 
 def our_call(sides: Sides, inputs: Inputs) -> Callable[[], Any]:
-    """A forward pass that is done when it returns."""
+    """Returns a forward pass that waits for its result."""
     arrays = [jnp.asarray(inputs.source, jnp.int32), jnp.asarray(inputs.mask)]
     if hasattr(sides.model.config, "num_decoder_layers"):
         arrays.append(jnp.asarray(inputs.target, jnp.int32))
@@ -116,7 +116,7 @@ def our_call(sides: Sides, inputs: Inputs) -> Callable[[], Any]:
 def their_call(
     sides: Sides, inputs: Inputs, model_type: str, options: argparse.Namespace
 ) -> Callable[[], torch.Tensor]:
-    """The same by PyTorch; an encoder-decoder reads its target shifted by one, as ours shifts it itself."""
+    """Returns the same in PyTorch; an encoder-decoder gets its target shifted by one, which ours does itself."""
     kind = kind_of(model_type)
     on_device(options.device, sides.theirs)
     model, compiled = sides.theirs.to(getattr(torch, options.dtype)), options.compile

@@ -1,8 +1,8 @@
-"""Answers by Fusion-in-Decoder in the shape of T5-small: empax's search against `generate` of Hugging Face's T5.
+"""Generation by Fusion-in-Decoder with the sizes of T5-small: empax against `generate` of Hugging Face's T5.
 
-Theirs decodes batches of 16 in the order of the file, padded to the longest passage, as the published code does; ours
-sorts by length and reads passages without padding (`decoding.passages`). Other rows answer one batch of 16, from the
-same arrays on both sides: as ours reads passages, and once with all of the padding that theirs computes.
+Theirs decodes batches of 16 in file order, padded to the longest passage, as the published code does; ours sorts by
+length and reads passages without padding (`decoding.passages`). Other rows answer one batch of 16 from the same arrays
+on both sides: once as ours reads passages, and once with all the padding that theirs computes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         ours, theirs = our_answers(search, form, rows, options), their_answers(search, form, rows, options)
         first = texts.passage_arrays(form, rows[:_THEIR_BATCH], longest(rows[:_THEIR_BATCH], options.max_passage))
         one = [functools.partial(side, *first) for side in (search.ours, search.ours_padded, search.theirs)]
-        for warm in (ours, *one):  # every shape is compiled; theirs needs one batch
+        for warm in (ours, *one):  # compiles every shape; theirs needs one batch
             warm()
         facts = {"passage_tokens": first[0].shape[2]}
         packed, padded, other = one
@@ -128,7 +128,7 @@ def measure(
     facts: dict[str, Any],
     least: float,
 ) -> Row:
-    """Examples a second of both sides, whose last answers must agree, a share `least` of them."""
+    """Measures examples per second of both sides; at least a share `least` of their last answers must agree."""
     answers: dict[str, Sequence[np.ndarray]] = {}
     took = timed(lambda: answers.update(ours=ours()), lambda: answers.update(theirs=theirs()), rounds, warm=True)
     same = agreement(answers["ours"], answers["theirs"], least)
@@ -174,7 +174,7 @@ class Search:
         return np.asarray(self._search_padded(self.params, source, mask))
 
     def theirs(self, source: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """The usual reshape: passages are rows to the encoder, and one long row to the decoder."""
+        """Generates with the usual reshape: passages are rows for the encoder, and one long row for the decoder."""
         ids, real = torch.tensor(source).long(), torch.tensor(mask).long()
         rows, passages, length = ids.shape
         with torch.inference_mode():
@@ -191,7 +191,7 @@ class Search:
         return made[:, 1:].cpu().numpy()
 
     def cross_attention_bytes(self) -> int:
-        """Of a batch of 16 with passages of 100 tokens: independent of the number of beams."""
+        """Returns the bytes for a batch of 16 with passages of 100 tokens, independent of the number of beams."""
         shape = (_THEIR_BATCH, 600)
         states = jax.ShapeDtypeStruct((*shape, self.model.config.d_model), np.float32)
         cache = jax.eval_shape(self._cache, self.params, states, jax.ShapeDtypeStruct(shape, bool))
@@ -207,7 +207,7 @@ def our_answers(
     batches = []
     for start in range(0, len(order), options.batch):
         picked = order[start : start + options.batch]
-        filled = np.resize(picked, options.batch)  # the last one too, so that one shape is compiled once
+        filled = np.resize(picked, options.batch)  # the last batch too, so that one shape is compiled once
         batches.append((picked, texts.passage_arrays(form, [rows[i] for i in filled], options.max_passage)))
 
     def run() -> list[np.ndarray]:
@@ -233,10 +233,10 @@ def their_answers(
 
 
 def agreement(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray], least: float) -> float:
-    """The share of answers that are the same tokens.
+    """Returns the share of answers with the same tokens.
 
     Raises:
-      DisagreementError: it is below `least`.
+      DisagreementError: the share is below `least`.
     """
 
     def same(one: np.ndarray, other: np.ndarray) -> bool:

@@ -1,9 +1,9 @@
-"""All that is measured on a GPU, in one call of at most nine minutes.
+"""Runs all GPU benchmarks in one call of at most nine minutes.
 
     python -m benchmarks.gpu --output=results/benchmarks
 
-First every measurement runs once beside the others, so that what they compile is kept. Then each runs alone. What does
-not end in time is named and left out. A file of each goes to OUTPUT/CARD ("nvidia_h200").
+First all benchmarks run once in parallel, to fill the compilation caches. Then each runs alone. Benchmarks that do not
+end in time are named and left out. Each writes a file to OUTPUT/CARD ("nvidia_h200").
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ JOBS: dict[str, tuple[str, ...]] = {
     "train_step_1.5b_fused": ("train_step", "--dropout=0", *_LARGE),
     "train_step_1.5b_plain": ("train_step", "--dropout=0", "--attention=plain", *_LARGE),
 }  # fmt: skip
-"""By the name of the file of results: a measurement of this folder and its options."""
+"""Benchmarks of this folder and their options, by name of the result file."""
 
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0}
-"""Dense, in bfloat16, by a part of the card's name. Source: NVIDIA's data sheets of the SXM cards."""
+"""Peak dense bfloat16 arithmetic, by a part of the card's name. Source: NVIDIA's data sheets of the SXM cards."""
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -98,13 +98,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def command(job: Sequence[str], more: Sequence[str]) -> list[str]:
-    """A measurement in a process of its own, so that no other one's memory or kernels are about."""
+    """Returns the command of a benchmark in a separate process, free of other benchmarks' memory and kernels."""
     module, *rest = job
     return [sys.executable, "-m", f"benchmarks.{module}", *rest, *more]
 
 
 def warm(commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], until: float) -> None:
-    """Runs all side by side, once, and ends those that are not done `until` then."""
+    """Runs all once in parallel, and kills those that have not ended at the time `until`."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": dict(environment)}
     running = [subprocess.Popen([*words, "--rounds=1"], **quiet) for words in commands.values()]
     for process in running:
@@ -116,7 +116,7 @@ def warm(commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], 
 
 
 def alone(words: Sequence[str], environment: Mapping[str, str], left: float) -> tuple[dict[str, Any] | None, str]:
-    """The result of a measurement; or None, and why there is none."""
+    """Returns the result of a benchmark, or None and the reason."""
     if left < 10.0:
         return None, "no time was left"
     try:
@@ -129,7 +129,7 @@ def alone(words: Sequence[str], environment: Mapping[str, str], left: float) -> 
 
 
 def with_mfu(result: dict[str, Any], about: Mapping[str, str]) -> dict[str, Any]:
-    """With the share of the card's arithmetic that training steps use, where both are known."""
+    """Adds the model FLOPs utilisation of training steps, if the card's peak and the FLOPs are known."""
     peak = next((value for part, value in PEAK_TFLOPS.items() if part in about.get("gpu", "")), None)
     for row in result["rows"].values():
         if peak and "flops" in row:

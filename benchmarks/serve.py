@@ -1,7 +1,7 @@
-"""`empax serve` under load: replies that wait together written together, against one at a time, the same otherwise.
+"""`empax serve` under load: batched replies against one at a time, otherwise the same.
 
-Users of a client of our own talk to a server on this machine, each waiting for a reply before it sends the next
-message. A third server shows what many short requests leave in memory.
+The users of our client talk to a server on this machine; each waits for a reply before it sends the next message. A
+third server shows the memory use after many short requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HELD_EQUAL = (
 )
 _ROOT = Path(__file__).resolve().parent.parent
 _PATIENCE = 300
-"""Seconds that a client waits for one reply, or for the server to start."""
+"""Timeout of a client in seconds for one reply, or for the start of the server."""
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         rows = {}
         for name, asked in (("as published", {}), ("greedy", {"temperature": 0})):
             rows[name] = measure(options, talks, asked)
-            print(f"{name}: {rows[name]}", file=sys.stderr, flush=True)  # the rest takes long
+            print(f"{name}: {rows[name]}", file=sys.stderr, flush=True)  # printed now, since the rest takes long
         memory = {"memory_mb": resident(options, talks)} if options.requests else {}
     sizes = f"{Path(options.model).name}, {options.users} users, {options.seconds:g} s, batches of {options.batch}"
     return report("serve", rows, (*HELD_EQUAL, sizes), smoke=options.smoke, **memory)
@@ -67,14 +67,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Load:
-    """What users have seen.
+    """Measurements of the users.
 
     Attributes:
-      seconds: of each reply.
+      seconds: seconds of each reply.
       first: seconds until its first piece.
-      refused: how often the server said 503.
-      said: replies by the number of the conversation.
-      took: from the first request to the last reply.
+      refused: number of responses with status 503.
+      said: replies by number of the conversation.
+      took: seconds from the first request to the last reply.
     """
 
     seconds: list[float] = dataclasses.field(default_factory=list)
@@ -84,7 +84,7 @@ class Load:
     took: float = 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Requests, and quantiles in seconds."""
+        """Returns the number of requests, and quantiles in seconds."""
         found: dict[str, Any] = {"replies": len(self.seconds), "refused_503": self.refused}
         for name, values in (("", self.seconds), ("first_piece_", self.first)):
             cuts = statistics.quantiles(values, n=100) if len(values) > 1 else values * 99
@@ -93,7 +93,7 @@ class Load:
 
 
 def measure(options: argparse.Namespace, talks: Sequence[list[str]], asked: dict[str, Any]) -> Row:
-    """Requests a second of both sides."""
+    """Measures requests per second of both sides."""
 
     def side(batch: int) -> Load:
         with server(options, batch) as port:
@@ -116,7 +116,7 @@ def measure(options: argparse.Namespace, talks: Sequence[list[str]], asked: dict
 
 
 def resident(options: argparse.Namespace, talks: Sequence[list[str]]) -> list[float]:
-    """Megabytes of the server, at first and after each tenth of the requests."""
+    """Returns the megabytes of the server, at first and after each tenth of the requests."""
     asked = {"temperature": 0, "max_tokens": 2}
     with server(options, options.batch) as port:
         found = []
@@ -131,7 +131,7 @@ async def users(
     port: int, model: str, talks: Sequence[list[str]], asked: dict[str, Any], number: int, *, seconds: float = 0.0,
     count: int = 0,
 ) -> Load:  # fmt: skip
-    """So many users for so many `seconds`, or until they have had `count` replies."""
+    """Runs `number` users for `seconds`, or until they have received `count` replies."""
     load, begin, turn = Load(), time.perf_counter(), itertools.count()
 
     async def user() -> None:
@@ -155,7 +155,7 @@ _ROLES = ("assistant", "user")
 
 
 async def _reply(reader: Any, writer: Any, body: dict[str, Any], load: Load, talk: int) -> bool:
-    """Asks once and waits for the end of the reply; False = the server is full."""
+    """Sends a request and waits for the end of the reply; returns False if the server is full."""
     sent, begin = json.dumps(body).encode(), time.perf_counter()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
@@ -188,7 +188,7 @@ async def _reply(reader: Any, writer: Any, body: dict[str, Any], load: Load, tal
 
 @contextlib.contextmanager
 def server(options: argparse.Namespace, batch: int) -> Iterator[int]:
-    """A server of its own; gives its port."""
+    """Starts a server in a separate process; yields its port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
@@ -222,13 +222,13 @@ def _answers(port: int) -> bool:
 
 
 def _resident_megabytes(port: int) -> float:
-    """Of the server, in 10**6 bytes."""
+    """Returns the resident memory of the server, in 10**6 bytes."""
     pages = int(Path(f"/proc/{_SERVERS[port]}/statm").read_text(encoding="utf-8").split()[1])
     return round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
 
 
 def tiny_model(folder: Path) -> Path:
-    """A random T5 with a vocabulary of its own, for --smoke."""
+    """Writes a random T5 with a small vocabulary, for --smoke."""
     import transformers
 
     tokenizer = texts.tokenizer_of(texts.instances("", "test"), 320)

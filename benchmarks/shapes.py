@@ -1,4 +1,4 @@
-"""The architectures that are measured: fields of a `config.json`, in the shape of a model that people use."""
+"""The measured architectures: fields of a `config.json`, with the sizes of widely used models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
         "tie_word_embeddings": True, "rms_norm_eps": 1e-5,
     },
-    "blenderbot": {  # that of 400M-distill, half as wide
+    "blenderbot": {  # 400M-distill at half the width
         "model_type": "blenderbot", "vocab_size": 8008, "d_model": 640, "max_position_embeddings": 128,
         "encoder_layers": 2, "decoder_layers": 12, "encoder_attention_heads": 16, "decoder_attention_heads": 16,
         "encoder_ffn_dim": 2560, "decoder_ffn_dim": 2560, "scale_embedding": True,
@@ -46,7 +46,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "model_type": "t5", "vocab_size": 32128, "d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12,
         "num_heads": 12, "decoder_start_token_id": 0,
     },
-    "t5-1.5b": {  # half of the layers of T5 v1.1 XL
+    "t5-1.5b": {  # half the layers of T5 v1.1 XL
         "model_type": "t5", "vocab_size": 32128, "d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 12,
         "num_heads": 32, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "decoder_start_token_id": 0,
     },
@@ -69,7 +69,7 @@ _SMALL = (
 
 
 def fields_of(name: str, *, small: bool = False, **changes: Any) -> dict[str, Any]:
-    """The fields of a `config.json`; `small` ones for `--smoke`."""
+    """Returns the fields of a `config.json`; `small` for `--smoke`."""
     fields = SHAPES[name]
     if small:
         fields = fields | {key: _SMALL[key] for key in fields if key in _SMALL}
@@ -77,14 +77,14 @@ def fields_of(name: str, *, small: bool = False, **changes: Any) -> dict[str, An
 
 
 def kind_of(model_type: str) -> str:
-    """What comes out: "encoder-decoder" and "decoder" give logits, an "encoder" states."""
+    """Returns "encoder-decoder" or "decoder", which output logits, or "encoder", which outputs states."""
     if model_type in ("t5", "bart", "blenderbot"):
         return "encoder-decoder"
     return "decoder" if model_type in ("llama", "gpt2") else "encoder"
 
 
 def auto_class(model_type: str) -> tuple[str, dict[str, Any]]:
-    """Which class of `transformers` makes it, and with what; the pooler, which nobody here asks for, is left out."""
+    """Returns the class of `transformers` and its arguments; leaves out the pooler, which is unused."""
     names = {"encoder-decoder": "AutoModelForSeq2SeqLM", "decoder": "AutoModelForCausalLM", "encoder": "AutoModel"}
     kind = kind_of(model_type)
     return names[kind], {"add_pooling_layer": False} if kind == "encoder" else {}

@@ -1,4 +1,4 @@
-"""One random model on both sides, and whether both say the same."""
+"""One random model on both sides, and checks of their agreement."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from empax.models.decoder_only import DecoderOnly
 from empax.models.transformer import EncoderDecoder
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
-"""Largest relative error (of all numbers together) at which both sides count as the same."""
+"""Maximum relative error (of all numbers together) for agreement of both sides."""
 
 
 class Sides(NamedTuple):
-    """The same weights twice."""
+    """The same weights on both sides."""
 
     model: Any
     params: Any
@@ -34,12 +34,12 @@ class Sides(NamedTuple):
 
 
 def random_model(fields: Mapping[str, Any], *, param_dtype: DTypeLike = np.float32, **changes: Any) -> Sides:
-    """A model that Hugging Face initialises in memory, and the same by our tables.
+    """Builds a model that Hugging Face initialises in memory, and the same model by our tables.
 
     Args:
-      fields: of its `config.json`, `model_type` among them.
-      param_dtype: of our parameters; theirs are float32.
-      changes: fields of our config that shall differ, for example `unroll`.
+      fields: fields of its `config.json`, including `model_type`.
+      param_dtype: type of our parameters; theirs are float32.
+      changes: changed fields of our config, for example `unroll`.
     """
     torch.manual_seed(0)
     torch.set_num_threads(cores())
@@ -57,10 +57,10 @@ def random_model(fields: Mapping[str, Any], *, param_dtype: DTypeLike = np.float
 
 
 def use(device: str) -> None:
-    """Has JAX compute on `device`, "cpu" or "gpu". Call before anything is computed.
+    """Makes JAX compute on `device`, "cpu" or "gpu". Call it before any computation.
 
     Raises:
-      DisagreementError: it shall be a GPU, and one of the sides has none.
+      DisagreementError: the device is a GPU, and one of the sides has none.
     """
     if device == "cpu" and has_gpu():
         jax.config.update("jax_platforms", "cpu")
@@ -72,7 +72,7 @@ def use(device: str) -> None:
 
 
 def on_device(device: str, *modules: torch.nn.Module) -> None:
-    """Puts PyTorch's side there, with every tensor that is made from now on. Its checks come before, on the CPU."""
+    """Moves PyTorch's side and all later tensors to the device. Its checks run before that, on the CPU."""
     where = {"cpu": "cpu", "gpu": "cuda"}[device]
     torch.set_default_device(where)
     for module in modules:
@@ -80,21 +80,21 @@ def on_device(device: str, *modules: torch.nn.Module) -> None:
 
 
 def autocast(dtype: torch.dtype) -> torch.autocast:
-    """PyTorch's, of the device that it computes on; none in float32."""
+    """Returns PyTorch's autocast for its device; disabled in float32."""
     return torch.autocast(torch.get_default_device().type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 def wait() -> None:
-    """Until PyTorch's device has done what it was given."""
+    """Waits for PyTorch's device."""
     if torch.get_default_device().type == "cuda":
         torch.cuda.synchronize()
 
 
 def check_agreement(what: str, ours: Any, theirs: Any, *, tolerance: float) -> float:
-    """The relative error of `ours`.
+    """Returns the relative error of `ours`.
 
     Raises:
-      DisagreementError: it is above `tolerance`, or something is not a number.
+      DisagreementError: it is above `tolerance`, or a value is not finite.
     """
     found = np.asarray(jnp.asarray(ours, jnp.float32), np.float64)
     expected = np.asarray(theirs, np.float64)

@@ -1,6 +1,6 @@
-"""From the command to the end of the first training step: `empax.main` against a script of eager PyTorch.
+"""Time from the command to the end of the first training step: `empax.main` against a script in eager PyTorch.
 
-Cold: nothing compiled is kept; warm: what the start before compiled is, as on every later start of a recipe.
+Cold: with an empty compilation cache; warm: with the cache of an earlier start, as in every later start of a recipe.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def _until(command: Sequence[str], environment: dict[str, str], happened: Any, output: Path | None = None) -> float:
-    """Seconds from the start of a process until something has happened; waits for its end."""
+    """Returns the seconds from the start of a process until `happened`; waits for its end."""
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", **environment}
     with tempfile.TemporaryFile() as errors, (output or Path(os.devnull)).open("w") as said:
@@ -138,7 +138,7 @@ def _until(command: Sequence[str], environment: dict[str, str], happened: Any, o
                 time.sleep(0.01)
             return time.perf_counter() - begin
         finally:
-            process.wait()  # what it compiled is then on disk
+            process.wait()  # its compiled programs are then on disk
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Training steps of Fusion-in-Decoder in the shape of T5-small: empax against Hugging Face's T5 in PyTorch.
+"""Training steps of Fusion-in-Decoder with the sizes of T5-small: empax against Hugging Face's T5 in PyTorch.
 
-Theirs reads the passages by the usual reshape, twice: padded to the maximum, as the published code does, and padded to
-the very lengths of our buckets. Before anything is timed all must have the same loss.
+Theirs reads the passages by the usual reshape, in two variants: padded to the maximum, as in the published code, and
+padded to the lengths of our buckets. All must have the same loss before timing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
 @dataclasses.dataclass(frozen=True)
 class FusionTask:
-    """FiD's likelihood alone; `chunk` positions of the output projection at a time, 0 = all."""
+    """FiD's likelihood alone; `chunk` is the number of positions per output projection, 0 = all."""
 
     model: FusionInDecoder
     chunk: int
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def flops_of(task: FusionTask, params: Params, batches: Sequence[Batch]) -> int:
-    """Floating-point operations of our updates, forward and backward, by their jaxprs."""
+    """Counts the floating-point operations of our updates, forward and backward, from their jaxprs."""
 
     def loss(params: Params, batch: Batch) -> jax.Array:
         return task.loss(params, {}, batch, jax.random.key(0), train=True)[0].value()
@@ -130,7 +130,7 @@ def flops_of(task: FusionTask, params: Params, batches: Sequence[Batch]) -> int:
 
 
 def make_batches(options: argparse.Namespace, vocab_size: int) -> list[tuple[Batch, Batch]]:
-    """The first batches of an epoch, each padded to its bucket and to the maximum."""
+    """Returns the first batches of an epoch, each padded to its bucket and to the maximum."""
     found = texts.instances(options.data, "train")
     tokenizer = texts.tokenizer_of(found, vocab_size)
     rng = np.random.default_rng(0)
@@ -158,12 +158,12 @@ def make_batches(options: argparse.Namespace, vocab_size: int) -> list[tuple[Bat
 
 
 def source_tokens(batches: Sequence[Batch]) -> int:
-    """Padding included."""
+    """Counts the source tokens, including padding."""
     return sum(int(np.prod(batch.source.shape)) for batch in batches)
 
 
 def our_steps(task: FusionTask, params: Params, batches: Sequence[Batch]) -> Callable[[], None]:
-    """One update for each batch, by the step that every recipe trains with."""
+    """Returns a function that makes one update per batch, with the train step of every recipe."""
     optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-4), params, total_steps=1)
     step = make_train_step(task, optimizer)
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), jax.random.key(0))
@@ -178,7 +178,7 @@ def our_steps(task: FusionTask, params: Params, batches: Sequence[Batch]) -> Cal
 
 
 def their_steps(model: Any, batches: Sequence[Batch], dtype: str, *, compiled: bool) -> Callable[[], None]:
-    """The same by PyTorch."""
+    """Returns the same in PyTorch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0, fused=True)
     tensors = [to_torch(batch) for batch in batches]
     loss_of = functools.partial(their_loss, model)
@@ -199,13 +199,13 @@ def their_steps(model: Any, batches: Sequence[Batch], dtype: str, *, compiled: b
 
 
 def to_torch(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Source, mask and labels, of which -100 count nothing."""
+    """Returns source, mask and labels; -100 is ignored."""
     labels = np.where(batch.target_mask, batch.target, -100)
     return torch.tensor(batch.source).long(), torch.tensor(batch.source_mask).long(), torch.tensor(labels).long()
 
 
 def their_loss(model: Any, source: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The usual reshape: passages are rows to the encoder, and one long row to the decoder."""
+    """Returns the loss with the usual reshape: passages are rows for the encoder, and one long row for the decoder."""
     batch, passages, length = source.shape
     flat = (batch * passages, length)
     states = model.encoder(input_ids=source.view(flat), attention_mask=mask.view(flat)).last_hidden_state
@@ -215,7 +215,7 @@ def their_loss(model: Any, source: torch.Tensor, mask: torch.Tensor, labels: tor
 
 
 def check(task: FusionTask, sides: Sides, bucketed: Batch, padded: Batch, dtype: str) -> None:
-    """Without dropout all three have the same loss."""
+    """Checks that all three have the same loss without dropout."""
     ours = make_eval_step(task)(sides.params, {}, bucketed, jax.random.key(0))["loss"].value()
     for name, batch in (("max padding", padded), ("our buckets", bucketed)):
         with torch.no_grad(), autocast(getattr(torch, dtype)):

@@ -1,4 +1,4 @@
-r"""The systems that everybody compares with: one word-level model, composed as each of them is.
+r"""The usual baselines: one word-level model, with the parts of each system.
 
   python -m empax.main --config=configs/classic.py:NAME --config.data.dir=DATA
   python -m empax.main --config=configs/classic.py:NAME,machine=gpu   # 6,500 updates of 32 responses
@@ -7,14 +7,14 @@ r"""The systems that everybody compares with: one word-level model, composed as 
   python -m empax.main --config=configs/classic.py:NAME,tiny          # a trial on the built-in sample
 
 NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg, empdg_critics, cem, kemp, case. All train on
-the same words, for as many updates. CEM reads what follows from the last turn: tails of the nearest event of ATOMIC (in
-DATA/knowledge), or what a COMET says (configs/comet_t5.py). KEMP reads concepts of words, here WordNet's
+the same words for the same number of updates. CEM reads inferences from the last turn: tails of the nearest event of
+ATOMIC (in DATA/knowledge), or those of a COMET (configs/comet_t5.py). KEMP reads concepts of words, here WordNet's
 (`--config.knowledge.entity.path=FOLDER`), or those of a file; CASE reads both. "machine=gpu" took three to nine minutes
 on a shared H200 (docs/results/classic.md). "lineage" goes with either machine.
 
-Weights of losses. Released code sums some losses over a batch where ours are means: `nll` over the tokens of responses,
-all others over rows. A batch of 16 responses has about 240 tokens, so a released mean over rows beside a sum over
-tokens weighs 1/240 here, and a sum over rows 1/15.
+Loss weights. Released code sums some losses over a batch; ours are means: `nll` over the tokens of responses, all
+others over rows. A batch of 16 responses has about 240 tokens, so a released mean over rows beside a sum over tokens
+has the weight 1/240 here, and a sum over rows 1/15.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEPS = {
 }
 MACHINES = tuple(STEPS)
 
-# What the released commands and code set where the other budgets have values of ours.
+# Settings of the released commands and code; the other budgets use ours instead.
 LINEAGE: dict[str, dict[str, Any]] = {
     "transformer": {"num_encoder_layers": 2, "num_decoder_layers": 2},
     "multi_trs": {"num_encoder_layers": 2, "num_decoder_layers": 2},
@@ -42,7 +42,7 @@ LINEAGE: dict[str, dict[str, Any]] = {
 UNCLIPPED = ("moel", "mime", "kemp", "case")
 
 FORMS: dict[str, dict[str, Any]] = {
-    # MoEL's baselines. Its repository gives both 2 layers; ours have 1, as all others, but for "lineage".
+    # MoEL's baselines. Both have 2 layers in its repository; ours have 1 like all others, except with "lineage".
     "transformer": {"readers": ()},
     "multi_trs": {"readers": ("emotion",), "weights": {"emotion": 1 / 240}},
     # Rashkin et al. 2019; EmpDG's repository trains it with its own loss.
@@ -61,8 +61,8 @@ FORMS: dict[str, dict[str, Any]] = {
         "emotion": {"start": True},
         "weights": {"emotion": 1 / 15},
     },
-    # With critics that do teach it, as a Wasserstein GAN, within the one update: ours, since the released ones do not
-    # (`--config.classic.adversary.published=True` has them so).
+    # With critics that train it, as a Wasserstein GAN, in the same update: ours, since the released critics do not
+    # (`--config.classic.adversary.published=True` follows the released code).
     "empdg_critics": {
         "readers": ("emotion_words", "emotion"),
         "emotion": {"start": True},
@@ -76,8 +76,8 @@ FORMS: dict[str, dict[str, Any]] = {
         "facts_tokens": 24,  # ours: five tails of ATOMIC
         "weights": {"emotion": 1.0, "frequency": 1.5},
     },
-    # Its command: one concept a word, ten a context, copying. Its code weighs the attention's loss 0.1 beside a sum
-    # over tokens; intensities are VADER's where it has NRC_VAD's.
+    # Its command: one concept per word, ten per context, copying. In its code the attention loss has weight 0.1 beside
+    # a sum over tokens; intensities are VADER's instead of NRC_VAD's.
     "kemp": {
         "readers": ("concepts", "emotion"),
         "concepts": {"each": 1, "most": 10},
@@ -85,7 +85,7 @@ FORMS: dict[str, dict[str, Any]] = {
         "copies": True,
         "weights": {"emotion": 1 / 15, "attention": 0.1 / 240},
     },
-    # Its command's weights of coarse and fine; its code has means of all losses, and no label smoothing.
+    # Weights of coarse and fine from its command; its code has means of all losses, and no label smoothing.
     "case": {
         "readers": ("alignment",),
         "concepts": {"each": 3, "most": 10},  # its defaults
@@ -96,7 +96,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 KNOWLEDGE: dict[str, dict[str, Any]] = {
     "cem": {"social": {"source": "atomic", "path": ""}},
-    # ours, where KEMP has ConceptNet
+    # ours; KEMP has ConceptNet
     "kemp": {"entity": {"source": "wordnet", "path": "/usr/share/wordnet"}},
     "case": {
         "social": {"source": "atomic", "path": "", "clauses": True},
@@ -112,7 +112,7 @@ def get_config(arg: str = "") -> ConfigDict:
     name, steps = chosen.form or "transformer", STEPS[chosen.machine or "cpu"]
     form = dict(FORMS[name])
     if "listeners" in form:
-        form["listeners"] = {"teacher_decay_steps": steps // 3}  # ours: the teacher leaves within any budget
+        form["listeners"] = {"teacher_decay_steps": steps // 3}  # ours: teacher forcing ends within any budget
     if "lineage" in chosen.flags:
         form.update(LINEAGE.get(name, {}))
     config = common.base(system="classic", data="empathetic_dialogues")
@@ -120,7 +120,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.prepare = ConfigDict(
         {
             "kind": "prepare",
-            # ours: words that training has twice, 12,973. The lineage takes every word of all three splits, 24,194.
+            # ours: words that occur twice in training, 12,973. The lineage uses every word of all three splits, 24,194.
             "tokenizer": {"kind": "words", "style": "moel", "min_count": 2, "vocab_size": 20_000},
         }
     )
@@ -145,7 +145,7 @@ def get_config(arg: str = "") -> ConfigDict:
         task="generator", steps=steps, batch_size=32, buckets=(32, 64, 128), weights=weights,
         label_smoothing=0.1,  # MoEL's code
         best_metric="nll", eval_every_steps=steps // 6, log_every_steps=50, checkpoint_every_steps=steps // 6,
-        # ours, as REG's generator. Its code has Noam's rate with a warm-up of 8,000, which is more than a run has.
+        # ours, as in REG's generator. Its code has the Noam schedule with a warm-up of 8,000, longer than our runs.
         learning_rate=1e-3,
         optimizer=common.linear(steps // 8, b2=0.98, eps=1e-9),
     )  # fmt: skip
@@ -172,10 +172,10 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def _train_as_released(config: ConfigDict, name: str) -> None:
-    """At most 20,000 updates of 16 responses, until validation has not improved for three checks."""
+    """Sets at most 20,000 updates of 16 responses, with early stopping after three checks without improvement."""
     config.generator.update({"steps": 20_000, "batch_size": 16, "patience": 3, "eval_every_steps": 2000,
                              "checkpoint_every_steps": 2000, "eval_batch_size": 32})  # fmt: skip
-    # Noam's rate: 300^-0.5 min(n^-0.5, n 8000^-1.5) is highest at n = 8,000, where it is this.
+    # The peak of the Noam schedule, 300^-0.5 min(n^-0.5, n 8000^-1.5), at n = 8,000.
     config.generator.optimizer.update(
         {"learning_rate": 6.455e-4, "warmup_steps": 8000, "schedule": "rsqrt", "clip_norm": 1.0}
     )
@@ -186,7 +186,7 @@ def _train_as_released(config: ConfigDict, name: str) -> None:
 
 
 def _classify_first(config: ConfigDict) -> None:
-    """A classifier of the same shape, trained before, whose likeliest emotion stands before each context."""
+    """Adds an earlier stage that trains a classifier of the same size; its top emotion is prepended to each context."""
     config.run = ("prepare", "emotions", "generator", "evaluate", "report")
     config.emotions = ConfigDict(config.generator.to_dict(), convert_dict=True)
     config.emotions.update(
@@ -197,7 +197,7 @@ def _classify_first(config: ConfigDict) -> None:
 
 
 def _choose_first(config: ConfigDict, steps: int) -> None:
-    """Trains what a response chooses of the graphs, by its words alone; CASE's code does so for 4 epochs."""
+    """Adds a stage that trains the choice from the graphs by the bag-of-words loss alone; CASE's code has 4 epochs."""
     config.run = ("prepare", "knowledge", "choice", "generator", "evaluate", "report")
     config.choice = ConfigDict(config.generator.to_dict(), convert_dict=True)
     config.choice.update(
@@ -208,7 +208,7 @@ def _choose_first(config: ConfigDict, steps: int) -> None:
 
 
 def _shrunk(config: ConfigDict, name: str) -> ConfigDict:
-    """Seconds on the built-in sample."""
+    """Shrinks the recipe to seconds on the built-in sample."""
     config.data.name = "sample"
     config.classic.update({"d_model": 32, "head_dim": 8, "d_ff": 16, "vectors": "", "max_context_tokens": 48,
                            "max_target_tokens": 20})  # fmt: skip

@@ -1,4 +1,4 @@
-r"""A COMET of our own: a T5 that completes everyday events of ATOMIC (Hwang et al. 2021, with a smaller model).
+r"""Our COMET: a T5 that completes everyday events of ATOMIC (Hwang et al. 2021, with a smaller model).
 
   python -m empax.parts.knowledge.atomic DATA PAIRS                                            # events to pairs, once
   python -m empax.main --config=configs/comet_t5.py --config.data.dir=PAIRS --workdir=runs/comet
@@ -8,8 +8,8 @@ r"""A COMET of our own: a T5 that completes everyday events of ATOMIC (Hwang et 
   python -m empax.export --workdir=runs/comet --output=COMET
   python -m empax.parts.knowledge.quality --data=DATA --model=COMET                   # beside the nearest event
 
-DATA holds ATOMIC's files, in `knowledge/` or directly. The dev events (and the training events, where they are
-there) are learnt from; the test events are held out. COMET is then a source of stages of kind "knowledge":
+DATA holds ATOMIC's files, in `knowledge/` or directly. The model trains on the dev events (and the training events, if
+present); the test events are held out. COMET is then a source of stages of kind "knowledge":
 `{"source": "comet", "path": "COMET"}`. Two CPU cores take 50 minutes; docs/results/nec.md has its quality. The budget
 of a GPU has never been run.
 """
@@ -32,17 +32,17 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def recipe(model: str) -> ConfigDict:
-    """Fine-tuning on prompts and tails."""
+    """Returns the recipe for fine-tuning on prompts and tails."""
     config = common.seq2seq(
         model,
         data="jsonl",
         buckets=(16, 32, 48),
-        layout={"max_context_tokens": 48, "max_target_tokens": 24},  # 99.9% of prompts and tails are not cut
+        layout={"max_context_tokens": 48, "max_target_tokens": 24},  # 99.9% of prompts and tails are not truncated
         decoding={"method": "beam", "num_beams": 5, "max_tokens": 24},  # COMET-ATOMIC 2020's code: 5 beams
     )
     config.generator = common.train(
         task="generator",
-        learning_rate=3e-4,  # ours; COMET-ATOMIC 2020 takes 1e-5 for a BART of 406 million parameters
+        learning_rate=3e-4,  # ours; COMET-ATOMIC 2020 uses 1e-5 for a BART of 406 million parameters
         buckets=(16, 32, 48),
         emotion_weight=0.0,  # events have no emotion
         best_metric="nll",
@@ -52,11 +52,11 @@ def recipe(model: str) -> ConfigDict:
 
 
 def budget(config: ConfigDict, machine: str) -> None:
-    """Steps, batches and arithmetic: what depends on the machine, one of MACHINES."""
+    """Sets the steps, batches and arithmetic for a machine, one of MACHINES."""
     config.seq2seq.generator.dtype = "bfloat16"
     if machine == "cpu":
         config.generator.update(common.sizes(steps=1900, batch_size=32, evaluations=4))  # an epoch of dev
-        # ours: 2,000 pairs, drawn at random; what has run so far answered the first 2,000
+        # ours: 2,000 random pairs; earlier runs answered the first 2,000
         config.evaluate.update({"batch_size": 32, "limit": 2000})
     else:
         config.generator.update(common.sizes(steps=6000, batch_size=128, evaluations=6))
@@ -65,10 +65,10 @@ def budget(config: ConfigDict, machine: str) -> None:
 
 
 def shrink(config: ConfigDict, *, random: bool) -> ConfigDict:
-    """The same in seconds; `random`: of a random small T5, else of the pretrained one."""
+    """Shrinks the recipe to seconds; `random`: with a random small T5, else with the pretrained one."""
     if random:
         config.seq2seq.generator = ConfigDict({"architecture": "t5", "preset": "t5-tiny"})
-        config.seq2seq.form = "dialogue"  # "plain" is a pretrained model's
+        config.seq2seq.form = "dialogue"  # "plain" is for pretrained models
         config.prepare.tokenizer = ConfigDict({"vocab_size": 600})
     config.seq2seq.decoding.num_beams = 2
     config.generator.update({**common.FEW_STEPS, "batch_size": 8})

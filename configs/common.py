@@ -1,4 +1,4 @@
-"""What recipes share: how their arguments are read, the sections that every run has, and how to shrink them."""
+"""Shared code of the recipes: parsing of their arguments, common sections, and shrinking for trials."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ml_collections import ConfigDict
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What stands behind the colon of `--config=RECIPE:WORD,WORD,KEY=VALUE`, in any order.
+    """The arguments after the colon of `--config=RECIPE:WORD,WORD,KEY=VALUE`, in any order.
 
     Attributes:
-      model: a name that the recipe knows, or a folder; empty = none was given.
+      model: a name that the recipe knows, or a folder; empty = not given.
       form: the paper's system (empty), an ablation or a baseline.
-      machine: what `budget` sizes the run for; empty = none was given.
+      machine: the machine for `budget`; empty = not given.
       flags: the other words.
-      numbers: of "KEY=NUMBER".
+      numbers: values of "KEY=NUMBER".
     """
 
     model: str = ""
@@ -50,12 +50,12 @@ def arguments(
     Args:
       text: the arguments.
       recipe: the name of its file, for messages.
-      models: the models that it knows.
+      models: its models.
       folders: whether a model may also be a folder.
-      forms: the forms that it knows.
-      flags: words that may stand beside any form.
-      machines: what may follow "machine=".
-      numbers: keys that a whole number above 0 follows.
+      forms: its forms.
+      flags: words that may accompany any form.
+      machines: values of "machine=".
+      numbers: keys with a positive integer value.
 
     Raises:
       ValueError: a word is unknown, or two exclude each other.
@@ -89,18 +89,18 @@ def arguments(
 
 
 def check_together(text: str, recipe: str, forms: Sequence[str], read: Callable[[Sequence[str]], Any]) -> None:
-    """Refuses forms that contradict each other, or one that does nothing beside the others.
+    """Refuses forms that contradict each other, or one that has no effect with the others.
 
-    A form that leaves something out ("no_...") may find it left out already.
+    A form that leaves something out ("no_...") may have no effect.
 
     Args:
       text: the arguments, for messages.
-      recipe: the name of its file, likewise.
-      forms: those that were chosen.
-      read: forms to the settings that a run of them reads, as sections.
+      recipe: the name of its file, for messages.
+      forms: the chosen forms.
+      read: returns the settings that a run of given forms reads, as sections.
 
     Raises:
-      ValueError: two forms set one thing to two values, or one changes nothing that is read.
+      ValueError: two forms set a setting to different values, or one changes no setting that is read.
     """
     if len(forms) < 2:
         return
@@ -125,7 +125,7 @@ def check_together(text: str, recipe: str, forms: Sequence[str], read: Callable[
 
 
 def _flat(sections: Any, path: str = "") -> dict[str, Any]:
-    """Settings by their path, "generator.losses"."""
+    """Returns settings by path, such as "generator.losses"."""
     if not isinstance(sections, (Mapping, ConfigDict)):
         return {path: sections}
     inner = (_flat(value, f"{path}.{name}" if path else name) for name, value in sections.items())
@@ -133,47 +133,47 @@ def _flat(sections: Any, path: str = "") -> dict[str, Any]:
 
 
 def base(*, system: str, data: str, seed: int = 0) -> ConfigDict:
-    """An empty recipe: system, data, seed."""
+    """Returns an empty recipe: system, data, seed."""
     config = ConfigDict()
     config.system = system
     config.seed = seed
-    config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})  # -1: all devices that the other two leave
-    # Of --mode=plan: "gpu", "v5e:16x16", "v5p:4x4x4", ...; which training stages, all of them if empty.
+    config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})  # -1: all remaining devices
+    # For --mode=plan: "gpu", "v5e:16x16", "v5p:4x4x4", ...; the training stages, empty = all.
     config.plan = ConfigDict({"topology": "", "stages": ()})
     config.profile = False  # True: each training stage traces a few updates into STAGE/profile
-    config.sinks = ()  # trackers beside metrics.jsonl and TensorBoard: wandb, mlflow, trackio
-    config.deterministic = False  # True: a GPU repeats a run bit for bit; a step takes 1.7 times as long on an H200
+    config.sinks = ()  # trackers besides metrics.jsonl and TensorBoard: wandb, mlflow, trackio
+    config.deterministic = False  # True: bitwise reproducible runs on a GPU; a step takes 1.7 times as long on an H200
     config.data = ConfigDict({"name": data, "dir": "", "moel_compat": False, "limit": 0})
     return config
 
 
 def train(*, task: str, learning_rate: float, **more: Any) -> ConfigDict:
-    """A training stage; `more` are settings of the loop or of the task."""
+    """Returns a training stage; `more` are settings of the loop or of the task."""
     optimizer = {"learning_rate": learning_rate, "clip_norm": 1.0, **more.pop("optimizer", {})}
     return ConfigDict({"kind": "train", "task": task, "optimizer": optimizer, **more}, convert_dict=True)
 
 
 def linear(warmup_steps: int, **more: Any) -> dict[str, Any]:
-    """An optimizer whose learning rate rises for `warmup_steps` and then falls to nothing; `more` are its settings."""
+    """Returns an optimizer with linear warm-up for `warmup_steps` and linear decay to 0; `more` are its settings."""
     return {"warmup_steps": warmup_steps, "schedule": "linear", **more}
 
 
 def sizes(*, steps: int, batch_size: int, evaluations: int, **more: Any) -> dict[str, Any]:
-    """How much a training stage learns from; `more` are settings of the loop."""
+    """Returns steps, batch size and intervals of a training stage; `more` are settings of the loop."""
     rhythm = {"eval_every_steps": steps // evaluations, "checkpoint_every_steps": 200, "log_every_steps": 50}
     return {"steps": steps, "batch_size": batch_size, **rhythm, **more}
 
 
 def on_gpu(config: ConfigDict, *, lengths: int = 1, remat: str = "none") -> None:
-    """Lays a recipe out for a GPU; what is learnt stays the same.
+    """Adapts a recipe to a GPU without changing what it trains.
 
-    On an H200 a scan over layers takes 1.6 times as long as layers one behind the other, and 1.5 times the memory. Each
-    further padded length costs 20 seconds of compiling, or more. Exact search of a corpus takes under a millisecond.
+    On an H200 a scan over layers takes 1.6 times as long as unrolled layers, and 1.5 times the memory. Each further
+    padded length costs at least 20 seconds of compilation. Exact search of a corpus takes under a millisecond.
 
     Args:
-      config: the recipe, sized; it changes.
-      lengths: the longest buckets of a stage that stay.
-      remat: what generators compute again, see `models.scanned.rematerialized`: nothing where memory allows.
+      config: the recipe with its sizes; modified in place.
+      lengths: the number of longest buckets to keep in each stage.
+      remat: rematerialisation in generators, see `models.scanned.rematerialized`: none if memory allows.
     """
     for name in config.run:
         section = config.get(name, {})
@@ -186,7 +186,7 @@ def on_gpu(config: ConfigDict, *, lengths: int = 1, remat: str = "none") -> None
 
 
 def _models(section: ConfigDict) -> Iterator[tuple[str, ConfigDict]]:
-    """The models of several layers; stages that are called after one have a kind."""
+    """Yields the sections of models with layers; stages of the same name have a kind."""
     for name, value in section.items():
         if isinstance(value, ConfigDict):
             if name in ("generator", "retriever", "encoder", "selector") and "kind" not in value:
@@ -203,11 +203,11 @@ CONSENSUS = {
     "max_tokens": 30,
     "no_repeat_ngram": 3,
 }
-"""Ours, by validation (PAPERS.md): of 16 samples that which the others agree with most, about as long as people's."""
+"""Ours, by validation (PAPERS.md): of 16 samples, the one most similar to the others, with about human length."""
 
 
 def decode_alike(config: ConfigDict, chosen: Arguments) -> ConfigDict:
-    """Evaluates by the leaderboard's decoder where the flag "consensus" says so; nothing is trained otherwise."""
+    """Selects the leaderboard's decoder for evaluation if "consensus" is given; training does not change."""
     if "consensus" in chosen.flags:
         few = {"num_samples": 2, "max_tokens": 8} if chosen.tiny else {}
         config.evaluate.decoding = ConfigDict({**CONSENSUS, **few})
@@ -215,14 +215,14 @@ def decode_alike(config: ConfigDict, chosen: Arguments) -> ConfigDict:
 
 
 ON_CPU = {"dtype": "bfloat16", "unroll": 6}
-"""Of a model on two cores: a quarter to a half of the time of float32 in a plain scan."""
+"""Settings of a model on two cores: a quarter to a half of the time of float32 in a plain scan."""
 
 SCRATCH = {
     "d_model": 256,
     "num_heads": 4,
     "head_dim": 64,
     "d_ff": 1024,
-    # An encoder that reads K passages reads more than a decoder, whose response is one: depth is cheaper below.
+    # An encoder reads K passages, a decoder only one response, so that depth is cheaper in the decoder.
     "num_encoder_layers": 3,
     "num_decoder_layers": 4,
     "dropout": 0.1,
@@ -232,31 +232,31 @@ SCRATCH = {
 
 SMALL_ENCODER = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2}
 FEW_STEPS = {"steps": 4, "log_every_steps": 2, "eval_every_steps": 2, "checkpoint_every_steps": 2}
-"""Of a trial."""
+"""Steps of a trial."""
 
 
 def frozen(pattern: str) -> dict[str, Any]:
-    """A group of parameters that are not trained."""
+    """Returns a group of frozen parameters."""
     return {"pattern": pattern, "frozen": True}
 
 
 FIXED_EMBEDDING = frozen("encoder/token_embedding$")
-"""A parameter group for pretrained encoders: half of MiniLM is word embeddings, and few steps change them little."""
+"""A parameter group for pretrained encoders: word embeddings are half of MiniLM, and a few steps change them little."""
 
 
 def index(*, encoder: str, candidates: int, queries: dict[str, int] | None = None, method: str = "scann") -> ConfigDict:
-    """An index stage; `encoder` is the stage that trained it, empty = as pretrained."""
+    """Returns an index stage; `encoder` is the stage that trained the encoder, empty = pretrained."""
     settings = {"kind": "index", "encoder": encoder, "store": {"method": method}, "candidates": candidates}
     return ConfigDict(settings if queries is None else {**settings, "queries": queries})
 
 
 def seq2seq(model: str, *, data: str, buckets: tuple[int, ...], **models: Any) -> ConfigDict:
-    """A recipe in which a pretrained model learns from texts as they stand, but for its stage "generator".
+    """Returns a recipe that fine-tunes a pretrained model on plain texts, without its stage "generator".
 
     Args:
-      model: its name or folder.
+      model: name or folder of the model.
       data: the corpus.
-      buckets: what texts are padded to when they are answered.
+      buckets: padded lengths of sources in evaluation.
       models: further settings of the section "seq2seq".
     """
     config = base(system="seq2seq", data=data)
@@ -270,15 +270,15 @@ def seq2seq(model: str, *, data: str, buckets: tuple[int, ...], **models: Any) -
 
 
 def swaps(**more: Any) -> ConfigDict:
-    """What exemplars are worth: likelihoods of all test rows and replies to some, six times, beside other exemplars."""
+    """Returns a stage that measures the effect of exemplars: likelihoods and some replies, with six kinds of them."""
     return ConfigDict({"kind": "swaps", "evaluation": "evaluate", "replies": 500, **more})
 
 
 def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
-    """The same recipe in seconds: the built-in sample, random small models, a few steps.
+    """Shrinks a recipe to seconds: the built-in sample, random small models, a few steps.
 
     Args:
-      config: the recipe; it changes.
+      config: the recipe; modified in place.
       pretrained: whether generator, tokenizer and the attributes' encoder are left unchanged.
     """
     config.data.name = "sample"
@@ -292,7 +292,7 @@ def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
     if "retriever" in models:
         models.retriever = ConfigDict({**SMALL_ENCODER, "normalize": True, "dropout": 0.0})
     models.decoding = ConfigDict({"method": "greedy", "max_tokens": 12})
-    # One length everywhere: most of a trial's time is compiling, once for every shape.
+    # One length everywhere, since compilation for each shape takes most of a trial's time.
     models.layout.update(
         {
             "max_context_tokens": 32,

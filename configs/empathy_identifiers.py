@@ -23,17 +23,17 @@ MECHANISMS = ("emotional_reaction", "interpretation", "exploration")
 
 
 def identifiers(**more: Any) -> ConfigDict:
-    """The stage, for this recipe and for recipes that reward or judge with it; `more` are settings that differ."""
-    heads = {"pattern": f"^({'|'.join(MECHANISMS)})/", "learning_rate_scale": 5.0}  # they start from nothing
+    """Returns the stage, for this recipe and for recipes that reward or judge with it; `more` are changed settings."""
+    heads = {"pattern": f"^({'|'.join(MECHANISMS)})/", "learning_rate_scale": 5.0}  # they are initialised at random
     settings = {
         "task": "attributes.identifier",
         "steps": 310,  # four epochs
         "batch_size": 32,  # EPITOME's
-        "learning_rate": 1e-4,  # ours; EPITOME's is 2e-5, for an encoder of four times the width and size
-        # Whole: 82% of seeker posts and 90% of responses; of longer responses both ends.
+        "learning_rate": 1e-4,  # ours; EPITOME's is 2e-5, for an encoder four times as wide and large
+        # Not truncated: 82% of seeker posts and 90% of responses; longer responses keep both ends.
         "max_context_tokens": 64,
         "response_buckets": (32, 64, 128),
-        "buckets": (64,),  # one: every further length doubles the programs to compile
+        "buckets": (64,),  # one length: each further length doubles the number of compiled programs
         "pooling": "mean",  # EmpRL's code; its paper: "max"
         "head": "mlp",  # EmpRL's code; its paper: "linear"
         "dropout": 0.1,  # EmpRL's code
@@ -48,14 +48,14 @@ def identifiers(**more: Any) -> ConfigDict:
             46,
             weight_decay=0.01,
             groups=[common.FIXED_EMBEDDING, heads],
-            ema_decay=0.98,  # ours: a point of accuracy, and evaluations that no longer jump
+            ema_decay=0.98,  # ours: adds a point of accuracy, and evaluations fluctuate less
         ),
     }
     return common.train(**{**settings, **more})
 
 
 def tiny(**more: Any) -> ConfigDict:
-    """The same stage in seconds."""
+    """Returns the same stage, shrunk to seconds."""
     small = {
         **common.FEW_STEPS,
         "data": "sample",
@@ -82,7 +82,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.run = (*stages, "assess")
     if chosen.machine == "gpu":
         common.on_gpu(config)
-    if chosen.tiny:  # a random encoder reads with the run's tokenizer
+    if chosen.tiny:  # a random encoder uses the run's tokenizer
         config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"vocab_size": 600}})
         config.run = ("prepare", *config.run)
     return config

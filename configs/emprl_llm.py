@@ -10,7 +10,7 @@ r"""EmpRL on a decoder-only model with low-rank adapters.
   python -m empax.main --config=configs/emprl_llm.py:FOLDER,grpo,tiny                     # a trial with that model
 
 Models and fine-tuning are those of configs/reg_llm.py, identifiers and rewards those of configs/emprl_transformer.py.
-Fine-tuning's adapters are summed into the weights. That is the reference, and the policy has new adapters on it.
+The adapters of fine-tuning are merged into the weights. The result is the reference; the policy has new adapters on it.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def recipe(model: str, form: str, machine: str) -> ConfigDict:
-    """The whole system, or one of FORMS."""
+    """Returns the whole system, or one of FORMS."""
     config = emprl_transformer.reinforced(reg_llm.recipe(model, "sft", machine), form)
     config.evaluate.update({"buckets": (48, 96), "batch_size": 16})
     if "ppo" in config:
         config.ppo.update({"buckets": (48, 96), "max_validation_examples": 100})
-        config.ppo.optimizer.learning_rate = 1e-4  # ours: adapters begin at zero and are few
+        config.ppo.optimizer.learning_rate = 1e-4  # ours: adapters are few and start at zero
     budget(config, machine)
     return config
 
 
 def budget(config: ConfigDict, machine: str) -> None:
-    """Steps and batches of the policy, and how much is answered."""
+    """Sets steps and batches of the policy, and the number of evaluated rows."""
     if machine == "cpu":
-        # ours: 2,000 of the 5,249 rows, of dialogues drawn at random; what has run so far answered the first 2,000
+        # ours: 2,000 of the 5,249 rows, from random dialogues; earlier runs answered the first 2,000
         config.evaluate.update({"limit": 2000, "head_examples": 300})
     else:
         config.evaluate.update({"limit": 0, "head_examples": 2000})
@@ -66,5 +66,5 @@ def budget(config: ConfigDict, machine: str) -> None:
 
 
 def shrink(config: ConfigDict, *, random: bool) -> ConfigDict:
-    """The same recipe in seconds; `random`: of a random model, else of the pretrained one."""
+    """Shrinks the recipe to seconds; `random`: with a random model, else with the pretrained one."""
     return reg_llm.on_trial(emprl_transformer.shrink(config, pretrained=not random), random=random)

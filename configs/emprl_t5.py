@@ -1,4 +1,4 @@
-r"""EmpRL on a fine-tuned T5, its own backbone, sized for two CPU cores.
+r"""EmpRL on a fine-tuned T5, the paper's backbone, sized for two CPU cores.
 
   python -m empax.main --config=configs/emprl_t5.py --config.data.dir=DATA
   python -m empax.main --config=configs/emprl_t5.py:sft --config.data.dir=DATA          # the paper's "w/o RL"
@@ -8,9 +8,9 @@ r"""EmpRL on a fine-tuned T5, its own backbone, sized for two CPU cores.
   python -m empax.main --config=configs/emprl_t5.py:tiny                                # a trial with a random T5
   python -m empax.main --config=configs/emprl_t5.py:flan-t5-small-titles,grpo,tiny      # a trial with that model
 
-The model is that of configs/reg_t5.py, and so is its fine-tuning: `--reuse=WORKDIR` of a run of that recipe takes it
-over (on a GPU, with "machine=cpu" for both: there REG's is longer). Identifiers and rewards are those of
-configs/emprl_transformer.py. Its stages took six minutes on a shared H200: empathy F1 goes from 64.0 to 66.5
+Model and fine-tuning are those of configs/reg_t5.py: `--reuse=WORKDIR` takes the fine-tuning from a run of that recipe
+(on a GPU, with "machine=cpu" for both, since REG's is longer there). Identifiers and rewards are those of
+configs/emprl_transformer.py. The stages took six minutes on a shared H200: empathy F1 rises from 64.0 to 66.5
 (docs/results/emprl.md).
 """
 
@@ -36,24 +36,24 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def recipe(model: str, form: str) -> ConfigDict:
-    """The whole system, or one of FORMS."""
+    """Returns the whole system, or one of FORMS."""
     start = reg_t5.recipe(model, "no_retrieval", "cpu")
     config = emprl_transformer.reinforced(start, form)
-    # Fine-tuning first, as in REG's recipe: so that a run of either begins with what the other has fine-tuned.
+    # Fine-tuning first, as in REG's recipe, so that runs of both can share it.
     first = ("prepare", "generator")
     config.run = (*first, *(stage for stage in config.run if stage not in first))
     config.evaluate.update({"buckets": start.evaluate.buckets, "batch_size": 16})
     if "ppo" in config:
         config.ppo.update({"buckets": start.generator.buckets, "max_validation_examples": 500})
-        # ours: in bfloat16 a response that is drawn token by token is rounded otherwise than one that is read at once.
+        # ours: in bfloat16, sampling token by token rounds differently from reading a whole response.
         config.ppo.guard_tolerance = 0.03
-        # ours: times 450 updates as much as the paper's rate times its updates
+        # ours: rate times 450 updates equals the paper's rate times its updates
         config.ppo.optimizer.learning_rate = 1.1e-4
     return config
 
 
 def shrink(config: ConfigDict, *, random: bool) -> ConfigDict:
-    """The same recipe in seconds; `random`: of a random T5, else of the pretrained one."""
+    """Shrinks the recipe to seconds; `random`: with a random T5, else with the pretrained one."""
     config = emprl_transformer.shrink(config, pretrained=not random)
     if random:
         config.emprl.generator = ConfigDict({"architecture": "t5", "preset": "t5-tiny"})

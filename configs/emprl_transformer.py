@@ -4,20 +4,20 @@ r"""EmpRL on EmpatheticDialogues with a Transformer from scratch, sized for two 
   python -m empax.main --config=configs/emprl_transformer.py:sft          # the paper's "w/o RL"
   python -m empax.main --config=configs/emprl_transformer.py:no_kl        # "w/o KL penalty"
   python -m empax.main --config=configs/emprl_transformer.py:no_reward    # "w/o empathy reward"
-  python -m empax.main --config=configs/emprl_transformer.py:expected     # ours: levels as the context lets expect them
+  python -m empax.main --config=configs/emprl_transformer.py:expected     # ours: the levels expected from the context
   python -m empax.main --config=configs/emprl_transformer.py:balanced     # ours: rare levels earn more
-  python -m empax.main --config=configs/emprl_transformer.py:grpo         # ours: groups in place of a value head
-  python -m empax.main --config=configs/emprl_transformer.py:gspo         # ours: and one ratio for a whole response
+  python -m empax.main --config=configs/emprl_transformer.py:grpo         # ours: groups instead of a value head
+  python -m empax.main --config=configs/emprl_transformer.py:gspo         # ours: GRPO with one ratio per response
   python -m empax.main --config=configs/emprl_transformer.py:dpo          # ours: the best of a group against the worst
-  python -m empax.main --config=configs/emprl_transformer.py:ipo          # ours: by a margin that does not grow
+  python -m empax.main --config=configs/emprl_transformer.py:ipo          # ours: with a bounded margin
   python -m empax.main --config=configs/emprl_transformer.py:kto          # ours: each of a group against its mean
   python -m empax.main --config=configs/emprl_transformer.py:trajectory   # ours: rewards over whole dialogues
   python -m empax.main --config=configs/emprl_transformer.py:retrieval    # ours: PPO on REG's generator
   python -m empax.main --config=configs/emprl_transformer.py:dailydialog  # and small talk: Table VII
   python -m empax.main --config=configs/emprl_transformer.py:tiny         # a trial on the built-in sample
 
-"dailydialog", "consensus" (the leaderboard's decoder) and "tiny" may stand beside any form: ":sft,dailydialog,tiny".
-Preferences of people in place of rewards: ":dpo" with --config.ppo.pairs=FILE (`empax rate pairs`).
+"dailydialog", "consensus" (the leaderboard's decoder) and "tiny" may accompany any form: ":sft,dailydialog,tiny".
+Human preferences instead of rewards: ":dpo" with --config.ppo.pairs=FILE (`empax rate pairs`).
 Other rewards: --config.ppo.rewards='({"kind": "text", "function": "my_module:my_reward"},)', alone or as further parts.
 """
 
@@ -48,13 +48,13 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def flagged(config: ConfigDict, chosen: common.Arguments) -> ConfigDict:
-    """The recipe with what its flags add."""
+    """Adds the changes of the flags to the recipe."""
     common.decode_alike(config, chosen)
     return add_dailydialog(config) if "dailydialog" in chosen.flags else config
 
 
 def reinforced(start: ConfigDict, form: str) -> ConfigDict:
-    """A recipe of REG's with identifiers and rewards in place of its end; `form` is empty or one of FORMS."""
+    """Replaces the last stages of a REG recipe by identifiers and rewards; `form` is empty or one of FORMS."""
     config = common.base(system="emprl", data="empathetic_dialogues")
     config.emprl = start.reg
     config.emprl.decoding = ConfigDict({**SAMPLED, "max_tokens": 29})  # the paper's code: 30, with the start token
@@ -63,8 +63,8 @@ def reinforced(start: ConfigDict, form: str) -> ConfigDict:
         config[name] = start[name]
         if name in ("exemplars", "emotions", "retriever", "joint"):
             config[name].task = f"reg.{config[name].task}"
-    # The same identifiers reward and judge; those of a second seed have seen other posts and reward nobody. Both are
-    # the same whatever the seed of the run, and come first: runs of several seeds share them (--reuse).
+    # The same identifiers reward and judge; those of a second seed were trained on other posts and do not reward.
+    # Neither depends on the seed of the run, and both come first, so that runs of several seeds share them (--reuse).
     config.identifiers = empathy_identifiers.identifiers(seed=0)
     config.second_seed = empathy_identifiers.identifiers(seed=1)
     config.assess = ConfigDict({"kind": "assess", "judges": ("identifiers", "second_seed")})
@@ -86,16 +86,16 @@ def reinforced(start: ConfigDict, form: str) -> ConfigDict:
 
 
 def policy(form: str) -> ConfigDict:
-    """PPO (Sec. III-E), or what `form` makes of it; where its numbers are from, PAPERS.md tells."""
+    """Returns PPO (Sec. III-E), or its variant `form`; PAPERS.md gives the sources of the numbers."""
     config = common.train(
         task="dpo" if form in PREFERENCES else "grpo" if form in GROUPS else "ppo",
         start_from="joint" if form == "retrieval" else "generator",
         buckets=(32, 64, 88),
         max_examples=9_600,  # ours, for minutes on two cores
         epochs=2,  # the paper's: 4
-        learning_rate=1.85e-4,  # ours; the paper's: 1e-5, of a pretrained T5
+        learning_rate=1.85e-4,  # ours; the paper's: 1e-5, for a pretrained T5
         kl={"coefficient": 0.1, "controller": "adaptive", "target": 6.0},
-        entropy_weight=0.004,  # ours: meant to keep replies apart; never measured without
+        entropy_weight=0.004,  # ours: meant to keep replies diverse; never measured without it
         likelihood_weight=0.2,  # ours: an earlier recipe without it raised perplexity by 23 percent
         optimizer={"schedule": "linear"},
         best_metric=None,
@@ -111,11 +111,11 @@ def policy(form: str) -> ConfigDict:
         config.optimizer.learning_rate = 1.5e-4
     elif form in PREFERENCES:
         del config.kl, config.entropy_weight
-        # ours, not tuned: as many replies as a batch of PPO has, two of four learnt from (KTO: all)
+        # ours, not tuned: as many replies as in a batch of PPO, of which two of four are trained on (KTO: all)
         config.update({"loss": form, "beta": 0.1, "batch_size": 8})
         config.optimizer.learning_rate = 1.5e-4
     else:
-        # The value head starts from nothing.
+        # The value head is initialised at random.
         config.optimizer.groups = [{"pattern": "^(trained/)?value/", "learning_rate_scale": 32.0}]
         config.value_warmup_steps = 40
         config.value_clip = None
@@ -125,7 +125,7 @@ def policy(form: str) -> ConfigDict:
         config.importance_sampling_level = "sequence"
         config.update({"clip": 3e-4, "epsilon_high": 4e-4})  # Zheng et al. 2025, Sec. 5.1: ratios of means are near 1
     if form == "expected":
-        # ours (PAPERS.md): less noise bears a higher rate, and part of the way keeps the gain for half of its price
+        # ours (PAPERS.md): less noise allows a higher rate, and interpolated weights keep the gain at half the cost
         config.rewards = ({"goal": "f1"}, {"kind": "novelty", "weight": 0.23})
         config.update({"max_examples": 14_400, "entropy_weight": 0.006, "kept_share": 0.8})
         config.update({"likelihood_weight": 0.4, "likelihood_focus": 1.0})
@@ -146,12 +146,12 @@ def policy(form: str) -> ConfigDict:
 
 
 def add_dailydialog(config: ConfigDict) -> ConfigDict:
-    """DailyDialog's test split answered after the rewards, and before them (Table VII)."""
+    """Adds evaluations on DailyDialog's test split after the rewards, and before them (Table VII)."""
     *stages, report = config.run
-    # ours: 2,000 of the 6,740 turns, of dialogues drawn at random; what has run so far answered the first 2,000
+    # ours: 2,000 of the 6,740 turns, from random dialogues; earlier runs answered the first 2,000
     nobody = {"judge": "", "second_judge": "", "linear_judge": False}
     small_talk = {**config.evaluate, "corpus": "dailydialog", **nobody, "limit": 2_000}
-    # A policy that reads exemplars begins with a joint stage, which only its own system can load.
+    # A policy that reads exemplars starts from a joint stage, which only its own system can load.
     if "ppo" in config and config.ppo.start_from == "generator":
         config.dailydialog_before = ConfigDict({**small_talk, "stage": "generator"})
         stages.append("dailydialog_before")
@@ -161,7 +161,7 @@ def add_dailydialog(config: ConfigDict) -> ConfigDict:
 
 
 def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
-    """The same recipe in seconds; see `common.shrink`."""
+    """Shrinks the recipe to seconds; see `common.shrink`."""
     stages = tuple(name for name in config.run if name != "second_seed")
     config.run = tuple(name for name in stages if name != "identifiers")
     config = common.shrink(config, pretrained=pretrained)

@@ -1,13 +1,13 @@
-r"""Fine-tuning of a pretrained model on pairs of texts: the shortest way from a folder and a file to an exported model.
+r"""Fine-tuning of a pretrained model on pairs of texts, from a folder and a file to an exported model.
 
   python -m empax.main --config=configs/finetune.py:FOLDER --config.data.dir=PAIRS.jsonl --workdir=runs/mine
   python -m empax.main --config=configs/finetune.py:FOLDER,lora --config.data.dir=PAIRS.jsonl --workdir=runs/mine
   python -m empax.main --config=configs/finetune.py:FOLDER,tiny --config.data.dir=PAIRS.jsonl   # a trial: four steps
   python -m empax.export --workdir=runs/mine --output=MODEL
 
-FOLDER is a model as Hugging Face has them, a Hub name or the name of a wheel; "lora" trains adapters alone. A line of
-PAIRS.jsonl is `{"source": "...", "target": "..."}`; of every ten the ninth is for validation and the tenth for the
-test. A folder with `train.jsonl`, `validation.jsonl` and `test.jsonl` is split as it says.
+FOLDER is a Hugging Face folder, a Hub name or the name of a wheel; "lora" trains adapters alone. A line of PAIRS.jsonl
+is `{"source": "...", "target": "..."}`; of every ten lines, the ninth is for validation and the tenth for the test. A
+folder with `train.jsonl`, `validation.jsonl` and `test.jsonl` defines its own split.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def get_config(arg: str = "") -> ConfigDict:
         data="jsonl",
         buckets=(32, 64, 128, 256),
         layout={"max_context_tokens": 256, "max_target_tokens": 64},
-        own_decoding=True,  # as the model's generation_config.json says
+        own_decoding=True,  # as in the model's generation_config.json
         decoding={"max_tokens": 64},
     )
     config.evaluate.batch_size = 16

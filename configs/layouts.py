@@ -1,4 +1,4 @@
-"""Chosen layouts for TPU slices: rows a chip, mesh, what is computed again. Plans of them are in `results/plan/`."""
+"""Layouts for TPU slices: rows per chip, mesh, rematerialisation. Their plans are in `results/plan/`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from . import common
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a recipe lies on a slice.
+    """The layout of a recipe on a slice.
 
     Attributes:
-      rows: of every training step, on each chip.
-      fsdp: chips that share one copy of the parameters; the rest of the slice lies along `data`.
+      rows: rows per chip in every training step.
+      fsdp: number of chips that share one copy of the parameters; the rest of the slice is the axis `data`.
     """
 
     rows: int
@@ -38,7 +38,7 @@ LAYOUTS = {
         "llama-3.1-8b": (Layout(16, fsdp=4), Layout(16, fsdp=256), Layout(16, fsdp=2), Layout(16, fsdp=64)),
     }.items()
 }
-"""By model and slice; what is computed again is everything."""
+"""Layouts by model and slice; all use full rematerialisation."""
 
 MACHINES = ("cpu", "gpu", *CHIPS)
 
@@ -46,9 +46,9 @@ ON_GPU: dict[str, str] = {
     **dict.fromkeys(("flan-t5-small-titles", "empathetic-t5-small", "small", "base"), "none"),
     **dict.fromkeys(("smollm2", "empathetic-smollm2"), "minimal"),
 }
-"""What a model computes again on one GPU of 80 GB; others "full": their activations would not fit.
+"""Rematerialisation of a model on one GPU of 80 GB; others use "full", since their activations would not fit.
 
-A plan of `reg_t5.py:base` for one GPU, made on a CPU, says at most 65 GB (stage "exemplars").
+A plan of `reg_t5.py:base` for one GPU, made on a CPU, needs at most 65 GB (stage "exemplars").
 """
 
 
@@ -62,16 +62,16 @@ def sized(
     models: Sequence[str],
     forms: Sequence[str],
 ) -> ConfigDict:
-    """The recipe of a pretrained model that `arg` asks for.
+    """Returns the recipe of a pretrained model for the argument `arg`.
 
     Args:
-      arg: behind the colon of `--config`.
-      file: of the recipe.
-      recipe: makes it of model, form and "cpu", "gpu" or "slice".
-      shrink: makes the trial of it; `random` is whether no model was named.
+      arg: the text after the colon of `--config`.
+      file: file name of the recipe.
+      recipe: makes the recipe from model, form and "cpu", "gpu" or "slice".
+      shrink: makes its trial; `random` is whether no model was named.
       light: models for two CPU cores; the first is the default.
-      models: those for an accelerator.
-      forms: what it can be instead of the whole system.
+      models: models for an accelerator.
+      forms: alternatives to the whole system.
     """
     chosen = common.arguments(arg, file, models=(*light, *models), folders=True, forms=forms, machines=MACHINES)
     model = chosen.model or light[0]
@@ -85,12 +85,12 @@ def sized(
 
 
 def on_topology(config: ConfigDict, model: str, topology: str) -> ConfigDict:
-    """`config` as `model` lies on `topology`: as many examples in fewer, larger steps (at least FEWEST_STEPS).
+    """Adapts `config` to `model` on `topology`: as many examples in fewer, larger steps (at least FEWEST_STEPS).
 
-    Learning rates stay the same: none was tuned for batches of that size.
+    Learning rates do not change: none was tuned for batches of that size.
 
     Raises:
-      ValueError: no layout has been chosen for it.
+      ValueError: there is no layout for the model and topology.
     """
     chosen = LAYOUTS.get(model, {})
     if topology not in chosen:

@@ -6,14 +6,14 @@ r"""LEMPEx on EmpatheticDialogues (Majumder et al.): exemplars and four empathet
   python -m empax.main --config=configs/lempex.py:t5_glove              # T5-GloVe: without both
   python -m empax.main --config=configs/lempex.py:t5                    # pretrained weights; its T5-PT: t5,t5_glove
   python -m empax.main --config=configs/lempex.py:pretrained_retriever  # the retriever as pretrained (Table 3)
-  python -m empax.main --config=configs/lempex.py:predicted_emotion     # exemplars of the emotion that a context tells
-  python -m empax.main --config=configs/lempex.py:gold_emotion          # of its gold emotion, as its code: a leak
-  python -m empax.main --config=configs/lempex.py:eq10                  # the losses as Eq. 10 has them
-  python -m empax.main --config=configs/lempex.py:unfrozen              # judges that learn along, as in its code
+  python -m empax.main --config=configs/lempex.py:predicted_emotion     # exemplars of the context's predicted emotion
+  python -m empax.main --config=configs/lempex.py:gold_emotion          # of its gold emotion, as in its code: a leak
+  python -m empax.main --config=configs/lempex.py:eq10                  # the losses as in Eq. 10
+  python -m empax.main --config=configs/lempex.py:unfrozen              # judges that are trained too, as in its code
   python -m empax.main --config=configs/lempex.py:time_axis             # its code's softmax over time
   python -m empax.main --config=configs/lempex.py:gumbel                # straight-through samples, not expectations
   python -m empax.main --config=configs/lempex.py:binary                # mid and high as one level, as in its code
-  python -m empax.main --config=configs/lempex.py:weights_1             # losses that weigh 1: vapid, says Sec. 3.5
+  python -m empax.main --config=configs/lempex.py:weights_1             # loss weights of 1: vapid by Sec. 3.5
   python -m empax.main --config=configs/lempex.py:q=10                  # ten exemplars
   python -m empax.main --config=configs/lempex.py:no_judges             # exemplars alone; EPITOME is not needed
   python -m empax.main --config=configs/lempex.py:machine=gpu           # four epochs instead of one
@@ -21,7 +21,7 @@ r"""LEMPEx on EmpatheticDialogues (Majumder et al.): exemplars and four empathet
   python -m empax.main --config=configs/lempex.py:consensus             # by the leaderboard's decoder
   python -m empax.main --config=configs/lempex.py:tiny                  # a trial on the built-in sample
 
-Forms go together: ":no_losses,q=10,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
+Forms can be combined: ":no_losses,q=10,tiny". With --reuse=WORKDIR a form reuses shared stages of a finished run.
 "machine=gpu" took nine minutes on a shared H200 (docs/results/lempex.md); the budget of two CPU cores has not been run.
 """
 
@@ -45,7 +45,7 @@ CHANGES = {
     "binary": {"binary": True},
     "weights_1": {"weights": dict.fromkeys(("emotional_reaction", "interpretation", "exploration", "sentiment"), 1.0)},
 }
-"""Forms that change settings of the generator's stage alone."""
+"""Forms that change only settings of the generator's stage."""
 
 READER = {"pretrained": "minilm", "num_layers": 3, **common.ON_CPU}
 """The encoder of judges."""
@@ -66,7 +66,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def read(forms: Sequence[str]) -> ConfigDict:
-    """The recipe with `forms`, without the settings that nothing reads then."""
+    """Returns the recipe with `forms`, without settings that are then unused."""
     config = recipe()
     for form in forms:
         change(config, form)
@@ -85,14 +85,14 @@ def read(forms: Sequence[str]) -> ConfigDict:
 
 def recipe() -> ConfigDict:
     config = common.base(system="lempex", data="empathetic_dialogues")
-    # In this order a form that leaves the regressor or the exemplars out shares all stages before them (--reuse).
+    # In this order, a form without the regressor or the exemplars shares all earlier stages (--reuse).
     config.run = ("prepare", "judges", "second_seed", "assess", "annotate", "retriever", "index", "sentiment",
                   "generator", "evaluate", "swaps", "report")  # fmt: skip
     config.lempex = models()
-    # One vocabulary for generator and judges, so that a distribution over it can be read: MiniLM's.
+    # One vocabulary for generator and judges, MiniLM's, so that judges can read distributions over it.
     config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": "minilm", "tags": False}})
     config.judges = judges(seed=0)
-    config.second_seed = judges(seed=1)  # of other posts; nothing is trained to please them
+    config.second_seed = judges(seed=1)  # on other posts; not used in training
     config.assess = ConfigDict({"kind": "assess", "judges": ("judges", "second_seed")})
     config.sentiment = sentiment()
     config.annotate = ConfigDict({"kind": "annotate", "classifiers": ("judges",), "contexts": False})
@@ -109,11 +109,11 @@ def recipe() -> ConfigDict:
 
 
 def models() -> ConfigDict:
-    """What all stages share."""
+    """Returns the settings that all stages share."""
     return ConfigDict(
         {
-            # The paper's T5-GloVe has 6 + 6 layers (full_size); its word vectors are GloVe's, ours MiniLM's by
-            # principal components.
+            # The paper's T5-GloVe has 6 + 6 layers (full_size) and GloVe's word vectors; ours are MiniLM's, reduced
+            # by PCA.
             "generator": {
                 "architecture": "t5_from_scratch",
                 "d_model": 300,  # Sec. 4.2, as are the next three
@@ -135,13 +135,13 @@ def models() -> ConfigDict:
             },
             # Its code samples (k = 20, T = .9, 20 tokens); its Alg. 5 has beam search.
             "decoding": {"method": "sample", "top_k": 20, "temperature": 0.9, "max_tokens": 20},
-            "passages": 5,  # q: Fig. 1 shows five; the number is stated nowhere
+            "passages": 5,  # q: Fig. 1 shows five; the paper does not state the number
         }
     )
 
 
 def judges(**more: Any) -> ConfigDict:
-    """Classifiers of the three mechanisms over one encoder (the paper: three encoders, T5-base)."""
+    """Returns classifiers of the three mechanisms over one encoder (the paper: three encoders, T5-base)."""
     return common.train(
         task="attributes.classifier",
         encoder=READER,
@@ -158,7 +158,7 @@ def judges(**more: Any) -> ConfigDict:
 
 
 def sentiment() -> ConfigDict:
-    """The regressor of VADER's scores (Alg. 1)."""
+    """Returns the regressor of VADER's scores (Alg. 1)."""
     return common.train(
         task="attributes.sentiment",
         encoder=READER,
@@ -174,7 +174,7 @@ def sentiment() -> ConfigDict:
 
 
 def generator() -> ConfigDict:
-    """The generator with its five losses (Sec. 3.5, Alg. 4)."""
+    """Returns the generator with its five losses (Sec. 3.5, Alg. 4)."""
     return common.train(
         task="generator",
         index="index",
@@ -189,8 +189,8 @@ def generator() -> ConfigDict:
             "sentiment": 0.1,
         },
         buckets=(40, 72),
-        # ours; its code: 1e-4, for fifty epochs. A T5 starts its embeddings at a deviation of 1, which Adam's equal
-        # steps hardly change; Adafactor's are relative to what they change (Raffel et al. 2020 trained T5 with it).
+        # ours; its code: 1e-4, for fifty epochs. T5's embeddings start with a deviation of 1, which Adam's equal
+        # steps hardly change; Adafactor's steps are relative to the parameters (Raffel et al. 2020 trained T5 with it).
         learning_rate=1e-2,
         best_metric="nll",
         max_validation_examples=1000,
@@ -200,7 +200,7 @@ def generator() -> ConfigDict:
 
 
 def more_steps(config: ConfigDict) -> None:
-    """The budget of a GPU: the same models, which learn for longer (its code: fifty epochs)."""
+    """Sets the budget of a GPU: the same models, trained for longer (its code: fifty epochs)."""
     for judge in (config.judges, config.second_seed):
         judge.update({"steps": 600, "eval_every_steps": 150})
     config.retriever.update({"steps": 2500, "eval_every_steps": 500, "checkpoint_every_steps": 500})
@@ -217,7 +217,7 @@ def drop(config: ConfigDict, *stages: str) -> None:
 
 
 def change(config: ConfigDict, form: str) -> None:
-    """Makes `config` one of FORMS, or that of "q=NUMBER" exemplars."""
+    """Changes `config` to one of FORMS, or to "q=NUMBER" exemplars."""
     generator = config.generator
     if form.startswith("q="):
         config.lempex.passages = int(form.removeprefix("q="))
@@ -251,14 +251,14 @@ def change(config: ConfigDict, form: str) -> None:
     if form == "full_size":
         config.lempex.generator.update({"num_encoder_layers": 6, "num_decoder_layers": 6})
         config.lempex.layout.update({"max_context_tokens": 200, "max_passage_tokens": 50, "max_target_tokens": 50})
-        # Fifty epochs, patience 5 (Sec. 3.5); the rate is that of its code, the text has 1e-5.
+        # Fifty epochs, patience 5 (Sec. 3.5); the learning rate is that of its code, the paper has 1e-5.
         generator.update({"steps": 63_000, "buckets": (32, 64, 128, 200), "eval_every_steps": 1260, "patience": 5})
         generator.optimizer = ConfigDict({"learning_rate": 1e-4, "clip_norm": 1.0})
         config.evaluate.buckets = (32, 64, 128, 200)
 
 
 def shrink(config: ConfigDict) -> ConfigDict:
-    """The same recipe in seconds: a vocabulary of its own, and judges from scratch on it."""
+    """Shrinks the recipe to seconds: with a separate vocabulary, and judges from scratch on it."""
     architecture = config.lempex.generator.architecture
     config.lempex.generator = ConfigDict({"architecture": "t5_from_scratch"})
     config = common.shrink(config)

@@ -1,9 +1,9 @@
-r"""LEMPEx' retriever alone: MiniLM in two towers, trained as DPR on EmpatheticDialogues, sized for two CPU cores.
+r"""LEMPEx's retriever alone: MiniLM in two towers, trained as DPR on EmpatheticDialogues, sized for two CPU cores.
 
   python -m empax.main --config=configs/lempex_retriever.py --config.data.dir=DATA
   python -m empax.main --config=configs/lempex_retriever.py:tiny      # a trial on the built-in sample
 
-Both index stages measure retrieval on validation and test: as pretrained (`zero_shot`), and trained (`index`). The
+Both index stages measure retrieval on validation and test: pretrained (`zero_shot`) and trained (`index`). The
 numbers are in STAGE/index.json under "quality". Arms:
   one tower                 --config.lempex.towers=shared
   negatives of the text     --config.retriever.negatives="('other_emotion',)"     # Sec. 3.5.1; Alg. 2 takes both
@@ -21,11 +21,11 @@ from ml_collections import ConfigDict
 from . import common
 
 MACHINES = ("cpu", "gpu")
-LAYOUT = {"max_query_tokens": 64, "max_key_tokens": 24}  # ours: the newest turns, most responses whole
+LAYOUT = {"max_query_tokens": 64, "max_key_tokens": 24}  # ours: the newest turns, most responses untruncated
 
 
 def towers() -> dict[str, Any]:
-    """The encoders, of the section that all stages share."""
+    """Returns the encoders of the section that all stages share."""
     return {
         "retriever": {"pretrained": "minilm", "normalize": True, "dropout": 0.1, **common.ON_CPU},
         "towers": "separate",
@@ -34,7 +34,7 @@ def towers() -> dict[str, Any]:
 
 
 def index(*, encoder: str, queries: dict[str, int]) -> ConfigDict:
-    """An index of responses, measured on validation and test."""
+    """Returns an index of responses, measured on validation and test."""
     made = common.index(encoder=encoder, candidates=10, queries=queries, method="exact")  # q of its code
     made.update({"filter": "none", "one_per_dialogue": False, "searched": 2047})  # as its code
     made.quality = ConfigDict({"validation": 0, "test": 0})
@@ -42,13 +42,13 @@ def index(*, encoder: str, queries: dict[str, int]) -> ConfigDict:
 
 
 def retriever(**more: Any) -> ConfigDict:
-    """The stage, for this recipe and for recipes that read its exemplars; `more` are settings that differ."""
+    """Returns the stage, for this recipe and for recipes that read its exemplars; `more` are changed settings."""
     settings = {
         "task": "retriever",
         "steps": 400,  # a third of an epoch, some 25 minutes on two cores; the authors: 8 epochs
         "batch_size": 32,  # theirs: 16
-        "learning_rate": 5e-5,  # ours; theirs is 2e-5, for an encoder of twice the width and depth
-        "temperature": 0.05,  # ours: the dot products of unit vectors lie close together; 1 without `normalize`
+        "learning_rate": 5e-5,  # ours; theirs is 2e-5, for an encoder twice as wide and deep
+        "temperature": 0.05,  # ours: the dot products of unit vectors have a small range; 1 without `normalize`
         "negatives": ("other_emotion", "same_emotion"),  # Alg. 2
         "dpr_data": "ed",
         "buckets": (32, 64),
@@ -77,7 +77,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def shrink(config: ConfigDict) -> ConfigDict:
-    """The same recipe in seconds."""
+    """Shrinks the recipe to seconds."""
     config.data.name = "sample"
     config.lempex.retriever = ConfigDict({**common.SMALL_ENCODER, "normalize": True, "dropout": 0.1})
     config.lempex.layout.update({"max_query_tokens": 16, "max_key_tokens": 16})

@@ -1,9 +1,9 @@
-r"""NEC on EmpatheticDialogues (Huangfu et al. 2025): commonsense, and contrast with candidates of four kinds.
+r"""NEC on EmpatheticDialogues (Huangfu et al. 2025): commonsense, and contrast with four kinds of candidates.
 
   python -m empax.main --config=configs/nec.py:scratch --config.data.dir=DATA      # a Transformer from scratch
   python -m empax.main --config=configs/nec.py --config.data.dir=DATA              # FLAN-T5-small
   python -m empax.main --config=configs/nec.py:bart --config.data.dir=DATA         # the paper's, sized for a GPU
-  python -m empax.main --config=configs/nec.py:no_contrast --config.data.dir=DATA  # likelihood alone: DCKS' shape
+  python -m empax.main --config=configs/nec.py:no_contrast --config.data.dir=DATA  # likelihood alone: DCKS's form
   python -m empax.main --config=configs/nec.py:no_entity --config.data.dir=DATA    # Table 4: w/o Entity
   python -m empax.main --config=configs/nec.py:no_social --config.data.dir=DATA    # w/o Social
   python -m empax.main --config=configs/nec.py:no_self --config.data.dir=DATA      # w/o SelfGen
@@ -16,12 +16,12 @@ r"""NEC on EmpatheticDialogues (Huangfu et al. 2025): commonsense, and contrast 
   python -m empax.main --config=configs/nec.py:consensus --config.data.dir=DATA    # by the leaderboard's decoder
   python -m empax.main --config=configs/nec.py:tiny                                # a trial on the built-in sample
 
-Forms go together: ":scratch,no_social,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
+Forms can be combined: ":scratch,no_social,tiny". With --reuse=WORKDIR a form reuses shared stages of a finished run.
 "machine=cpu" and "machine=gpu" size a run; FLAN-T5-small and the Transformer are sized for two CPU cores by default.
 Facts about people are those of the nearest event of ATOMIC (DATA/knowledge), facts about things WordNet's (Debian's
 package wordnet-base; another folder is `--config.knowledge.entity.path`). With a COMET (configs/comet_t5.py):
 `--config.knowledge.social.source=comet --config.knowledge.social.path=COMET`.
-":scratch,machine=gpu" took 8 minutes on a shared H200 with its facts at hand: perplexity 36.6 a token, BLEU-2 7.8
+":scratch,machine=gpu" took 8 minutes on a shared H200 with existing facts: perplexity 36.6 per token, BLEU-2 7.8
 (docs/results/nec.md). The other budgets have not been run.
 """
 
@@ -57,7 +57,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def read(forms: Sequence[str]) -> ConfigDict:
-    """The recipe with `forms`, without what nothing reads then."""
+    """Returns the recipe with `forms`, without sections that are then unused."""
     config = recipe("scratch")
     budget(config, "cpu")
     for form in forms:
@@ -72,7 +72,7 @@ def read(forms: Sequence[str]) -> ConfigDict:
 
 
 def leave_out_unread(config: ConfigDict) -> None:
-    """Takes out facts that nothing reads, with what ranks them, and the names of stages that are not there."""
+    """Removes unused facts with their ranker, and the names of missing stages."""
     if not config.nec.entity and config.nec.ranker:
         config.nec.ranker = ""
         del config.ranker
@@ -82,7 +82,7 @@ def leave_out_unread(config: ConfigDict) -> None:
 
 
 def recipe(model: str) -> ConfigDict:
-    """The whole system on one of MODELS."""
+    """Returns the whole system on one of MODELS."""
     config = common.base(system="nec", data="empathetic_dialogues")
     config.run = ("prepare", "knowledge", "ranker", "generator", "contrastive", "evaluate", "report")
     config.nec = models(model)
@@ -96,7 +96,7 @@ def recipe(model: str) -> ConfigDict:
             "social": {  # the paper: COMET
                 "source": "atomic",
                 "path": "",
-                "tails": 3,  # ours: of five relations; one of each is read
+                "tails": 3,  # ours: for each of five relations; one of each is read
             },
             "entity": {"source": "wordnet", "path": "/usr/share/wordnet", "tails": 3},
         }
@@ -111,7 +111,7 @@ def recipe(model: str) -> ConfigDict:
 
 
 def models(model: str) -> ConfigDict:
-    """What all stages share."""
+    """Returns the settings that all stages share."""
     generators = {
         "t5": {"architecture": "t5", "pretrained": WHEEL, "dropout": 0.1},
         "bart": {"architecture": "bart", "pretrained": "facebook/bart-base", "preset": "bart-base", "dropout": 0.1},
@@ -121,8 +121,8 @@ def models(model: str) -> ConfigDict:
         {
             "generator": generators[model],
             "layout": {
-                "max_context_tokens": 72,  # ours: the newest turns; NEC takes the last 10
-                "max_passage_tokens": 64,  # of facts about things, their prompt included
+                "max_context_tokens": 72,  # ours: the newest turns; NEC uses the last 10
+                "max_passage_tokens": 64,  # of facts about things, including their prompt
                 "max_target_tokens": 40,
             },
             "decoding": {
@@ -145,7 +145,7 @@ def models(model: str) -> ConfigDict:
 
 
 def generator(model: str) -> ConfigDict:
-    """The warm-up: likelihood alone, until it no longer falls (Sec. 4.2)."""
+    """Returns the warm-up: likelihood alone, until it stops improving (Sec. 4.2)."""
     return common.train(
         task="generator",
         buckets=BUCKETS,
@@ -157,7 +157,7 @@ def generator(model: str) -> ConfigDict:
 
 
 def contrastive(model: str) -> ConfigDict:
-    """Likelihood and contrast (Eq. 9)."""
+    """Returns the stage with likelihood and contrast (Eq. 9)."""
     return common.train(
         task="contrastive",
         start_from="generator",
@@ -179,7 +179,7 @@ def contrastive(model: str) -> ConfigDict:
 
 
 def add_ranker(config: ConfigDict) -> None:
-    """What ranks facts about things by whether responses take them up (Sec. 3.2)."""
+    """Adds the ranker of facts about things, trained on whether responses use them (Sec. 3.2)."""
     config.nec.ranker = "ranker"
     config.ranker = common.train(
         task="ranker",
@@ -196,7 +196,7 @@ def add_ranker(config: ConfigDict) -> None:
 
 
 def budget(config: ConfigDict, machine: str) -> None:
-    """Steps, batches and arithmetic: what depends on the machine, one of MACHINES."""
+    """Sets the steps, batches and arithmetic for a machine, one of MACHINES."""
     if machine == "cpu":
         config.nec.generator.update(common.ON_CPU)
         config.generator.update(common.sizes(steps=900, batch_size=32, evaluations=6))
@@ -211,10 +211,10 @@ def budget(config: ConfigDict, machine: str) -> None:
 
 
 def change(config: ConfigDict, form: str) -> None:
-    """Makes `config` one of FORMS."""
+    """Changes `config` to one of FORMS."""
     contrast = config.contrastive.contrast if "contrastive" in config else ConfigDict()
     if form == "no_contrast":
-        # As many examples as both stages learn from.
+        # As many examples as in both stages together.
         both = config.contrastive
         config.generator.steps += both.steps * both.batch_size // config.generator.batch_size
         config.evaluate.stage = "generator"
@@ -235,7 +235,7 @@ def change(config: ConfigDict, form: str) -> None:
 
 
 def shrink(config: ConfigDict, model: str) -> ConfigDict:
-    """The same recipe in seconds: random models, facts that were written by hand."""
+    """Shrinks the recipe to seconds: random models, handwritten facts."""
     reranks = {name: value for name, value in config.nec.decoding.items() if name.startswith("rerank")}
     config.nec.generator = models("scratch").generator
     config = common.shrink(config)

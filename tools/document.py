@@ -2,9 +2,9 @@ r"""Fills the tables of documents from a folder of results.
 
   python -m tools.document README.md docs/benchmarks.md docs/metrics.md docs/results/*.md
 
-A table is between `<!-- table: NAME -->` and `<!-- end -->`; RESULTS/tables.json says what is in it. A figure is an
-entry there like a table, and becomes an SVG beside the document. Nothing is scored:
-the numbers are those of `tools.rescore`, of benchmarks and of published tables.
+A table is between `<!-- table: NAME -->` and `<!-- end -->`; RESULTS/tables.json defines its contents. A figure is an
+entry there like a table, and becomes an SVG beside the document. Nothing is scored here: the numbers are those of
+`tools.rescore`, of benchmarks and of published tables.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ from empax.reporting.tables import describe, format_difference, format_value, ma
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 _SWAPS = ("likelihoods", "parts", "replies", "recall")
-"""Tables of `reporting.swaps`, in their order."""
+"""Tables of `reporting.swaps`, in order."""
 
 Table = Mapping[str, Any]
-"""An entry of tables.json: its `kind` and what the function of that kind reads."""
+"""An entry of tables.json: its `kind` and the arguments of that kind's function."""
 
 
 def fill(text: str, results: Path) -> str:
-    """The document with its tables made anew.
+    """Returns the document with regenerated tables.
 
     Raises:
-      DataError: a table that tables.json does not have, one whose results are not there, or one whose runs answered
-        different test rows.
+      DataError: a table is missing in tables.json, its results are missing, or its runs answered different test rows.
     """
     tables = read_json(results / "tables.json")
 
@@ -63,10 +62,11 @@ def _read(path: Path) -> Any:
 
 
 def _scores(table: Table, results: Path) -> list[str]:
-    """Systems as rows, `metrics` as columns. A row is a `run`, a recipe's `seeds`, a `control`, `released` or a
-    `published` row. A column may also be "head:HEAD", the accuracy of one head of emotions, or "kappa:JUDGE",
-    the kappa of that judge's levels in replies with those in references. With `recipes` the last column is the recipe
-    of a run.
+    """Returns a table with systems as rows and `metrics` as columns.
+
+    A row is a `run`, a recipe's `seeds`, a `control`, `released` or a `published` row. A column may also be
+    "head:HEAD", the accuracy of one emotion head, or "kappa:JUDGE", the kappa of that judge's levels in replies and
+    references. With `recipes` the last column is the recipe of a run.
     """
     names, head = table["metrics"], _head(table)
     rows = [[row["name"], *(_cell(row, name, results) for name in names)] for row in table["rows"]]
@@ -80,7 +80,7 @@ def _scores(table: Table, results: Path) -> list[str]:
 
 
 def _scored(table: Table, results: Path) -> list[Any]:
-    """Scores of the rows that are runs or seeds; DataError unless all answered the same test rows."""
+    """Returns the scores of rows that are runs or seeds; raises DataError unless all answered the same test rows."""
     own = [row for row in table["rows"] if "run" in row or "seeds" in row]
     found = [_read(_path(row, results)) for row in own]
     for row, one in zip(own, found, strict=True):
@@ -93,7 +93,7 @@ def _scored(table: Table, results: Path) -> list[Any]:
 
 
 def _about(table: Table, results: Path, names: Sequence[str]) -> list[str]:
-    """Corpus, rows, what ± and brackets are, and text."""
+    """Returns a note on the corpus, the rows, the meaning of ± and brackets, and the text normalisation."""
     if any("evaluation" in row for row in table["rows"]):
         return []
     scored = _scored(table, results)
@@ -111,7 +111,7 @@ def _about(table: Table, results: Path, names: Sequence[str]) -> list[str]:
 
 
 def _recipe(row: Mapping[str, Any], results: Path) -> str:
-    """Of a run or of the first of several seeds, as its command has it; empty for other rows."""
+    """Returns the recipe of a run or of the first of several seeds, from its command; empty for other rows."""
     if "control" in row or not {"run", "seeds"} & set(row):
         return ""
     run = row.get("run") or f"{row['seeds']}/{_read(_path(row, results))['seeds'][0]}"
@@ -159,7 +159,7 @@ def _interval(name: str, found: Mapping[str, float] | None) -> str:
 
 
 def _pairs(table: Table, results: Path) -> list[str]:
-    """Differences, first minus second, of pairs in `group`; bold where the corrected p-value is below .05."""
+    """Returns differences, first minus second, of pairs in `group`; bold if the corrected p-value is below .05."""
     found = _read(results / "comparisons.json")[table["group"]]
     tested = {(pair["first"], pair["second"]): pair for pair in found["pairs"]}
     names = table["metrics"]
@@ -193,7 +193,7 @@ def _difference(name: str, cell: Mapping[str, float] | None) -> str:
 
 
 def _agreement(table: Table, results: Path) -> list[str]:
-    """Empathy of runs by one `judge`, beside controls that know no context."""
+    """Returns the empathy of runs by one `judge`, beside controls that ignore the context."""
     rows = []
     for row in table["rows"]:
         found = _read(_path(row, results))["empathy"][table["judge"]]
@@ -204,7 +204,7 @@ def _agreement(table: Table, results: Path) -> list[str]:
 
 
 def _shares(table: Table, results: Path) -> list[str]:
-    """Shares of each level of each mechanism in percent, of the references and of the runs' replies."""
+    """Returns the shares of each mechanism's levels in percent, for the references and the runs' replies."""
     titles = ("none", "weak", "strong")
     head = ["", *(f"{name.replace('_', ' ')}: {title}" for name in MECHANISMS for title in titles)]
     found = [one["empathy"][table["judge"]] for one in _scored(table, results)]
@@ -218,7 +218,7 @@ def _shares(table: Table, results: Path) -> list[str]:
 
 
 def _judges(table: Table, results: Path) -> list[str]:
-    """How often two judges give replies of a run the same level; in brackets Cohen's kappa."""
+    """Returns the share of a run's replies with equal levels by two judges; in brackets Cohen's kappa."""
     titles = {"first": "identifiers", "second_seed": "second seed", "linear": "linear judge"}
     rows = []
     for row in table["rows"]:
@@ -231,7 +231,7 @@ def _judges(table: Table, results: Path) -> list[str]:
 
 
 def _ratings(table: Table, results: Path) -> list[str]:
-    """Rank correlation of `judges`, or of metrics with `references`, with people's ratings."""
+    """Returns the rank correlation of `judges`, or of metrics with `references`, with human ratings."""
     found = _read(results / "judges" / "report.json")[table["of"]]
     parts = {"by_row": "all replies", "human_replies": "people's replies", "within_dialogue": "within a dialogue"}
     parts = {part: title for part, title in parts.items() if any(part in one for one in found.values())}
@@ -246,7 +246,7 @@ def _ratings(table: Table, results: Path) -> list[str]:
 
 
 def _benchmark(table: Table, results: Path) -> list[str]:
-    """Ours beside theirs on one `machine`; a row is `[file, row of the file, title]`."""
+    """Returns ours beside theirs on one `machine`; a row is `[file, row of the file, title]`."""
     found = {name: _read(results / "benchmarks" / table["machine"] / f"{name}.json") for name, *_ in table["rows"]}
     rows = []
     for name, key, title in table["rows"]:
@@ -260,7 +260,7 @@ def _benchmark(table: Table, results: Path) -> list[str]:
 
 
 def figures(text: str, results: Path) -> dict[str, str]:
-    """Names and contents of the SVG files that belong beside the document."""
+    """Returns names and contents of the document's SVG files."""
     tables = read_json(results / "tables.json")
     names = [name for _, name, _ in _MARKED.findall(text) if tables[name]["kind"] == "figure"]
     found = {}
@@ -271,15 +271,15 @@ def figures(text: str, results: Path) -> dict[str, str]:
 
 
 def _figure(table: Table, results: Path) -> list[str]:
-    """What exemplars of a `run` change in the likelihood, as the SVG `file` with the words of `alt`."""
-    del results  # its numbers are in the file
+    """Returns a link with text `alt` to the SVG `file` of the exemplars' effects on a `run`'s likelihood."""
+    del results  # the numbers are in the file
     return [f"![{table['alt']}]({table['file']})"]
 
 
 def _swaps(table: Table, results: Path) -> list[str]:
-    """One `part` of what the exemplars of a `run` are worth: "likelihoods", "parts", "replies" or "recall".
+    """Returns one table of the effect of exemplars in a `run`: "likelihoods", "parts", "replies" or "recall".
 
-    With `runs` by name in place of one: what they change beside none in each.
+    With several `runs` by name instead: their effects in each, against no exemplars.
     """
     if "runs" in table:
         made = swaps.beside_none({n: _read(results / "runs" / r / "report.json") for n, r in table["runs"].items()})
@@ -293,7 +293,7 @@ def _swaps(table: Table, results: Path) -> list[str]:
 
 
 def _weights(table: Table, results: Path) -> list[str]:
-    """What `tools.neighbours` has found: likelihoods by weight and temperature; the best one is bold."""
+    """Returns the results of `tools.neighbours`: likelihoods by weight and temperature; the best one is bold."""
     found = _read(results / "neighbours" / f"{table['of']}.json")
     by_temperature = found["nats_a_token"]
     best = min(nll for row in by_temperature.values() for nll in row.values())
@@ -324,18 +324,18 @@ _ALONE = (
     "text { font: 12px system-ui, sans-serif; fill: #5d6670 } .grid { stroke: #d5d2ca } .zero { stroke: #5d6670 } "
     ".line { stroke-width: 2; stroke: #1f5fa8 } .dot { fill: #1f5fa8 }"
 )
-"""Of a chart that no page gives its colours: readable on white and on black."""
+"""Styles of a standalone chart, readable on white and on black."""
 
 
 def as_file(svg: str) -> str:
-    """A chart as the text of an SVG file."""
+    """Returns a chart as the text of an SVG file."""
     named = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     return named.replace(">", f"><style>{_ALONE}</style>", 1) + "\n"
 
 
 @in_one_line
 def main(argv: Sequence[str]) -> int:
-    """Returns 0, or 2 where a table cannot be made."""
+    """Returns 0, or 2 if a table cannot be made."""
     parser = argparse.ArgumentParser(prog="python -m tools.document", description="Fills tables.")
     parser.add_argument("documents", type=Path, nargs="+", help="Markdown files")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder with runs/, tables.json, ...")

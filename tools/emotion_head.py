@@ -2,8 +2,8 @@ r"""Makes weights/emotions-minilm: a linear head for the 32 emotions, from the v
 
   python -m tools.emotion_head RUN weights/emotions-minilm
 
-RUN is the work directory of configs/reg_transformer.py on EmpatheticDialogues, whose stage `index` embeds by MiniLM as
-pretrained. The head is solved for in closed form; nothing is drawn.
+RUN is the work directory of configs/reg_transformer.py on EmpatheticDialogues, whose stage `index` embeds with the
+pretrained MiniLM. The head has a closed-form solution without randomness.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from empax.serving.emotions import FILE, EmotionHead
 
 
 def main(workdir: Path, folder: Path) -> None:
-    """Writes the head, and prints how often it is right."""
+    """Writes the head, and prints its accuracy."""
     files = WorkDir(workdir)
     run = RunContext(files, read_plan(files), "index")
     encoder = load_encoder_of(run, "")

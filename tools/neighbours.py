@@ -1,10 +1,10 @@
-r"""Says how much a corpus should count beside a model: negative log-likelihood of validation replies, by weight.
+r"""Tunes the weight of a corpus in a model's predictions: negative log-likelihood of validation replies, by weight.
 
-  python -m tools.neighbours RUN copy      # of the words of the exemplars at hand; RUN reads exemplars
-  python -m tools.neighbours RUN knn       # of what came in the nearest states of 10,000 training rows
+  python -m tools.neighbours RUN copy      # of the words of the retrieved exemplars; RUN reads exemplars
+  python -m tools.neighbours RUN knn       # of the tokens after the nearest states of 10,000 training rows
 
 RUN is the work directory of a finished run of REG. One pass over --rows of the validation split scores every
-weight at every temperature; `reg.neighbours` of configs/reg_transformer.py has what was best.
+weight at every temperature; `reg.neighbours` of configs/reg_transformer.py has the best values.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ TEMPERATURES = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def main(workdir: Path, kind: str, rows: int, file: Path | None) -> None:
-    """Prints the table, and writes it as JSON where a file is named."""
+    """Prints the table, and writes it as JSON if a file is given."""
     files = WorkDir(workdir)
-    plan, own = read_plan(files), NeighbourSettings(**{f"{kind}_weight": 0.5})  # whose states are then at hand
+    plan, own = read_plan(files), NeighbourSettings(**{f"{kind}_weight": 0.5})  # makes the states available
     shared: Any = dataclasses.replace(plan.system_settings, neighbours=own)  # pyright: ignore[reportArgumentType]
     plan = dataclasses.replace(plan, system_settings=shared)
     run = RunContext(files, plan, evaluate.main_stage(plan))
@@ -61,7 +61,7 @@ def main(workdir: Path, kind: str, rows: int, file: Path | None) -> None:
 
     @jax.jit
     def probabilities(params: Any, batch: Any) -> tuple[jax.Array, list[jax.Array]]:
-        """Of each token of the replies: the model's, and the corpus's by temperature (nan = it says nothing)."""
+        """Returns each reply token's probability by the model, and by the corpus for each temperature (NaN = none)."""
         read = task.encode(params, batch, None)
         hidden, logits = task._hidden(params, batch.target, read), task.logits(params, batch, read, None)
         say, size = of_corpus(params, batch, read), logits.shape[-1]
@@ -82,7 +82,7 @@ def main(workdir: Path, kind: str, rows: int, file: Path | None) -> None:
     model, corpus = np.concatenate(alone), np.concatenate(beside, axis=1)
     table = {}
     for temperature, said in zip(TEMPERATURES, corpus, strict=True):
-        said = np.where(np.isnan(said), model, said)  # where it says nothing, its weight is the model's
+        said = np.where(np.isnan(said), model, said)  # without one, the model has all the weight
         table[temperature] = {w: float(-np.log((1 - w) * model + w * said).mean()) for w in WEIGHTS}
     best = min(((nll, t, w) for t, row in table.items() for w, nll in row.items()), key=lambda one: one[0])
     print(f"{kind}: nats a token of {len(model):,} in {len(asked):,} validation replies")

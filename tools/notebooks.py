@@ -1,9 +1,9 @@
-r"""Makes the .ipynb beside each notebooks/*.py: the same cells, with what they put out.
+r"""Makes the .ipynb beside each notebooks/*.py: the same cells with their outputs.
 
   python -m tools.notebooks [NAME ...]
   python -m tools.notebooks --repository=https://github.com/OWNER/NAME     # once the repository has an address
 
-The second fills the address into first cells and makes the links of notebooks/README.md open in Colab; nothing runs.
+The second writes the address into first cells and makes the links of notebooks/README.md open in Colab; nothing runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COLAB = "https://colab.research.google.com/github"
 
 
 def read(path: Path) -> nbformat.NotebookNode:
-    """The cells of a .py, numbered, and paired with it."""
+    """Reads the cells of a .py, numbered and paired with it."""
     notebook = jupytext.read(path, fmt="py:percent")
     notebook.metadata = nbformat.from_dict(
         {
@@ -41,7 +41,7 @@ def read(path: Path) -> nbformat.NotebookNode:
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
-    """Runs all cells in `folder`, with this copy of empax; keeps what they put out but times and the log.
+    """Runs all cells in `folder` with this copy of empax; keeps their outputs except times and the log.
 
     Raises:
       nbclient.exceptions.CellExecutionError: a cell raised.
@@ -63,7 +63,7 @@ def write(path: Path) -> None:
 
 
 def fill_in(repository: str, folder: Path = FOLDER) -> None:
-    """Puts the address of the repository into first cells, and links that open in Colab into README.md."""
+    """Writes the address of the repository into first cells, and Colab links into README.md."""
     owner = repository.removeprefix("https://github.com/").removesuffix(".git").rstrip("/")
     readme = folder / "README.md"
     link = rf"[\1.ipynb]({_COLAB}/{owner}/blob/main/notebooks/\1.ipynb)"

@@ -2,7 +2,7 @@ r"""Writes the adapters of a run of `configs/published.py` as a folder of weight
 
   python -m tools.publish --workdir=WORKDIR --output=weights/NAME --decode='{"num_beams": 4}'
 
-They are PEFT's, in bfloat16. Without a finished report the card has no numbers.
+The adapters are in PEFT's format, in bfloat16. Without a finished report the card has no numbers.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ _READS = {
 
 
 def publish(workdir: Path, output: Path, decode: Mapping[str, Any]) -> str:
-    """Writes the folder; returns a line on what it is.
+    """Writes the folder; returns a line that describes it.
 
     Raises:
       ConfigError: the run has no adapters, or `output` is not empty.
-      CheckpointError: it has not been trained.
+      CheckpointError: the run has not been trained.
     """
     found = trained_model(workdir, ExportSettings(lora="adapters"))
     if found.lora is None:
@@ -119,7 +119,7 @@ def _numbers(report: Mapping[str, Any]) -> str:
 
 @in_one_line
 def main(argv: Sequence[str]) -> int:
-    """Returns 0, or 2 where something is not as it should be."""
+    """Returns 0, or 2 after an error."""
     parser = argparse.ArgumentParser(prog="python -m tools.publish", description="Writes a folder of weights/.")
     parser.add_argument("--workdir", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)

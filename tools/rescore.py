@@ -2,9 +2,9 @@ r"""Scores committed outputs again, with the metrics and statistics of this code
 
   python -m tools.rescore results --data=DATA --peers=DATA/peer_outputs
 
-FOLDER/rescore.json names what to compare and which rows to leave out; FOLDER/runs/SYSTEM/RECIPE/SEED/outputs.jsonl.gz
-are the outputs. Written are scores.json beside each outputs.jsonl.gz, seeds.json where a recipe has several seeds, and
-FOLDER/comparisons.json. What is up to date stays: its hash is over the outputs, the settings and the code.
+FOLDER/rescore.json lists the comparisons and the rows to leave out; FOLDER/runs/SYSTEM/RECIPE/SEED/outputs.jsonl.gz
+are the outputs. Writes scores.json beside each outputs.jsonl.gz, seeds.json for recipes with several seeds, and
+FOLDER/comparisons.json. Skips files that are up to date, by a hash of the outputs, the settings and the code.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _VARIANTS = tuple(
 """The variants that documents quote."""
 
 _CODE = ("empax/data", "empax/evaluation", "empax/parts/attributes/linear.py", "tools/rescore.py")
-"""The code whose change makes old scores stale."""
+"""The code that the scores depend on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Source:
 
     Attributes:
       corpus: EmpatheticDialogues by id.
-      corpus_name: with its hash.
+      corpus_name: its name with its hash.
       training: its training split.
-      jury: the linear judge, which no system has learnt from.
-      settings: of the scores.
+      jury: the linear judge, which no system was trained with.
+      settings: settings of the scores.
       code: hash of the code.
     """
 
@@ -71,7 +71,7 @@ class Source:
     code: str
 
     def read(self, run: Path, skip: int) -> tuple[list[Prediction], int]:
-        """A run's rows in their order, without the first `skip` where there are more; and how many were left out."""
+        """Returns a run's rows in order, without the first `skip` if it has more, and the number of rows left out."""
         rows = _read(run / "outputs.jsonl.gz", self.corpus)
         skipped = skip if len(rows) > skip else 0
         rows = rows[skipped:]
@@ -86,7 +86,7 @@ def _read(path: Path, corpus: Mapping[str, Instance] | None = None) -> list[Pred
 
 
 def load_source(data: str, *, samples: int) -> Source:
-    """Reads the corpus (`config.data.dir`) and trains the linear judge; `samples` is of resamples behind intervals.
+    """Reads the corpus (`config.data.dir`) and trains the linear judge; `samples`: resamples per interval.
 
     Raises:
       ConfigError: `data` lacks EmpatheticDialogues or EPITOME.
@@ -104,7 +104,7 @@ def _hash_code() -> str:
 
 
 def _kept(path: Path, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `path` holds if it was made from `key`; else it is made and written."""
+    """Returns the contents of `path` if it was made from `key`; else makes and writes them."""
     if path.is_file() and (found := read_json(path)).get("made_from") == key:
         return found
     log.info("scoring %s", path)
@@ -117,8 +117,8 @@ def rescore(folder: Path, source: Source, peers: Path | None = None) -> None:
     """Writes the scores of all runs below `folder`, the means over seeds and the comparisons.
 
     Raises:
-      DataError: no runs, or a file that cannot be read.
-      ConfigError: comparisons that need released outputs, without `peers`.
+      DataError: there are no runs, or a file cannot be read.
+      ConfigError: comparisons need released outputs, but `peers` is None.
     """
     plan = read_json(folder / "rescore.json")
     runs = sorted(path.parent for path in (folder / "runs").glob("*/*/*/outputs.jsonl.gz"))
@@ -137,10 +137,10 @@ def rescore(folder: Path, source: Source, peers: Path | None = None) -> None:
 
 
 def score_run(run: Path, skip: int, source: Source) -> dict[str, Any]:
-    """Everything that documents quote of one run, without the first `skip` rows where there are more.
+    """Computes everything that documents quote of one run, without the first `skip` rows if it has more.
 
     Returns:
-      `corpus`, `rows` (as of `pairing.describe_rows`), `first_row` (from 1 on), `metrics` and `variants` (with
+      `corpus`, `rows` (as from `pairing.describe_rows`), `first_row` (counted from 1), `metrics` and `variants` (with
       intervals), `counts`, `controls`, `verdict`, `empathy` (as in a report) and `emotion_by_head` (accuracies).
     """
     rows, skipped = source.read(run, skip)
@@ -170,7 +170,7 @@ def _by_head(rows: Sequence[Prediction]) -> dict[str, float]:
 
 
 def _sum_up(runs: Sequence[Path]) -> None:
-    """Writes seeds.json of a recipe with several seeds; other corpora are as the runs' reports have them."""
+    """Writes seeds.json of a recipe with several seeds; results on other corpora come from the runs' reports."""
     if len(runs) < 2:
         return
     scored = [read_json(run / "scores.json") for run in runs]
@@ -184,13 +184,13 @@ def _sum_up(runs: Sequence[Path]) -> None:
 
 
 def _judges(scored: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Judges of all runs."""
+    """Returns the judges that all runs have."""
     judges = [report_controls.key(judge) for judge in ("", *JUDGES)]
     return [judge for judge in judges if all(judge in one["empathy"] for one in scored)]
 
 
 def _mean(found: Sequence[Any]) -> Any:
-    """Means of the numbers in nested mappings with the same keys; of what is no number, the first."""
+    """Averages the numbers in nested mappings with the same keys; takes the first of other values."""
     if isinstance(found[0], Mapping):
         return {key: _mean([one[key] for one in found]) for key in found[0]}
     return found[0] if isinstance(found[0], str) else sum(found) / len(found)
@@ -204,7 +204,7 @@ def _compare(
     peers: Path | None,
     old: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """One group of `rescore.json`: `systems`, `pairs` of them, `metrics`, and `peers`, names of released files."""
+    """Compares one group of `rescore.json`: `systems`, `pairs` of them, `metrics`, and `peers`, names of peer files."""
     wanted = group.get("peers", [])
     if wanted and peers is None:
         raise ConfigError("rescore.json compares with released outputs; give their folder with --peers.")
@@ -225,7 +225,7 @@ def _compare(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns 0, or 2 where the files are not what they should be."""
+    """Returns 0, or 2 if a file is missing or invalid."""
     parser = argparse.ArgumentParser(prog="python -m tools.rescore", description="Scores outputs again.")
     parser.add_argument("folder", type=Path, help="results")
     parser.add_argument("--data", required=True, help="folder with EmpatheticDialogues and EPITOME")

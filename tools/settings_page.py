@@ -54,11 +54,11 @@ COMMON = {
     "max_examples": "the most examples of training, drawn at random; 0 = all.",
     "max_validation_examples": "the most examples of validation, drawn at random; 0 = all.",
 }
-"""What these keys mean in every dataclass that does not say."""
+"""Descriptions of these keys for dataclasses that do not describe them."""
 
 
 def page() -> str:
-    """The page as Markdown; a dataclass stands once, where it is first read."""
+    """Returns the page as Markdown; each dataclass appears once, where it is first read."""
     found: dict[type, str] = {}
     parts = [_BEFORE]
     parts.append("## Of every run\n")
@@ -75,7 +75,7 @@ def page() -> str:
 
 
 def systems() -> Iterator[System]:
-    """What the folders of systems and parts offer, by name."""
+    """Yields the systems in the folders of systems and parts, by name."""
     for package in (empax.systems, empax.parts):
         for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
             system = getattr(importlib.import_module(f"{package.__name__}.{name}"), "SYSTEM", None)
@@ -97,7 +97,7 @@ def _sections(kinds: Mapping[str, type], found: dict[type, str]) -> Iterator[str
 
 
 def _table(kind: type) -> str:
-    """The fields of a dataclass with what its docstring says of them."""
+    """Returns a table of a dataclass's fields with their descriptions in its docstring."""
     said, summary = attributes(kind), (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
     sections = dict(_inner(kind))
     lines = [summary, "", "| key | type | default | |", "| --- | --- | --- | --- |"]
@@ -109,7 +109,7 @@ def _table(kind: type) -> str:
 
 
 def attributes(kind: type) -> dict[str, str]:
-    """The section "Attributes" of a docstring, those of its bases below it."""
+    """Returns the section "Attributes" of a docstring, completed by those of its bases."""
     said: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         text = inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")[2]
@@ -126,7 +126,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def _inner(kind: type) -> Iterator[tuple[str, type]]:
-    """Fields that are sections of their own, with their dataclass."""
+    """Yields the fields that are nested sections, with their dataclasses."""
     for name, hint in typing.get_type_hints(kind).items():
         options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         for option in options:

@@ -1,4 +1,4 @@
-"""Which metrics compare two systems: those that count the same rows of both, with the same labels."""
+"""Metrics that compare two systems: those that use the same rows of both, with the same labels."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _THOUGHTS = {"intent_prediction": "intent_accuracy", "intent_first": "intent_acc
 OWN_ROWS: dict[str, str] = {
     f"intent_accuracy:{variant}": _THOUGHTS[guess] for variant, (guess, astray) in INTENT_VARIANTS.items() if astray
 }
-"""Metrics over the rows that a system itself gets wrong → the same over all rows."""
+"""Metrics over the rows that a system itself gets wrong → the same metrics over all rows."""
 
 
 class _Inputs(NamedTuple):
-    """What a metric reads of a row besides texts.
+    """The fields of a row, other than texts, that a metric reads.
 
     Attributes:
-      names: of the fields.
-      counted: whether it counts the row; of several mechanisms, for each.
-      label: what both systems must have on a row that counts.
-      otherwise: what it means if they do not.
+      names: names of the fields.
+      counted: returns whether the metric uses the row, for each of its mechanisms if there are several.
+      label: returns the value that both systems must share on a row in use.
+      otherwise: the reason to give if they do not.
     """
 
     names: str
@@ -33,7 +33,7 @@ class _Inputs(NamedTuple):
 
 
 def not_comparable(name: str, rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -> str:
-    """Why a metric does not compare systems whose rows are paired; empty = it does."""
+    """Returns why a metric does not compare two systems with paired rows; empty = it does."""
     inputs = _inputs(name)
     if inputs is None:
         return ""
@@ -45,7 +45,7 @@ def not_comparable(name: str, rows_a: Sequence[Prediction], rows_b: Sequence[Pre
 
 
 def _inputs(name: str) -> _Inputs | None:
-    """None of a metric that every row counts in, by its texts."""
+    """Returns the inputs of a metric; None if it uses every row, by its texts."""
     if is_own(name):
         return None
     base, _, variant = name.partition(":")

@@ -1,6 +1,6 @@
-"""Systems against each other: their own values, differences with intervals, and tests corrected for being several.
+"""Comparison of systems: their values, differences with intervals, and tests corrected for multiple comparisons.
 
-By metrics that change with how much a system says they are compared at equal length alone.
+Metrics that depend on the length of replies are compared only at equal length.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from empax.evaluation.statistics import DistinctStatistic, Statistic, estimate
 
 @dataclasses.dataclass(frozen=True)
 class AtEqualLength:
-    """A metric of two systems of which none says more than the other.
+    """A metric of two systems at equal length.
 
     Attributes:
-      statistic: of 2N rows, those of one system, then those of the other.
-      count: how much each says.
-      unit: of what, "words" or "bigrams".
+      statistic: statistic of 2N rows, those of one system, then those of the other.
+      count: length of each system's replies.
+      unit: unit of the length, "words" or "bigrams".
     """
 
     statistic: Statistic
@@ -39,25 +39,25 @@ class AtEqualLength:
     unit: str
 
     def about(self) -> dict[str, int | float | str]:
-        """`count`, `unit`, and the metric of each system, `first` and `second`."""
+        """Returns `count`, `unit`, and the metric of each system, `first` and `second`."""
         rows = np.arange(self.statistic.num_rows).reshape(2, -1)
         first, second = (estimate(self.statistic.take(side)) for side in rows)
         return {"count": self.count, "unit": self.unit, "first": first, "second": second}
 
 
 def unit_of(name: str) -> str:
-    """What a metric is counted over, where it changes with that count; else empty."""
+    """Returns the unit of length that a metric depends on; empty if it does not depend on length."""
     return {"distinct_1": "words", "distinct_2": "bigrams", "bleu_2_precision": "words"}.get(name.partition(":")[0], "")
 
 
 def at_equal_length(
     name: str, statistic: Statistic, rows: tuple[Sequence[Prediction], Sequence[Prediction]], *, seed: int = 0
 ) -> AtEqualLength | None:
-    """A metric at equal length; None for one that does not change with it.
+    """Returns a metric at equal length; None if it does not depend on length.
 
-    Distinct-n: of the system with more n-grams as many are drawn as the other has. BLEU-2 precision: of the two
-    responses to one context the longer is cut to the words of the shorter. `statistic` is the metric of the 2N rows as
-    they are, those of one system behind those of the other.
+    Distinct-n: samples the n-grams of the system that has more, as many as the other has. BLEU-2 precision: truncates
+    the longer of two responses to one context to the number of words of the shorter. `statistic` is the metric of the
+    unchanged 2N rows, those of one system after those of the other.
     """
     unit = unit_of(name)
     if not unit:
@@ -74,11 +74,11 @@ def at_equal_length(
 
 
 def check_compared(names: Sequence[str]) -> None:
-    """Whether systems can be compared by these metrics.
+    """Checks that these metrics can compare systems.
 
     Raises:
-      ConfigError: a metric that is for tables of single systems: Distinct-n of a fixed count of n-grams, or one over
-        the rows that a system itself gets wrong.
+      ConfigError: a metric is only for tables of single systems: Distinct-n of a fixed number of n-grams, or a metric
+        over the rows that a system itself gets wrong.
     """
     for name in names:
         if name.endswith(f":{text.SAMPLED_VARIANT}"):
@@ -96,22 +96,22 @@ def check_compared(names: Sequence[str]) -> None:
 Comparison = dict[str, Any]
 
 _SAMPLES_PER_TEST = 40
-"""Resamples and swaps for each test that Holm's correction counts: the smallest corrected p-value is then 1 / 40."""
+"""Resamples and swaps per test that Holm's correction counts: the smallest corrected p-value is then 1 / 40."""
 
 _SMALLEST_SHARE = 0.5
-"""Of the rows, for released outputs to be compared."""
+"""Minimum share of rows that released outputs must cover to be compared."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Field:
-    """All systems' rows behind each other, and where each system's are.
+    """The concatenated rows of all systems, and the positions of each system's rows.
 
     Attributes:
-      statistics: of all rows of all systems.
-      places: of each system, by position in the first system's rows (-1 = it has no such row), the row in `statistics`.
-      rows: of each system, in the order of its places without -1.
-      dialogues: of the first system's rows.
-      told: those rows, of the first system whose ids tell dialogues; of the first where none do.
+      statistics: statistics of all rows of all systems.
+      places: for each system and each row of the first system, the index in `statistics` (-1 = it lacks the row).
+      rows: rows of each system, in the order of its places without -1.
+      dialogues: dialogue numbers of the first system's rows.
+      told: the rows of the first system whose ids identify dialogues; of the first system if none do.
     """
 
     statistics: Mapping[str, Statistic]
@@ -121,7 +121,7 @@ class _Field:
     told: Sequence[Prediction]
 
     def shared(self, *labels: str) -> Int[np.ndarray, " n"]:
-        """Positions that all of these systems have."""
+        """Returns the positions of rows that all of these systems have."""
         return np.flatnonzero(np.all([self.places[label] >= 0 for label in labels], axis=0))
 
     def groups(self, positions: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
@@ -140,29 +140,29 @@ def compare_systems(
     settings: ScoringSettings | None = None,
     names: Sequence[str] = METRICS,
 ) -> Comparison:
-    """One table of all systems, and tests of pairs of them.
+    """Returns a table of all systems, and tests of pairs of them.
 
     Args:
-      systems: rows by label; all must hold the same test rows.
-      pairs: which to test, first minus second; None = every two of `systems`.
-      peers: released outputs by label, each tested against each of `systems` on the rows that they share.
-      settings: of the resamples; a test takes `bootstrap_samples` of them, or 40 for each test made if that is more, so
-        that the correction leaves room for small p-values.
-      names: metrics; those whose inputs a system lacks are left out of its row and its pairs.
+      systems: rows by label; all systems must have the same test rows.
+      pairs: pairs to test, first minus second; None = all pairs of `systems`.
+      peers: released outputs by label, each tested against each of `systems` on their shared rows.
+      settings: settings of the resamples; a test takes `bootstrap_samples`, or 40 per test if that is more, so that
+        small p-values remain possible after the correction.
+      names: metrics; a metric whose inputs a system lacks is left out of its row and its pairs.
 
     Returns:
-      `rows`, as of `pairing.describe_rows`; `systems`, by label `rows` (how many) and `metrics`, name → interval;
-      `pairs`, each with `first`, `second`, `rows`, `metrics` and `left_out` (metric → why). A metric of a pair holds
-      what `significance.paired_tests` finds (`difference` is first - second), `p_holm`, the `p_value` corrected
-      over all tests, and `first` and `second`, both intervals on the rows of the pair. Distinct-n and BLEU-2 precision
-      are tested at equal length; `equal` then has `count`, `unit` and the values `first` and `second` that `difference`
-      is of, see `at_equal_length`. `equal` of the whole, by metric: `count`, `unit` and `values`, Distinct-n of as many
-      n-grams of each system that has all rows. `absent`, peers that share too few rows, and why; `correction`:
-      `method`, the `test` behind the p-values, and how many `tests`, `pairs`, `metrics` and `samples`.
+      `rows`, as from `pairing.describe_rows`; `systems`, by label `rows` (number of rows) and `metrics`, name →
+      interval; `pairs`, each with `first`, `second`, `rows`, `metrics` and `left_out` (metric → reason). A metric of a
+      pair holds the results of `significance.paired_tests` (`difference` is first - second), `p_holm`, the `p_value`
+      corrected over all tests, and `first` and `second`, both intervals on the rows of the pair. Distinct-n and BLEU-2
+      precision are tested at equal length: `equal` then has `count`, `unit` and the values `first` and `second` of
+      `difference`, see `at_equal_length`. The top-level `equal` has by metric `count`, `unit` and `values`: Distinct-n
+      of the same number of n-grams of each system that has all rows. `absent`: peers that share too few rows, and why.
+      `correction`: `method`, the `test` of the p-values, and the numbers of `tests`, `pairs`, `metrics` and `samples`.
 
     Raises:
-      DataError: rows of `systems` that do not pair up.
-      ConfigError: a metric that is for tables of single systems.
+      DataError: rows of `systems` do not pair up.
+      ConfigError: a metric is only for tables of single systems.
     """
     check_compared(names)
     settings = settings or ScoringSettings()
@@ -237,7 +237,7 @@ def _field(
 
 
 def _testable(field: _Field, pair: tuple[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Metrics that both systems have and that compare; and the others, with reasons."""
+    """Returns the metrics that compare both systems, and the others with reasons."""
     positions = field.shared(*pair)
     rows = [field.of(label, positions) for label in pair]
     wanted, left_out = [], {}
@@ -253,7 +253,7 @@ def _testable(field: _Field, pair: tuple[str, str]) -> tuple[list[str], dict[str
 
 
 def _comparable(field: _Field, label: str) -> list[str]:
-    """Metrics of a row of the table; one that depends on the number of rows only if the system has all rows."""
+    """Returns a system's metrics for the table; those that depend on the number of rows only if it has all rows."""
     whole = bool((field.places[label] >= 0).all())
     return [name for name, statistic in field.statistics.items() if whole or statistic.bounds is None]
 
@@ -266,7 +266,7 @@ def _own(
     settings: ScoringSettings,
     cache: dict[tuple[str, bytes], dict[str, Interval]],
 ) -> dict[str, Interval]:
-    """A system's own values on some of the rows; computed once for all pairs."""
+    """Returns a system's values on some of the rows; computed once for all pairs."""
     known = cache.setdefault((label, positions.tobytes()), {})
     taken = {n: field.statistics[n].take(field.places[label][positions]) for n in names if n not in known}
     known |= confidence_intervals(
@@ -276,7 +276,7 @@ def _own(
 
 
 def _equal(field: _Field, seed: int) -> dict[str, dict[str, Any]]:
-    """Distinct-n of every system with all rows, at the count of n-grams that the briefest has."""
+    """Returns Distinct-n of every system with all rows, at the smallest of their numbers of n-grams."""
     whole = {label: at for label, at in field.places.items() if (at >= 0).all()}
     found = {}
     for name, statistic in field.statistics.items():

@@ -1,4 +1,4 @@
-"""Controls: what replies score that no model has made, by the metrics of the system that stands beside them."""
+"""Controls: scores of replies that need no model, by the same metrics as the system's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CANNED = "oh no, i am so sorry to hear that. what did you do about it?"
 NAMES = (
     "bleu_1", "bleu_2", "bleu_3", "bleu_4", "token_f1", "distinct_1", "distinct_2", "length_ratio", "brevity_penalty",
 )  # fmt: skip
-"""The metrics of the controls, in their order."""
+"""The metrics of the controls, in order."""
 
 _SHUFFLES = 20
 
@@ -31,8 +31,8 @@ class Control:
     """Replies to the rows of a test set.
 
     Attributes:
-      about: what they are, in one sentence.
-      rows: the test set with these replies in place of the system's.
+      about: a description in one sentence.
+      rows: the test set with these replies instead of the system's.
     """
 
     about: str
@@ -42,9 +42,9 @@ class Control:
 def make_controls(
     rows: Sequence[Prediction], training: Sequence[Instance] = (), *, seed: int = 0
 ) -> tuple[dict[str, Control], dict[str, str]]:
-    """Replies that take no model, by the name of the control; and the reasons why others are absent, by name.
+    """Returns replies that need no model by name of the control, and the reasons for absent controls by name.
 
-    `training` is what the system was trained on, empty where that is not known; the random ones have the seed.
+    `training` is the system's training data, empty if unknown; `seed` is that of the random controls.
     """
     replies = {"canned": ([CANNED] * len(rows), f"The same reply to every context: “{CANNED}”")}
     absent: dict[str, str] = {}
@@ -80,7 +80,7 @@ def make_controls(
 
 
 def _moved(count: int, rng: np.random.Generator) -> np.ndarray:
-    """A permutation that leaves nothing in its place."""
+    """Returns a permutation without fixed points."""
     order = rng.permutation(count)
     moved = np.empty(count, np.int64)
     moved[order] = np.roll(order, 1)
@@ -90,7 +90,7 @@ def _moved(count: int, rng: np.random.Generator) -> np.ndarray:
 def _same_emotion(
     rows: Sequence[Prediction], training: Sequence[Instance], rng: np.random.Generator
 ) -> tuple[list[str], str]:
-    """A training reply of each row's emotion; or none, and why."""
+    """Returns a training reply with each row's emotion; or none, and why."""
     if not training:
         return [], "the training split is not known"
     by_emotion: defaultdict[str, list[str]] = defaultdict(list)
@@ -112,11 +112,11 @@ def _oracle(row: Prediction) -> str:
 
 
 def score_controls(rows: Sequence[Prediction], training: Sequence[Instance] = (), *, seed: int = 0) -> dict[str, Any]:
-    """The values of every control, without intervals.
+    """Returns the values of every control, without intervals.
 
     Returns:
-      `system` (metric → value, by the same code), `controls` (name → `about` and `metrics`) and `absent` (name →
-      reason).
+      `system` (metric → value, computed by the same code), `controls` (name → `about` and `metrics`) and `absent`
+      (name → reason).
     """
     made, absent = make_controls(rows, training, seed=seed)
     found = {name: {"about": control.about, "metrics": _values(control.rows)} for name, control in made.items()}
@@ -128,18 +128,18 @@ def _values(rows: Sequence[Prediction]) -> dict[str, float]:
 
 
 def empathy_agreement(rows: Sequence[Prediction], judge: str = "", *, seed: int = 0) -> dict[str, Any]:
-    """How the levels of mechanisms in replies agree with those in references, beside controls that know no context.
+    """Returns the agreement of mechanism levels in replies and references, with controls that ignore the context.
 
     Args:
-      rows: with the notes of a judge: `reference_attributes` and `response_attributes`, mechanism → level.
-      judge: what the names of its notes begin with, without the underscore; empty = the first judge.
-      seed: of the shuffles.
+      rows: rows with the notes of a judge: `reference_attributes` and `response_attributes`, mechanism → level.
+      judge: prefix of the names of its notes, without the underscore; empty = the first judge.
+      seed: seed of the shuffles.
 
     Returns:
-      `weighted_f1`, `macro_f1` (percent) and `kappa` (in [-1, 1]), means over the mechanisms; the same of `majority`
-      (every reply at the level that most references have) and `shuffled` (the replies' levels over other rows, the mean
-      of 20 shuffles); and by `mechanisms` all of that, with the shares of every level among `replies` and `references`.
-      Empty unless the judge has judged.
+      `weighted_f1`, `macro_f1` (percent) and `kappa` (in [-1, 1]), means over the mechanisms; the same for `majority`
+      (every reply at the references' most frequent level) and `shuffled` (the replies' levels shuffled over the rows,
+      the mean of 20 shuffles); and in `mechanisms` all of these for each mechanism, with the shares of every level in
+      `replies` and `references`. Empty without the judge's notes.
     """
     prefix = f"{judge}_" if judge else ""
     rng = np.random.default_rng(seed)
@@ -186,7 +186,7 @@ def _confusion(gold: np.ndarray, guess: np.ndarray) -> np.ndarray:
 
 
 def _agreement(matrices: np.ndarray) -> dict[str, float]:
-    """Means over the confusion matrices [R, C, C]."""
+    """Returns means over the confusion matrices [R, C, C]."""
     return {
         "weighted_f1": float(f1_of_confusion(matrices, "weighted").mean()),
         "macro_f1": float(f1_of_confusion(matrices, "macro").mean()),
@@ -195,7 +195,7 @@ def _agreement(matrices: np.ndarray) -> dict[str, float]:
 
 
 def judges_agreement(rows: Sequence[Prediction], one: str, other: str) -> dict[str, dict[str, float]]:
-    """How far two judges give replies the same levels: by mechanism `share` (percent) and Cohen's `kappa`."""
+    """Returns the agreement of two judges on replies: by mechanism `share` (percent) and Cohen's `kappa`."""
     notes = [f"{judge}_response_attributes" if judge else "response_attributes" for judge in (one, other)]
     found: dict[str, dict[str, float]] = {}
     for name in MECHANISMS:

@@ -1,9 +1,9 @@
 """Sentence-level BLEU, token F1 and ROUGE-L on token ids: REG's metric F, as array programs under `jax.jit`.
 
-All n-gram counting is done by comparing every position with every position, [N, T, T]: responses are short, no hash
-table or sort is needed, and no shape depends on the data. Rows are independent; [B, K] candidates are reshaped to
-[B * K] by the caller. Masks are True at real tokens, which stand first; what must not count (padding, the
-end-of-sequence token) is masked by the caller. A row without a candidate or without a reference scores 0 everywhere.
+N-grams are counted by comparing all pairs of positions, [N, T, T]: responses are short, no hash table or sort is
+needed, and no shape depends on the data. Rows are independent; the caller reshapes [B, K] candidates to [B * K].
+Masks are True at real tokens, which come first; the caller masks padding and the end-of-sequence token. A row without
+a candidate or without a reference scores 0 everywhere.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MAX_ORDER = 4
 
 @dataclasses.dataclass(frozen=True)
 class UtilityWeights:
-    """How much each metric counts in F; normalised to sum 1, and 0 leaves a metric out.
+    """Weights of the metrics in F; normalised to sum 1, and 0 leaves a metric out.
 
     Attributes:
-      bleu, f1, rouge_l: of BLEU, of the F1 of words, of ROUGE-L.
+      bleu, f1, rouge_l: weights of BLEU, of the F1 of words, of ROUGE-L.
     """
 
     bleu: float = 1 / 3
@@ -50,7 +50,7 @@ def utility(
     *,
     weights: UtilityWeights = UtilityWeights(),
 ) -> Float[Array, " N"]:
-    """F: the weighted mean of sentence BLEU, token F1 and ROUGE-L, in [0, 1].
+    """Returns F: the weighted mean of sentence BLEU, token F1 and ROUGE-L, in [0, 1].
 
     Source: REG (Wang et al.), Eq. 3, which leaves F open; its ablation removes each of the three in turn.
     """
@@ -68,11 +68,11 @@ def sentence_bleu(
     references: Int[Array, "N R"],
     reference_mask: Bool[Array, "N R"],
 ) -> Float[Array, " N"]:
-    """Smoothed BLEU-4 of each row, in [0, 1]; 0 where no token matches.
+    """Returns the smoothed BLEU-4 of each row, in [0, 1]; 0 if no token matches.
 
-    What `sacrebleu.sentence_bleu` gives (over 100): orders without matches count 1/2, 1/4, ... of a match in turn, and
-    orders that a short candidate does not have are left out. So it still ranks candidates that share tokens but no
-    4-gram, as most replies do, and leaves the counts of matching orders alone.
+    Equals `sacrebleu.sentence_bleu` / 100: successive orders without matches count 1/2, 1/4, ... of a match, and orders
+    that a short candidate does not have are left out. So it still ranks candidates that share tokens but no 4-gram, as
+    most replies do, and does not change the counts of matching orders.
 
     Source: Papineni et al. 2002; smoothing: Chen and Cherry 2014, method 3.
     """
@@ -94,7 +94,7 @@ def token_f1(
     references: Int[Array, "N R"],
     reference_mask: Bool[Array, "N R"],
 ) -> Float[Array, " N"]:
-    """F1 of the two bags of tokens, in [0, 1]. Source: Rajpurkar et al. 2016 (SQuAD), without its text clean-up."""
+    """Returns the F1 of two bags of tokens, in [0, 1]. Source: Rajpurkar et al. 2016 (SQuAD), without its clean-up."""
     matches, _ = _count_ngrams(candidates, candidate_mask, references, reference_mask, 1)
     return _f_measure(matches[:, 0], _length(candidate_mask), _length(reference_mask))
 
@@ -105,7 +105,7 @@ def rouge_l(
     references: Int[Array, "N R"],
     reference_mask: Bool[Array, "N R"],
 ) -> Float[Array, " N"]:
-    """F-measure (beta 1) of the longest common subsequence, in [0, 1]. Source: Lin 2004, Eq. 4."""
+    """Returns the F-measure (beta 1) of the longest common subsequence, in [0, 1]. Source: Lin 2004, Eq. 4."""
     equal = _equal(candidates, candidate_mask, references, reference_mask)  # [N, T, R]
     common = _longest_common_subsequence(equal)
     return _f_measure(common, _length(candidate_mask), _length(reference_mask))
@@ -119,9 +119,9 @@ def ngram_precision(
     *,
     order: int = 2,
 ) -> Float[Array, " N"]:
-    """The share of a candidate's n-grams that the reference has, times BLEU's brevity penalty, in [0, 1].
+    """Returns the share of a candidate's n-grams in the reference, times BLEU's brevity penalty, in [0, 1].
 
-    Unlike in BLEU, an n-gram counts as often as the candidate has it; start and end count where they are not masked.
+    Unlike in BLEU, counts are not clipped; start and end tokens count unless they are masked.
     Source: the code of CoNT (An et al. 2022), NEC's.
 
     Raises:
@@ -143,16 +143,16 @@ def _length(mask: Bool[Array, "N T"]) -> Int[Array, " N"]:
 def _equal(
     left: Int[Array, "N T"], left_mask: Bool[Array, "N T"], right: Int[Array, "N R"], right_mask: Bool[Array, "N R"]
 ) -> Bool[Array, "N T R"]:
-    """Where token t of the left is token r of the right, both real."""
+    """Returns where token t of the left equals token r of the right, both unmasked."""
     return (left[:, :, None] == right[:, None, :]) & left_mask[:, :, None] & right_mask[:, None, :]
 
 
 def _equal_ngrams(equal: Bool[Array, "N T R"], max_order: int) -> Iterator[Bool[Array, "N t r"]]:
-    """Orders 1 to `max_order`: where the n-grams that start at t and at r are equal."""
+    """Yields for orders 1 to `max_order` where the n-grams that start at t and at r are equal."""
     ngrams = equal
     yield ngrams
     for order in range(2, max_order + 1):
-        # An n-gram is the (n-1)-gram at the same start and one more token.
+        # An n-gram is the (n-1)-gram at the same start plus one token.
         ngrams = ngrams[:, :-1, :-1] & equal[:, order - 1 :, order - 1 :]
         yield ngrams
 
@@ -164,14 +164,14 @@ def _count_ngrams(
     reference_mask: Bool[Array, "N R"],
     max_order: int,
 ) -> tuple[Int[Array, "N n"], Int[Array, "N n"]]:
-    """Clipped matches and n-grams of the candidates, orders 1 to `max_order`."""
+    """Returns clipped matches and n-gram counts of the candidates, orders 1 to `max_order`."""
     across = _equal_ngrams(_equal(candidates, candidate_mask, references, reference_mask), max_order)
     within = _equal_ngrams(_equal(candidates, candidate_mask, candidates, candidate_mask), max_order)
     matches = []
     for to_reference, to_self in zip(across, within, strict=True):
-        supply = jnp.sum(to_reference, axis=2, dtype=jnp.int32)  # [N, t]: how often the reference has it
+        supply = jnp.sum(to_reference, axis=2, dtype=jnp.int32)  # [N, t]: count in the reference
         earlier = jnp.tril(jnp.ones(to_self.shape[1:], bool), -1)[None]
-        used = jnp.sum(to_self & earlier, axis=2, dtype=jnp.int32)  # how often the candidate had it before t
+        used = jnp.sum(to_self & earlier, axis=2, dtype=jnp.int32)  # count in the candidate before t
         # The first `supply` occurrences match, later ones are clipped.
         matches.append(jnp.sum(used < supply, axis=1, dtype=jnp.int32))
     orders = jnp.arange(max_order, dtype=jnp.int32)[None]
@@ -181,7 +181,7 @@ def _count_ngrams(
 
 def _longest_common_subsequence(equal: Bool[Array, "N T R"]) -> Int[Array, " N"]:
     def row(best: Int[Array, "N R"], same: Bool[Array, "N R"]) -> tuple[Int[Array, "N R"], None]:
-        # best[r]: the longest within the first t tokens of the left and r + 1 of the right.
+        # best[r]: the longest within the first t tokens of the left and the first r + 1 of the right.
         shorter = jnp.pad(best[:, :-1], ((0, 0), (1, 0)))
         best = jnp.maximum(best, jnp.where(same, shorter + 1, 0))
         return jax.lax.cummax(best, axis=1), None  # best never falls along r: this is the step from r - 1

@@ -19,10 +19,10 @@ Average = Literal["weighted", "macro"]
 
 
 def accuracy(labels: Sequence[str], predictions: Sequence[str]) -> float:
-    """Percentage of predictions equal to their labels; 0.0 of nothing.
+    """Returns the percentage of predictions equal to their labels; 0.0 for empty input.
 
     Raises:
-      ValueError: different numbers of labels and predictions.
+      ValueError: the numbers of labels and predictions differ.
     """
     _check_lengths(labels, predictions)
     hits = sum(label == prediction for label, prediction in zip(labels, predictions, strict=True))
@@ -30,9 +30,9 @@ def accuracy(labels: Sequence[str], predictions: Sequence[str]) -> float:
 
 
 def exemplar_matches(rows: Sequence[Prediction]) -> Float[np.ndarray, "N 2"]:
-    """Per row: exemplars whose dialogue has the row's emotion, and all exemplars whose emotion is known.
+    """Counts per row the exemplars whose dialogue has the row's emotion, and all exemplars with a known emotion.
 
-    Rows without an emotion count nothing. Source: REG, Table 5 (there judged by hand, on 500 contexts).
+    Both are 0 in rows without an emotion. Source: REG, Table 5 (there judged by hand, on 500 contexts).
     """
     counts = np.zeros((len(rows), 2))
     for i, row in enumerate(rows):
@@ -43,29 +43,29 @@ def exemplar_matches(rows: Sequence[Prediction]) -> Float[np.ndarray, "N 2"]:
 
 @functools.cache
 def _vader():
-    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer  # reads its lexicon: only when asked
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer  # slow: it reads its lexicon
 
     return SentimentIntensityAnalyzer()
 
 
 @functools.lru_cache(maxsize=100_000)
 def sentiment(text: str) -> float:
-    """VADER's compound score, in [-1, 1]; 0.0 of an empty text."""
+    """Returns VADER's compound score, in [-1, 1]; 0.0 for an empty text."""
     return float(_vader().polarity_scores(text)["compound"])
 
 
 def sentiment_distances(responses: Sequence[str], references: Sequence[str]) -> Float[np.ndarray, " N"]:
-    """|compound(response) - compound(reference)| of every row, in [0, 2]. Source: LEMPEx."""
+    """Returns |compound(response) - compound(reference)| of every row, in [0, 2]. Source: LEMPEx."""
     _check_lengths(responses, references)
     pairs = zip(responses, references, strict=True)
     return np.asarray([abs(sentiment(a) - sentiment(b)) for a, b in pairs], np.float64)
 
 
 def confusion_matrix(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> Int[np.ndarray, "C C"]:
-    """Counts, rows = label, columns = prediction, both in the order of `names`.
+    """Returns counts, rows = label, columns = prediction, both in the order of `names`.
 
     Raises:
-      ValueError: a label or prediction that `names` lacks, or different numbers of both.
+      ValueError: `names` lacks a label or prediction, or their numbers differ.
     """
     matrix = np.zeros((len(names), len(names)), np.int64)
     np.add.at(matrix, _indices(labels, predictions, names), 1)
@@ -73,12 +73,12 @@ def confusion_matrix(labels: Sequence[str], predictions: Sequence[str], names: S
 
 
 def f1_of_confusion(matrices: Float[np.ndarray, "R C C"], average: Average) -> Float[np.ndarray, " R"]:
-    r"""F1 in percent from confusion matrices.
+    r"""Returns the F1 in percent of confusion matrices.
 
     .. math:: F_1(c) = \frac{2 m_{cc}}{\sum_j m_{cj} + \sum_i m_{ic}}
 
-    averaged over the classes that occur as label or prediction ("macro"), or over the labels ("weighted": each class
-    counts as often as it is a label). As scikit-learn does with zero_division=0; nan for an empty matrix.
+    averaged over the classes that occur as label or prediction ("macro"), or weighted by their number of labels
+    ("weighted"). Equals scikit-learn's with zero_division=0; NaN for an empty matrix.
     """
     hits = np.diagonal(matrices, axis1=1, axis2=2)
     num_labels, num_predictions = matrices.sum(axis=2), matrices.sum(axis=1)
@@ -88,20 +88,20 @@ def f1_of_confusion(matrices: Float[np.ndarray, "R C C"], average: Average) -> F
 
 
 def merge_levels(levels: Sequence[str]) -> list[str]:
-    """Levels of a mechanism with mid and high as one, "some"; "" stays."""
+    """Merges the levels mid and high of a mechanism into "some"; keeps ""."""
     return ["some" if level in LEVELS[1:] else level for level in levels]
 
 
 MERGED_LEVELS = (LEVELS[0], "some")
-"""What `merge_levels` gives."""
+"""The levels after `merge_levels`."""
 
 
 def kappa_of_confusion(matrices: Float[np.ndarray, "R C C"]) -> Float[np.ndarray, " R"]:
-    r"""Cohen's kappa from confusion matrices: agreement beyond what the marginals give, in [-1, 1].
+    r"""Returns Cohen's kappa of confusion matrices: agreement beyond that of the marginals, in [-1, 1].
 
     .. math:: \kappa = \frac{p_o - p_e}{1 - p_e}
 
-    0.0 of an empty matrix and where the marginals alone agree fully. Source: Cohen 1960.
+    0.0 for an empty matrix, or if the marginals alone agree fully. Source: Cohen 1960.
     """
     totals = matrices.sum(axis=(1, 2))
     observed = np.nan_to_num(divide(np.trace(matrices, axis1=1, axis2=2), totals))
@@ -110,30 +110,30 @@ def kappa_of_confusion(matrices: Float[np.ndarray, "R C C"]) -> Float[np.ndarray
 
 
 def cohens_kappa(labels: Sequence[str], predictions: Sequence[str]) -> float:
-    """Agreement of two lists beyond chance, see `kappa_of_confusion`; 0.0 of nothing."""
+    """Returns the agreement of two lists beyond chance, see `kappa_of_confusion`; 0.0 for empty input."""
     return float(kappa_of_confusion(_matrix_of_found(labels, predictions))[0])
 
 
 def f1(labels: Sequence[str], predictions: Sequence[str], average: Average) -> float:
-    """F1 in percent, 0.0 of nothing: classes weigh by their shares of labels (EmpRL's Emp-F1), or the same (LEMPEx)."""
+    """Returns the F1 in percent, 0.0 for empty input: weighted by label counts (EmpRL's Emp-F1), or macro (LEMPEx)."""
     return float(np.nan_to_num(f1_of_confusion(_matrix_of_found(labels, predictions), average))[0])
 
 
 def _matrix_of_found(labels: Sequence[str], predictions: Sequence[str]) -> Float[np.ndarray, "1 C C"]:
-    """The confusion matrix over the classes that occur."""
+    """Returns the confusion matrix over the classes that occur."""
     return confusion_matrix(labels, predictions, sorted({*labels, *predictions})).astype(np.float64)[None]
 
 
 def f1_statistic(
     labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]], names: Sequence[str], average: Average
 ) -> SumStatistic:
-    """The mean F1 of several classifiers over the same N rows, for intervals.
+    """Returns the mean F1 of several classifiers over the same N rows, for intervals.
 
     Args:
-      labels: for each classifier, N labels; "" = unknown, the row does not count.
-      predictions: the same for predictions.
+      labels: N labels for each classifier; rows with an unknown label "" are ignored.
+      predictions: N predictions for each classifier.
       names: the classes.
-      average: over classes.
+      average: average over classes.
     """
     num_classes, num_rows = len(names), len(labels[0])
     cells = np.zeros((num_rows, len(labels), num_classes, num_classes))

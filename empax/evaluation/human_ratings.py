@@ -1,4 +1,4 @@
-"""Judges of empathy against people: rank correlation with ratings of replies, by row and within a dialogue.
+"""Evaluation of judges of empathy: rank correlation with human ratings of replies, by row and within a dialogue.
 
 Ratings: Welivita and Pu 2024: three replies (a person's and two of GPT-4) to the first turn of 2,000 dialogues of
 EmpatheticDialogues, each rated 1 (bad), 2 or 3 (good) by people.
@@ -36,10 +36,10 @@ class RatedReply:
 
 
 def find_ratings(data_dir: str | Path) -> Path:
-    """The file of ratings: itself, or in `data_dir`.
+    """Returns the file of ratings: `data_dir` itself, or a file in it.
 
     Raises:
-      ConfigError: it is not there.
+      ConfigError: the file does not exist.
     """
     root = expand(data_dir)
     for place in (root, root / FILE, root / Path(FILE).name):
@@ -49,10 +49,10 @@ def find_ratings(data_dir: str | Path) -> Path:
 
 
 def load_ratings(path: Path) -> list[RatedReply]:
-    """Every reply of the file, SOURCES of a dialogue one behind the other.
+    """Reads every reply of the file, the SOURCES of each dialogue in turn.
 
     Raises:
-      DataError: no text in UTF-8, no such columns, or a rating that is not 1, 2 or 3; names the line.
+      DataError: the file is not UTF-8 text, lacks columns, or has a rating other than 1, 2 or 3; names the line.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -79,21 +79,20 @@ Scores = Float[np.ndarray, " N"]
 def correlations(
     scores: Scores, replies: Sequence[RatedReply], *, samples: int = 1000, seed: int = 0
 ) -> dict[str, dict[str, float]]:
-    """Rank correlations of a judge's scores with the ratings.
+    """Returns rank correlations of a judge's scores with the ratings.
 
     Args:
-      scores: of the replies, higher = more empathetic.
-      replies: N of them.
-      samples: resamples of the dialogues behind each interval.
-      seed: of the resamples.
+      scores: scores of the replies, higher = more empathetic.
+      replies: N replies.
+      samples: resamples of the dialogues per interval.
+      seed: seed of the resamples.
 
     Returns:
-      `by_row` over all replies (the three sources differ in much else), `human_replies` over those of people alone if
-      there are any, and
-      `within_dialogue`: pairs of replies to one context of which one is rated higher (`kendall`: the share that the
-      judge orders likewise minus the share that it orders the other way), and the correlation of ranks within each
-      dialogue (`spearman`). Each has `spearman` and `kendall` with `..._low` and `..._high`, a 95% bootstrap interval
-      over dialogues, and `rows` or `pairs`.
+      `by_row` over all replies (the three sources also differ in other ways); `human_replies` over human replies alone,
+      if there are any; and `within_dialogue`: over pairs of replies to one context with different ratings (`kendall`:
+      the share that the judge orders in the same way minus the share in the opposite way), and the correlation of ranks
+      within each dialogue (`spearman`). Each has `spearman` and `kendall` with `..._low` and `..._high`, a 95%
+      bootstrap interval over dialogues, and `rows` or `pairs`.
     """
     ratings = np.asarray([reply.rating for reply in replies])
     index = {name: i for i, name in enumerate(dict.fromkeys(reply.dialogue for reply in replies))}
@@ -111,7 +110,7 @@ def correlations(
 
 
 class _ByRow:
-    """Spearman's rho and Kendall's tau-b of rows that count as often as they are given weights."""
+    """Spearman's rho and Kendall's tau-b of weighted rows."""
 
     def __init__(self, scores: Scores, ratings: Int[np.ndarray, " N"]):
         values, codes = np.unique(scores, return_inverse=True)
@@ -124,13 +123,13 @@ class _ByRow:
         table = np.bincount(self._cells, weights=weights, minlength=size).reshape(self._shape)
         rows, columns, total = table.sum(axis=1), table.sum(axis=0), table.sum()
         below = np.cumsum(np.cumsum(table, axis=0), axis=1)
-        smaller = np.pad(below, ((1, 0), (1, 0)))[:-1, :-1]  # [U, L]: rows with less of both
+        smaller = np.pad(below, ((1, 0), (1, 0)))[:-1, :-1]  # [U, L]: rows with lower values of both
         agreeing = float((table * smaller).sum())
         pairs, tied, tied_too = (float((n * (n - 1)).sum()) / 2 for n in (total[None], rows, columns))
         tied_in_both = float((table * (table - 1)).sum()) / 2
         opposed = pairs - tied - tied_too + tied_in_both - agreeing
         apart = (pairs - tied) * (pairs - tied_too)
-        ranks = [np.cumsum(n) - n / 2 - total / 2 for n in (rows, columns)]  # of the middle, about their mean
+        ranks = [np.cumsum(n) - n / 2 - total / 2 for n in (rows, columns)]  # midranks, centred
         spread = float((rows * ranks[0] ** 2).sum() * (columns * ranks[1] ** 2).sum())
         return {
             "spearman": float(ranks[0] @ table @ ranks[1]) / spread**0.5 if spread > 0 else 0.0,
@@ -139,7 +138,7 @@ class _ByRow:
 
 
 class _Within:
-    """Correlations within dialogues, whose rows all count as often as their weights, one for all of them, say."""
+    """Correlations within dialogues; all rows of a dialogue have the same weight."""
 
     def __init__(self, scores: Scores, ratings: Int[np.ndarray, " N"], groups: Int[np.ndarray, " N"]):
         self._signs, self._pairs = np.zeros(len(groups)), np.zeros(len(groups))
@@ -147,7 +146,7 @@ class _Within:
         order = np.argsort(groups, kind="stable")
         for rows in np.split(order, np.cumsum(np.bincount(groups))[:-1]):
             differences = [np.sign(values[rows][:, None] - values[rows][None, :]) for values in (scores, ratings)]
-            ranks[:, rows] = [one.sum(axis=1) / 2 for one in differences]  # about their mean
+            ranks[:, rows] = [one.sum(axis=1) / 2 for one in differences]  # centred
             self._signs[rows] = (differences[0] * differences[1]).sum(axis=1) / 2
             self._pairs[rows] = np.abs(differences[1]).sum(axis=1) / 2
         self.num_pairs = int(self._pairs.sum())
@@ -168,7 +167,7 @@ def _with_interval(
     samples: int,
     seed: int,
 ) -> dict[str, float]:
-    """The correlations of all rows, each with the interval over resampled dialogues, see `significance.tails`."""
+    """Returns the correlations of all rows, with intervals over resampled dialogues, see `significance.tails`."""
     rng = np.random.default_rng(seed)
     size = int(groups.max()) + 1
     drawn = [

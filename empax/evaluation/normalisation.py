@@ -1,4 +1,4 @@
-"""What is done to a text before a metric reads it: part of the metric's name, and of what it may be compared with."""
+"""Text normalisations of the metrics: part of a metric's name, and a condition of comparability."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NORMALISATIONS: dict[str, str] = {
     "raw": "the text as it is written",
     "model": "the model's own tokens",
 }
-"""Ways to prepare response and reference."""
+"""Normalisations of response and reference, with descriptions."""
 
 _DEFAULTS = {
     "rouge_l": "alphanumeric",
@@ -28,7 +28,7 @@ _DEFAULTS = {
     "bart_score_precision": "raw",
     "bart_score_recall": "raw",
 }
-"""Of metrics that are not of lower-case NLTK words."""
+"""Normalisations of metrics that do not use lower-case NLTK words."""
 
 _WORDS = ("bleu_", "distinct_", "length_ratio", "brevity_penalty", "token_f1")
 _VARIANTS = {"nltk_cased": "cased", "sentence_avg": "nltk", "precision": "nltk"}
@@ -40,11 +40,11 @@ MOEL_METRICS: tuple[str, ...] = (
     "rouge_l:moel", "distinct_1:moel", "distinct_2:moel",
     "sentiment_mae:moel", "sentence_std:moel", "top5_share:moel", "token_f1:moel",
 )  # fmt: skip
-"""Metrics of text as MoEL and its descendants prepare it: of response and reference both."""
+"""Metrics with the text normalisation of MoEL and its descendants, of both response and reference."""
 
 
 def normalisation(metric: str) -> str:
-    """One of NORMALISATIONS, by a metric's name with its variant; empty for a metric that reads no text."""
+    """Returns one of NORMALISATIONS for a metric's name with its variant; empty for a metric that reads no text."""
     base, _, variant = metric.partition(":")
     if variant in NORMALISATIONS:
         return variant
@@ -54,10 +54,10 @@ def normalisation(metric: str) -> str:
 
 
 def beside_peers(metric: str) -> str:
-    """The same metric under which released outputs may stand in one table with ours.
+    """Returns the variant of a metric by which released outputs are comparable with ours.
 
-    Released outputs and references are cleaned as MoEL's are, so both sides must be. Empty where there is no such
-    metric: perplexities of the model's own tokens.
+    Released outputs and references are cleaned like MoEL's, so both sides must be. Empty if there is no such variant:
+    perplexities of the model's own tokens.
     """
     if not normalisation(metric):
         return metric

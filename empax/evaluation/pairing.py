@@ -1,4 +1,4 @@
-"""Which rows answer the same context: pairs of rows, their dialogues, and the hash that tells test sets apart."""
+"""Pairing of rows that answer the same context, their dialogues, and the hash that identifies a test set."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from empax.evaluation.words import moel_tokens
 _ID = re.compile(r"(.+)#\d+")  # see `core.types.Instance`
 
 _SAME = ("context", "reference", "emotion")
-"""Fields that paired rows share, where both have them."""
+"""Fields that paired rows share if both have them."""
 
 
 def dialogues_of(rows: Sequence[Prediction]) -> Int[np.ndarray, " N"] | None:
-    """The number of each row's dialogue, from 0 on; None unless every id is a dialogue's id, "#" and a number."""
+    """Returns each row's dialogue number, from 0; None unless every id is a dialogue's id, "#" and a number."""
     found = [_ID.fullmatch(row.id) for row in rows]
     names = [match.group(1) for match in found if match]
     return np.unique(names, return_inverse=True)[1] if names and len(names) == len(rows) else None
 
 
 def describe_rows(rows: Sequence[Prediction]) -> dict[str, Any]:
-    """What the scores of `rows` are over.
+    """Describes the test set of `rows`.
 
     Returns:
-      `rows`, how many; `dialogues`, how many, or None where ids do not tell; `resampled`, "dialogues" or "rows", what
-      intervals and tests draw; `sha256`, the first 16 digits of the hash of all contexts and references in any order.
+      The numbers of `rows` and `dialogues`, None if ids do not identify them; `resampled`, "dialogues" or "rows", the
+      unit of resampling; `sha256`, the first 16 digits of an order-independent hash of all contexts and references.
     """
     dialogues = dialogues_of(rows)
     return {
@@ -43,17 +43,17 @@ def describe_rows(rows: Sequence[Prediction]) -> dict[str, Any]:
 
 
 def replies_and_references(rows: Sequence[Prediction]) -> tuple[list[str], list[str]]:
-    """What a system said, and what people did."""
+    """Returns the system's replies and the references."""
     return [row.response for row in rows], [row.reference for row in rows]
 
 
 def pair_rows(rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
-    """Both files in the order of the first, so that row i of each answers the same context.
+    """Returns both lists in the order of the first, so that row i of each answers the same context.
 
-    Rows pair by `id` where all have one, else by context and reference.
+    Rows pair by `id` if all have one, else by context and reference.
 
     Raises:
-      DataError: a row without a partner, an id that stands twice, or a pair with two contexts, references or emotions.
+      DataError: a row has no partner, an id occurs twice, or the contexts, references or emotions of a pair differ.
     """
     by_id = all(row.id for row in rows_a) and all(row.id for row in rows_b)
     keyed_a, keyed_b = _keyed(rows_a, by_id=by_id), _keyed(rows_b, by_id=by_id)
@@ -88,7 +88,7 @@ def _keyed(rows: Sequence[Prediction], *, by_id: bool) -> dict[tuple[object, ...
             raise DataError(
                 f"id {row.id!r} stands on {seen[base]} rows of one file; ids must be unique to pair by them."
             )
-        # The same context and reference twice: the first pairs with the first, the second with the second.
+        # Duplicates of a context and reference pair in order of appearance.
         keyed[base if by_id else (*base, seen[base])] = row
     return keyed
 
@@ -96,10 +96,10 @@ def _keyed(rows: Sequence[Prediction], *, by_id: bool) -> dict[tuple[object, ...
 def shared_rows(
     rows: Sequence[Prediction], others: Sequence[Prediction]
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """Positions of the rows that both have, in the order of `rows`, where the others' texts may have been cleaned.
+    """Returns the positions of shared rows, in the order of `rows`; the texts of `others` may have been cleaned.
 
     Rows pair by the letters of context and reference after `words.moel_tokens`, without quotation marks: released files
-    of MoEL and its descendants hold cleaned words apart by spaces, and their data has lost its double quotes.
+    of MoEL and its descendants hold cleaned words separated by spaces, and their data has no double quotes.
     """
     places: dict[str, list[int]] = {}
     for position, row in enumerate(others):

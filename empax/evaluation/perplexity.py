@@ -1,8 +1,8 @@
-"""Perplexity in the units of the field: per subword token, per word, bits per byte.
+"""Perplexity in the usual units: per subword token, per word, bits per byte.
 
-Numbers in different units are not comparable: word-level models print 35 where subword models print 17 for the same
-quality. Perplexity per word and bits per byte do not depend on the tokenizer. All take, for each of N rows, the summed
-negative log-likelihood of the reference in nats, its end-of-sequence token included.
+Numbers in different units are not comparable: a word-level model reports 35 where a subword model of the same quality
+reports 17. Perplexity per word and bits per byte do not depend on the tokenizer. All take, for each of N rows, the
+summed negative log-likelihood of the reference in nats, including its end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def perplexity_statistics(
     num_bytes: Float[np.ndarray, " N"],
     num_moel_words: Float[np.ndarray, " N"],
 ) -> dict[str, SumStatistic]:
-    """Every convention by name, as statistics for intervals. A row without tokens counts nowhere.
+    """Returns every definition by name, as statistics for intervals. Rows without tokens are ignored.
 
-    "perplexity" is exp(total NLL / total tokens). "perplexity_per_word" counts NLTK's words of the references and,
-    since the NLL holds the end of the sequence, one more for each row, as MoEL and its descendants do. Without those
-    (":without_eos") it is higher. ":utterance_mean" is exp of the mean over rows of their mean NLL. The mean of exp,
-    "perplexity:mean_of_utterances", is DCKS's and never below the others. "perplexity_per_word:moel" is what MoEL,
-    MIME, EmpDG, CEM, CASE and KEMP print: the utterance mean over the words of their cleaned references and the end
+    "perplexity" is exp(total NLL / total tokens). "perplexity_per_word" counts the NLTK words of the references and,
+    since the NLL includes the end of the sequence, one more per row, as MoEL and its descendants do. Without the extra
+    word (":without_eos") it is higher. ":utterance_mean" is exp of the mean over rows of their mean NLL. The mean of
+    exp, "perplexity:mean_of_utterances", is DCKS's and never below the others. "perplexity_per_word:moel" is the one of
+    MoEL, MIME, EmpDG, CEM, CASE and KEMP: the utterance mean over the words of their cleaned references and the end
     token. "bits_per_byte" divides by the UTF-8 bytes of the references.
     """
     known = (num_tokens > 0).astype(np.float64)

@@ -1,8 +1,8 @@
-"""What the papers print, by row and under our metric names; percentages where ours are. Sources: published.json.
+"""Published results by row, under our metric names and units. Sources: published.json.
 
-A table mixes sources and units: REG's perplexities are per word for LEMPEx and the word-level Transformers and per
-subword for the rest, and rows are copied from other papers. Only rows of one system and its ablations are comparable
-with each other.
+Tables mix sources and units: REG's perplexities are per word for LEMPEx and the word-level Transformers and per subword
+for the rest, and some rows are copied from other papers. Only rows of one system and its ablations are comparable with
+each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Table = dict[str, dict[str, float]]
 
 
 def _read(path: Path) -> dict[str, tuple[Table, Table]]:
-    """The rows of each paper's table and its ablations, without what a paper does not give."""
+    """Reads the rows of each paper's table and its ablations, without missing values."""
 
     def rows(columns: list[str], of: Mapping[str, list[float | None]]) -> Table:
         pairs = {name: zip(columns, values, strict=True) for name, values in of.items()}
@@ -35,7 +35,7 @@ TABLES = _read(Path(__file__).with_name("published.json"))
 """Each paper's main table and its ablations."""
 
 OTHER_CORPORA = {"dailydialog": ("EmpRL, Table VII", TABLES.pop("EmpRL, Table VII")[0])}
-"""Corpora beside EmpatheticDialogues → the table of a paper about them."""
+"""Corpora other than EmpatheticDialogues → a paper's table on them."""
 
 REG_PAPER = TABLES["REG, Table 1"][0]
 
@@ -57,7 +57,7 @@ NOT_COMPARABLE: dict[str, dict[str, str]] = {
         "intent_accuracy": "of intents that a language model labelled and that were not released",
     },
 }
-"""Table → metric → why a column of it must not be compared with ours; what is not here may be."""
+"""Table → metric → why its column is not comparable with ours; other columns are."""
 
 PAPER_OF = {
     **dict.fromkeys(REG_PAPER, "REG, Table 1"),
@@ -66,16 +66,16 @@ PAPER_OF = {
     "ReflectDiffu": "ReflectDiffu, Table 2",
     "NEC": "NEC, Tables 1 and 3",
 }
-"""The rows that a run can stand beside → the table that they are in."""
+"""Rows comparable with a run → their table."""
 
 CORPUS = "EmpatheticDialogues"
-"""What the main tables of all papers are about: its whole test split."""
+"""The corpus of the main tables of all papers: its whole test split."""
 
 ARCHIVES = {
     "56f234d77b7dd1f005fd365bb17769cfe346c3c84295b69bc069c8ccb83be03d": "the official archive",
     "7e32806610c7c70e0a265f3f5e3c83a04ae70fe222f1c9c7726869c6fe009b48": "an archive rebuilt from a public copy",
 }
-"""SHA-256 of the archives of CORPUS that we know."""
+"""SHA-256 of the known archives of CORPUS."""
 
 KNOWN_ROWS = {
     "d68e2ca105b2cffb": ("of an archive rebuilt from a public copy", True),
@@ -85,31 +85,31 @@ KNOWN_ROWS = {
     "1997091f20bc6d68": ("cleaned, as EmpDG released them: contexts with a later turn", False),
     "338941b9e1a910d8": ("released with a t5-small", False),
 }
-"""`fingerprint` of rows of CORPUS's test split → which rows, and whether they are the whole split."""
+"""`fingerprint` of rows of CORPUS's test split → description of the rows, and whether they are the whole split."""
 
 _NAMES = {"empathetic_dialogues": CORPUS, "sample": "the built-in sample", "jsonl": "a corpus of the user's own"}
 
 
 def fingerprint(rows: Sequence[Prediction]) -> str:
-    """The same for the same contexts and references, in any order and with any blanks between words."""
+    """Returns a hash of contexts and references that ignores their order and the blanks between words."""
     keys = sorted({" ".join(" ".join((*row.context, row.reference)).split()) for row in rows})
     return hashlib.sha256("\n".join(keys).encode(errors="replace")).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True)
 class TestSet:
-    """What was answered.
+    """A test set.
 
     Attributes:
-      corpus: its name; empty = not known.
-      split: of the corpus; empty = not known.
-      rows: how many.
+      corpus: name of the corpus; empty = unknown.
+      split: split of the corpus; empty = unknown.
+      rows: number of rows.
       whole: whether they are known to be the whole test split of CORPUS.
-      about: more words about the rows; may be empty.
-      fingerprint: of the rows.
+      about: a further description of the rows; may be empty.
+      fingerprint: fingerprint of the rows.
     """
 
-    __test__ = False  # no class of tests, whatever its name
+    __test__ = False  # not a class of tests, despite its name
 
     corpus: str
     split: str
@@ -120,13 +120,13 @@ class TestSet:
 
     @property
     def title(self) -> str:
-        """For the head of a table."""
+        """A title for the header of a table."""
         where = ", ".join(filter(None, (self.corpus or "corpus not known", self.split and f"{self.split} split")))
         return f"{where}, {self.rows:,} rows" + (f" {self.about}" if self.about else "")
 
     @property
     def why_not(self) -> str:
-        """Why published rows about CORPUS do not belong beside these; empty = they do."""
+        """Returns why published rows on CORPUS are not comparable with these; empty = they are."""
         if self.whole:
             return ""
         if self.corpus != CORPUS:
@@ -135,7 +135,7 @@ class TestSet:
         return f"they are about the whole test split of {CORPUS}, these are {self.rows:,} other rows of it"
 
     def as_json(self) -> dict[str, Any]:
-        """Fields and title, for report.json."""
+        """Returns fields and title for report.json."""
         return {**dataclasses.asdict(self), "title": self.title}
 
 
@@ -146,12 +146,12 @@ def identify(
     config: Mapping[str, Any] | None = None,
     stage: str = "",
 ) -> TestSet:
-    """Which rows these are: by their texts where those are known, else by what a run says of its data.
+    """Identifies the test set by its texts if they are known, else by a run's information on its data.
 
     Args:
-      rows: with contexts and references.
+      rows: rows with contexts and references.
       data: `prepare/counts.json` of the run: the hash of the archive as `source_hash`, instances by split.
-      config: of the run.
+      config: config of the run.
       stage: its evaluate stage.
     """
     found = fingerprint(rows)

@@ -1,7 +1,7 @@
-"""Checks of what replies say: to whom, in what tone, and how they begin.
+"""Checks of replies: their relevance, tone and openings.
 
-The limits are calibrated on people's replies of EmpatheticDialogues, which pass all of them, and on sets that no system
-should make: one reply for all, replies to other contexts, gladness at every misfortune.
+The limits are calibrated on human replies of EmpatheticDialogues, which pass all of them, and on degenerate sets: one
+reply for all, replies to other contexts, gladness at every misfortune.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from empax.evaluation.pairing import dialogues_of, replies_and_references
 from empax.evaluation.text import token_f1_rows, word_counts
 
 MIN_ROWS = 8
-"""Below so many rows nothing is said of how replies are spread."""
+"""With fewer rows, the distribution of replies is not checked."""
 
 OPENING_WORDS = 3
 MAX_OPENING = 0.25
-"""Of the replies that begin alike. Of all people's replies it is 0.8%; of eleven released systems 15 to 51%."""
+"""Maximum share of replies with one opening; 0.8% of human replies have one, 15 to 51% of eleven released systems'."""
 
 MAX_CONTRADICTIONS = 0.35
-"""Of people's replies to negative emotions 5% are glad, of those to positive ones 3% are sorry; of released systems' at
-most 33% and 24%."""
+"""Of human replies to negative emotions 5% are glad, and of those to positive ones 3% are sorry; of released systems'
+at most 33% and 24%."""
 
 MAX_COPIES, _COPIED_F1 = 0.1, 80.0
-"""Replies that are nearly word by word the reference: of released systems' at most 0.4%."""
+"""Maximum share of near-copies of the reference, and the token F1 of one. Released systems have at most 0.4%."""
 
 _SHUFFLES = 99
 ENOUGH_DIALOGUES = 24
 MAX_AS_HIGH, MAX_AS_HIGH_OF_FEW = 0.02, 0.5
-"""Shares of shuffles that may score as high. Of 24 dialogues of any released system hardly ever 2 in 100 do; of fewer,
-chance decides."""
+"""Maximum shares of shuffles that score as high. With 24 dialogues of any released system hardly ever 2 in 100 do; with
+fewer, chance decides."""
 
 _Z_95 = 1.959964
 _WORDS = re.compile(r"\w+(?:'\w+)*")
@@ -46,12 +46,12 @@ _WORDS = re.compile(r"\w+(?:'\w+)*")
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-      name: of the check.
-      ok: False where the run is degenerate in this respect.
-      found: what was found, a clause that can stand in a sentence.
+      name: name of the check.
+      ok: False if the run is degenerate in this respect.
+      found: the finding, as a clause of a sentence.
     """
 
     name: str
@@ -60,32 +60,32 @@ class Check:
 
 
 def share(count: int, total: int) -> str:
-    """Both numbers as checks print them."""
+    """Formats both numbers for a check."""
     return f"{count:,} of {total:,}"
 
 
 def wilson_low(hits: int, total: int) -> float:
-    """The lower end of the 95% interval of a share (Wilson 1927): so much it is beyond doubt.
+    """Returns the lower end of the 95% interval of a share (Wilson 1927).
 
-    The upper end is one minus that of the misses.
+    The upper end is one minus the lower end for the misses.
     """
     hit, z2 = hits / total, _Z_95**2
     reach = _Z_95 * math.sqrt(hit * (1 - hit) / total + z2 / (4 * total**2))
-    return max(0.0, hit + z2 / (2 * total) - reach) / (1 + z2 / total)  # no -0.0 of rounding
+    return max(0.0, hit + z2 / (2 * total) - reach) / (1 + z2 / total)  # avoids -0.0 from rounding
 
 
 def _plain(text: str) -> str:
-    """Lower case, with one apostrophe, which tokenizers set apart ("i 'm")."""
+    """Lower-cases a text, unifies apostrophes, and rejoins contractions that a tokenizer split ("i 'm")."""
     return re.sub(r"\s+(?='\w)", "", text.lower().replace("’", "'"))
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters and digits of the lower-cased text, "i'm" being one."""
+    """Returns the runs of letters and digits of the lower-cased text; "i'm" is one."""
     return _WORDS.findall(_plain(text))
 
 
 def openings(rows: Sequence[Prediction]) -> list[Check]:
-    """The commonest beginning of replies: not more than a quarter, or twice what references have, beyond doubt."""
+    """Checks that the commonest opening's share is not significantly above a quarter and twice that of references."""
     replies, references = (
         [found for text in texts if (found := words(text))] for texts in replies_and_references(rows)
     )
@@ -109,7 +109,7 @@ NEGATIVE = frozenset(
     }
 )  # fmt: skip
 POSITIVE = frozenset({"confident", "content", "excited", "grateful", "hopeful", "impressed", "joyful", "proud"})
-"""Emotions of EmpatheticDialogues whose tone is clear; the other eight are met with either."""
+"""Emotions of EmpatheticDialogues with a clear tone; replies to the other eight may have either."""
 
 _VERY = r"(?:so |really |very |too |just |such |a |an |pretty |absolutely )*"
 _THAT = rf"(?:that|it|this)(?:'?s| is| was| sounds| must be| must have been) {_VERY}"
@@ -125,7 +125,7 @@ _SORRY = re.compile(
 
 
 def contradictions(rows: Sequence[Prediction]) -> list[Check]:
-    """Replies that are glad about negative emotions or sorry about positive ones: not more than a third."""
+    """Checks that few replies are glad about negative emotions or sorry about positive ones: at most a third."""
     checks = []
     for emotions, tone, of, pattern in (
         (NEGATIVE, "glad", "negative", _GLAD),
@@ -142,7 +142,7 @@ def contradictions(rows: Sequence[Prediction]) -> list[Check]:
 
 
 def copies(rows: Sequence[Prediction]) -> list[Check]:
-    """Replies that are the reference but for a word, or that repeat a turn of the context."""
+    """Checks that few replies nearly copy the reference or repeat a turn of the context."""
     replies, references = replies_and_references(rows)
     repeated = [
         bool(reply) and reply in (words(turn) for turn in row.context)
@@ -160,10 +160,10 @@ def copies(rows: Sequence[Prediction]) -> list[Check]:
 
 
 def shuffled(rows: Sequence[Prediction]) -> list[Check]:
-    """Whether replies fit their own contexts and references better than those of other dialogues.
+    """Checks that replies fit their own contexts and references better than those of other dialogues.
 
-    A permutation test. The score is the mean cosine between a reply and its context with the reference, both as words
-    weighted by how rare they are. It is compared with that of replies moved to other dialogues, 99 times.
+    A permutation test. The score is the mean cosine between the TF-IDF vectors of a reply and of its context with the
+    reference. It is compared with the scores of 99 permutations of the replies to other dialogues.
     """
     groups = _dialogues(rows)
     if len(rows) < MIN_ROWS or 2 * np.bincount(groups).max() > len(rows):
@@ -172,7 +172,7 @@ def shuffled(rows: Sequence[Prediction]) -> list[Check]:
     own = replies.multiply(targets).sum() / len(rows)
     scores = np.asarray([replies[moved].multiply(targets).sum() for moved in _moves(groups)]) / len(rows)
     if own == 0.0 == scores.max():
-        return []  # no word is shared, as in a language without spaces
+        return []  # no shared word, as in a language without spaces
     as_high = (1 + int(np.sum(scores >= own * (1 - 1e-9)))) / (1 + _SHUFFLES)
     ok = as_high <= (MAX_AS_HIGH if groups.max() + 1 >= ENOUGH_DIALOGUES else MAX_AS_HIGH_OF_FEW)
     found = f"replies are {own:.3f} like their own dialogues, {scores.mean():.3f} like other ones"
@@ -180,7 +180,7 @@ def shuffled(rows: Sequence[Prediction]) -> list[Check]:
 
 
 def _dialogues(rows: Sequence[Prediction]) -> Int[np.ndarray, " N"]:
-    """Numbers of dialogues, by ids or else by their first turns."""
+    """Returns dialogue numbers, by ids or else by first turns."""
     told = dialogues_of(rows)
     if told is not None:
         return told
@@ -190,7 +190,7 @@ def _dialogues(rows: Sequence[Prediction]) -> Int[np.ndarray, " N"]:
 
 
 def _moves(groups: Int[np.ndarray, " N"]) -> Iterator[Int[np.ndarray, " N"]]:
-    """Permutations of the rows after which none is in its own dialogue: dialogues in random order, moved on."""
+    """Yields permutations that move every row to another dialogue: dialogues in random order, then rotated."""
     rng, most = np.random.default_rng(0), int(np.bincount(groups).max())
     for _ in range(_SHUFFLES):
         order = np.argsort(rng.permutation(groups.max() + 1)[groups], kind="stable")
@@ -200,7 +200,7 @@ def _moves(groups: Int[np.ndarray, " N"]) -> Iterator[Int[np.ndarray, " N"]]:
 
 
 def _vectors(rows: Sequence[Prediction]) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
-    """Replies, and contexts with references, as unit vectors of words weighted by how rare they are."""
+    """Returns the TF-IDF unit vectors of replies, and of contexts with references."""
     texts = [words(row.response) for row in rows]
     texts += [words(" ".join((*row.context, row.reference))) for row in rows]
     text, word, counts = sparse.find(word_counts(texts))

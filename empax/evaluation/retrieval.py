@@ -1,6 +1,6 @@
-"""How well a retriever of responses does: whether it finds the gold one, and what else it brings.
+"""Evaluation of a retriever of responses: the rank of the gold response, and properties of the retrieved ones.
 
-Letters: Q contexts, N responses that may be retrieved, K retrieved ones, D features.
+Letters: Q contexts, N candidate responses, K retrieved ones, D features.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from empax.evaluation.words import lower_tokens
 RECALL_AT = (1, 10, 100)
 MATCH_AT = (5, 10)
 SHOWN = 10
-"""How many of the retrieved responses words, distinct ones and overlaps are counted over."""
+"""Number of retrieved responses for the counts of words, distinct responses and overlaps."""
 
 POOL = 2500
-"""Training responses, drawn by the run's seed, among which a gold response is ranked."""
+"""Number of training responses, sampled with the run's seed, among which a gold response is ranked."""
 
 _BLOCK = 512
 
@@ -38,19 +38,19 @@ def gold_ranks(
     groups: Int[np.ndarray, " Q"],
     key_groups: Int[np.ndarray, " N"],
 ) -> Int[np.ndarray, " Q"]:
-    """The place of each context's own response among it and all keys, 1 = first.
+    """Returns the rank of each context's gold response among it and all keys, 1 = first.
 
-    Keys with the text of the gold response, or of the context's own dialogue, do not count. Of equal scores the gold
-    response is first.
+    Keys with the text of the gold response, or from the context's own dialogue, are ignored. In ties the gold response
+    is first.
 
     Args:
-      queries: vectors of contexts; all three may be sparse, as those of `bm25_vectors` are.
-      gold: vectors of their responses.
-      keys: vectors of the others.
-      gold_texts: a number for each response, equal where texts are.
-      key_texts: the same of the keys.
-      groups: a number for the dialogue of each context.
-      key_groups: the same of the keys.
+      queries: vectors of contexts; all three may be sparse, like those of `bm25_vectors`.
+      gold: vectors of their gold responses.
+      keys: vectors of the other responses.
+      gold_texts: text number of each gold response; equal texts have equal numbers.
+      key_texts: text numbers of the keys.
+      groups: dialogue number of each context.
+      key_groups: dialogue numbers of the keys.
     """
     ranks = np.ones(len(groups), np.int64)
     for start in range(0, len(groups), _BLOCK):
@@ -62,7 +62,7 @@ def gold_ranks(
 
 
 def _scores(queries: Any, gold: Any, keys: Any) -> tuple[Float[np.ndarray, " Q"], Float[np.ndarray, "Q N"]]:
-    """Of each context, the score of its own response, and of all keys."""
+    """Returns each context's score of its gold response, and of all keys."""
     if sparse.issparse(queries):
         return np.asarray(queries.multiply(gold).sum(axis=1)).ravel(), (queries @ keys.T).toarray()
     return np.einsum("QD,QD->Q", queries, gold), queries @ keys.T
@@ -71,20 +71,20 @@ def _scores(queries: Any, gold: Any, keys: Any) -> tuple[Float[np.ndarray, " Q"]
 def bm25_vectors(
     contexts: Sequence[str], gold: Sequence[str], keys: Sequence[str], *, k1: float = 1.5, b: float = 0.75
 ) -> tuple[sparse.csr_matrix, sparse.csr_matrix, sparse.csr_matrix]:
-    r"""Vectors of contexts and responses whose dot product is Okapi's BM25.
+    r"""Returns vectors of contexts and responses whose dot product is Okapi BM25.
 
     .. math:: \sum_w n_w(q) \, \log\Big(1 + \frac{N - d_w + .5}{d_w + .5}\Big)
         \frac{n_w(r) (k_1 + 1)}{n_w(r) + k_1 (1 - b + b\, |r| / \overline{|r|})}
 
-    with n_w how often a word is in a text, and d_w in how many of the N responses. Source: Robertson and Zaragoza 2009,
-    Sec. 3.4, with an inverse frequency that is never negative (Lucene's).
+    with n_w the count of a word in a text, and d_w the number of the N responses that contain it. Source: Robertson and
+    Zaragoza 2009, Sec. 3.4, with an inverse document frequency that is never negative (Lucene's).
 
     Args:
       contexts: Q texts.
-      gold: their responses; they count among the N, so that a word is as rare here as there.
+      gold: their responses; they count among the N, so that both have the same document frequencies.
       keys: the other responses.
-      k1: how soon a word that comes again counts no more.
-      b: how far long responses are discounted, from 0 to 1.
+      k1: saturation of the term frequency.
+      b: length normalisation, from 0 to 1.
     """
     counted = word_counts([lower_tokens(text) for text in (*contexts, *gold, *keys)])
     queries, said = counted[: len(contexts)], counted[len(contexts) :]
@@ -99,7 +99,7 @@ def bm25_vectors(
 
 
 def recall_statistics(ranks: Int[np.ndarray, " Q"], among: str) -> dict[str, Statistic]:
-    """Percentages of contexts whose own response is among the first; `among` names what it is ranked among."""
+    """Returns the recall at several ranks in percent; `among` names the set in which the gold response is ranked."""
     ones = np.ones(len(ranks))
     return {
         f"gold_recall_at_{k}:{among}": ratio_statistic((ranks <= k).astype(np.float64), ones, scale=100.0)
@@ -116,23 +116,23 @@ def exemplar_statistics(
     dialogues: Int[np.ndarray, " Q"],
     turns: Int[np.ndarray, " Q"],
 ) -> dict[str, Statistic]:
-    """What retrieved responses are like, in percent but for the words.
+    """Returns statistics of the retrieved responses, in percent except for the words.
 
-    - `exemplar_emotion_match_at_K`: of the first K, from dialogues of the context's emotion.
-    - `exemplar_words`: words of one of the first ten, on average.
-    - `exemplar_distinct`: different texts among the first ten of all contexts.
-    - `exemplar_overlap`: of the first ten of a later turn, texts that the first turn of its dialogue had brought;
-      `:T_turns` of contexts of T turns alone.
+    - `exemplar_emotion_match_at_K`: share of the first K from dialogues with the context's emotion.
+    - `exemplar_words`: mean number of words of the first ten.
+    - `exemplar_distinct`: share of distinct texts among the first ten of all contexts.
+    - `exemplar_overlap`: share of a later turn's first ten texts that the first turn of its dialogue also retrieved;
+      `:T_turns` for contexts of T turns alone.
 
     Source: LEMPEx, Table 3 (words, emotions) and Sec. 6 (2) (overlap), both described there and not measured.
 
     Args:
-      found: rows of the responses, best first; -1 = none.
-      texts: of the responses.
-      emotions: of the responses; -1 = unknown.
+      found: indices of the retrieved responses, best first; -1 = none.
+      texts: texts of the responses.
+      emotions: emotions of the responses; -1 = unknown.
       wanted: emotions of the contexts; -1 = unknown.
-      dialogues: a number for the dialogue of each context.
-      turns: how many turns each context has.
+      dialogues: dialogue number of each context.
+      turns: number of turns of each context.
     """
     statistics: dict[str, Statistic] = {}
     there, rows = found >= 0, np.maximum(found, 0)
@@ -142,7 +142,7 @@ def exemplar_statistics(
         parts = (equal[:, :k].sum(axis=1), known[:, :k].sum(axis=1))
         statistics[f"exemplar_emotion_match_at_{k}"] = ratio_statistic(*map(_real, parts), scale=100.0)
     there, rows = there[:, :SHOWN], rows[:, :SHOWN]
-    numbers = np.unique(texts, return_inverse=True)[1][rows]  # [Q, K], equal where texts are
+    numbers = np.unique(texts, return_inverse=True)[1][rows]  # [Q, K], equal for equal texts
     words = np.array([len(text.split()) for text in texts])[rows]
     count = _real(there.sum(axis=1))
     statistics["exemplar_words"] = ratio_statistic(_real((words * there).sum(axis=1)), count)
@@ -160,7 +160,7 @@ def exemplar_statistics(
 def _overlaps(
     numbers: Int[np.ndarray, "Q K"], there: Bool[np.ndarray, "Q K"], dialogues: np.ndarray, turns: np.ndarray
 ) -> tuple[Float[np.ndarray, " Q"], Bool[np.ndarray, " Q"]]:
-    """Of each context how many of its texts its dialogue's first one had, and which contexts are later ones of such."""
+    """Returns each context's number of texts shared with its dialogue's first context, and which are later ones."""
     first = {int(dialogues[i]): i for i in np.flatnonzero(turns == 1)}
     repeated, later = np.zeros(len(numbers)), np.zeros(len(numbers), bool)
     for i, dialogue in enumerate(dialogues.tolist()):
@@ -176,6 +176,6 @@ def _real(values: np.ndarray) -> Float[np.ndarray, " Q"]:
 
 
 def with_intervals(statistics: Mapping[str, Statistic], dialogues: Int[np.ndarray, " Q"]) -> dict[str, Interval]:
-    """Value and 95% interval of each, whole dialogues being drawn; a statistic without a value is left out."""
+    """Returns the value and 95% interval of each, resampling whole dialogues; omits statistics without a value."""
     found = confidence_intervals(statistics, dialogues=np.unique(dialogues, return_inverse=True)[1])
     return {name: cell for name, cell in found.items() if np.isfinite(cell["value"])}

@@ -1,4 +1,4 @@
-"""Anybody's outputs as `Prediction` rows: one JSON object a line, every bad line named."""
+"""Reader of any system's outputs as `Prediction` rows: one JSON object per line, with a report of every bad line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from empax.core.text_files import DataError, decode_line, parse_object, raw_line
 from empax.core.types import LEVELS, MECHANISMS, Instance, Prediction
 
 _MAX_NATS = 700.0
-"""Of a row's mean negative log-likelihood a token: exp of more is no number of 64 bits."""
+"""Maximum mean negative log-likelihood per token of a row: exp of more overflows 64 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BadLine:
-    """A line that is not a prediction: its 1-based number and why."""
+    """A line that is not a prediction: its 1-based number and the reason."""
 
     number: int
     reason: str
@@ -29,20 +29,19 @@ class BadLine:
 def read_predictions(
     path: Path, corpus: Mapping[str, Instance] | None = None
 ) -> tuple[list[Prediction], list[BadLine]]:
-    """The rows of a JSON-lines file, which may be gzipped, and the lines that are none; blank lines are neither.
+    """Reads the rows of a JSON Lines file, which may be gzipped, and its bad lines; blank lines are ignored.
 
-    Each line holds `context` (list of turns), `response`, `reference` and, where known, `id`, `emotion`,
-    `emotion_prediction`, `attributes`, `exemplars`, `notes`; null counts as not known. Other keys go into `notes`:
-    `nll` (nats, end token included) with `num_tokens` gives perplexities, `intent` with
-    `intent_prediction` an accuracy.
+    Each line holds `context` (list of turns), `response`, `reference` and, if known, `id`, `emotion`,
+    `emotion_prediction`, `attributes`, `exemplars`, `notes`; null means unknown. Other keys go into `notes`: `nll`
+    (nats, including the end token) with `num_tokens` gives perplexities, `intent` with `intent_prediction` an accuracy.
 
     Args:
       path: the file; one whose name ends in .gz is gzipped.
-      corpus: instances by their ids. From them come `context`, `reference` and `emotion` of lines with nothing but an
-        `id` in their place, and what exemplars with an `id` do not say themselves: `released` leaves them out.
+      corpus: instances by id. They supply `context`, `reference` and `emotion` of lines that have only an `id` instead,
+        and missing fields of exemplars with an `id`: `released` leaves them out.
 
     Raises:
-      DataError: there is no such file, it is of another encoding, or it is damaged (gzip).
+      DataError: the file does not exist, has another encoding, or is damaged (gzip).
     """
     rows, bad = [], []
     for number, raw in raw_lines(path):
@@ -56,7 +55,7 @@ def read_predictions(
 
 
 def with_notes(rows: Sequence[Prediction], notes: Mapping[str, Sequence[Any]]) -> list[Prediction]:
-    """The rows, each with its own of every note beside those that it has."""
+    """Returns the rows, each with its value of every note added."""
     return [
         dataclasses.replace(row, notes={**row.notes, **{name: values[i] for name, values in notes.items()}})
         for i, row in enumerate(rows)
@@ -64,10 +63,9 @@ def with_notes(rows: Sequence[Prediction], notes: Mapping[str, Sequence[Any]]) -
 
 
 def released(row: Prediction) -> dict[str, Any]:
-    """What a system made of an instance, without a word of the corpus or of facts that it read: to be published where
-    those may not be.
+    """Returns a system's outputs for a row without any text of the corpus or of facts, for publication.
 
-    `read_predictions` puts the corpus back, but no facts.
+    `read_predictions` restores the corpus, but not the facts.
     """
     exemplars = [{"id": exemplar["id"], "score": exemplar["score"]} for exemplar in row.exemplars]
     made = {"id": row.id, "response": row.response, "emotion_prediction": row.emotion_prediction}
@@ -99,10 +97,10 @@ def _completed_exemplar(exemplar: Any, corpus: Mapping[str, Instance]) -> Any:
 
 
 def to_prediction(value: Any) -> Prediction:
-    """A JSON object as a `Prediction`.
+    """Converts a JSON object to a `Prediction`.
 
     Raises:
-      DataError: not an object, a field missing or of the wrong type.
+      DataError: the value is not an object, or a field is missing or of the wrong type.
     """
     if not isinstance(value, dict):
         raise DataError(f"a {type(value).__name__}, must be a JSON object")
@@ -148,7 +146,7 @@ _EXEMPLAR_FIELDS = {
     "emotion": ((str,), "a string"),
     "score": ((int, float), "a number"),
 }
-"""What the report reads of an exemplar; it needs one of them but the score."""
+"""Fields of an exemplar that the report reads; it needs at least one other than the score."""
 
 
 def _checked_exemplar(exemplar: Any) -> dict[str, Any]:
@@ -200,7 +198,7 @@ def _check_notes(notes: Mapping[str, Any]) -> None:
         if not isinstance(notes.get("bart_score_model"), str):
             raise DataError("'bart_score' is there, but 'bart_score_model' does not say of which model")
     for name, levels in notes.items():
-        # The mechanisms of EPITOME by name, of whatever judge.
+        # The mechanisms of EPITOME by name, from any judge.
         if name.endswith(("reference_attributes", "response_attributes")) and levels is not None:
             _check_levels(repr(name), levels)
             wrong = [levels[key] for key in MECHANISMS if levels.get(key, "") not in ("", *LEVELS)]

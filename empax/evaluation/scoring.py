@@ -1,4 +1,4 @@
-"""All metrics of a set of predictions, with intervals: one function behind reports and the command line."""
+"""All metrics of a set of predictions, with intervals: used by reports and the command line."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ METRICS: tuple[str, ...] = (
     "sentiment_mae", "sentence_std", "top5_share", "exemplar_emotion_match",
     "bart_score_faithfulness", "bart_score_precision", "bart_score_recall",
 )  # fmt: skip
-"""Every metric of a report, in its order."""
+"""All metrics of a report, in order."""
 
 LOWER_IS_BETTER: frozenset[str] = frozenset(
     {"perplexity", "perplexity_per_word", "bits_per_byte", "sentiment_mae", "sentence_std", "top5_share"}
 )
 
 JUDGES: tuple[str, ...] = ("second_seed", "linear")
-"""Judges of the mechanisms beside the first: neural ones of another seed, and `parts.attributes.linear`.
+"""Judges of the mechanisms other than the first: neural ones with another seed, and `parts.attributes.linear`.
 
-Their notes are those of the first with "NAME_" in front, their metrics those of the first with ":NAME" behind.
+Their notes have the prefix "NAME_", and their metrics the suffix ":NAME".
 """
 
 BART_DIRECTIONS: tuple[str, ...] = ("faithfulness", "precision", "recall")
@@ -50,14 +50,14 @@ Source: the names are those of Yuan et al. 2021, Sec. 3.2.
 """
 
 _AVERAGES: tuple[str, ...] = ("macro", "macro_binary")
-"""How LEMPEx averages F1s of the mechanisms: over three levels (its text), or with mid and high as one (its code)."""
+"""LEMPEx's averages of the mechanisms' F1s: over three levels (its text), or with mid and high merged (its code)."""
 
 F1_VARIANTS: dict[str, tuple[str, str]] = {
     **{average: ("", average) for average in _AVERAGES},
     **{judge: (f"{judge}_", "weighted") for judge in JUDGES},
     **{f"{judge}_{average}": (f"{judge}_", average) for judge in JUDGES for average in _AVERAGES},
 }
-"""Variants of the mechanisms' F1s: what the judge's notes begin with, and the average."""
+"""Variants of the mechanisms' F1s: the prefix of the judge's notes, and the average."""
 
 INTENT_VARIANTS: dict[str, tuple[str, bool]] = {
     "classifier": ("intent_classifier", False),
@@ -66,9 +66,9 @@ INTENT_VARIANTS: dict[str, tuple[str, bool]] = {
     "emotion_wrong": ("intent_prediction", True),
     "first_emotion_wrong": ("intent_first", True),
 }
-"""Variants of the accuracy of intents: the note that is judged, and whether where the emotion is wrong alone.
+"""Variants of the accuracy of intents: the evaluated note, and whether only rows with a wrong emotion count.
 
-ReflectDiffu claims that a second thought corrects the first where the emotion is misread: "emotion_wrong" against
+ReflectDiffu claims that a second thought corrects the first if the emotion is misread: "emotion_wrong" against
 "first_emotion_wrong".
 """
 
@@ -84,22 +84,22 @@ VARIANTS: tuple[str, ...] = (
     *(f"intent_accuracy:{variant}" for variant in INTENT_VARIANTS),
     *(f"{name}_f1:{variant}" for variant in F1_VARIANTS for name in ("empathy", *MECHANISMS)),
 )
-"""The same metrics as other papers compute them, token F1, intents of every thought, and the mechanisms as the other
-judges see them."""
+"""The same metrics by the definitions of other papers, token F1, intents of every thought, and the mechanisms by the
+other judges."""
 
 _KNOWN = frozenset((*METRICS, *VARIANTS))
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoringSettings:
-    """How to score.
+    """Settings of scoring.
 
     Attributes:
-      bootstrap_samples: resamples behind each interval and swaps behind each test, at least 1.
-      seed: of the resamples.
+      bootstrap_samples: resamples per interval and swaps per test, at least 1.
+      seed: seed of the resamples.
       variants: which of VARIANTS to compute besides the metrics.
-      own: metrics of users behind the others, "module:name" of a function `(contexts, responses, references, **fields)`
-        to one number for each row, whose mean is the metric. Fields are as of `core.text_functions.call_on_texts`.
+      own: user metrics after the others, "module:name" of a function `(contexts, responses, references, **fields)` to
+        one number per row, whose mean is the metric. Fields are as in `core.text_functions.call_on_texts`.
     """
 
     bootstrap_samples: int = 1000
@@ -119,9 +119,9 @@ class ScoringSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What `score` found: metrics under their fixed names, named variants of them, what was counted, over which rows.
+    """The results of `score`: metrics, named variants of them, counts, and a description of the rows.
 
-    `rows` is as of `pairing.describe_rows`.
+    `rows` is as from `pairing.describe_rows`.
     """
 
     metrics: dict[str, Interval]
@@ -131,14 +131,14 @@ class Scores:
 
 
 def score(rows: Sequence[Prediction], *, settings: ScoringSettings | None = None) -> Scores:
-    """Every metric whose inputs the rows have, with 95% intervals over dialogues, or over rows without ids.
+    """Computes every metric whose inputs the rows have, with 95% intervals over dialogues, or over rows without ids.
 
-    A metric without inputs is absent. One whose inputs only some rows have is over those rows; `counts` says how many.
-    An empty response is scored as it is (it matches nothing) and counted. The order of rows matters only for resamples.
+    A metric without inputs is absent. A metric whose inputs only some rows have uses those rows; `counts` gives their
+    number. Empty responses are scored (they match nothing) and counted. The order of rows affects only the resamples.
 
     Raises:
-      DataError: no rows, or a likelihood that is not a number.
-      ConfigError: a metric of the user's fails.
+      DataError: there are no rows, or a likelihood is not a number.
+      ConfigError: a user metric fails.
     """
     if not rows:
         raise DataError("there are no predictions to score.")
@@ -157,7 +157,7 @@ def score(rows: Sequence[Prediction], *, settings: ScoringSettings | None = None
 
 
 def count_rows(rows: Sequence[Prediction]) -> dict[str, int]:
-    """How many rows there are, how many are empty, and how many have the inputs of optional metrics."""
+    """Counts the rows, the empty ones, and those with the inputs of optional metrics."""
     return {
         "rows": len(rows),
         "empty_responses": sum(not row.response.strip() for row in rows),
@@ -171,7 +171,7 @@ def count_rows(rows: Sequence[Prediction]) -> dict[str, int]:
 
 
 def make_statistics(rows: Sequence[Prediction], names: Sequence[str]) -> dict[str, Statistic]:
-    """The named metrics of `rows` as statistics; one without inputs is left out, "module:name" is a user's."""
+    """Returns the named metrics of `rows` as statistics; omits those without inputs; "module:name" is a user metric."""
     families = {_perplexities: LIKELIHOODS, _bleu: _NGRAMS, _distinct: ("distinct_",), _others: ("",)}
     statistics = {name: own_statistic([rows], name) for name in names if is_own(name)}
     left = frozenset(names) - frozenset(statistics)
@@ -189,10 +189,10 @@ def is_own(name: str) -> bool:
 
 
 def try_own(names: Sequence[str], rows: Sequence[Prediction]) -> None:
-    """Computes metrics of users of a few rows; not one that needs other fields than `rows` have.
+    """Tests user metrics on a few rows, except those that need fields which `rows` lack.
 
     Raises:
-      ConfigError: a function fails, or returns something else than one number for each row.
+      ConfigError: a function fails, or does not return one number per row.
     """
     for name in names:
         if can_be_tried(load_function(name, "metric"), rows):
@@ -200,9 +200,9 @@ def try_own(names: Sequence[str], rows: Sequence[Prediction]) -> None:
 
 
 def own_statistic(systems: Sequence[Sequence[Prediction]], name: str) -> Statistic:
-    """A user's metric of the rows of systems, one after the other; it sees those of one system at a time.
+    """Returns a user metric of the concatenated rows of systems; the function gets the rows of one system at a time.
 
-    Where there are several, one whose rows lack a field that the function must have gets nan.
+    If there are several systems, one whose rows lack a required field gets NaN.
     """
     function, values = load_function(name, "metric"), []
     for rows in systems:
@@ -215,13 +215,13 @@ def own_statistic(systems: Sequence[Sequence[Prediction]], name: str) -> Statist
 
 
 LIKELIHOODS = ("perplexity", "bits_per_byte")
-"""What the names of metrics of likelihoods begin with."""
+"""Prefixes of the names of metrics of likelihoods."""
 
 _NGRAMS = ("bleu_", "length_ratio", "brevity_penalty")
 
 
 def has_nll(row: Prediction) -> bool:
-    """Whether perplexities count a row."""
+    """Whether perplexities use a row."""
     return bool(row.notes.get("num_tokens")) and row.notes.get("nll") is not None
 
 
@@ -242,7 +242,7 @@ def _perplexities(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str
     num_bytes = [len(row.reference.encode()) for row in rows]
     num_cleaned = [len(words.moel_tokens(row.reference)) for row in rows]
     sizes = (np.asarray(size, np.float64) for size in (num_tokens, num_words, num_bytes, num_cleaned))
-    with np.errstate(over="ignore"):  # said below
+    with np.errstate(over="ignore"):  # handled below
         made = perplexity_statistics(nll, *sizes)
         values = {name: estimate(made[name]) for name in names}
     if beyond := [name for name, value in values.items() if math.isinf(value)]:
@@ -252,7 +252,7 @@ def _perplexities(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str
             f"{', '.join(sorted(beyond))} of these predictions is larger than any number of 64 bits. The largest nll a "
             f"token, {per_token[row]:.6g} nats, is that of prediction {row + 1} ({rows[row].id or 'no id'})."
         )
-    # A perplexity of references without a word or a byte is no number.
+    # The perplexity of references without a word or a byte is undefined.
     return {name: made[name] for name in names if math.isfinite(values[name])}
 
 
@@ -319,7 +319,7 @@ def _others(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str, Stat
 
 
 def _text_statistic(rows: Sequence[Prediction], name: str) -> Statistic:
-    """Metrics of whole texts; with ":moel" of the cleaned words of both sides."""
+    """Returns a metric of whole texts; with ":moel" of the cleaned words of both sides."""
     responses, references = replies_and_references(rows)
     metric, _, variant = name.partition(":")
     if variant:
@@ -351,7 +351,7 @@ def _share(hits: np.ndarray, counted: np.ndarray) -> Statistic | None:
 def _intent_accuracy(
     rows: Sequence[Prediction], guess: str = "intent_prediction", astray: bool = False
 ) -> Statistic | None:
-    """Of the note `guess`; `astray`: of the rows alone whose emotion is known and mispredicted."""
+    """Returns the accuracy of the note `guess`; `astray`: only rows whose emotion is known and mispredicted."""
     lost = [bool(row.emotion and row.emotion_prediction) and row.emotion != row.emotion_prediction for row in rows]
     counted = lost if astray else [True] * len(rows)
     return _accuracy(
@@ -360,7 +360,7 @@ def _intent_accuracy(
 
 
 def _bart_score(rows: Sequence[Prediction], direction: str) -> Statistic | None:
-    """The mean over the rows that a BART has scored, in nats a token."""
+    """Returns the mean over the rows that a BART has scored, in nats per token."""
     found = [(row.notes.get("bart_score") or {}).get(direction) for row in rows]
     known = np.asarray([score is not None for score in found], np.float64)
     return ratio_statistic(np.asarray([score or 0.0 for score in found]), known) if known.any() else None
@@ -369,10 +369,10 @@ def _bart_score(rows: Sequence[Prediction], direction: str) -> Statistic | None:
 def _mechanism_f1(
     rows: Sequence[Prediction], mechanisms: Sequence[str], prefix: str = "", average: str = "weighted"
 ) -> Statistic | None:
-    """F1 of the mechanisms in the responses against those in the references, weighted as EmpRL's Emp-F1.
+    """Returns the F1 of the mechanisms in the responses against those in the references, weighted as EmpRL's Emp-F1.
 
-    From `notes["reference_attributes"]` and `notes["response_attributes"]`, mechanism → level, as the judges of a run
-    give them; with a prefix, from the notes that begin with it. Other averages are those of `_AVERAGES`.
+    Uses `notes["reference_attributes"]` and `notes["response_attributes"]`, mechanism → level, from the judges of a
+    run; with a prefix, the notes with that prefix. Other averages are those of `_AVERAGES`.
     """
     labels = [[row.level(f"{prefix}reference_attributes", name) for row in rows] for name in mechanisms]
     guesses = [[row.level(f"{prefix}response_attributes", name) for row in rows] for name in mechanisms]

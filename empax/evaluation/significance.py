@@ -1,9 +1,9 @@
-"""Intervals and tests: how far a number would move on another sample of test dialogues.
+"""Intervals and tests: how much a number varies between samples of test dialogues.
 
 Every metric is a `Statistic`: a function from row weights to a value. A resample is then a vector of counts, a swap of
-two systems' outputs is a vector of zeros and ones over the rows of both, and nothing is tokenised twice. What is drawn
-or swapped is whole dialogues, since the contexts of one dialogue share their beginning. Letters: N rows, G dialogues,
-R resamples, P partitions, C columns.
+two systems' outputs is a vector of zeros and ones over the rows of both, and nothing is tokenised twice. Whole
+dialogues are resampled or swapped, since the contexts of one dialogue share their beginning. Letters: N rows, G
+dialogues, R resamples, P partitions, C columns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Interval = dict[str, float]
 _CHUNK = 100  # resamples held at once: 100 x 5,000 rows of float64 are 4 MB
 _PARTS = 4
 _PAIRINGS = ((0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2))
-"""The halves that four quarters make; neighbours complete each other."""
+"""The halves made of two quarters; consecutive halves are complementary."""
 
 
 def confidence_intervals(
@@ -35,19 +35,19 @@ def confidence_intervals(
     samples: int = 1000,
     seed: int = 0,
 ) -> dict[Name, Interval]:
-    """Several metrics of the same rows with intervals: by the bootstrap, or by `part_interval` where they have bounds.
+    """Returns metrics of the same rows with intervals: by the bootstrap, or by `part_interval` if they have bounds.
 
     Source: Efron and Tibshirani 1993, Sec. 13.3 (percentiles of the bootstrap); Hesterberg 2015, Sec. 5.3 (percentiles
-    further out with few dialogues, see `tails`); Davison and Hinkley 1997, Sec. 3.8 (whole clusters are drawn).
+    further out with few dialogues, see `tails`); Davison and Hinkley 1997, Sec. 3.8 (resampling of whole clusters).
 
     Args:
-      statistics: by name, all over N rows.
-      dialogues: the number of each row's dialogue, from 0 on without holes; None = every row is its own.
-      samples: bootstrap resamples, at least 1; a tenth as many partitions, at least 40.
-      seed: of both.
+      statistics: statistics by name, all over N rows.
+      dialogues: dialogue number of each row, from 0 without gaps; None = every row is a separate dialogue.
+      samples: bootstrap resamples, at least 1; the partitions are a tenth of them, at least 40.
+      seed: seed of both.
 
     Raises:
-      ValueError: `samples` < 1, no rows, or statistics over different numbers of rows.
+      ValueError: `samples` < 1, there are no rows, or the statistics have different numbers of rows.
     """
     if not statistics:
         return {}
@@ -57,7 +57,7 @@ def confidence_intervals(
 def _intervals(
     statistics: Mapping[Name, Statistic], groups: Int[np.ndarray, " N"], samples: int, seed: int
 ) -> tuple[dict[Name, Interval], dict[Name, Float[np.ndarray, " R"]]]:
-    """Values with intervals; and of the smooth statistics their values on the same resamples."""
+    """Returns values with intervals, and the smooth statistics' values on the same resamples."""
     values: dict[Name, list[np.ndarray]] = {name: [] for name, found in statistics.items() if found.bounds is None}
     for weights in _resamples(groups, samples if values else 0, seed):
         for name, parts in values.items():
@@ -102,12 +102,12 @@ def _resamples(groups: Int[np.ndarray, " N"], samples: int, seed: int) -> Iterat
 
 
 def tails(num_dialogues: int) -> tuple[float, float]:
-    r"""The quantiles of bootstrap resamples that are the ends of a 95% interval.
+    r"""Returns the quantiles of bootstrap resamples that bound a 95% interval.
 
     .. math:: \Phi\big(\mp \sqrt{n / (n - 1)}\; t_{n-1,\, 0.975}\big)
 
-    with n the dialogues drawn. Resamples of few dialogues spread too little, by the root of (n - 1) / n, and as if the
-    spread were known. Of many dialogues the quantiles are 2.5% and 97.5%, of 12 dialogues 1.1% and 98.9%.
+    with n the number of resampled dialogues. Resamples of few dialogues have too small a spread, by the root of
+    (n - 1) / n, and treat it as known. The quantiles are 2.5% and 97.5% for many dialogues, 1.1% and 98.9% for 12.
     Source: Hesterberg 2015, Sec. 5.3.
     """
     if num_dialogues < 2:
@@ -131,20 +131,20 @@ def part_interval(
     partitions: int = 100,
     seed: int = 0,
 ) -> tuple[float, float]:
-    r"""The 95% interval of a metric whose spread has no known rate, from parts of the rows without replacement.
+    r"""Returns the 95% interval of a metric with an unknown rate of convergence, from parts without replacement.
 
     Rows are split at random into four equal parts, many times. Two parts that share no dialogue are independent, so
     their mean squared differences estimate the variance v at a quarter and at half of the rows without bias. These two
-    give the rate g at which it falls, and so the variance at all rows:
+    give the rate g at which it falls, and thus the variance at all rows:
 
     .. math:: v(n) = v(n/2)\,2^{-g}, \quad g = \log_2 \frac{v(n/4)}{v(n/2)}
 
-    The interval is the estimate and Student's quantile of n - 1 times the root of that, within the metric's bounds. Its
-    aim is the expected value of the metric on test sets of this size.
+    The interval is the estimate ± Student's quantile of n - 1 times the root of that, within the metric's bounds. It is
+    meant to cover the expected value of the metric on test sets of this size.
 
     Source: Politis and Romano 1994 (subsampling); Bertail, Politis and Romano 1999 (estimated rate). Departure: a
     t-interval from variances, not quantiles of the parts, which are biased for metrics that depend on the number of
-    rows. g is kept within [-2, 2]. With fewer than 8 dialogues halves alone are taken, and g is 1.
+    rows. g is clipped to [-2, 2]. With fewer than 8 dialogues only halves are used, and g is 1.
     """
     groups = _check_groups({"": statistic}, dialogues, partitions)
     num_groups = int(groups.max()) + 1
@@ -185,29 +185,29 @@ def paired_tests(
     samples: int = 1000,
     seed: int = 0,
 ) -> dict[str, dict[str, float]]:
-    r"""Is one system's metric different from another's? An interval of the difference, and two-sided tests.
+    r"""Returns an interval of the difference between two systems' metrics, and two-sided tests.
 
-    `p_value` is that of `approximate_randomisation`, which holds with any number of dialogues. It asks whether the
-    systems are exchangeable. `p_bootstrap` asks whether the metrics are equal; smooth functions of sums alone have it,
-    since resamples that repeat rows say nothing about a metric that counts distinct things. From the centred bootstrap
+    `p_value` is that of `approximate_randomisation`, which is valid for any number of dialogues. It tests whether the
+    systems are exchangeable. `p_bootstrap` tests whether the metrics are equal; only smooth functions of sums have it,
+    since resamples that repeat rows are invalid for a metric that counts distinct things. From the centred bootstrap
 
     .. math:: q = \frac{1 + \#\{r: |d_r - \bar d| \ge |d|\}}{R + 1}
 
     with d the difference and d_r its value on resample r (Koehn 2004; Efron and Tibshirani 1993, Sec. 16.4), it is the
-    probability beyond `tails` that has the ends q: of few dialogues larger than q.
+    level whose `tails` have the probability q: larger than q for few dialogues.
 
     Args:
-      both: by name, metrics of 2N rows: those of one system, then those of the other in the same order.
-      dialogues: of the N rows, see `confidence_intervals`.
+      both: metrics of 2N rows by name: the rows of one system, then those of the other in the same order.
+      dialogues: dialogue numbers of the N rows, see `confidence_intervals`.
       samples: resamples and swaps R, at least 1.
-      seed: of both.
+      seed: seed of both.
 
     Returns:
-      By name `difference` (first - second), its 95% interval `low`, `high`, `p_value`, and of smooth metrics
+      By name `difference` (first - second), its 95% interval `low`, `high`, `p_value`, and for smooth metrics
       `p_bootstrap`.
 
     Raises:
-      ValueError: `samples` < 1, no rows, or metrics over different numbers of rows.
+      ValueError: `samples` < 1, there are no rows, or the metrics have different numbers of rows.
     """
     if not both:
         return {}
@@ -230,7 +230,7 @@ def paired_tests(
 
 
 def _of_few(share: float, num_dialogues: int) -> float:
-    """The two-sided p whose `tails` are half of `share` and its rest."""
+    """Returns the two-sided p whose `tails` are half of `share` on each side."""
     if num_dialogues < 2:
         return 1.0
     reach = -float(ndtri(share / 2)) * ((num_dialogues - 1) / num_dialogues) ** 0.5
@@ -238,7 +238,7 @@ def _of_few(share: float, num_dialogues: int) -> float:
 
 
 def _count_reaching(values: Float[np.ndarray, " R"], difference: float) -> int:
-    # The slack counts ties: the same sums added in another order may differ in the last bit. nan counts as reached.
+    # The tolerance counts ties: sums in another order may differ in the last bit. NaN counts as reached.
     return int(np.sum(~(np.abs(values) < abs(difference) * (1 - 1e-9))))
 
 
@@ -249,14 +249,14 @@ def approximate_randomisation(
     samples: int = 1000,
     seed: int = 0,
 ) -> dict[str, float]:
-    r"""Two-sided tests of whether two systems differ: their outputs are swapped, dialogue by dialogue, at random.
+    r"""Returns two-sided tests of whether two systems differ, by random swaps of their outputs per dialogue.
 
     .. math:: p = \frac{1 + \#\{r: |d_r| \ge |d|\}}{R + 1}
 
     with d the difference of the metric and d_r its value after swap r. Exact for every metric, of sums or of distinct
     things, if the systems do not differ. Source: Riezler and Maxwell 2005.
 
-    Arguments and errors are those of `paired_tests`; the outputs of one dialogue are swapped together.
+    Arguments and errors are as in `paired_tests`; the outputs of one dialogue are swapped together.
 
     Returns:
       By name the p-value, at least 1 / (R + 1).
@@ -282,9 +282,9 @@ def _swapped(statistic: Statistic, kept: Float[np.ndarray, "R N"]) -> Float[np.n
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for being several: below 0.05 with probability 5% at most if no system differs from another.
+    """Corrects p-values for multiple tests: any is below 0.05 with probability at most 5% if no systems differ.
 
-    Source: Holm 1979. The k-th smallest of m is multiplied by m - k + 1; none gets smaller than the one before it.
+    Source: Holm 1979. The k-th smallest of m is multiplied by m - k + 1, and raised to the one before it if smaller.
     """
     order = np.argsort(p_values, kind="stable")
     scaled = np.asarray(p_values, np.float64)[order] * np.arange(len(order), 0, -1)
@@ -294,13 +294,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def mean_interval(values: Sequence[float]) -> dict[str, float]:
-    """`mean`, `std` (of the sample, n - 1) and the mean's 95% t-interval `low`, `high`.
+    """Returns `mean`, `std` (of the sample, n - 1) and the mean's 95% t-interval `low`, `high`.
 
-    Over the runs of one recipe under several seeds it says what another seed may bring: not what another test set may,
-    as the bootstrap over rows does. It takes the values to be about normal; of percentages it may leave [0, 100].
+    Over the runs of one recipe with several seeds, it measures the variation between seeds, not between test sets, as
+    the bootstrap over rows does. It assumes approximately normal values; for percentages it may leave [0, 100].
 
     Raises:
-      ValueError: fewer than two values.
+      ValueError: there are fewer than two values.
     """
     if len(values) < 2:
         raise ValueError(f"an interval of a mean needs at least two values, got {len(values)}.")

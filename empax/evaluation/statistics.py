@@ -1,7 +1,7 @@
-"""Values that can be recomputed with weights for rows: what the bootstrap and the tests are about.
+"""Statistics as functions of row weights, for the bootstrap and the tests.
 
-Those that count distinct things (Distinct-n, how evenly clauses repeat) depend on how many rows there are: intervals
-come from parts of the rows. Letters: N rows, R resamples, M (item, row) pairs, K distinct items.
+Statistics that count distinct things (Distinct-n, the evenness of clauses) depend on the number of rows; their
+intervals come from parts of the rows. Letters: N rows, R resamples, M (item, row) pairs, K distinct items.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from jaxtyping import Float, Int
 
 @runtime_checkable
 class Statistic(Protocol):
-    """A metric of N rows as a function of how often each row counts.
+    """A metric of N rows as a function of the rows' weights.
 
     Attributes:
       num_rows: N.
       bounds: None for a smooth function of sums, whose intervals come from the bootstrap. Else the range of a metric
         that counts distinct things. A bootstrap resample repeats rows and so has fewer distinct n-grams than the
-        sample: both the place and the spread of its values are wrong. Such a metric gets its interval from parts of the
+        sample: both location and spread of its values are wrong. Such a metric gets its interval from parts of the
         rows, see `part_interval`.
     """
 
@@ -31,7 +31,7 @@ class Statistic(Protocol):
     def __call__(self, weights: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]: ...
 
     def take(self, rows: Int[np.ndarray, " n"]) -> Statistic:
-        """The same metric of some of the rows, in the order given."""
+        """Returns the same metric of some of the rows, in the given order."""
         ...
 
 
@@ -77,27 +77,27 @@ class DifferenceStatistic:
 def ratio_statistic(
     numerators: Float[np.ndarray, " N"], denominators: Float[np.ndarray, " N"], *, scale: float = 1.0
 ) -> SumStatistic:
-    """`scale` times the sum of numerators over the sum of denominators; nan where the latter is 0."""
+    """Returns `scale` times the sum of numerators over the sum of denominators; NaN if the latter is 0."""
     return SumStatistic(
         np.stack([numerators, denominators], axis=-1), lambda sums: scale * divide(sums[:, 0], sums[:, 1])
     )
 
 
 def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Elementwise quotient, nan where the denominator is 0, without a warning."""
+    """Returns the elementwise quotient, NaN where the denominator is 0, without a warning."""
     safe = np.where(denominator == 0, 1.0, denominator)
     return np.where(denominator == 0, np.nan, numerator / safe)
 
 
 def estimate(statistic: Statistic) -> float:
-    """The metric on the rows as they are."""
+    """Returns the metric with all weights 1."""
     return float(statistic(np.ones((1, statistic.num_rows)))[0])
 
 
 def take_rows(
     items: Int[np.ndarray, " M"], rows: Int[np.ndarray, " M"], num_rows: int, taken: Int[np.ndarray, " n"]
 ) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
-    """The (item, row) pairs of the rows `taken`, whose order gives them their new numbers; a row may come twice."""
+    """Returns the (item, row) pairs of the rows `taken`, renumbered in that order; a row may occur twice."""
     order = np.argsort(rows, kind="stable")
     lengths = np.bincount(rows, minlength=num_rows)
     starts = np.cumsum(lengths) - lengths
@@ -116,12 +116,12 @@ class DistinctStatistic:
         self._num_items = np.bincount(rows, minlength=num_rows).astype(np.float64)
         order = np.lexsort((rows, items))
         self._rows = rows[order]
-        self._starts = np.flatnonzero(np.diff(items[order], prepend=-1))  # where each item's rows begin
+        self._starts = np.flatnonzero(np.diff(items[order], prepend=-1))  # start of each item's rows
 
     def __call__(self, weights: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]:
         if len(self._rows) == 0:
             return np.zeros(len(weights))
-        # An item is there if any of its rows is: an OR over rows, of eight resamples at a time.
+        # An item is present if any of its rows is: an OR over rows, for eight resamples at a time.
         present = np.packbits((weights > 0).T, axis=1)
         seen = np.bitwise_or.reduceat(present[self._rows], self._starts, axis=0)
         num_distinct = np.unpackbits(seen, axis=1, count=len(weights)).sum(axis=0, dtype=np.float64)
@@ -133,13 +133,13 @@ class DistinctStatistic:
 
     @property
     def num_items(self) -> int:
-        """M, how many items all rows have."""
+        """M, the number of items in all rows."""
         return len(self._pairs[0])
 
     def sample(self, count: int, *, seed: int = 0) -> DistinctStatistic:
-        """The same of `count` items, drawn from all without replacement.
+        """Returns the statistic of `count` items, sampled without replacement (rarefaction).
 
-        Distinct-n falls as texts get longer, whatever they say. At an equal count it does not: rarefaction.
+        Distinct-n falls as texts get longer, regardless of their content. At an equal count it does not.
 
         Raises:
           ValueError: there are fewer items.
@@ -151,9 +151,9 @@ class DistinctStatistic:
         return DistinctStatistic(items[kept], rows[kept], self.num_rows)
 
     def at_equal_counts(self, *, seed: int = 0) -> tuple[DistinctStatistic, int]:
-        """Of 2N rows, of two systems one behind the other: as many items of each, and how many that are.
+        """Returns, for 2N rows of two systems, the statistic with equal numbers of items of each, and that number.
 
-        Of the system that has more they are drawn without replacement.
+        Items of the system that has more are sampled without replacement.
         """
         items, rows = self._pairs
         sides = [np.flatnonzero((rows >= self.num_rows // 2) == second) for second in (False, True)]
@@ -163,9 +163,9 @@ class DistinctStatistic:
 
 
 class CountStatistic:
-    """A function of how often each distinct item occurs, for items given as (item, row) pairs; 0 without items.
+    """A function of the counts of distinct items, for items given as (item, row) pairs; 0 without items.
 
-    `of_counts` takes the counts of all items, 0 for an absent one, and looks at nothing but counts above 0.
+    `of_counts` takes the counts of all items, 0 for an absent one, and must depend only on counts above 0.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What exemplars are worth: one system's likelihoods and replies beside different exemplars, on the same rows.
+"""The effect of exemplars: one system's likelihoods and replies with different exemplars, on the same rows.
 
 Letters: N rows.
 """
@@ -19,10 +19,10 @@ from empax.evaluation.statistics import DifferenceStatistic, Statistic, ratio_st
 from empax.evaluation.words import tokenize
 
 PARTS = ("first", "rest", "end")
-"""Of a response: its first token, its end, and all tokens between them."""
+"""Parts of a response: its first token, its end token, and all tokens between them."""
 
 BESIDE = ("own", "none")
-"""What all others are compared with."""
+"""The baselines of all comparisons."""
 
 
 def score_swaps(
@@ -32,22 +32,22 @@ def score_swaps(
     samples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The table of a file of swaps, with 95% intervals over dialogues; differences are paired.
+    """Returns the table of a file of swaps, with 95% intervals over dialogues; differences are paired.
 
     Args:
-      lines: of swaps.jsonl.gz.
-      references: rows of the test set by their ids.
+      lines: lines of swaps.jsonl.gz.
+      references: rows of the test set by id.
       samples: bootstrap resamples.
-      seed: of them, and of the bigrams that are drawn where there are more than others have.
+      seed: seed of the resamples, and of the bigrams sampled for an equal number.
 
     Returns:
-      `rows`; `given`, by what was given: `nll` (nats a reply), `nll_per_token`, `nll_first`, `nll_rest`, `nll_end`
-      (nats a reply, their sum is `nll`), and `exemplar_f1` (percent), each with interval; `minus_own` and `minus_none`
-      of it, the differences of all these, in nats. `replies`: `rows`, `bigrams` (how many each side's Distinct-2 is of)
-      and `given`, likewise `bleu_2_precision`, `distinct_2`, `words`, `questions`, and `minus_own`; empty without.
+      `rows`; `given`, for each kind of exemplars: `nll` (nats per reply), `nll_per_token`, `nll_first`, `nll_rest`,
+      `nll_end` (nats per reply, their sum is `nll`), and `exemplar_f1` (percent), each with interval; in `minus_own`
+      and `minus_none` the differences of all these. `replies`: `rows`, `bigrams` (the number behind each Distinct-2)
+      and `given`, with `bleu_2_precision`, `distinct_2`, `words`, `questions`, and `minus_own`; empty without replies.
 
     Raises:
-      DataError: rows that are not the same for all that was given, or that `references` lacks.
+      DataError: the rows differ between kinds of exemplars, or `references` lacks one.
     """
     by_given: dict[str, dict[str, Mapping[str, Any]]] = {}
     for line in lines:
@@ -72,7 +72,7 @@ def score_swaps(
 
 
 def _likelihoods(rows: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
-    """Sums over the same rows, so that a difference of two is of pairs."""
+    """Returns statistics over the same rows, so that differences are paired."""
     ones = np.ones(len(rows))
     column = {name: np.array([row[name] for row in rows], np.float64) for name in ("nll", "num_tokens")}
     found: dict[str, Statistic] = {
@@ -91,7 +91,7 @@ def _likelihoods(rows: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
 def _replies(
     said: Mapping[str, Sequence[str]], references: Sequence[str], seed: int
 ) -> tuple[dict[str, dict[str, Statistic]], int]:
-    """Statistics of replies, Distinct-2 of as many bigrams of each as that with the fewest has; and how many."""
+    """Returns statistics of replies, with Distinct-2 at the smallest number of bigrams, and that number."""
     ones = np.ones(len(references))
     distinct = {name: text.distinct_statistic(replies, 2) for name, replies in said.items()}
     bigrams = min(statistic.num_items for statistic in distinct.values())
@@ -115,7 +115,7 @@ def _with_intervals(
     samples: int,
     seed: int,
 ) -> dict[str, dict[str, Any]]:
-    """By what was given its values, and `minus_NAME` its differences to those of `beside`."""
+    """Returns the values of each kind of exemplars, and in `minus_NAME` their differences from those of `beside`."""
     flat: dict[tuple[str, str, str], Statistic] = {}
     for given, own in statistics.items():
         for name, statistic in own.items():
@@ -132,7 +132,7 @@ def _with_intervals(
 
 
 def meaning(found: Mapping[str, Any]) -> str:
-    """The likelihoods of `score_swaps` in one sentence; empty without the system's own exemplars and random ones."""
+    """Returns one sentence on the likelihoods of `score_swaps`; empty unless "own", "random" and "none" were given."""
     given = found["given"]
     if not {"own", "random", "none"} <= given.keys():
         return ""

@@ -1,7 +1,7 @@
-"""Metrics of text against text: BLEU, Distinct, ROUGE-L, token F1, and how much a system repeats itself.
+"""Text metrics: BLEU, Distinct, ROUGE-L, token F1, and repetitiveness.
 
-Papers of the field print the same names for different computations; each computation has a name here. BLEU and
-Distinct keep per-row counts, so that an interval is arithmetic on arrays. Letters: N rows, R resamples.
+Papers use the same names for different computations; here each computation has a separate name. BLEU and Distinct
+keep per-row counts, so that intervals are arithmetic on arrays. Letters: N rows, R resamples.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MAX_ORDER = 4
 BLEU_VARIANTS: tuple[str, ...] = ("nltk", "nltk_cased", "sentence_avg", "precision", "moses", "sacrebleu", "moel")
 DISTINCT_VARIANTS: tuple[str, ...] = ("nltk", "cased", "no_punctuation", "whitespace", "moel")
 SAMPLED, SAMPLED_VARIANT = 10_000, "of_10000"
-"""Distinct-n of so many n-grams, drawn from all: a number that does not depend on how much a system says."""
+"""Number of sampled n-grams of a Distinct-n that does not depend on the length of replies, and its variant's name."""
 
-_EPSILON = 1e-12  # NLTK's method1 as NEC and DCKS call it
+_EPSILON = 1e-12  # NLTK's method1 with the argument of NEC and DCKS
 _METHOD4_K = 5  # NLTK's constant of Chen and Cherry's method 4
 
 
@@ -47,12 +47,12 @@ _BLEU_TOKENS: dict[str, Callable[[str], tuple[str, ...]]] = {
 
 
 def _ngrams(texts: Sequence[Sequence[str]], orders: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For n = 1 to `orders` all n-grams of all texts: numbers that equal n-grams share, and the text of each."""
+    """Yields for n = 1 to `orders` all n-grams of all texts: ids that equal n-grams share, and the text of each."""
     vocabulary: dict[str, int] = {}
     words = np.asarray([vocabulary.setdefault(word, len(vocabulary)) for text in texts for word in text], np.int64)
     lengths = np.asarray([len(text) for text in texts], np.int64)
     rows = np.repeat(np.arange(len(texts)), lengths)
-    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))  # words of the text from here on
+    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))  # remaining words of the text
     starts, ids = np.arange(len(words)), words
     for order in range(1, orders + 1):
         if order > 1:
@@ -64,7 +64,7 @@ def _ngrams(texts: Sequence[Sequence[str]], orders: int) -> Iterator[tuple[np.nd
 
 
 def word_counts(texts: Sequence[Sequence[str]]) -> sparse.csr_matrix:
-    """How often each word is in each of N texts, [N, V], words in the order in which they come first."""
+    """Returns the count of each word in each of N texts, [N, V], words in order of first appearance."""
     vocabulary: dict[str, int] = {}
     ids = np.asarray([vocabulary.setdefault(word, len(vocabulary)) for text in texts for word in text], np.int64)
     rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
@@ -74,7 +74,7 @@ def word_counts(texts: Sequence[Sequence[str]]) -> sparse.csr_matrix:
 
 
 def bleu_tokens(variant: str) -> Callable[[str], tuple[str, ...]]:
-    """The tokenizer of a BLEU variant; variants with the same one share their `count_matches`."""
+    """Returns the tokenizer of a BLEU variant; variants with the same one share their `count_matches`."""
     _check_variant(variant, BLEU_VARIANTS)
     return _BLEU_TOKENS[variant]
 
@@ -82,15 +82,15 @@ def bleu_tokens(variant: str) -> Callable[[str], tuple[str, ...]]:
 def count_matches(
     hypotheses: Sequence[str], references: Sequence[str], variant: str, *, longest: Sequence[int] | None = None
 ) -> Float[np.ndarray, "N 10"]:
-    """What BLEU needs to know of each row.
+    """Returns the counts of each row for BLEU.
 
     Columns 0-3: clipped n-gram matches for n = 1..4; 4-7: n-grams of the hypothesis; 8: its length; 9: the reference's.
 
     Args:
-      hypotheses: of N rows.
-      references: of the same rows.
+      hypotheses: hypotheses of N rows.
+      references: references of the same rows.
       variant: one of BLEU_VARIANTS.
-      longest: by row, how many tokens of the hypothesis are read; None = all.
+      longest: maximum number of the hypothesis's tokens to use per row; None = all.
     """
     split = bleu_tokens(variant)
     if len(hypotheses) != len(references):
@@ -112,7 +112,7 @@ def count_matches(
 
 
 def bleu_statistic(counts: Float[np.ndarray, "N 10"], order: int, variant: str = "nltk") -> SumStatistic:
-    r"""BLEU-`order` in percent, one reference each, of rows counted by `count_matches` with the same variant.
+    r"""Returns BLEU-`order` in percent, one reference each, of rows counted by `count_matches` with the same variant.
 
     .. math:: BLEU_n = 100 \min(1, e^{1 - r/c}) \exp\Big(\frac{1}{n} \sum_{i=1}^{n} \log p_i\Big)
 
@@ -123,7 +123,7 @@ def bleu_statistic(counts: Float[np.ndarray, "N 10"], order: int, variant: str =
       precision: mean over rows of p_n alone, no brevity penalty: EmpDG.
       moses: multi-bleu.perl -lc: white-space tokens, lower case, no smoothing: MoEL, MIME.
       sacrebleu: corpus level, 13a tokens, case kept, exponential smoothing (Post 2018).
-      moel: as nltk, of texts cleaned by `words.moel_tokens`: what the released outputs of MoEL and its descendants are.
+      moel: as nltk, of texts cleaned by `words.moel_tokens`, like the released outputs of MoEL and its descendants.
     An empty hypothesis has no n-grams and length 0.
 
     Raises:
@@ -147,17 +147,17 @@ def bleu_statistic(counts: Float[np.ndarray, "N 10"], order: int, variant: str =
 
 
 def length_ratio_statistic(counts: Float[np.ndarray, "N 10"]) -> SumStatistic:
-    """Words of all hypotheses over words of all references, of rows counted by `count_matches`."""
+    """Returns words of all hypotheses over words of all references, of rows counted by `count_matches`."""
     return ratio_statistic(counts[:, 8], counts[:, 9])
 
 
 def brevity_penalty_statistic(counts: Float[np.ndarray, "N 10"]) -> SumStatistic:
-    """BLEU's factor min(1, exp(1 - r / c)) for short hypotheses, in [0, 1]; 0 without a word."""
+    """Returns BLEU's factor min(1, exp(1 - r / c)) for short hypotheses, in [0, 1]; 0 without a word."""
     return SumStatistic(counts[:, 8:], lambda sums: np.where(sums[:, 0] > 0, np.exp(_log_penalty(sums)), 0.0))
 
 
 def precision_statistic(counts: Float[np.ndarray, "N 10"], order: int) -> SumStatistic:
-    """The geometric mean of the n-gram precisions up to `order`, in percent: corpus BLEU without brevity penalty."""
+    """Returns corpus BLEU without the brevity penalty, in percent: the geometric mean of precisions up to `order`."""
 
     def combine(sums: Float[np.ndarray, "R 10"]) -> Float[np.ndarray, " R"]:
         precisions = np.nan_to_num(divide(sums[:, :order], sums[:, MAX_ORDER : MAX_ORDER + order]))
@@ -171,7 +171,7 @@ def _log_penalty(lengths: Float[np.ndarray, "R 2"]) -> Float[np.ndarray, " R"]:
 
 
 def _nltk_counts(counts: Float[np.ndarray, "N 10"]) -> Float[np.ndarray, "N 10"]:
-    # NLTK counts at least one n-gram per row, also where the row is too short to have one.
+    # NLTK counts at least one n-gram per row, even if the row is too short to have one.
     counts = counts.copy()
     counts[:, MAX_ORDER : 2 * MAX_ORDER] = np.maximum(counts[:, MAX_ORDER : 2 * MAX_ORDER], 1.0)
     return counts
@@ -183,7 +183,7 @@ _Smooth = Callable[[np.ndarray, np.ndarray], np.ndarray]
 def _corpus_bleu(sums: Float[np.ndarray, "R 10"], *, order: int, smooth: _Smooth) -> Float[np.ndarray, " R"]:
     matches, totals = sums[:, :order], sums[:, MAX_ORDER : MAX_ORDER + order]
     precisions = smooth(matches, totals)
-    # Without a single match there is nothing to smooth; a zero precision makes the product zero.
+    # Without any match there is nothing to smooth; a zero precision makes the product zero.
     positive = (precisions > 0).all(axis=1) & (matches > 0).any(axis=1)
     log_mean = np.log(np.where(precisions > 0, precisions, 1.0)).mean(axis=1)
     return np.where(positive & (sums[:, 8] > 0), 100.0 * np.exp(_log_penalty(sums[:, 8:]) + log_mean), 0.0)
@@ -221,12 +221,12 @@ _DISTINCT_TOKENS: dict[str, Callable[[str], Sequence[str]]] = {
 
 
 def distinct_statistic(responses: Sequence[str], n: int, variant: str = "nltk") -> DistinctStatistic:
-    """Corpus-level Distinct-n: different n-grams over all n-grams, in percent; 0.0 if no response has n tokens.
+    """Returns corpus-level Distinct-n: distinct n-grams over all n-grams, in percent; 0.0 if no response has n tokens.
 
     Source: Li et al. 2016, Sec. 5.1. It falls as the corpus or the responses grow: compare systems only at an equal
-    count of n-grams (`DistinctStatistic.sample`). Variants:
+    number of n-grams (`DistinctStatistic.sample`). Variants:
       nltk: lower case, NLTK words: DCKS, CEM, CASE. cased: EmpRL. no_punctuation: lower case without , . ? !: NEC.
-      whitespace: white-space tokens as they are: EmpDG, KEMP (whose bigrams are glued without a separator).
+      whitespace: unchanged white-space tokens: EmpDG, KEMP (whose bigrams are joined without a separator).
       moel: texts cleaned by `words.moel_tokens`.
 
     Raises:
@@ -241,7 +241,7 @@ def distinct_statistic(responses: Sequence[str], n: int, variant: str = "nltk") 
 
 
 def _clauses(responses: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """All clauses as (id, row) pairs, ids in order of appearance."""
+    """Returns all clauses as (id, row) pairs, ids in order of appearance."""
     index: dict[str, int] = {}
     pairs = [(index.setdefault(one, len(index)), row) for row, text in enumerate(responses) for one in clauses(text)]
     array = np.asarray(pairs, np.int64).reshape(-1, 2)
@@ -249,7 +249,7 @@ def _clauses(responses: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rouge_l_rows(responses: Sequence[str], references: Sequence[str]) -> Float[np.ndarray, " N"]:
-    """ROUGE-L F (longest common subsequence, Lin 2004) of every row, in [0, 1].
+    """Returns the ROUGE-L F-measure (longest common subsequence, Lin 2004) of every row, in [0, 1].
 
     Tokens are runs of a-z and 0-9 of the lower-cased text, no stemming, as in Google's rouge-score.
     """
@@ -259,7 +259,7 @@ def rouge_l_rows(responses: Sequence[str], references: Sequence[str]) -> Float[n
 
 
 def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
-    """Length of the longest common subsequence, one bit per token of `second` (Hyyrö 2004)."""
+    """Returns the length of the longest common subsequence, one bit per token of `second` (Hyyrö 2004)."""
     places: dict[str, int] = {}
     for i, token in enumerate(second):
         places[token] = places.get(token, 0) | (1 << i)
@@ -272,14 +272,14 @@ def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 def token_f1_rows(responses: Sequence[str], references: Sequence[str]) -> Float[np.ndarray, " N"]:
-    """F1 of shared words (lower case, NLTK words, punctuation kept) of every row, in percent."""
+    """Returns the F1 of shared words (lower case, NLTK words, punctuation kept) of every row, in percent."""
     pairs = zip(map(lower_tokens, responses), map(lower_tokens, references), strict=True)
     scores = [200.0 * (Counter(a) & Counter(b)).total() / max(1, len(a) + len(b)) for a, b in pairs]
     return np.asarray(scores, np.float64)
 
 
 def clauses(response: str) -> list[str]:
-    """A response split at , ? ! . with empty pieces dropped; the case is kept."""
+    """Splits a response at , ? ! . and drops empty pieces; keeps the case."""
     return [clause for part in re.split(r"[,?!.]", response) if (clause := part.strip())]
 
 
@@ -296,15 +296,15 @@ def _top5(counts: Float[np.ndarray, "R K"]) -> Float[np.ndarray, " R"]:
 
 
 def sentence_std_statistic(responses: Sequence[str]) -> Statistic:
-    """Population standard deviation of how often each distinct clause occurs (NEC's Sent-Std); 0.0 without clauses.
+    """Returns the population standard deviation of distinct clauses' counts (NEC's Sent-Std); 0.0 without clauses.
 
-    High = a few stock phrases come again and again. Grows with the number of responses.
+    High = a few stock phrases are frequent. Grows with the number of responses.
     """
     return CountStatistic(*_clauses(responses), len(responses), _deviation, (0.0, float("inf")))
 
 
 def top5_share_statistic(responses: Sequence[str]) -> Statistic:
-    """The five most frequent clauses as a percentage of all clauses (NEC's Top-5); 0.0 without clauses."""
+    """Returns the five most frequent clauses as a percentage of all clauses (NEC's Top-5); 0.0 without clauses."""
     return CountStatistic(*_clauses(responses), len(responses), _top5, (0.0, 100.0))
 
 

@@ -1,6 +1,6 @@
-"""Whether a run is degenerate: a few plain checks whose answer belongs above every metric.
+"""Checks whether a run is degenerate, for the top of a report.
 
-The limits are ours; `reply_checks` says what those of replies are calibrated on.
+The limits are ours; `reply_checks` describes the calibration of those of replies.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _SHORTEST, _LONGEST = 0.5, 2.0
 
 
 def verdict(rows: Sequence[Prediction], *, retrieves: bool | None = None) -> dict[str, Any]:
-    """What is wrong with the predictions as a whole.
+    """Checks the predictions as a whole.
 
     Args:
       rows: predictions, at least one. Notes `response_without_exemplars`, and `nll_without_exemplars` or
-        `nll_of_other_exemplars` beside `nll` and `num_tokens`, say what exemplars change.
-      retrieves: whether the system is meant to see exemplars; None = not known.
+        `nll_of_other_exemplars` beside `nll` and `num_tokens`, show the effect of exemplars.
+      retrieves: whether the system should use exemplars; None = unknown.
 
     Returns:
       `degenerate`, `line` (one sentence for the top of a report) and `checks` (each `name`, `ok`, `found`).
@@ -58,7 +58,7 @@ def _empty(rows: Sequence[Prediction]) -> list[Check]:
 
 def _equal(rows: Sequence[Prediction]) -> list[Check]:
     said = Counter(" ".join(words(row.response)) or row.response.strip() for row in rows)
-    del said[""]  # has its own check
+    del said[""]  # has a separate check
     most, total = max(said.values(), default=0), said.total()
     found = f"{share(most, total)} replies are one and the same"
     if len(rows) < MIN_ROWS:
@@ -85,7 +85,7 @@ def _length(rows: Sequence[Prediction]) -> list[Check]:
 
 
 def _one_class(rows: Sequence[Prediction]) -> list[Check]:
-    """Labels that never change, although the gold labels do."""
+    """Checks for predicted labels that never change, although the gold labels do."""
     columns: dict[str, tuple[list[Any], list[Any]]] = {
         "emotion predictions": ([r.emotion_prediction for r in rows], [r.emotion for r in rows]),
         "intent predictions": ([r.notes.get("intent_prediction") for r in rows], [r.notes.get("intent") for r in rows]),
@@ -110,7 +110,7 @@ def _one_class(rows: Sequence[Prediction]) -> list[Check]:
 
 
 def _chance(rows: Sequence[Prediction]) -> list[Check]:
-    """Heads whose accuracy is not above that of the most frequent label, at the lower end of its Wilson interval."""
+    """Checks that the lower Wilson bound of each head's accuracy is above the share of the most frequent label."""
     pairs = {
         "emotion": [(row.emotion, row.emotion_prediction) for row in rows],
         "intent": [(row.notes.get("intent"), row.notes.get("intent_prediction")) for row in rows],
@@ -151,7 +151,7 @@ def _said(exemplar: Mapping[str, Any]) -> str:
 
 
 def _use(shown: Sequence[Prediction]) -> list[Check]:
-    """Whether exemplars change anything, where rows say what happened without or with other ones."""
+    """Checks whether exemplars have an effect, if rows have results without or with other exemplars."""
     checks = []
     other = [(row, row.notes.get("response_without_exemplars")) for row in shown]
     known = [(row, text) for row, text in other if isinstance(text, str)]

@@ -1,4 +1,4 @@
-"""The words that the field's metrics count: NLTK's, and mteval's 13a. Tokens are kept: texts and their parts recur."""
+"""Word tokenizers of the metrics: NLTK's, and mteval's 13a. Tokens are cached, since texts and their parts recur."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from empax.data.english import ABBREVIATIONS, MOEL_CONTRACTIONS
 
-# Letters and digits that NLTK parts nevertheless.
+# Words of letters and digits that NLTK nevertheless splits.
 _CONTRACTIONS = frozenset({"cannot", "gimme", "gonna", "gotta", "lemme", "wanna"})
 _INNER_SENTENCE_END = re.compile(r"[.?!]\s*\S")
 _PLAIN_CHUNK = re.compile(r"(?P<word>[A-Za-z0-9]+(?:['-][A-Za-z]+)*)?(?P<end>,|[?!]+|\.)?")
@@ -17,7 +17,7 @@ _PLAIN_CHUNK = re.compile(r"(?P<word>[A-Za-z0-9]+(?:['-][A-Za-z]+)*)?(?P<end>,|[
 
 @functools.cache
 def _nltk_tokenizers() -> tuple[Callable[[str], list[str]], Callable[[str], Iterable[str]]]:
-    # Imported when first asked for: NLTK takes seconds to import.
+    # Imported on first use: NLTK takes seconds to import.
     from nltk.tokenize.destructive import NLTKWordTokenizer
     from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
@@ -28,14 +28,14 @@ def _nltk_tokenizers() -> tuple[Callable[[str], list[str]], Callable[[str], Iter
 
 @functools.lru_cache(maxsize=200_000)
 def tokenize(text: str) -> tuple[str, ...]:
-    """NLTK word tokens, as `nltk.word_tokenize` gives them, case kept.
+    """Returns NLTK word tokens like `nltk.word_tokenize`, case kept.
 
-    The word tokenizer only parts a full stop at the end of its input ("sorry. What" keeps "sorry."), so the text is
-    cut into sentences first. Departure: NLTK downloads a trained sentence model; this uses the same algorithm
+    The word tokenizer splits off a full stop only at the end of its input ("sorry. What" keeps "sorry."), so the text
+    is split into sentences first. Departure: NLTK downloads a trained sentence model; this uses the same algorithm
     (Punkt) with a short list of abbreviations and no download.
 
-    Both only look at the white space around a plain chunk of text, so most chunks are looked up; a text with any
-    other chunk goes through NLTK whole.
+    For a plain chunk of text, both depend only on the white space around it, so most chunks come from a cache; a text
+    with any other chunk is tokenized by NLTK as a whole.
     """
     words: list[str] = []
     for chunk in text.split():
@@ -48,7 +48,7 @@ def tokenize(text: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=200_000)
 def _chunk_words(chunk: str) -> tuple[str, ...] | None:
-    """NLTK's words of what stands between white space, wherever it stands; None if that depends on what is around."""
+    """Returns NLTK's words of a chunk between white space; None if they depend on the surrounding text."""
     plain = _PLAIN_CHUNK.fullmatch(chunk)
     if plain is None:
         return None
@@ -58,11 +58,11 @@ def _chunk_words(chunk: str) -> tuple[str, ...] | None:
     words, _ = _nltk_tokenizers()
     simple = not word or (word.isalnum() and word.lower() not in _CONTRACTIONS)
     parts = ((word,) if word else ()) if simple else tuple(words(word))
-    return (*parts, *(end or ""))  # each mark a token of its own
+    return (*parts, *(end or ""))  # each mark is a separate token
 
 
 def _ends_sentence(word: str) -> bool:
-    """Whether a full stop behind the word ends a sentence whatever follows."""
+    """Whether a full stop after the word ends a sentence, whatever follows."""
     return len(word) > 1 and word.isalpha() and word.lower() not in ABBREVIATIONS
 
 
@@ -74,7 +74,7 @@ def _whole(text: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=200_000)
 def lower_tokens(text: str) -> tuple[str, ...]:
-    """`tokenize`, lower-cased: the words of every default of `evaluation.text`."""
+    """Returns lower-cased `tokenize`: the words of every default of `evaluation.text`."""
     return tuple(token.lower() for token in tokenize(text))
 
 
@@ -83,17 +83,17 @@ _MOEL_CONTRACTION = re.compile("|".join(MOEL_CONTRACTIONS))
 
 @functools.lru_cache(maxsize=200_000)
 def moel_tokens(text: str) -> tuple[str, ...]:
-    """Lower-cased text with 23 contractions written out ("i'm" to "i am"), as NLTK words.
+    """Returns NLTK words of the lower-cased text with 23 contractions expanded ("i'm" to "i am").
 
     Source: `clean` in the code of MoEL (Lin et al. 2019). MIME, EmpDG, CEM, CASE and KEMP read the same data, so their
-    released outputs and references are in this form; cleaning them again changes nothing. Contractions are replaced
-    inside longer words too, as there.
+    released outputs and references are in this form; cleaning them again changes nothing. As there, contractions are
+    also replaced inside longer words.
     """
     return tokenize(_MOEL_CONTRACTION.sub(lambda found: MOEL_CONTRACTIONS[found.group()], text.lower()))
 
 
 def tokenize_13a(text: str) -> tuple[str, ...]:
-    """Tokens of mteval-v13a, sacrebleu's default: punctuation apart, but not inside numbers; case kept."""
+    """Returns the tokens of mteval-v13a, sacrebleu's default: splits off punctuation outside numbers; case kept."""
     text = text.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
     for entity, sign in (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">")):
         text = text.replace(entity, sign)

@@ -1,4 +1,4 @@
-"""What PEFT's `adapter_config.json` says, as far as it changes what an adapter computes."""
+"""Reader of PEFT's `adapter_config.json`: the fields that change the result of an adapter."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _IDLE = frozenset(
         "runtime_config", "ensure_weight_tying",
     )
 )  # fmt: skip
-"""Fields that change nothing of what a finished adapter computes."""
+"""Fields that do not change the result of a finished adapter."""
 
 _OFF = frozenset(
     (
@@ -44,27 +44,27 @@ _OFF = frozenset(
         "velora_config",
     )
 )  # fmt: skip
-"""Fields of other kinds of adapters, which are not here: each is false, empty or absent."""
+"""Fields of unsupported kinds of adapters: each must be false, empty or absent."""
 
 _STARTS = (True, False, "gaussian", "eva", "orthogonal")
-"""Ways of initialising that leave the base model's weights alone."""
+"""Initialisations that do not change the base model's weights."""
 
 _BRANCHES = frozenset("*+?{|")
-"""Of regular expressions: without one, none tries anything twice."""
+"""A regular expression without any of these characters never backtracks."""
 _LONGEST_NAME = 1024
 _LONGEST_PATTERN = 20_000
 SECONDS = 2.0
-"""For which all regular expressions of a file are tried on the names of a model's modules."""
+"""Total time for matching all regular expressions of a file against the names of a model's modules."""
 
 
 class Patterns:
-    """Regular expressions that a file brings, tried within a limit: some take for ever on a name of thirty letters."""
+    """Regular expressions from a file, matched within a time limit: some would never finish on a name of 30 letters."""
 
     def __init__(self, file: Path):
         self._file, self._left = file, SECONDS
 
     def check(self, name: str, pattern: str) -> None:
-        """Raises DataError if the `pattern` of the field `name` is none."""
+        """Raises DataError if the `pattern` of the field `name` is not a regular expression."""
         if len(pattern) > _LONGEST_PATTERN:
             raise DataError(
                 f"{self._file}: {name} = {short(pattern)} has {len(pattern)} letters; {_LONGEST_PATTERN} are read."
@@ -76,7 +76,7 @@ class Patterns:
             raise DataError(f"{self._file}: {name} = {short(pattern)} is not a regular expression: {error}.") from error
 
     def match(self, pattern: str, text: str) -> Any:
-        """The match of `pattern` at the start of `text`, or None.
+        """Returns the match of `pattern` at the start of `text`, or None.
 
         Raises:
           ConfigError: the file's patterns take too long.
@@ -95,11 +95,11 @@ class Patterns:
             self._left -= time.thread_time() - start
 
     def end(self, pattern: str, text: str) -> bool:
-        """Whether `pattern` matches all of `text`, or all behind one of its dots; errors as of `match`."""
+        """Whether `pattern` matches all of `text`, or all of it after one of its dots; raises as `match`."""
         ends = rf"(?:.*\.)?(?:{pattern})\Z"
         if _BRANCHES & set(pattern):
             return self.match(ends, text) is not None
-        return _compiled(ends).match(text) is not None  # quick, and there may be one for each module
+        return _compiled(ends).match(text) is not None  # faster, and there may be one for each module
 
 
 _compiled = functools.lru_cache(maxsize=1 << 14)(re.compile)
@@ -107,18 +107,18 @@ _compiled = functools.lru_cache(maxsize=1 << 14)(re.compile)
 
 @dataclasses.dataclass(frozen=True)
 class AdapterConfig:
-    """What an `adapter_config.json` says.
+    """The contents of an `adapter_config.json`.
 
     Attributes:
-      base, revision: name or folder of the model that the adapter sits on; which of its versions, "" = the newest.
-      rank, alpha: r and alpha of the modules that no pattern names.
-      rank_pattern, alpha_pattern: the same by regular expressions of the ends of modules' names.
-      rank_stabilized: whether the factor is alpha / sqrt(r) (Kalajdzievski 2023, Eq. 9) in place of alpha / r.
+      base, revision: name or folder of the base model, and its version; "" = the newest.
+      rank, alpha: r and alpha of the modules that match no pattern.
+      rank_pattern, alpha_pattern: r and alpha by regular expressions that match the ends of modules' names.
+      rank_stabilized: whether the factor is alpha / sqrt(r) (Kalajdzievski 2023, Eq. 9) instead of alpha / r.
       targets: one regular expression, "all-linear", or the ends of modules' names.
-      excluded: as `targets`, of what is left out.
-      layers: numbers of the layers that have adapters; None = all.
-      layers_patterns: regular expressions of what stands before the number of a layer; none = whatever it is.
-      saved: ends of the names of modules that the adapter replaces whole.
+      excluded: the modules to leave out, in the form of `targets`.
+      layers: indices of the layers that have adapters; None = all.
+      layers_patterns: regular expressions that match the name before a layer's index; empty = any name.
+      saved: ends of the names of modules that the adapter replaces entirely.
     """
 
     file: Path
@@ -138,15 +138,15 @@ class AdapterConfig:
     patterns: Patterns = dataclasses.field(repr=False, compare=False)
 
     def targeted(self, module: str) -> bool:
-        """Whether PEFT puts an adapter on the linear `module`."""
+        """Whether PEFT adds an adapter to the linear `module`."""
         if self._named(self.excluded, module) or any(f".{name}." in f".{module}." for name in self.saved):
             return False
         if self.targets == "all-linear" or (isinstance(self.targets, tuple) and module in self.targets):
-            return True  # a whole name counts in each layer
+            return True  # a full name counts in every layer
         return self._named(self.targets, module) and self._in_layers(module)
 
     def saves(self, module: str) -> bool:
-        """Whether PEFT replaces `module`, or what it is part of: names count by their ends, "norm" in "q_norm" too."""
+        """Whether PEFT replaces `module` or a parent of it; names match by their ends: "norm" also matches "q_norm"."""
         parts = module.split(".")
         return any(".".join(parts[:size]).endswith(self.saved) for size in range(1, len(parts) + 1))
 
@@ -154,7 +154,7 @@ class AdapterConfig:
         return int(self._by_pattern(self.rank_pattern, module, self.rank))
 
     def factor_of(self, module: str) -> float:
-        """What the product of A and B is multiplied by."""
+        """Returns the factor of the product of A and B."""
         rank = self.rank_of(module)
         return self._by_pattern(self.alpha_pattern, module, self.alpha) / (rank**0.5 if self.rank_stabilized else rank)
 
@@ -179,7 +179,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 
     Raises:
       DataError: the file is broken, or a field is missing or of the wrong kind.
-      ConfigError: it is an adapter of a kind that is not read here.
+      ConfigError: the kind of adapter is not supported.
     """
     file = folder / ADAPTER_CONFIG
     fields = {name: value for name, value in read_model_json(file).items() if value is not None}
@@ -234,7 +234,7 @@ def _check_kind(file: Path, fields: Mapping[str, Any]) -> None:
         problems.append(f"init_lora_weights = {short(start)}, which changes the weights that it sits on,")
     problems += [f"{name} = {short(fields[name])}" for name in sorted(_OFF & set(fields)) if fields[name]]
     unknown = {name: fields[name] for name in sorted(set(fields) - _READ - _IDLE - _OFF)}
-    # What PEFT adds from one version to the next is off by default.
+    # New features of PEFT are off by default.
     off = [name for name, value in unknown.items() if value is False or value in ("", [], {})]
     problems += [f"{name} = {short(value)}" for name, value in unknown.items() if name not in off]
     if problems:
@@ -247,7 +247,7 @@ def _check_kind(file: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _check_patterns(config: AdapterConfig) -> None:
-    """Raises DataError for what is no regular expression."""
+    """Raises DataError for an invalid regular expression."""
     found = {
         "target_modules": [config.targets] if isinstance(config.targets, str) else [],
         "exclude_modules": [config.excluded] if isinstance(config.excluded, str) else [],
@@ -261,7 +261,7 @@ def _check_patterns(config: AdapterConfig) -> None:
 
 
 def _names(file: Path, name: str, value: Any) -> str | tuple[str, ...]:
-    """One pattern, or names."""
+    """Returns one pattern or several names."""
     if isinstance(value, str):
         return value.lower() if value.lower() == "all-linear" else value
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
@@ -298,6 +298,6 @@ def _numbers(file: Path, name: str, value: Any, *, whole: bool = False) -> dict[
 
 
 def short(value: Any) -> str:
-    """`value` for a message."""
+    """Returns `value` as text for a message, shortened."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."

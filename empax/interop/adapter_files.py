@@ -31,7 +31,7 @@ _PART = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?")
 
 
 class Module(NamedTuple):
-    """A module of the foreign model, and our weights that its adapter changes: several where it joins them."""
+    """A module of the foreign model, and our weights that its adapter changes: several if it joins them."""
 
     name: str  # with {layer}
     rows: list[mappings.Row]
@@ -42,7 +42,7 @@ class Module(NamedTuple):
 
 
 def modules_of(mapping: mappings.Mapping, owners: Iterable[str]) -> list[Module]:
-    """The foreign modules of our weights `owners`, in the table's order."""
+    """Returns the foreign modules of our weights `owners`, in the table's order."""
     owners, modules = set(owners), {}
     for row in mapping.rows:
         if row.ours in owners:
@@ -51,15 +51,15 @@ def modules_of(mapping: mappings.Mapping, owners: Iterable[str]) -> list[Module]
 
 
 def open_adapter(folder: Path) -> dict[str, Tensor]:
-    """The tensors of an adapter's folder, by PEFT's names without what all of them begin with; none is read.
+    """Returns the tensors of an adapter's folder by PEFT's names without their common prefix; reads none of them.
 
     Raises:
-      DataError: there is no such file, or it is broken.
+      DataError: the file is missing or broken.
     """
     for name, read in zip(ADAPTER_FILES, (read_safetensors, read_torch), strict=True):
         if (folder / name).is_file():
             return {
-                # An embedding that has an adapter is saved as the layer beneath it.
+                # PEFT saves an embedding that has an adapter as its base layer.
                 key.removeprefix(_PREFIX).replace(".base_layer.", "."): tensor
                 for key, tensor in read(folder / name).items()
             }
@@ -69,21 +69,20 @@ def open_adapter(folder: Path) -> dict[str, Tensor]:
 
 
 def grown_vocabulary(folder: Path) -> dict[str, int]:
-    """The `vocab_size` of an adapter that holds an embedding of its own; empty where it holds none."""
+    """Returns the `vocab_size` of an adapter that holds an embedding; empty if it holds none."""
     ends = (".embed_tokens.weight", ".wte.weight", ".word_embeddings.weight", "shared.weight")
     found = [tensor for name, tensor in open_adapter(folder).items() if name.endswith(ends) and tensor.shape]
     return {"vocab_size": found[0].shape[0]} if found else {}
 
 
 class Adapters(NamedTuple):
-    """An adapter in our terms.
+    """An adapter in our names and layouts.
 
     Attributes:
-      params: as `models.lora.init_adapters` makes them, numpy arrays.
-      settings: with which they are merged or trained further; the pattern finds just the weights that they are on.
+      params: NumPy arrays in the structure of `models.lora.init_adapters`.
+      settings: settings for merging or further training; the pattern matches only the adapted weights.
       saved: tensors that replace those of the base model, by the table's foreign names.
-      added: what comes on top of weights that `init_adapters` makes no adapters for (embeddings, projections of them),
-        by the same.
+      added: updates of weights that `init_adapters` does not adapt (embeddings, their projections), by the same names.
     """
 
     params: Params
@@ -103,7 +102,7 @@ class _Place(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """What a file holds for one module, whose name it writes so: A [R, inputs] and B [outputs, R], either may lack."""
+    """A file's tensors of one module, and its name for it: A [R, inputs] and B [outputs, R]; either may be missing."""
 
     name: str
     embedding: bool
@@ -111,13 +110,13 @@ class _Pair(NamedTuple):
 
 
 class _Contents(NamedTuple):
-    """What a file holds, by the table's names.
+    """The contents of a file, by the table's names.
 
     Attributes:
-      pairs: low-rank adapters, by modules.
-      saved: what replaces weights of the model.
-      names: of `saved`, as the file writes them.
-      outside: modules, as the file writes them, that the model here does not have.
+      pairs: low-rank adapters by module.
+      saved: tensors that replace weights of the model.
+      names: the file's names of `saved`.
+      outside: the file's names of modules that our model does not have.
     """
 
     pairs: dict[str, _Pair]
@@ -129,14 +128,13 @@ class _Contents(NamedTuple):
 def read_adapters(folder: Path, mapping: mappings.Mapping, shapes: Params, *, cut: range = range(0)) -> Adapters:
     """Reads an adapter for a model with the table `mapping` and parameters of `shapes`.
 
-    All weights get the rank of the largest adapter, filled up with zeros, which stay zeros in training. Factors that
-    differ between modules are taken into B. Where several of our weights are parts of one there (GPT-2's queries, keys
-    and values), each gets the ranks that lead to it. Layers in `cut` are left out of the model, and so is what the
-    adapter has on them.
+    All weights get the rank of the largest adapter, padded with zeros, which stay zero in training. Factors that differ
+    between modules are folded into B. If several of our weights are parts of one foreign weight (GPT-2's queries, keys
+    and values), each gets the ranks that affect it. The model leaves out the layers in `cut`, and so do the adapters.
 
     Raises:
-      DataError: the file is broken, or does not hold what its config says, or what the model has.
-      ConfigError: it is an adapter of a kind that is not read here.
+      DataError: the file is broken, or does not match its config or the model.
+      ConfigError: the kind of adapter is not supported.
     """
     config = read_adapter_config(folder)
     whole = jax.eval_shape(lambda: init_adapters(jax.random.key(0), shapes, LoraSettings(pattern="", rank=1)))
@@ -148,7 +146,7 @@ def read_adapters(folder: Path, mapping: mappings.Mapping, shapes: Params, *, cu
     check_adapted(folder, mapping, found.pairs)
     check_replaced(folder, mapping, found.saved, asked=asked, known=known)
     problems = _misfits(config, found, places, known, _spelling(mapping, found))
-    # Embeddings that have grown are saved unasked.
+    # PEFT also saves embeddings that have grown, which `modules_to_save` does not name.
     unasked = (
         own for own in found.saved if own not in (*asked, mapping.embedding(), HEAD) and not mapping.ignores(own)
     )
@@ -190,18 +188,18 @@ def _sorted_out(folder: Path, mapping: mappings.Mapping, cut: range) -> _Content
 
 
 def _owner(name: str) -> str:
-    """The module that a tensor belongs to."""
+    """Returns the module of a tensor."""
     return name.rpartition(".")[0]
 
 
 def _product(pair: _Pair, factor: float) -> np.ndarray:
-    """What an adapter adds to the foreign weight that it is on: of an embedding the transpose."""
+    """Returns the update of the foreign weight; for an embedding, its transpose."""
     product = np.float32(factor) * (pair.parts["B"] @ pair.parts["A"])
     return product.T if pair.embedding else product
 
 
 def _places(mapping: mappings.Mapping, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, _Place]:
-    """Every module that `init_adapters` adapts, by its name; `sizes` are those of adapters of rank 1 on everything."""
+    """Returns every module that `init_adapters` adapts, by name; `sizes`: shapes of rank-1 adapters on everything."""
     places = {}
     for module in modules_of(mapping, {name.rpartition("/")[0] for name in sizes}):
         row, stacked = module.rows[0], "{layer}" in module.name
@@ -213,7 +211,7 @@ def _places(mapping: mappings.Mapping, sizes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _others(mapping: mappings.Mapping, shapes: Params, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, _Place]:
-    """The other matrices outside of layers: embeddings, [inputs, outputs], and linear layers, [outputs, inputs]."""
+    """Returns the other matrices outside the layers: embeddings [inputs, outputs], linear layers [outputs, inputs]."""
     places, leaves = {}, named_leaves(shapes)
     for row in mapping.rows:
         shape = row.layout.foreign_shape(leaves[row.ours].shape)
@@ -226,7 +224,7 @@ def _others(mapping: mappings.Mapping, shapes: Params, sizes: Mapping[str, tuple
 
 
 def _spelling(mapping: mappings.Mapping, found: _Contents) -> Callable[[str], str]:
-    """How the file writes what the table names: with less in front, or with more."""
+    """Returns a function from the table's names to the file's, which have a shorter or a longer prefix."""
     for name in (*(pair.name for pair in found.pairs.values()), *found.names.values()):
         own = mapping.canonical(name)
         if own != name and own.endswith(name):
@@ -241,7 +239,7 @@ def _spelling(mapping: mappings.Mapping, found: _Contents) -> Callable[[str], st
 def _misfits(
     config: AdapterConfig, found: _Contents, places: Mapping[str, _Place], known: set[str], spell: Callable[[str], str]
 ) -> list[str]:
-    """Everything missing, and every adapter that is surplus or of the wrong shape."""
+    """Lists everything missing, and every adapter that is surplus or of the wrong shape."""
     problems = []
     for module, (name, embedding, parts) in found.pairs.items():
         rank, place = config.rank_of(name), places.get(module)
@@ -272,7 +270,7 @@ def _in_our_terms(
     places: Mapping[str, _Place],
     sizes: Mapping[str, tuple[int, ...]],
 ) -> tuple[Params, LoraSettings]:
-    """Adapters with layers stacked and one rank, and the settings that go with them."""
+    """Returns adapters with stacked layers and one rank, and their settings."""
     factor = next(iter(factors.values()), 1.0)
     most = max((len(pair["A"]) for pair in pairs.values()), default=1)
     stacks: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # [L, R, inputs] and [L, R, outputs]
@@ -292,7 +290,7 @@ def _in_our_terms(
     fresh = not any(pair["B"].any() for pair in pairs.values())
     for name in list(stacks):
         a, b = stacks.pop(name)
-        # Of parts of one weight, what leads to this one; of any other, all that the adapter has.
+        # For parts of one weight, the ranks that affect this part; for any other weight, all ranks of the adapter.
         own = b.any(axis=(0, 2)) if name in joined and not fresh else a.any(axis=(0, 2)) | b.any(axis=(0, 2))
         if own.any():
             stacks[name] = (a[:, own], b[:, own])
@@ -301,7 +299,7 @@ def _in_our_terms(
     for name, pair in stacks.items():
         a, b = (np.pad(array, ((0, 0), (0, rank - array.shape[1]), (0, 0))) for array in pair)
         a_size, b_size = sizes[f"{name}/a"], sizes[f"{name}/b"]
-        first = int(name in stacked)  # where the axis of the ranks is
+        first = int(name in stacked)  # the axis of the ranks
         b_shape = (*b_size[:first], rank, *b_size[first + 1 :])
         leaves[name] = {"a": np.moveaxis(a, 1, 2).reshape(*a_size[:-1], rank), "b": b.reshape(b_shape)}
     pattern = rf"^(.*/)?({'|'.join(map(re.escape, sorted(leaves)))})$"

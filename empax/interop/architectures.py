@@ -1,4 +1,4 @@
-"""The architectures of Hugging Face that are known here: `model_type` to settings, table of names, and shapes."""
+"""The supported architectures of Hugging Face: settings, table of names, and shapes for each `model_type`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ C = TypeVar("C", bound=Config)
 
 
 def shapes_of(model: nn.Module) -> Params:
-    """The parameters of `model` by their shapes alone."""
+    """Returns the shapes of the parameters of `model`."""
     ids, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
     inputs = (ids, mask, ids) if isinstance(model, EncoderDecoder) else (ids, mask)
     return jax.eval_shape(lambda rng: model.init(rng, *inputs), jax.random.key(0))["params"]
@@ -44,7 +44,7 @@ def _shapes(config: Config) -> Params:
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """What a `model_type` of Hugging Face is here."""
+    """Our counterpart of a `model_type` of Hugging Face."""
 
     config: Callable[..., Any]
     mapping: Callable[[Any], Mapping]
@@ -76,7 +76,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def with_dropout(config: C, rate: float | None) -> C:
-    """The settings with one rate wherever the model drops out; None = with the rates that they have."""
+    """Returns the settings with one dropout rate everywhere; None = unchanged."""
     if rate is None:
         return config
     finer = {"attention_dropout", "embedding_dropout", "activation_dropout"}
@@ -85,10 +85,10 @@ def with_dropout(config: C, rate: float | None) -> C:
 
 
 def architecture_of(name: str) -> Architecture:
-    """The entry of a `model_type`.
+    """Returns the entry of a `model_type`.
 
     Raises:
-      ConfigError: it is not known here.
+      ConfigError: the `model_type` is not supported.
     """
     if name not in ARCHITECTURES:
         raise ConfigError(f"{name!r} is not an architecture here; it is one of {', '.join(ARCHITECTURES)}.")

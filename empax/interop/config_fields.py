@@ -1,7 +1,7 @@
-"""What may stand in the `config.json` of a model: fields that are known, and what each may be; checked before all else.
+"""The fields that a model's `config.json` may hold, and their valid values; checked before anything else.
 
-A field that is not known is named in a warning and left out, as Transformers itself does with what the class of the
-model does not read. One that would change what is computed, and that is not done here, is refused.
+An unknown field is named in a warning and ignored, as Transformers ignores fields that the model's class does not read.
+A field that would change the result in an unsupported way is refused.
 Source: the configuration classes of Transformers 5, and the released files that earlier versions wrote.
 """
 
@@ -26,7 +26,7 @@ _NOTHING = """
     transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache use_return_dict
     bos_token_id cls_token_id decoder_start_token_id eos_token_id mask_token_id pad_token_id sep_token_id unk_token_id
     classif_dropout classifier_dropout initializer_factor initializer_range init_std tie_word_embeddings vocab_size"""
-"""Of any model: how it is loaded, trained and named, and what ids stand for. What is read of these, others read."""
+"""Fields of any model: how to load, train and name it, and what ids stand for. Other modules read some of these."""
 
 _DECODING = """
     bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
@@ -34,7 +34,7 @@ _DECODING = """
     length_penalty max_length max_new_tokens min_length min_new_tokens no_repeat_ngram_size num_beam_groups num_beams
     num_return_sequences output_scores remove_invalid_values repetition_penalty return_dict_in_generate
     suppress_tokens temperature top_k top_p typical_p"""
-"""What older files say of decoding: `decoding.generation_config` reads it."""
+"""Decoding fields of older files, which `decoding.generation_config` reads."""
 
 _T5 = """d_model d_kv d_ff num_layers num_decoder_layers num_heads relative_attention_num_buckets
     relative_attention_max_distance dropout_rate layer_norm_epsilon feed_forward_proj scale_decoder_outputs
@@ -81,7 +81,7 @@ _KNOWN: dict[str, str] = {
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """Two names of a setting, joined by "=", for each word of `text`."""
+    """Parses words of the form NAME=OTHER_NAME."""
     return dict(pair.split("=") for pair in text.split())
 
 
@@ -95,7 +95,7 @@ ALIASES: dict[str, dict[str, str]] = {
         hidden_size=n_embd max_position_embeddings=n_positions num_attention_heads=n_head num_hidden_layers=n_layer"""),
     "distilbert": _pairs("hidden_size=dim num_attention_heads=n_heads num_hidden_layers=n_layers"),
 }
-"""Other names of fields, which Transformers takes as well. Source: `attribute_map` of its configuration classes."""
+"""Other names of fields that Transformers also accepts. Source: `attribute_map` of its configuration classes."""
 
 _DEMANDED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
@@ -107,14 +107,14 @@ _DEMANDED_OF: dict[str, dict[str, tuple[Any, ...]]] = {
     **{name: {"is_decoder": (None, False), "add_cross_attention": (None, False)} for name in (*_BERTS, "distilbert")},
     "qwen2": {"use_mrope": (None, False)},
 }
-"""Fields that would change what is computed, and the values with which they do not."""
+"""Fields that would change the result, and the values with which they do not."""
 
 
 def known_fields(fields: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The fields of a `config.json` under the names that are read here; says which ones are left out.
+    """Returns the fields of a `config.json` under their usual names; warns of unknown ones.
 
     Raises:
-      ConfigError: a field asks for what is not done here, or two fields that are one say different things.
+      ConfigError: a field asks for something unsupported, or two names of one field have different values.
     """
     name = fields["model_type"]
     demanded = _DEMANDED | _DEMANDED_OF.get(name, {})
@@ -139,11 +139,11 @@ def known_fields(fields: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _contradictions(fields: Mapping[str, Any]) -> list[str]:
-    """What two fields say differently of one thing."""
+    """Lists pairs of fields that contradict each other."""
     problems = []
     feed, ends = fields.get("feed_forward_proj"), {}
     if fields["model_type"] in _T5S and isinstance(feed, str):
-        # Derived from it by Transformers, which writes them too, and then believes them.
+        # Transformers derives these from it, writes them too, and then reads the written ones.
         ends = {"is_gated_act": feed.startswith("gated-"), "dense_act_fn": feed.removeprefix("gated-")}
         ends |= {"dense_act_fn": "gelu_new"} if feed == "gated-gelu" else {}
     for name, value in ends.items():
@@ -163,7 +163,7 @@ def _json(value: Any) -> str:
 
 
 _Rule: TypeAlias = tuple[Callable[[Any], bool], str]
-"""Whether a value is right, and what it must be."""
+"""A predicate of valid values, and a description of them."""
 
 
 def _is_number(value: Any) -> bool:
@@ -175,7 +175,7 @@ def _is_whole(value: Any, least: int) -> bool:
 
 
 def _rules(**kinds: str) -> dict[str, _Rule]:
-    """The rule of each name, by the rules' names."""
+    """Returns the rule of each field from the fields of each kind."""
     rules: dict[str, _Rule] = {
         "sizes": (lambda value: _is_whole(value, 1), "a whole number of at least 1"),
         "counts": (lambda value: _is_whole(value, 0), "a whole number of at least 0"),
@@ -212,7 +212,7 @@ _ROPE_RULES = _rules(
     texts="type rope_type",
 )
 
-# Our names of settings, and theirs.
+# Our names of settings = their names.
 _LLAMA_NAMES = _pairs("""
     d_model=hidden_size num_heads=num_attention_heads num_kv_heads=num_key_value_heads d_ff=intermediate_size
     num_layers=num_hidden_layers max_positions=max_position_embeddings activation=hidden_act
@@ -243,18 +243,18 @@ _THEIR_NAMES: dict[str, dict[str, str]] = {
 
 
 def their_words(message: str, architecture: str) -> str:
-    """`message` with our names of settings replaced by the names in the model's `config.json`."""
+    """Returns `message` with our names of settings replaced by those in the model's `config.json`."""
     names = _THEIR_NAMES.get(architecture, {})
     return re.sub(r"\b\w+\b", lambda word: names.get(word[0], word[0]), message)
 
 
 def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`fields` without nulls: to Hugging Face a null field is absent."""
+    """Returns `fields` without nulls: to Hugging Face a null field is absent."""
     return {name: value for name, value in fields.items() if value is not None or name not in _RULES}
 
 
 def check_fields(fields: Mapping[str, Any], file: Path) -> None:
-    """Raises ConfigError unless each field that is read here has the type and range of its kind; null is as absent."""
+    """Raises ConfigError unless each field that is read has the type and range of its kind; null counts as absent."""
     problems = _breaches(fields, _RULES)
     for name in ("rope_scaling", "rope_parameters"):
         value = fields.get(name)

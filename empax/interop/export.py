@@ -1,6 +1,6 @@
-"""Folders that transformers, sentence-transformers and empax itself load: weights, configs, tokenizer.
+"""Export to folders that transformers, sentence-transformers and empax load: weights, configs, tokenizer.
 
-Nothing here needs PyTorch. A folder appears as a whole or not at all.
+Nothing here needs PyTorch. A folder is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "bad_words": ("bad_words_ids", ()),
     "first_token": ("forced_bos_token_id", None),
 }
-"""Options of decoding, under transformers' names, with the values that switch them off."""
+"""Decoding options under transformers' names, with the values that switch them off."""
 
 _T5_SHAPE = {
     "norm": "rms",
@@ -53,20 +53,20 @@ _T5_SHAPE = {
     "embed_scale": False,
     "final_norm": True,
 }
-"""What makes an encoder-decoder a T5; sizes, activation and dropout are free."""
+"""Settings that make an encoder-decoder a T5; sizes, activation and dropout are free."""
 
-# Every encoder-decoder of transformers with T5's relative bias has T5's RMS norms and no biases, and every one with
-# LayerNorm and biases adds absolute positions: so the Transformer from scratch is none of them.
+# In transformers, every encoder-decoder with T5's relative bias has T5's RMS norms and no biases, and every one with
+# LayerNorm and biases adds absolute positions. So the Transformer from scratch matches none of them.
 
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """How a generator decodes: the fields of `decoding.settings.DecodeSettings` under their names, and the ids.
+    """The decoding settings of a generator: the fields of `decoding.settings.DecodeSettings`, and special token ids.
 
     Attributes:
       settings: `dataclasses.asdict` of the run's `config.SYSTEM.decoding`.
-      start_id, eos_id, pad_id: what the decoder reads first, the end of a response, and padding.
-      written: the fields of the folder that the model comes from, which stay as they are; None = made of the others.
+      start_id, eos_id, pad_id: ids of the decoder's start token, of the end of a response, and of padding.
+      written: the fields in the folder that the model comes from, written unchanged; None = made from the others.
     """
 
     settings: Mapping[str, Any]
@@ -76,7 +76,7 @@ class Generation:
     written: Mapping[str, Any] | None = None
 
     def fields(self) -> dict[str, Any]:
-        """The fields of `generation_config.json`."""
+        """Returns the fields of `generation_config.json`."""
         if self.written is not None:
             return dict(self.written)
         s = self.settings
@@ -91,7 +91,7 @@ class Generation:
         }
         if s["min_tokens"]:
             fields["min_new_tokens"] = s["min_tokens"]
-        # What is off stays out.
+        # Options that are off are left out.
         fields |= {theirs: s[ours] for ours, (theirs, off) in _OPTIONS.items() if s.get(ours, off) != off}
         if more := s.get("more_eos_ids"):
             fields["eos_token_id"] = [self.eos_id, *more]
@@ -102,7 +102,7 @@ class Generation:
             if s.get("num_beam_groups", 1) > 1:
                 fields |= {name: s[name] for name in ("num_beam_groups", "diversity_penalty")}
         if draws:
-            # top_k 0: left out, transformers would take 50.
+            # Also top_k = 0: without the field, transformers would use 50.
             fields |= {name: s[name] for name in ("temperature", "top_k", "top_p")}
             fields |= {name: s[name] for name, off in (("min_p", 0.0), ("typical_p", 1.0)) if s.get(name, off) != off}
         if s["method"] == "sample":
@@ -122,17 +122,17 @@ def export_generator(
     card: str = "",
     max_shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Writes a generator with its tokenizer and its way of decoding.
+    """Writes a generator with its tokenizer and its decoding settings.
 
     Args:
       folder: new or empty.
-      model: its settings decide what it is: one with the shape of a T5 becomes a T5ForConditionalGeneration.
-      params: of `model`, on the host or on devices; read one shard at a time.
-      tokenizer: of the run.
-      generation: becomes generation_config.json.
-      base: config.json of the pretrained model that it began as; needed for all but T5.
+      model: its settings determine the architecture: one with the shape of a T5 becomes a T5ForConditionalGeneration.
+      params: parameters of `model`, on the host or on devices; read one shard at a time.
+      tokenizer: the run's tokenizer.
+      generation: contents of generation_config.json.
+      base: config.json of the pretrained model that training started from; needed for all but T5.
       format: "transformers", or "empax" for any model, with our own names, for `load_exported`.
-      card: README.md; empty = none.
+      card: text of README.md; empty = none.
       max_shard_bytes: see `write_tensors`.
 
     Raises:
@@ -142,7 +142,7 @@ def export_generator(
     config = model.config
     if format == "transformers":
         if base is not None and base["model_type"] != "t5":
-            # The vocabulary may have grown by the tokens that the run has added.
+            # The run may have added tokens to the vocabulary.
             sizes = [name for name in ("vocab_size", "decoder_vocab_size") if name in base]
             fields = _in_float32(base, dict.fromkeys(sizes, config.vocab_size))
         elif isinstance(config, TransformerConfig):
@@ -171,17 +171,17 @@ def export_retriever(
     card: str = "",
     max_shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Writes a text encoder as sentence-transformers folders are; transformers' AutoModel reads its weights too.
+    """Writes a text encoder as a sentence-transformers folder; transformers' AutoModel reads its weights too.
 
     Args:
       folder: new or empty.
       model: an encoder with its pooling.
-      params: of `model`: those of the encoder under "encoder".
-      tokenizer: what the encoder reads with.
-      max_tokens: of a text, both frame tokens included; the end of a longer one stays, as in retrieval here.
-      base: config.json of the pretrained model that it began as; needed for all but BERT and T5.
+      params: parameters of `model`: those of the encoder under "encoder".
+      tokenizer: the encoder's tokenizer.
+      max_tokens: length limit of a text, including both special tokens; a longer one keeps its end, as in retrieval.
+      base: config.json of the pretrained model that training started from; needed for all but BERT and T5.
       format: as in `export_generator`.
-      card: README.md; empty = none.
+      card: text of README.md; empty = none.
       max_shard_bytes: see `write_tensors`.
 
     Raises:
@@ -206,7 +206,7 @@ def export_retriever(
 
 
 def _encoder_fields(encoder: Any, base: Mapping[str, Any] | None, tokenizer: SubwordTokenizer) -> dict[str, Any]:
-    """`config.json` of a text encoder.
+    """Returns the `config.json` of a text encoder.
 
     Raises:
       ConfigError: transformers has no encoder like this one.
@@ -231,12 +231,12 @@ def _encoder_fields(encoder: Any, base: Mapping[str, Any] | None, tokenizer: Sub
 
 
 def _in_float32(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes`, as the config of weights in float32; older configs call the type "torch_dtype"."""
+    """Returns `base` with `changes` for weights in float32; older configs call the type "torch_dtype"."""
     return {name: value for name, value in base.items() if name != "torch_dtype"} | {**changes, "dtype": "float32"}
 
 
 def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[str, Any]:
-    """`config.json` of a T5: the inverse of `models.t5.t5_config`.
+    """Returns the `config.json` of a T5: the inverse of `models.t5.t5_config`.
 
     Raises:
       ConfigError: the model does not have the shape of a T5.
@@ -268,8 +268,8 @@ def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[st
         "dropout_rate": config.dropout,
         "layer_norm_epsilon": config.layer_norm_eps,
         "feed_forward_proj": config.activation,
-        # Transformers 4 scales the logits where this is true; transformers 5 has a field for that, and sees from the
-        # weights whether the head is the embedding.
+        # Transformers 4 scales the logits if this is true. Transformers 5 has another field for that, and the weights
+        # tell it whether the head is the embedding.
         "tie_word_embeddings": config.tie_embeddings and config.output_scale,
         "scale_decoder_outputs": config.output_scale,
         "decoder_start_token_id": config.start_id,
@@ -280,7 +280,7 @@ def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[st
 
 
 def bert_fields(config: BertConfig, *, pad_id: int) -> dict[str, Any]:
-    """`config.json` of a BERT: the inverse of `models.bert.bert_config`."""
+    """Returns the `config.json` of a BERT: the inverse of `models.bert.bert_config`."""
     return {
         "model_type": "bert",
         "architectures": ["BertModel"],
@@ -304,22 +304,22 @@ def bert_fields(config: BertConfig, *, pad_id: int) -> dict[str, Any]:
 
 
 def generation_fields(generation: Generation, config: Config) -> dict[str, Any]:
-    """`generation_config.json` of a model with these settings."""
+    """Returns the `generation_config.json` of a model with these settings."""
     fields = generation.fields()
     if isinstance(config, DecoderOnlyConfig):
         if generation.written is None:
-            del fields["decoder_start_token_id"]  # a prompt's last token is no setting there
+            del fields["decoder_start_token_id"]  # transformers starts at the prompt's last token
     elif isinstance(config, TransformerConfig):
         if generation.written is None:
             fields["decoder_start_token_id"] = config.start_id
         if config.num_decoder_layers > config.num_encoder_layers:
-            # transformers 5 makes the decoder's cache with as many layers as the encoder has, and fails at the next.
+            # transformers 5 builds the decoder's cache with the encoder's number of layers, and fails beyond it.
             fields["use_cache"] = False
     return fields
 
 
 def _write_framing_tokenizer(folder: Path, tokenizer: SubwordTokenizer, max_tokens: int) -> None:
-    """The tokenizer so that it frames and cuts a text by itself as `data.features.encode_for_bert` does."""
+    """Writes a tokenizer that adds special tokens and truncates as `data.features.encode_for_bert` does."""
     backend = rust.Tokenizer.from_str(tokenizer.backend.to_str())
     first, last = (backend.id_to_token(i) for i in (tokenizer.cls_id, tokenizer.sep_id))
     assert first is not None

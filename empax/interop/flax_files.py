@@ -1,6 +1,6 @@
-"""Weights of the Flax models that Transformers had until version 5: `flax_model.msgpack`, whole or in shards.
+"""Weights of the Flax models that Transformers had until version 5: `flax_model.msgpack`, in one file or in shards.
 
-Source of the names: transformers 4, modeling_flax_pytorch_utils.py, which turned one into the other.
+Source of the names: transformers 4, modeling_flax_pytorch_utils.py, which converted one into the other.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from empax.core.files import DataError, system_errors
 from empax.data.model_files import check_whole
 
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, EOFError, MemoryError)
-"""What msgpack and Flax raise on bytes that are no message, or none of arrays."""
+"""Exceptions that msgpack and Flax raise on malformed bytes or on a message that does not hold arrays."""
 
 _RENAMED = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
 
 
 def read_flax(file: Path) -> dict[str, np.ndarray]:
-    """The parameters of one msgpack file under the names, and in the layout, of the PyTorch model.
+    """Returns the parameters of one msgpack file in the names and layout of the PyTorch model.
 
-    A kernel is transposed there, GPT-2's too; embeddings and scales of norms are called weight.
+    In that layout kernels are transposed, GPT-2's too, and embeddings and norm scales are called "weight".
 
     Raises:
-      DataError: the file is cut short, is no message of Flax, holds no arrays, or layers that were scanned.
+      DataError: the file is truncated, not written by Flax, holds no arrays, or holds scanned layers.
     """
     check_whole(file)
     with system_errors(file, "read"):

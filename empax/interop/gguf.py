@@ -1,7 +1,7 @@
-"""Models from GGUF files: settings and tensors as Hugging Face would give them.
+"""Models from GGUF files: settings and tensors in Hugging Face's names and layouts.
 
-Llama, Mistral (which llama.cpp calls a Llama too), Qwen2 and Qwen3. The package `gguf` dequantises; what stands before
-the numbers is read by `data.gguf`, since its reader believes every count that a broken file claims.
+Llama, Mistral (which llama.cpp calls a Llama too), Qwen2 and Qwen3. The package `gguf` dequantises. `data.gguf` reads
+the header, since the package's reader trusts every count in a broken file.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from empax.data.gguf import GgufFile, GgufTensor, read_gguf
 from empax.interop.tensors import LazyTensor, MappedTensor
 
 _PLAIN = {0: np.dtype(np.float32), 1: np.dtype(np.float16), 30: np.dtype(ml_dtypes.bfloat16)}
-_BYTES_AT_ONCE = 1 << 18  # of blocks: what is worked on stays small
+_BYTES_AT_ONCE = 1 << 18  # of blocks, to bound memory
 _ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-_TURNED = ("llama", "mistral")  # whose queries and keys llama.cpp lays otherwise
+_TURNED = ("llama", "mistral")  # llama.cpp permutes their queries and keys
 
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -45,17 +45,17 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 
 def read_gguf_weights(path: Path) -> dict[str, LazyTensor]:
-    """The tensors of a GGUF file by Hugging Face's names; none is read.
+    """Returns the tensors of a GGUF file by Hugging Face's names; reads none of them.
 
     Raises:
-      DataError: the model is of another kind, the file is cut short, or a tensor in a quantisation that is not read.
+      DataError: the model is of another kind, the file is truncated, or a tensor has an unsupported quantisation.
     """
     file, architecture = _model(path)
     heads, groups = _heads(file, architecture) if architecture in _TURNED else (0, 0)
     size = path.stat().st_size
     tensors = {}
     for row in file.tensors:
-        if row.name == _ROPE_FACTORS:  # in the settings
+        if row.name == _ROPE_FACTORS:  # read with the settings
             continue
         stored = _stored(path, row)
         if stored.end > size:
@@ -71,21 +71,21 @@ def read_gguf_weights(path: Path) -> dict[str, LazyTensor]:
 
 
 def _numbers(row: GgufTensor, stored: MappedTensor, heads: int) -> np.ndarray:
-    """The tensor `row` as Hugging Face has it: no longer quantised, rows of queries and keys in its order.
+    """Returns the tensor `row` in Hugging Face's layout: dequantised, rows of queries and keys in its order.
 
-    `heads`: how many heads the rows of a projection to queries or keys are; 0 of any other.
+    `heads`: number of heads of a projection to queries or keys; 0 for other tensors.
     """
     array = np.asarray(stored)
     if row.kind not in _PLAIN:
         array = _dequantize(array, row.kind).reshape(row.shape)
     if heads:
-        # llama.cpp turns neighbouring pairs of a head, Hugging Face a number and that half a head further.
+        # llama.cpp rotates adjacent pairs of a head, Hugging Face a number and the one half a head further.
         array = array.reshape(heads, -1, 2, *row.shape[1:]).swapaxes(1, 2).reshape(row.shape)
     return array
 
 
 def gguf_fields(path: Path) -> dict[str, Any]:
-    """What the `config.json` of the model in a GGUF file would say.
+    """Returns the fields of the model's `config.json` from a GGUF file.
 
     Raises:
       DataError: the model is of another kind, or lacks a setting.
@@ -112,7 +112,7 @@ def gguf_fields(path: Path) -> dict[str, Any]:
         "head_dim": head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": file.size(f"{name}.context_length"),
-        # Written in float32, so 1e-5 comes back with digits that nobody meant.
+        # Stored in float32, so 1e-5 would come back with spurious digits.
         "rms_norm_eps": float(f"{file.real(f'{name}.attention.layer_norm_rms_epsilon'):.6g}"),
         "rope_theta": file.real(f"{name}.rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(file, name),
@@ -126,7 +126,7 @@ def gguf_fields(path: Path) -> dict[str, Any]:
 
 
 def _own_fields(file: GgufFile, name: str, tensors: set[str]) -> dict[str, Any]:
-    """What the architectures do not have in common."""
+    """Returns the fields that differ between the architectures."""
     key = f"{name}.attention.sliding_window"
     window = file.size(key) if key in file.metadata else None
     if name in _TURNED:
@@ -150,7 +150,7 @@ def _model(path: Path) -> tuple[GgufFile, str]:
 
 
 def _heads(file: GgufFile, name: str) -> tuple[int, int]:
-    """Heads of queries, and of keys and values."""
+    """Returns the numbers of query heads, and of key and value heads."""
     for key in (f"{name}.attention.head_count", f"{name}.attention.head_count_kv"):
         if isinstance(file.metadata.get(key), list):
             raise DataError(f"{file.path} has another number of heads in each layer, which a {name} here has not.")
@@ -161,13 +161,13 @@ def _heads(file: GgufFile, name: str) -> tuple[int, int]:
 def _foreign_name(name: str) -> str:
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
     if match is None or match[2] not in _NAMES:
-        return name  # as it is, and so reported as surplus
+        return name  # unchanged, so it is reported as surplus
     layer = "" if match[1] is None else f"model.layers.{match[1]}."
     return f"{layer}{_NAMES[match[2]]}.{match[3]}"
 
 
 def _stored(path: Path, row: GgufTensor) -> MappedTensor:
-    """The numbers of the file, or the bytes of its blocks, [rows, bytes]."""
+    """Returns the numbers of the file, or the bytes of its blocks, [rows, bytes]."""
     if row.kind in _PLAIN:
         return MappedTensor(path, row.offset, _PLAIN[row.kind], row.shape)
     block, size = _block(path, row)
@@ -178,7 +178,7 @@ def _stored(path: Path, row: GgufTensor) -> MappedTensor:
 
 
 def _block(path: Path, row: GgufTensor) -> tuple[int, int]:
-    """Numbers and bytes of a block; DataError where the package `gguf` does not dequantise its type."""
+    """Returns the numbers and bytes of a block; raises DataError if the package `gguf` cannot dequantise its type."""
     import gguf  # slow to import, and needed only here
 
     try:
@@ -195,7 +195,7 @@ def _block(path: Path, row: GgufTensor) -> tuple[int, int]:
 
 
 def _dequantize(rows: np.ndarray, kind: int) -> Float[np.ndarray, "rows numbers"]:
-    """The numbers that blocks stand for, some rows at a time."""
+    """Dequantises blocks, some rows at a time."""
     import gguf
 
     kinds = gguf.GGMLQuantizationType(kind)
@@ -209,7 +209,7 @@ def _dequantize(rows: np.ndarray, kind: int) -> Float[np.ndarray, "rows numbers"
 
 
 def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
-    """The scaling of rotary positions; Llama 3.1's is known by the factors that stand for it in a tensor."""
+    """Returns the scaling of rotary positions; Llama 3.1's is recognised by a tensor of factors."""
     rows = [row for row in file.tensors if row.name == _ROPE_FACTORS]
     kind = file.text(f"{name}.rope.scaling.type", "none")
     if not rows:
@@ -231,7 +231,7 @@ def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
     factor = float(factors.max())
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling["original_max_position_embeddings"] = 8192
-    # What llama.cpp makes of these settings, which are those of every Llama 3.1 to 3.3.
+    # llama.cpp's factors for these settings, which every Llama 3.1 to 3.3 has.
     smooth = np.clip((8192 / wavelengths - 1.0) / (4.0 - 1.0), 0.0, 1.0)
     if not np.allclose(factors, 1.0 / ((1.0 - smooth) / factor + smooth), rtol=1e-3):
         raise DataError(
@@ -241,7 +241,7 @@ def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
 
 
 def _yarn(file: GgufFile, name: str) -> dict[str, Any]:
-    """The settings of YaRN beside its factor."""
+    """Returns the settings of YaRN other than its factor."""
     for key in ("yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier"):
         key = f"{name}.rope.scaling.{key}"
         if key in file.metadata and file.real(key) != 1.0:

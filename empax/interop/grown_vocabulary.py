@@ -1,4 +1,4 @@
-"""Whether a tokenizer and an embedding belong together, and rows for tokens that a model's own does not have."""
+"""Checks that a tokenizer matches an embedding, and adds rows for new tokens."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from empax.data.tokenizers import SubwordTokenizer
 
 
 def check_vocabulary(tokenizer: Tokenizer, rows: int, model: str) -> None:
-    """Raises ConfigError if `tokenizer` writes ids for which the embedding of `model` has no row.
+    """Raises ConfigError if `tokenizer` has ids for which the embedding of `model` has no row.
 
-    The other way round is common: embeddings are filled up to a round number of rows.
+    The reverse is common: embeddings are padded to a round number of rows.
     """
     if tokenizer.vocab_size > rows:
         raise ConfigError(
@@ -28,17 +28,17 @@ def check_vocabulary(tokenizer: Tokenizer, rows: int, model: str) -> None:
 
 
 def rows_for(tokenizer: Tokenizer, folder: Path, rows: int, model: str) -> int:
-    """How many rows the embedding of the model in `folder`, which has `rows`, needs for `tokenizer`.
+    """Returns the number of rows that `tokenizer` needs of the model in `folder`, whose embedding has `rows`.
 
     Raises:
-      ConfigError: they are too few, and the tokenizer is not the model's own with tokens added behind.
+      ConfigError: the rows are too few, and the tokenizer is not the model's own with added tokens.
     """
     if tokenizer.vocab_size <= rows:
         return rows
     try:
         own = load_tokenizer(folder)
     except ConfigError:
-        own = None  # nothing that could tell whether they belong together
+        own = None  # so nothing shows whether they match
     if not isinstance(tokenizer, SubwordTokenizer) or own is None or own.own_size > rows:
         check_vocabulary(tokenizer, rows, model)
     elif not tokenizer.extends(own):
@@ -53,15 +53,15 @@ _NEW_ROW_NOISE = 0.01
 
 
 def grow_vocabulary(params: Params, size: int) -> Params:
-    """Parameters of a generator with rows for `size` ids; the present rows do not change.
+    """Returns the parameters of a generator with rows for `size` ids; the existing rows do not change.
 
-    A new row is the mean of the old ones, so that a new token begins no likelier than an average one and what the model
-    says changes little, with a hundredth of their deviation as seeded noise: no two tokens begin alike.
+    A new row is the mean of the old rows plus seeded noise of a hundredth of their standard deviation. With the mean, a
+    new token is no likelier than an average one and the outputs change little; the noise makes new tokens differ.
     Source: Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models"; the size of the noise: ours.
 
     Args:
-      params: "token_embedding", and where the model has them "output_embedding" and "output_bias".
-      size: at least the rows that there are.
+      params: "token_embedding", and if the model has them, "output_embedding" and "output_bias".
+      size: at least the number of existing rows.
     """
     rng = np.random.default_rng(0)
     grown = dict(params)

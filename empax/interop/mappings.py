@@ -1,4 +1,4 @@
-"""Foreign parameter names and layouts against ours: the form of a table, which is read in both directions.
+"""Tables between foreign parameter names and layouts and ours, usable in both directions.
 
 `{layer}` in a foreign name stands for the layers that we keep stacked, [L, ...]. The tables: `interop.model_mappings`.
 """
@@ -17,16 +17,16 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How one array stands on either side.
+    """The relation between a foreign array and ours.
 
     Attributes:
-      split: how many of our axes are inputs; PyTorch's Linear is [outputs, inputs], each flattened, so the
-        foreign array is the transpose. None = no transpose, only flattening.
-      flat: whether the untransposed array is one axis there (biases of heads).
-      transpose: False = [inputs, outputs] there too (GPT-2's "Conv1D"), each flattened.
-      part: which of the `parts` of the foreign array ours is.
-      parts: into how many equal parts the last foreign axis is cut; rows that share it stand in the order of the parts.
-      row: whether the untransposed array has an axis of length one in front there.
+      split: number of our input axes; PyTorch's Linear is [outputs, inputs], each flattened, so the foreign array is
+        the transpose. None = no transpose, only flattening.
+      flat: whether the untransposed foreign array has one axis (biases of heads).
+      transpose: False = the foreign array is [inputs, outputs] too (GPT-2's "Conv1D"), each flattened.
+      part: index of our part among the `parts` of the foreign array.
+      parts: number of equal parts of the last foreign axis; rows that share it are in the order of the parts.
+      row: whether the untransposed foreign array has a leading axis of length one.
     """
 
     split: int | None = None
@@ -37,7 +37,7 @@ class Layout:
     row: bool = False
 
     def foreign_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The foreign shape, of all parts together, for our `shape` (of one layer)."""
+        """Returns the foreign shape, of all parts together, for our `shape` (of one layer)."""
         *rest, last = self._part_shape(shape)
         return (*rest, last * self.parts)
 
@@ -48,13 +48,13 @@ class Layout:
         return (outputs, inputs) if self.transpose else (inputs, outputs)
 
     def to_ours(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """A foreign array, or our part of it, as ours of `shape`."""
+        """Converts a foreign array, or our part of it, to ours of `shape`."""
         size = array.shape[-1] // self.parts
         array = array[..., self.part * size : (self.part + 1) * size]
         return (array if self.split is None or not self.transpose else array.T).reshape(shape)
 
     def to_foreign(self, array: np.ndarray) -> np.ndarray:
-        """Our array (of one layer) as the foreign one, or as our part of it."""
+        """Converts our array (of one layer) to the foreign one, or to our part of it."""
         foreign = self._part_shape(array.shape)
         if self.split is None or not self.transpose:
             return array.reshape(foreign)
@@ -79,7 +79,7 @@ class Row:
     optional: bool = False
 
     def parts(self, shape: tuple[int, ...]) -> list[tuple[str, int | None, tuple[int, ...]]]:
-        """What makes up our parameter of `shape`: foreign name, layer (None = all of it), our shape of the part."""
+        """Returns the parts of our parameter of `shape`: foreign name, layer (None = all), our shape of the part."""
         if "{layer}" not in self.foreign:
             return [(self.foreign, None, shape)]
         return [(self.foreign.format(layer=layer), layer, shape[1:]) for layer in range(shape[0])]
@@ -91,13 +91,13 @@ class Mapping:
 
     Attributes:
       rows: every parameter once.
-      constants: arrays that a checkpoint may hold and that no model learns: foreign names, and what makes them.
-      copies: foreign names under which the token embedding is written once more.
-      prefixes: what foreign names may begin with, to be taken off.
-      base: what foreign names of all but the head begin with, to be put on where a model was saved without its head.
-      ignored: regular expressions of foreign names that carry nothing of ours (buffers, poolers, heads).
-      tied: regular expressions of foreign names under which the token embedding is there once more.
-      spellings: ends of foreign names as older versions wrote them, and as the rows do.
+      constants: constant arrays that a checkpoint may hold: foreign names, and functions that make them.
+      copies: foreign names under which a copy of the token embedding is written.
+      prefixes: prefixes of foreign names that are removed.
+      base: prefix of all foreign names but the head's, added if a model was saved without its head.
+      ignored: regular expressions of foreign names with no counterpart here (buffers, poolers, heads).
+      tied: regular expressions of foreign names that are copies of the token embedding.
+      spellings: ends of foreign names in older versions, and in the rows.
     """
 
     rows: tuple[Row, ...]
@@ -110,11 +110,11 @@ class Mapping:
     spellings: tuple[tuple[str, str], ...] = ()
 
     def embedding(self) -> str:
-        """The foreign name of the token embedding."""
+        """Returns the foreign name of the token embedding."""
         return next(row.foreign for row in self.rows if row.ours == "token_embedding")
 
     def canonical(self, name: str) -> str:
-        """The foreign `name` as the rows spell it."""
+        """Returns the foreign `name` in the spelling of the rows."""
         for old, new in self.spellings:
             if name.endswith(old):
                 name = name.removesuffix(old) + new
@@ -124,16 +124,16 @@ class Mapping:
         return name if name.startswith((self.base, "lm_head.", "final_logits_bias")) else self.base + name
 
     def ignores(self, name: str) -> bool:
-        """Whether the foreign `name` carries nothing of ours."""
+        """Whether the foreign `name` has no counterpart here."""
         return any(re.fullmatch(pattern, name) for pattern in (*self.ignored, *self.tied))
 
     def ties(self, name: str) -> bool:
-        """Whether the foreign `name` stands for our token embedding once more."""
+        """Whether the foreign `name` is a copy of our token embedding."""
         found = (any(re.fullmatch(pattern, name) for pattern in patterns) for patterns in (self.tied, self.ignored))
         return tuple(found) == (True, False)
 
     def layer_of(self, name: str) -> int | None:
-        """The number of the layer that the foreign `name` belongs to; None = to no stack of layers."""
+        """Returns the index of the layer of the foreign `name`; None = it belongs to no stack of layers."""
         for row in self.rows:
             before, _, behind = row.foreign.partition("{layer}")
             if behind and (found := re.fullmatch(rf"{re.escape(before)}(\d+){re.escape(behind)}", name)):
@@ -141,7 +141,7 @@ class Mapping:
         return None
 
     def without(self, tensors: dict[str, T], layers: range) -> dict[str, T]:
-        """`tensors`, by foreign names as a file has them, without those of `layers`."""
+        """Returns `tensors`, by a file's foreign names, without those of `layers`."""
         if not layers:
             return tensors
         return {name: tensor for name, tensor in tensors.items() if self.layer_of(self.canonical(name)) not in layers}

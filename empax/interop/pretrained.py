@@ -1,4 +1,4 @@
-"""Generators from settings: random ones by their sizes, pretrained ones by their name or folder; what fits a model."""
+"""Generators from settings: random ones by their sizes, pretrained ones by name or folder; and checks of settings."""
 
 from __future__ import annotations
 
@@ -49,18 +49,17 @@ class GeneratorSettings:
     """An encoder-decoder, or a decoder-only model that is prompted.
 
     Attributes:
-      architecture: "transformer" and "t5_from_scratch" (LEMPEx), which have the sizes below; "t5", "bart",
-        "blenderbot", "llama", "gpt2", or "pretrained": what the config.json of `pretrained` says, an "mbart" for
-        instance.
-      pretrained: of all but those from scratch: a folder, a Hub name, or "smollm2" (the wheel); empty = random.
-      preset: of a random one: "t5-small", "bart-base", "llama-3.1-8b", "gpt2", ...; the sizes below are then unused.
-        Beside `pretrained` it says what that is, so that a plan needs none of its files.
-      adapters: of a `pretrained` that is a folder with an adapter of PEFT's: "merged" into the weights, or "kept" apart
-        and trained further, which needs `lora` beside the generator.
-      embeddings: of one from scratch: an encoder ("minilm", a folder, a Hub name) from whose word embeddings to start,
-        as other systems start from GloVe; empty = random.
-      dropout: one rate wherever the model drops out; None = what the config.json of a pretrained one says, what the
-        family has of a preset, and 0.1 from scratch.
+      architecture: "transformer" or "t5_from_scratch" (LEMPEx), with the sizes below; "t5", "bart", "blenderbot",
+        "llama", "gpt2"; or "pretrained": as in the config.json of `pretrained`, such as "mbart".
+      pretrained: a folder, a Hub name, or "smollm2" (the wheel), unless trained from scratch; empty = random.
+      preset: sizes of a random model: "t5-small", "bart-base", "llama-3.1-8b", "gpt2", ...; replaces the sizes below.
+        With `pretrained` it names that model's sizes, so that a plan needs none of its files.
+      adapters: if `pretrained` is a folder with a PEFT adapter: "merged" into the weights, or "kept" separate and
+        trained further, which needs `lora` beside the generator.
+      embeddings: an encoder ("minilm", a folder, a Hub name) whose word embeddings initialise a model from scratch, as
+        GloVe does in other systems; empty = random.
+      dropout: one rate for all dropout layers; None = the rates in a pretrained model's config.json, a preset's family
+        default, and 0.1 from scratch.
       attention, remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
@@ -106,7 +105,7 @@ class GeneratorSettings:
             raise ConfigError(f"embeddings go with a generator from scratch; a {name!r} brings its own.")
 
     def preset_config(self, **changes: Any) -> TransformerConfig | DecoderOnlyConfig:
-        """Settings of the model that `preset` names.
+        """Returns the settings of the model that `preset` names.
 
         Raises:
           ConfigError: the architecture has no such preset.
@@ -119,7 +118,7 @@ class LoadedGenerator:
     """A generator and its pretrained parameters: all, some of the top level, or None.
 
     Attributes:
-      adapters: what sits on them, where the settings keep it apart.
+      adapters: adapters on the parameters, if the settings keep them separate.
     """
 
     model: EncoderDecoder | DecoderOnly
@@ -135,21 +134,21 @@ def load_generator(
     planned: bool = False,
     place: Callable[[Params], Any] | None = None,
 ) -> LoadedGenerator:
-    """Makes the generator that `settings` describe.
+    """Builds the generator that `settings` describe.
 
-    A random one has the tokenizer's vocabulary; the embedding of a pretrained one grows where `tokenizer` is its own
-    with tokens added.
+    A random one has the tokenizer's vocabulary; the embedding of a pretrained one grows if `tokenizer` is the model's
+    own with added tokens.
 
     Args:
-      settings: see there.
-      tokenizer: of the run.
+      settings: see `GeneratorSettings`.
+      tokenizer: the run's tokenizer.
       with_params: False reads no weights.
-      planned: reads nothing at all of a pretrained one whose preset is given.
-      place: from the shapes of a pretrained one's parameters to where each of them shall lie (all processes then call
-        this); None = whole, on the default device.
+      planned: reads no file of a pretrained model whose preset is given.
+      place: maps the shapes of a pretrained model's parameters to their shardings (all processes must then call this
+        function); None = whole, on the default device.
 
     Raises:
-      ConfigError: there is no such model, or the tokenizer does not belong to it.
+      ConfigError: the model does not exist, or the tokenizer does not match it.
     """
     changes: dict[str, Any] = {name: getattr(settings, name) for name in RUN_SETTINGS}
     if settings.architecture in _FROM_SCRATCH:
@@ -160,7 +159,7 @@ def load_generator(
         params = None
         if settings.embeddings and with_params:
             vectors = word_embeddings(settings.embeddings, tokenizer, settings.d_model)
-            scale = config.initial_embedding_stddev() * config.d_model**0.5  # theirs is that of `scratch`
+            scale = config.initial_embedding_stddev() * config.d_model**0.5  # that of a model from scratch
             params = {"token_embedding": vectors * np.float32(scale)}
         return LoadedGenerator(EncoderDecoder(config), params)
     if not settings.pretrained or (planned and settings.preset):
@@ -206,11 +205,11 @@ def _module(config: TransformerConfig | DecoderOnlyConfig) -> EncoderDecoder | D
 
 
 def check_weights(model: str) -> None:
-    """Opens the files of a pretrained model, and of an adapter on it, without reading their weights; "" = none.
+    """Opens the files of a pretrained model and of an adapter on it without reading weights; does nothing for "".
 
     Raises:
       DataError: files are missing or broken.
-      ConfigError: there is no such model, or the adapter is of a kind that is not read here.
+      ConfigError: the model does not exist, or the kind of adapter is not supported.
     """
     if not model:
         return
@@ -222,11 +221,11 @@ def check_weights(model: str) -> None:
 
 
 def check_kept(settings: GeneratorSettings, lora: LoraSettings | None) -> None:
-    """Whether adapters that shall be kept can be trained further with `lora`; reads an adapter, not its model.
+    """Checks that kept adapters can be trained further with `lora`; reads an adapter, not its model.
 
     Raises:
-      ConfigError: they cannot; it says which settings can.
-      DataError: files are missing or broken, or do not fit each other.
+      ConfigError: they cannot; the message names settings that can.
+      DataError: files are missing or broken, or do not match.
     """
     if settings.adapters != "kept":
         return
@@ -245,7 +244,7 @@ def check_kept(settings: GeneratorSettings, lora: LoraSettings | None) -> None:
 
 
 def check_fits(model: DualEncoder | EncoderDecoder | DecoderOnly, **texts: int) -> None:
-    """Raises ConfigError if a setting of `texts` lets a model read more tokens than it has positions for."""
+    """Raises ConfigError if a setting of `texts` allows more tokens than the model has positions."""
     config = model.encoder.config if isinstance(model, DualEncoder) else model.config
     if isinstance(config, BertConfig):
         most = config.max_tokens()

@@ -1,4 +1,4 @@
-"""Encoders from settings: random ones by their sizes, pretrained ones by their name or folder."""
+"""Encoders from settings: random ones by their sizes, pretrained ones by name or folder."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from empax.models.transformer import TransformerConfig
 from empax.models.transformer_config import Remat
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
-"""Of the arithmetic of a model."""
+"""The data type of a model's arithmetic."""
 
 RUN_SETTINGS = ("attention", "remat", "unroll", "dtype")
-"""How a model is run, not what it is: never taken from a checkpoint."""
+"""Settings of a model's execution, not of its architecture: never taken from a checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderSettings:
-    """A text encoder with pooling: a BERT or one of its kin, or the encoder of a pretrained encoder-decoder.
+    """A text encoder with pooling: one of the BERT family, or the encoder of a pretrained encoder-decoder.
 
     Attributes:
       pretrained: "minilm" (the wheel), a folder, or a Hub name; empty = random, with the sizes below.
-      preset: beside `pretrained`, what that is ("contriever", "bert-base", "t5-small"): a plan then needs none of its
-        files.
-      num_layers: of the random encoder; of a pretrained one, how many of its first layers to keep (0 = all).
-      pooling: "mean" over real tokens (Contriever, MiniLM), "cls", or another of `models.dual_encoder.pooled`; "auto" =
-        what a sentence-transformers folder says, "cls" for a DPR, else "mean".
-      dropout: one rate wherever the encoder drops out; None = what the config.json of a pretrained one says, and 0.1 in
-        a random one.
-      normalize: to unit length, so that the dot product is the cosine; "auto" = where a sentence-transformers folder
-        does it, which is before it cuts vectors (`truncate_dim`).
+      preset: with `pretrained`, the sizes of that model ("contriever", "bert-base", "t5-small"): a plan then needs none
+        of its files.
+      num_layers: number of layers of a random encoder, or of the first layers to keep of a pretrained one (0 = all).
+      pooling: "mean" over tokens that are not padding (Contriever, MiniLM), "cls", or another of
+        `models.dual_encoder.pooled`; "auto" = as in a sentence-transformers folder, "cls" for a DPR, else "mean".
+      dropout: one rate for all dropout layers; None = the rates in a pretrained encoder's config.json, and 0.1 for a
+        random one.
+      normalize: whether to scale vectors to unit length, so that the dot product is the cosine; "auto" = as in a
+        sentence-transformers folder, which does so before it truncates vectors (`truncate_dim`).
       attention, remat, unroll, dtype: see `models.transformer.TransformerConfig`.
     """
 
@@ -79,7 +79,7 @@ class LoadedEncoder:
     """An encoder, its tokenizer, and its pretrained parameters (None: initialise at random).
 
     Attributes:
-      similarity: by what its vectors are meant to be compared, "cosine" or "dot"; None = nobody says.
+      similarity: the intended similarity of its vectors, "cosine" or "dot"; None = unspecified.
     """
 
     model: DualEncoder
@@ -96,18 +96,18 @@ def load_encoder(
     planned: bool = False,
     sentences: bool = True,
 ) -> LoadedEncoder:
-    """Makes the encoder that `settings` describe.
+    """Builds the encoder that `settings` describe.
 
-    Of a sentence-transformers folder, what stands behind the encoder is part of the model (`sentence_modules`), and the
-    tokenizer knows the prompts and the longest text.
+    The modules after the encoder in a sentence-transformers folder are part of the model (`sentence_modules`), and the
+    tokenizer gets the prompts and the length limit.
 
     Args:
-      settings: see there.
-      tokenizer: what a random encoder reads with; a pretrained one brings its own, and this may be None.
+      settings: see `EncoderSettings`.
+      tokenizer: the tokenizer of a random encoder; a pretrained one has its own, and this may be None.
       with_params: False reads no weights.
-      planned: reads nothing at all of one whose preset is given (`--mode=plan`).
-      sentences: False = its states are used for something else than retrieval: what a sentence-transformers folder says
-        of vectors and texts is left out, but for the pooling.
+      planned: reads no file of a pretrained encoder whose preset is given (`--mode=plan`).
+      sentences: False = the states are not for retrieval: of a sentence-transformers folder's settings of vectors and
+        texts, only the pooling is used.
     """
     run = {name: getattr(settings, name) for name in RUN_SETTINGS}
     if not settings.pretrained:
@@ -139,7 +139,7 @@ def load_encoder(
     own = load_tokenizer(folder)
     own = own.lower_cased() if said.lower_case else own
     own.reading = said.reading
-    if own.own_size <= config.vocab_size < own.vocab_size:  # of special tokens that it declares and does not have
+    if own.own_size <= config.vocab_size < own.vocab_size:  # special tokens that are declared but missing
         if params is not None:
             params = {**params, "encoder": grow_vocabulary(params["encoder"], own.vocab_size)}
         model = model.clone(config=dataclasses.replace(config, vocab_size=own.vocab_size))
@@ -153,7 +153,7 @@ def load_encoder(
 def _encoder_of(
     config: BertConfig | TransformerConfig | DecoderOnlyConfig, settings: EncoderSettings
 ) -> tuple[BertEncoder | T5Encoder, BertConfig | TransformerConfig]:
-    """The encoder and its settings."""
+    """Returns the encoder and its settings."""
     config = with_dropout(config, settings.dropout)
     if isinstance(config, DecoderOnlyConfig):
         raise ConfigError(f"{settings.pretrained} is a decoder, which has no encoder; name a model that has one.")
@@ -174,7 +174,7 @@ def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, said: Sen
     return DualEncoder(
         encoder,
         pooling=(said.pooling or "mean") if settings.pooling == "auto" else settings.pooling,
-        # Sentence-transformers cuts vectors behind all modules, so also behind the one that normalises.
+        # Sentence-transformers truncates vectors after all modules, including the one that normalises.
         normalize=(said.normalize and not said.truncate) if settings.normalize == "auto" else settings.normalize,
         projections=said.projections,
         truncate=said.truncate,
@@ -183,7 +183,7 @@ def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, said: Sen
 
 
 def check_prompts(reading: Reading, name: str) -> None:
-    """Raises ConfigError if queries or documents have prompts that are not pooled: an index pools all that it reads."""
+    """Raises ConfigError if prompts of queries or documents are excluded from pooling: an index pools all tokens."""
     if not reading.pools_prompt and (reading.query_prompt or reading.key_prompt):
         raise ConfigError(
             f"{name} says include_prompt = False, but an index pools the prompts of queries and documents with their "
@@ -192,10 +192,10 @@ def check_prompts(reading: Reading, name: str) -> None:
 
 
 def word_embeddings(pretrained: str, tokenizer: Tokenizer, size: int) -> Float[np.ndarray, "V D"]:
-    """Embeddings for the vocabulary of `tokenizer`, made of those of a pretrained encoder.
+    """Returns embeddings for the vocabulary of `tokenizer` from those of a pretrained encoder.
 
-    Each token's is the mean over the pieces into which the encoder's tokenizer cuts its text, in the `size` directions
-    of the greatest variance; special tokens get random ones. All together have the standard deviation size ** -0.5.
+    A token's embedding is the mean over its pieces in the encoder's tokenizer, projected on the `size` directions of
+    greatest variance; those of special tokens are random. Their overall standard deviation is size ** -0.5.
 
     Raises:
       ConfigError: the encoder's embeddings have fewer than `size` dimensions.

@@ -1,4 +1,4 @@
-"""The weights of a folder, in whichever of the known formats they come: tensors that are read one at a time."""
+"""Reader of a folder's weights in any of the supported formats: tensors that are read one at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MERGE_ADVICE = (
     "(AutoModelForSeq2SeqLM of an encoder-decoder, AutoModel of an encoder); save the tokenizer there too, and give "
     "OUT."
 )
-"""How PEFT itself makes a whole model of an adapter that is not read here."""
+"""Advice on merging an unsupported adapter with PEFT."""
 _ATLAS = "model.pth.tar"
 _DTYPES = dtypes_of("""
     F64=float64 F32=float32 F16=float16 BF16=bfloat16 F8_E4M3=float8_e4m3fn F8_E5M2=float8_e5m2
@@ -35,20 +35,20 @@ _DTYPES = dtypes_of("""
 
 
 def open_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a folder of weights, or of one file; none is read.
+    """Returns the tensors of a folder of weights, or of one file; reads none of them.
 
-    A folder is looked through for safetensors (one file, or shards with their index), PyTorch's `pytorch_model.bin`
-    (the same), Flax' `flax_model.msgpack` (the same), Atlas' `model.pth.tar`, a GGUF file, a T5 as `encoder.onnx` and
+    Searches a folder for safetensors (one file, or shards with their index), PyTorch's `pytorch_model.bin` (the same),
+    Flax's `flax_model.msgpack` (the same), Atlas's `model.pth.tar`, a GGUF file, a T5 as `encoder.onnx` and
     `decoder.onnx`, and the arrays of T5X, in this order.
 
     Args:
-      path: a folder as Hugging Face models come, or a file of weights.
+      path: a Hugging Face folder, or a file of weights.
 
     Returns:
       Tensors by the names in the files; those of other libraries by Hugging Face's names.
 
     Raises:
-      DataError: there are no weights, a shard is missing, or a file is cut short or not one that is read here.
+      DataError: there are no weights, a shard is missing, or a file is truncated or in an unsupported format.
     """
     if path.is_file():
         return _read_file(path)
@@ -71,19 +71,19 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors(file: Path) -> dict[str, MappedTensor]:
-    """The tensors of one safetensors file.
+    """Returns the tensors of one safetensors file.
 
     Raises:
-      DataError: the file is cut short, or holds numbers of a type that is not known here.
+      DataError: the file is truncated, or holds numbers of an unsupported type.
     """
     check_whole(file)
     try:
-        # Checks the header against the file: every tensor lies within, without gap or overlap.
+        # Checks the header against the file: all tensors lie within it, without gap or overlap.
         with safetensors.safe_open(file, framework="numpy"):
             pass
     except (safetensors.SafetensorError, OSError) as error:
         raise DataError(f"{file} is not a whole safetensors file ({error}); fetch the model again.") from error
-    # Its own way of reading copies each tensor, so that the largest would be in memory twice.
+    # The library copies each tensor when reading, so the largest would be in memory twice.
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))
@@ -117,7 +117,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         raise DataError(f"{index} has no weight_map from names of weights to files; fetch the model again.")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(files.values())):
-        # By its name, not by where a link leads: the hub's cache keeps every file elsewhere.
+        # Checks the name, not a link's target: the Hub's cache keeps every file elsewhere.
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise DataError(f"{index} names {short(name)}, which is outside the folder.")
         file = index.parent / name
@@ -131,7 +131,7 @@ def is_adapter(folder: Path) -> bool:
     """Whether the folder holds an adapter.
 
     Raises:
-      ConfigError: it holds a whole model too, and nothing says which of both is meant.
+      ConfigError: it also holds a whole model, so the choice is ambiguous.
     """
     wholes = (SAFETENSORS, TORCH, FLAX, *(f"{name}.index.json" for name in (SAFETENSORS, TORCH, FLAX)))
     whole = [name for name in wholes if (folder / name).is_file()]

@@ -1,4 +1,4 @@
-"""Safetensors out: one file or shards with an index, one shard in memory at a time."""
+"""Writer of safetensors: one file or shards with an index, one shard in memory at a time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from empax.core.files import DataError, system_errors, write_atomically, write_j
 from empax.interop.tensors import Tensor, Tensors
 
 SHARD_BYTES = 5_000_000_000
-"""The most bytes of tensors in one file: what the Hub's tools expect."""
+"""Maximum bytes of tensors in one file, as the Hub's tools expect."""
 
 
 def write_tensors(folder: Path, tensors: Tensors, *, max_shard_bytes: int = SHARD_BYTES, stem: str = "model") -> None:
-    """Writes `STEM.safetensors`, or shards and `STEM.safetensors.index.json` if they hold more than `max_shard_bytes`.
+    """Writes `STEM.safetensors`, or shards and `STEM.safetensors.index.json` if they exceed `max_shard_bytes`.
 
-    A tensor that is larger than that gets a file of its own. The index is written last: while it is missing, nothing
-    counts.
+    A larger tensor gets a separate file. The index is written last: without it, the shards are ignored.
 
     Raises:
       ConfigError: max_shard_bytes is below 1.
@@ -48,7 +47,7 @@ def write_tensors(folder: Path, tensors: Tensors, *, max_shard_bytes: int = SHAR
 
 
 def check_new(path: Path) -> None:
-    """Raises ConfigError if `path` is a file, or a folder that holds something."""
+    """Raises ConfigError if `path` is a file or a folder that is not empty."""
     if path.is_dir() and (found := sorted(entry.name for entry in path.iterdir())):
         shown = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
         raise ConfigError(f"{path} is not empty, it holds {shown}; give another folder, or empty it first.")
@@ -58,25 +57,25 @@ def check_new(path: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path, *, card: str = "") -> Iterator[Path]:
-    """A folder to fill, which becomes `path` once everything is in it: `path` is whole or is not there.
+    """Yields a folder to fill, which is renamed to `path` at the end: `path` is complete or absent.
 
-    The `card` becomes its README.md; empty = none.
+    The `card` is the text of its README.md; empty = none.
 
     Raises:
       ConfigError: see `check_new`.
-      DataError: the system does not let it be written; says why.
+      DataError: the system refuses to write it; the message says why.
     """
     path = path.absolute()
     filled = path.with_name(f".{path.name}.unfinished")
     with system_errors(path, "written"):
         check_new(path)
-        shutil.rmtree(filled, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(filled, ignore_errors=True)  # left by a killed process
         filled.mkdir(parents=True)
         try:
             yield filled
             if card:
                 write_text(filled / "README.md", card)
-            # Files are made under a temporary name that nobody else may read; these are made to be passed on.
+            # Temporary files are private to the user; these are meant to be shared.
             mode = filled.stat().st_mode & 0o666
             for file in filled.rglob("*"):
                 if file.is_file():
@@ -87,7 +86,7 @@ def new_folder(path: Path, *, card: str = "") -> Iterator[Path]:
 
 
 def _plan(tensors: Tensors, limit: int) -> list[list[str]]:
-    """Names by shard, filled in order."""
+    """Assigns names to shards, filled in order."""
     shards: list[list[str]] = [[]]
     room = limit
     for name, tensor in tensors.items():
@@ -105,14 +104,14 @@ def _num_bytes(tensor: Tensor) -> int:
 
 
 def _write(file: Path, tensors: Tensors) -> None:
-    # Contiguous: what is written are the bytes as they lie in memory.
+    # Contiguous, because the bytes are written in memory order.
     arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
 
     def write(path: Path) -> None:
         try:
-            # "pt" is what transformers looks for; it says how names and layouts are meant, not who wrote them.
+            # transformers requires "pt": it denotes the convention of names and layouts, not the writer.
             safetensors.numpy.save_file(arrays, path, metadata={"format": "pt"})
-        except safetensors.SafetensorError as error:  # as of a full disk
+        except safetensors.SafetensorError as error:  # such as a full disk
             raise DataError(f"{file} cannot be written ({error}).") from error
 
     write_atomically(file, write)

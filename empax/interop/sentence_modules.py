@@ -1,4 +1,4 @@
-"""What a sentence-transformers folder puts behind its encoder, and how it wants its texts: read, or refused by name."""
+"""The modules after the encoder in a sentence-transformers folder, and its text settings: read, or refused by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from empax.models.dual_encoder import DualEncoder, Pooling, Projection
 _ACTIVATIONS = {
     "Tanh": "tanh", "Identity": "identity", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Sigmoid": "sigmoid",
 }  # fmt: skip
-"""Classes of torch.nn under the names of `models.dual_encoder`."""
+"""Classes of torch.nn and their names in `models.dual_encoder`."""
 
 _OLD_NAMES: dict[str, str] = {
     "cls": "cls_token",
@@ -30,18 +30,18 @@ _OLD_NAMES: dict[str, str] = {
     "mean": "mean_tokens",
     "weightedmean": "weightedmean_tokens",
 }
-"""Of poolings, where their switches in older folders have others."""
+"""Names of poolings whose switches in older folders differ."""
 
 _TEXT_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-_NO_LIMIT = 10**9  # tokenizers write 10**30 where there is none
+_NO_LIMIT = 10**9  # tokenizers write 10**30 for no limit
 _SENTENCE = (None, "sentence_embedding")
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 _HOME = "sentence_transformers."
 
-# The fields that are known of each file. An unknown one is refused, since it could change the vectors.
+# The known fields of each file. An unknown field is refused, since it could change the vectors.
 _MODULE_FIELDS = ("idx", "name", "path", "type", "kwargs")
 _FOLDER_FIELDS = ("__version__", "model_type", "requirements", "prompts", "default_prompt_name", "similarity_fn_name")
 _FOLDER_FIELDS += ("truncate_dim",)
@@ -55,18 +55,18 @@ _DENSE_FIELDS = ("in_features", "out_features", "bias", "activation_function", "
 
 @dataclasses.dataclass(frozen=True)
 class SentenceModules:
-    """What `modules.json` and the files that it names say.
+    """The contents of `modules.json` and of the files that it names.
 
     Attributes:
       encoder: folder of the encoder and its tokenizer.
-      pooling: None = no word of it.
-      projections: linear layers behind the pooling.
+      pooling: None = unspecified.
+      projections: linear layers after the pooling.
       files: a folder for each projection.
-      normalize: whether vectors are scaled to unit length in the end.
-      truncate: the first entries of a vector that are kept, after all else; 0 = all.
-      similarity: "cosine" or "dot"; None = no word of it.
-      reading: prompts and the longest text.
-      lower_case: whether texts are lower-cased before the tokenizer.
+      normalize: whether vectors are scaled to unit length at the end.
+      truncate: number of first entries to keep of the final vector; 0 = all.
+      similarity: "cosine" or "dot"; None = unspecified.
+      reading: prompts and the length limit.
+      lower_case: whether texts are lower-cased before tokenization.
     """
 
     encoder: Path
@@ -80,10 +80,10 @@ class SentenceModules:
     lower_case: bool = False
 
     def params(self) -> Params:
-        """The weights of the projections, under the names of DualEncoder.
+        """Reads the weights of the projections, under the names of DualEncoder.
 
         Raises:
-          DataError: they are missing, or have other shapes.
+          DataError: they are missing or have wrong shapes.
         """
         return {
             f"dense_{i}": _read_dense(*pair) for i, pair in enumerate(zip(self.files, self.projections, strict=True))
@@ -91,16 +91,16 @@ class SentenceModules:
 
 
 def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
-    """What is said in `folder`; in one that is no sentence-transformers folder, at most the pooling.
+    """Reads the modules of `folder`; if it is not a sentence-transformers folder, at most the pooling.
 
     Args:
-      folder: of a model.
-      pooling: False leaves out what it says of that, be it what it may.
+      folder: folder of a model.
+      pooling: False ignores the folder's pooling, even an unsupported one.
 
     Source: the files that sentence-transformers 2 to 6 write.
 
     Raises:
-      ConfigError: a module, or an option of one, that is not here.
+      ConfigError: a module or one of its options is not supported.
       DataError: a file is missing or broken.
     """
     if not is_listed(path := folder / "modules.json"):
@@ -141,7 +141,7 @@ def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
 
 
 def _modules(path: Path) -> list[tuple[str, Path]]:
-    """The last word of each module's type, and its folder."""
+    """Returns the last word of each module's type, and its folder."""
     listed = read_model_json(path, kind=list)
     if not all(isinstance(entry, dict) for entry in listed):
         raise DataError(f"{path} must hold a list of objects; fetch the model again.")
@@ -201,7 +201,7 @@ def _pooling(path: Path) -> Pooling:
     kinds = get_args(Pooling)
     switches = {f"pooling_mode_{_OLD_NAMES.get(kind, kind)}": kind for kind in kinds}
     refuse_unknown(said, ("pooling_mode", "include_prompt", *_SIZE_FIELDS, *switches), path)
-    # One name or several, or (older) a switch for each kind.
+    # One name, several names, or (older) a switch for each kind.
     mode = said.get("pooling_mode")
     if mode is None:
         mode = [kind for name, kind in switches.items() if _switch(path, said, name, absent=False)] or "mean"
@@ -215,7 +215,7 @@ def _pooling(path: Path) -> Pooling:
 
 
 def _check_sentence(path: Path, known: tuple[str, ...] = _ENDS) -> dict[str, Any]:
-    """The fields of a module that reads and writes the vector of a text."""
+    """Returns the fields of a module whose input and output are the vector of a text."""
     said = read_model_json(path) if is_listed(path) else {}
     refuse_unknown(said, known, path)
     for name in _ENDS:
@@ -257,7 +257,7 @@ def _read_dense(folder: Path, projection: Projection) -> Params:
 
 
 def _sentences(path: Path, max_tokens: int | None) -> dict[str, Any]:
-    """How vectors are cut and compared, and how texts are read."""
+    """Returns the truncation and similarity of vectors, and the settings of texts."""
     said = read_model_json(path) if is_listed(path) else {}
     refuse_unknown(said, _FOLDER_FIELDS, path)
     if said.get("model_type") not in (None, "SentenceTransformer"):
@@ -275,11 +275,11 @@ def _sentences(path: Path, max_tokens: int | None) -> dict[str, Any]:
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise ConfigError(f"{path}: prompts = {short(prompts)} must map names to texts.")
     prompts = {name: text or "" for name, text in prompts.items()}
-    if default is not None and default not in list(prompts):  # it may be anything
+    if default is not None and default not in list(prompts):  # it may be of any type
         named = ", ".join(prompts) or "no prompts"
         raise ConfigError(f"{path}: default_prompt_name = {short(default)} is none of {named}.")
-    # Source: `encode_query` and `encode_document` of sentence-transformers, as documented: the first that there is. The
-    # default is for texts that are neither.
+    # Source: documentation of `encode_query` and `encode_document` of sentence-transformers: the first existing prompt.
+    # The default is for other texts.
     documents = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), "")
     whole = "" if default is None else prompts[default]
     reading = Reading(prompts.get("query", ""), documents, whole, max_tokens=max_tokens)
@@ -289,22 +289,22 @@ def _sentences(path: Path, max_tokens: int | None) -> dict[str, Any]:
 def write_modules(
     folder: Path, model: DualEncoder, params: Params, reading: Reading, *, size: int, max_tokens: int
 ) -> None:
-    """What sentence-transformers puts together, under the names that all its versions read.
+    """Writes the modules of a sentence-transformers folder, under names that all its versions read.
 
     Args:
-      folder: where encoder and tokenizer are.
-      model: of `params`.
-      params: those of the projections are written.
+      folder: folder with encoder and tokenizer.
+      model: the model.
+      params: its parameters; those of the projections are written.
       reading: prompts.
-      size: entries of a state.
-      max_tokens: of a text.
+      size: number of entries of a state.
+      max_tokens: length limit of a text.
     """
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     switches = {f"pooling_mode_{_OLD_NAMES.get(mode, mode)}": model.pooling == mode for mode in get_args(Pooling)}
     prompted = {} if reading.pools_prompt else {"include_prompt": False}
     _write_module(folder / "1_Pooling", {"word_embedding_dimension": size, **switches, **prompted})
     layers = [(projection, params[f"dense_{i}"]) for i, projection in enumerate(model.projections)]
-    if model.truncate and model.normalize:  # which is done last here, and there before vectors are cut: so a layer cuts
+    if model.truncate and model.normalize:  # we normalise last, but they before truncating: so a layer truncates
         whole = model.clone(truncate=0).width
         layers.append((Projection(model.width, "identity", use_bias=False), {"kernel": np.eye(whole, model.width)}))
     for i, (projection, layer) in enumerate(layers):

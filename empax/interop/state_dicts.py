@@ -1,8 +1,8 @@
-"""The pickle inside a PyTorch file, read without Python's unpickler: nothing in it is imported, called or changed.
+"""Reader of the pickle in a PyTorch file without Python's unpickler: nothing in it is imported, called or changed.
 
-A pickle is a program for a stack machine. The one here knows the instructions that `torch.save` writes, and builds
-dicts, lists, tuples, numbers and texts. Whatever else a pickle names becomes a `Token`: a tuple of two texts, which can
-do nothing. Which tensors are made of these tokens is decided afterwards (`interop.torch_files`).
+A pickle is a program for a stack machine. This machine knows the instructions that `torch.save` writes, and builds
+dicts, lists, tuples, numbers and texts. Any other name in a pickle becomes a `Token`: an inert tuple of two texts.
+`interop.torch_files` then makes tensors from these tokens.
 Source of the instructions: Python's pickletools.
 """
 
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple, NoReturn
 
 
 class BadPickleError(ValueError):
-    """The pickle is broken; the message says how, and names no file."""
+    """The pickle is broken; the message says how, but does not name the file."""
 
 
 class RefusedPickleError(BadPickleError):
-    """The pickle asks for what no state dict needs."""
+    """The pickle asks for something that no state dict needs."""
 
 
 class Token(NamedTuple):
-    """A global that a pickle names: a function or a class, as text."""
+    """A global in a pickle: the name of a function or a class."""
 
     module: str
     name: str
@@ -32,7 +32,7 @@ class Token(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """The numbers that tensors look into, as the pickle refers to them; nothing is checked yet."""
+    """A pickle's reference to the storage of tensors; not checked yet."""
 
     kind: Token
     key: Any
@@ -40,14 +40,14 @@ class Storage(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What a pickle wants called, and with what; nobody does."""
+    """A call that a pickle asks for, with its arguments; it is never made."""
 
     function: Token
     arguments: tuple[Any, ...]
 
 
 class Ordered(dict[Any, Any]):
-    """In place of collections.OrderedDict: the only dict whose state a pickle may set, which is then forgotten."""
+    """Replacement of collections.OrderedDict: the only dict whose state a pickle may set; the state is discarded."""
 
     __slots__ = ()
 
@@ -61,12 +61,12 @@ _NAMESPACE, _DEVICE = Token("argparse", "Namespace"), Token("torch", "device")
 
 _CALLED = (TENSOR, TYPED_TENSOR, PARAMETER, _ORDERED, _DEVICE)
 _KEYS = (str, int, float, bool, type(None))
-"""What may be a key: a tuple may hold itself many times over, and takes forever to hash."""
+"""Types of keys. Tuples are excluded: nested references may take forever to hash."""
 _MOST_BITS = 64
 
 
 def read_state_dict(content: bytes, types: frozenset[str]) -> Any:
-    """What a pickle stands for: dicts, lists, tuples, numbers, texts, and tokens in place of all else.
+    """Reads a pickle: dicts, lists, tuples, numbers, texts, and tokens in place of anything else.
 
     Args:
       content: the pickle.
@@ -74,18 +74,17 @@ def read_state_dict(content: bytes, types: frozenset[str]) -> Any:
 
     Raises:
       BadPickleError: the pickle is broken.
-      RefusedPickleError: it does anything that a state dict does not need.
+      RefusedPickleError: it asks for something that a state dict does not need.
     """
     return _Machine(types).read(content)
 
 
 def read_plain(content: bytes, names: Collection[Token]) -> Any:
-    """What a pickle of plain data stands for: dicts, lists, tuples, numbers, texts.
+    """Reads a pickle of plain data: dicts, lists, tuples, numbers, texts.
 
     Args:
       content: the pickle.
-      names: functions and classes that it may name besides; what it wants made of them becomes a `Call`, whose state is
-        forgotten.
+      names: functions and classes that it may also name; a call of one becomes a `Call`, whose state is discarded.
 
     Raises:
       BadPickleError: the pickle is broken.
@@ -100,14 +99,14 @@ class _Machine:
     def __init__(self, types: frozenset[str], inert: frozenset[Token] | None = None):
         self._types = types
         self._called = frozenset(_CALLED) if inert is None else inert
-        self._made = frozenset((_NAMESPACE,)) if inert is None else inert  # without arguments; may be given a state
+        self._made = frozenset((_NAMESPACE,)) if inert is None else inert  # called without arguments; may get a state
         self._known = self._called | self._made | (frozenset((UNTYPED_STORAGE,)) if inert is None else frozenset())
         self._stack: list[Any] = []
-        self._marked: list[list[Any]] = []  # what lay on the stack at each mark
+        self._marked: list[list[Any]] = []  # the stack at each mark
         self._memo: dict[int, Any] = {}
 
     def read(self, content: bytes) -> Any:
-        """What the pickle `content` stands for; a machine reads one."""
+        """Reads the pickle `content`; use a machine once."""
         try:
             for opcode, argument, _ in pickletools.genops(content):
                 if opcode.name == "STOP":
@@ -117,7 +116,7 @@ class _Machine:
                 self._run(opcode.name, argument)
         except BadPickleError:
             raise
-        # What genops raises on a stream that is cut short or no pickle.
+        # genops raises these on a truncated stream or one that is not a pickle.
         except (ValueError, LookupError, OverflowError) as error:
             raise BadPickleError(str(error)) from error
         raise BadPickleError("it has no end")
@@ -187,7 +186,7 @@ class _Machine:
         self._stack.append(target)
 
     def _global(self, argument: str) -> None:
-        module, _, name = argument.partition(" ")  # genops joins the two lines so
+        module, _, name = argument.partition(" ")  # genops joins the two lines
         self._name(module, name)
 
     def _stack_global(self, _: Any) -> None:
@@ -222,7 +221,7 @@ class _Machine:
     def _build(self, _: Any) -> None:
         self._pop()
         target = self._stack[-1] if self._stack else None
-        # Of dicts it is `_metadata`, of a command line its values: neither is needed.
+        # The state of dicts is `_metadata`, that of a command line its values: neither is needed.
         if type(target) is not Ordered and not (type(target) is Call and target.function in self._made):
             _refuse("set the state of", target)
 
@@ -235,7 +234,7 @@ class _Machine:
 
 
 def _refuse(what: str, target: Any) -> NoReturn:
-    # By its type alone: to write out what lies within could take forever.
+    # Names the type alone: formatting the contents could take forever.
     name = str(target) if type(target) is Token else f"a {type(target).__name__}"
     raise RefusedPickleError(f"tries to {what} {name}")
 

@@ -1,7 +1,7 @@
-"""Checkpoints of T5X, T5 1.0 and 1.1: a folder of zarr arrays, under Hugging Face's names.
+"""Reader of T5X checkpoints of T5 1.0 and 1.1: a folder of zarr arrays, under Hugging Face's names.
 
-Source of the names: github.com/google-research/t5x, t5x/examples/t5/network.py; of the arrays: zarr's specification of
-version 2. They are read here and not by a library, which would ask for as much memory as a broken file claims to need.
+Source of the names: github.com/google-research/t5x, t5x/examples/t5/network.py; of the arrays: zarr's specification,
+version 2. No library reads them, since it would allocate as much memory as a broken file claims to need.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _FIELDS += ("dimension_separator",)
 _DTYPES = dtypes_of("<f2 <f4 <f8 bfloat16")
 _COMPRESSORS = ("gzip", "zlib")
 _MOST_EXPANDED = 1 << 26
-"""Bytes that an array may always take; beyond, no more than `_MOST_RATIO` for each byte of its files."""
-_MOST_RATIO = 64  # trained weights have hardly 2
+"""Bytes that an array may always take; a larger array may take `_MOST_RATIO` bytes for each byte of its files."""
+_MOST_RATIO = 64  # trained weights compress by less than 2
 _MOST_CHUNKS = 1 << 20
 _SHOWN = 5
 
@@ -67,13 +67,13 @@ class _Array:
     """An array of a T5X checkpoint.
 
     Attributes:
-      folder: where its chunks lie.
-      shape: its axes there.
-      chunks: the axes of a chunk; the last ones may reach beyond the array.
-      dtype: of its elements.
-      order: "C" or "F", how a chunk is laid out.
-      separator: between the numbers in the name of a chunk.
-      compressed: whether chunks are deflated.
+      folder: folder of its chunks.
+      shape: its stored shape.
+      chunks: shape of a chunk; the last chunks may reach beyond the array.
+      dtype: type of its elements.
+      order: "C" or "F", the memory order of a chunk.
+      separator: text between the indices in the name of a chunk.
+      compressed: whether chunks are compressed with deflate.
     """
 
     folder: Path
@@ -89,12 +89,12 @@ class _Array:
         return math.prod(self.chunks) * self.dtype.itemsize
 
     def grid(self) -> list[tuple[int, ...]]:
-        """The numbers of the chunks along each axis."""
+        """Returns the indices of all chunks in the grid."""
         counts = (-(-size // chunk) for size, chunk in zip(self.shape, self.chunks, strict=True))
         return list(itertools.product(*map(range, counts)))
 
     def file(self, place: tuple[int, ...]) -> Path:
-        """That of the chunk at `place` in the grid."""
+        """Returns the file of the chunk at `place` in the grid."""
         return self.folder / self.separator.join(map(str, place))
 
     def read(self) -> np.ndarray:
@@ -107,11 +107,11 @@ class _Array:
         return array
 
     def _content(self, file: Path) -> bytes:
-        """The bytes of a chunk, of which no more are unpacked than it can have."""
+        """Returns the bytes of a chunk; unpacks no more than its size."""
         with file.open("rb") as stream:
             content = stream.read(self.chunk_bytes + 1) if not self.compressed else stream.read()
         if self.compressed:
-            unpack = zlib.decompressobj(wbits=47)  # either header
+            unpack = zlib.decompressobj(wbits=47)  # zlib or gzip header
             try:
                 content = unpack.decompress(content, self.chunk_bytes + 1)
             except zlib.error as error:
@@ -124,15 +124,15 @@ class _Array:
 
 
 def has_t5x(folder: Path) -> bool:
-    """Whether `folder` is a checkpoint of T5X."""
+    """Whether `folder` is a T5X checkpoint."""
     return (folder / f"{_TARGET}token_embedder.embedding").is_dir()
 
 
 def read_t5x(folder: Path) -> dict[str, LazyTensor]:
-    """The weights in a checkpoint folder of T5X ("checkpoint_1000000"), without the optimizer's; none is read.
+    """Returns the weights in a T5X checkpoint ("checkpoint_1000000") without the optimizer state; reads none of them.
 
     Raises:
-      DataError: an array is broken or not whole, or is no T5's.
+      DataError: an array is broken, incomplete, or not part of a T5.
     """
     tensors = {}
     for path in sorted(folder.glob(f"{_TARGET}*")):
@@ -161,7 +161,7 @@ def _foreign_name(name: str) -> str | None:
 
 
 def _open(folder: Path) -> _Array:
-    """The array in `folder`, whose chunks are all there and may have the size that they must have."""
+    """Opens the array in `folder`; checks that all chunks exist and can have the right size."""
     file = folder / _DESCRIPTION
     if not file.is_file():
         raise DataError(f"{folder} is no zarr array: it lacks {_DESCRIPTION}; fetch the checkpoint again.")
@@ -184,10 +184,10 @@ def _open(folder: Path) -> _Array:
 
 
 def _described(file: Path, said: dict[str, Any]) -> _Array:
-    """What the description of an array says.
+    """Parses the description of an array.
 
     Raises:
-      DataError: it says what no array of T5X has, or what is not known here.
+      DataError: a value is impossible in T5X, or not supported.
     """
     compressor, order, separator = said.get("compressor"), said.get("order", "C"), said.get("dimension_separator", ".")
     kind = compressor.get("id") if isinstance(compressor, dict) else compressor
@@ -199,7 +199,7 @@ def _described(file: Path, said: dict[str, Any]) -> _Array:
         "chunks": _is_shape(shape)
         and _is_shape(chunks)
         and len(chunks) == len(shape)
-        and all(map(operator.le, chunks, shape)),  # else a chunk is as large as a file likes
+        and all(map(operator.le, chunks, shape)),  # else a file could claim any chunk size
         "dtype": said.get("dtype") in list(_DTYPES),
         "compressor": kind in (None, *_COMPRESSORS),
         "order": order in ("C", "F"),

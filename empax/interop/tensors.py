@@ -1,4 +1,4 @@
-"""Foreign tensors that lie in a file until they are asked for."""
+"""Foreign tensors that stay in a file until they are read."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import numpy as np
 from empax.core.files import DataError
 
 _BYTES_AT_ONCE = 1 << 22
-_MOST_AXES = 64  # of NumPy
-_LARGEST = 1 << 58  # so that bytes, too, can be counted in 64 bits
+_MOST_AXES = 64  # NumPy's limit
+_LARGEST = 1 << 58  # so that bytes fit in 64 bits too
 
 
 class Tensor(Protocol):
-    """What is known of a tensor without reading it; `np.asarray` reads it. A NumPy array is one too."""
+    """Shape and type of a tensor that `np.asarray` reads. A NumPy array is one too."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -32,12 +32,12 @@ class Tensor(Protocol):
 
 
 Tensors: TypeAlias = Mapping[str, Tensor]
-"""A file or folder of weights: tensors by their foreign names. To read one reads no other."""
+"""A file or folder of weights: tensors by their foreign names. Each is read separately."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LazyTensor:
-    """A tensor that is made each time that it is read, so that not all of them are in memory at once."""
+    """A tensor that is made each time it is read, so that not all are in memory at once."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -47,31 +47,31 @@ class LazyTensor:
         return self.make().astype(self.dtype if dtype is None else dtype, copy=bool(copy))
 
     def turned(self) -> LazyTensor:
-        """Its transpose."""
+        """Returns its transpose."""
         return LazyTensor(self.shape[::-1], self.dtype, lambda: self.make().T)
 
 
 def refuse_misfits(what: str, problems: Sequence[str]) -> None:
-    """Raises DataError, which begins with `what`, if there are `problems`: one message for all of them."""
+    """Raises DataError if there are `problems`: one message for all, which begins with `what`."""
     if problems:
         listing = "\n  ".join(problems)
         raise DataError(f"{what} ({len(problems)} problems):\n  {listing}")
 
 
 def dtypes_of(text: str) -> dict[str, np.dtype]:
-    """NumPy's types by the names of a format: `text` has them as NAME=TYPE, or TYPE alone where both are the same."""
+    """Parses NumPy types by a format's names: `text` has NAME=TYPE, or TYPE alone if both are the same."""
     pairs = (word.partition("=") for word in text.split())
     return {name: np.dtype(getattr(ml_dtypes, kind or name, kind or name)) for name, _, kind in pairs}
 
 
 class Checksum:
-    """The CRC-32 of a part of a file; checked when the first tensor in it is read, and then no more. 0 = there is none.
+    """The CRC-32 of a part of a file, checked once, when the first tensor in it is read.
 
     Args:
-      file: what it is a part of.
-      offset: its first byte.
-      num_bytes: its length.
-      crc: what its bytes must have.
+      file: the file.
+      offset: first byte of the part.
+      num_bytes: length of the part.
+      crc: the expected CRC-32; 0 = unknown.
     """
 
     def __init__(self, file: Path, offset: int, num_bytes: int, crc: int):
@@ -79,7 +79,7 @@ class Checksum:
         self._checked = not crc
 
     def check(self) -> None:
-        """Raises DataError if these are not the bytes that were written."""
+        """Raises DataError if the bytes do not match the CRC-32."""
         if self._checked:
             return
         found, left = 0, self.num_bytes
@@ -96,19 +96,19 @@ class Checksum:
 
 @dataclasses.dataclass(frozen=True)
 class MappedTensor:
-    """A tensor at a place in a file, mapped into memory when read and let go with the array.
+    """A tensor at a place in a file, mapped into memory when read and released with the array.
 
     Attributes:
-      file: where it lies.
+      file: its file.
       offset: its first byte.
-      dtype: of its elements as they are stored.
-      shape: its axes.
-      strides: elements from one entry of each axis to the next; None = in order, without gaps.
-      checksum: of the bytes that it lies in; None = there is none.
+      dtype: stored type of its elements.
+      shape: its shape.
+      strides: elements from one entry of each axis to the next; None = C order without gaps.
+      checksum: checksum of the bytes that hold it; None = unknown.
 
     Raises:
-      ValueError: a size, stride or offset below 0, a shape or offset beyond any file, not as many strides as axes, more
-        axes than NumPy has, or elements that are Python objects.
+      ValueError: a negative size, stride or offset, a shape or offset beyond any file, not one stride per axis, more
+        axes than NumPy supports, or elements that are Python objects.
     """
 
     file: Path
@@ -129,11 +129,11 @@ class MappedTensor:
 
     @property
     def end(self) -> int:
-        """The byte behind its last element."""
+        """The byte after its last element."""
         return self.offset + self._span() * self.dtype.itemsize
 
     def _span(self) -> int:
-        """Elements from the first to the last, both included."""
+        """Number of elements from the first to the last, inclusive."""
         if 0 in self.shape:
             return 0
         if self.strides is None:
@@ -141,10 +141,10 @@ class MappedTensor:
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """The tensor, read-only unless `dtype` or `copy` ask for another array.
+        """Returns the tensor, read-only unless `dtype` or `copy` ask for another array.
 
         Raises:
-          DataError: its bytes do not fit the checksum, or the file has become too short.
+          DataError: its bytes do not match the checksum, or the file has become too short.
         """
         span = self._span()
         if not span:
@@ -153,16 +153,16 @@ class MappedTensor:
             self.checksum.check()
         if self.end > self.file.stat().st_size:
             raise DataError(f"{self.file} is cut short; fetch it again.")
-        # A mapping of its own: its pages are given back as soon as nobody holds the array.
+        # One mapping per tensor: its pages are released with the array.
         size = (span * self.dtype.itemsize,)
         content = np.asarray(np.memmap(self.file, np.uint8, mode="r", offset=self.offset, shape=size))
         steps = None
         if self.strides is not None:
-            # An axis of one entry has no next one; its stride may be any number.
+            # The stride of an axis of length one may be any number.
             pairs = zip(self.shape, self.strides, strict=True)
             steps = tuple(stride * self.dtype.itemsize if size > 1 else 0 for size, stride in pairs)
-        if self.dtype == np.bool_:  # NumPy takes for granted that there is no other byte than 0 and 1
+        if self.dtype == np.bool_:  # NumPy assumes that all bytes are 0 or 1
             content = content != 0
-        # Unlike `as_strided`, this checks once more that nothing lies beyond the bytes.
+        # Unlike `as_strided`, this checks again that no element lies beyond the bytes.
         array = np.ndarray(self.shape, self.dtype, buffer=content, strides=steps)
         return array.astype(self.dtype if dtype is None else dtype, copy=bool(copy))

@@ -1,4 +1,4 @@
-"""Embeddings under several names: where model, checkpoint and adapter disagree about what is one and the same."""
+"""Tied embeddings: checks that model, checkpoint and adapter agree about which embeddings are shared."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _UNTIE = (
 
 
 def untie(tensors: dict[str, Tensor], embedding: str) -> None:
-    """Makes two of the one embedding of `tensors`, for a model that has two: a file of tied weights holds one copy."""
+    """Adds a head equal to the embedding if `tensors` lack one, for an untied model: a tied file holds one copy."""
     if embedding in tensors:
         tensors.setdefault(HEAD, tensors[embedding])
 
 
 def disagreements(tensors: Tensors, embedding: str, *, tied: bool, scaled: bool = False) -> list[str]:
-    """Says where the model has one embedding and `tensors` two different ones.
+    """Lists where the model has one embedding and `tensors` two different ones.
 
     Args:
-      tensors: by their foreign names.
+      tensors: tensors by their foreign names.
       embedding: the foreign name of the token embedding.
       tied: whether the model's head is its token embedding.
       scaled: whether its logits are scaled, as those of a T5 v1.0 are.
@@ -56,10 +56,10 @@ def disagreements(tensors: Tensors, embedding: str, *, tied: bool, scaled: bool 
 
 
 def t5_head(fields: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The `fields` of a T5 or an mT5 with `tie_word_embeddings` as its weights say, not as config.json does.
+    """Returns the `fields` of a T5 or an mT5, with `tie_word_embeddings` from its weights instead of config.json.
 
-    Transformers 5 writes true for each, and shares one embedding or reads a head of its own by the weights alone. That
-    the logits of a T5 are scaled is another field, `scale_decoder_outputs`; in older files the first says that too.
+    Transformers 5 always writes true, and decides by the weights alone whether the head is shared. Another field,
+    `scale_decoder_outputs`, says whether the logits of a T5 are scaled; in older files the first field says that too.
     """
     said = {} if fields.get("tie_word_embeddings") is None else {"tie_word_embeddings": fields["tie_word_embeddings"]}
     if fields["model_type"] == "t5":
@@ -68,17 +68,17 @@ def t5_head(fields: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     try:
         tensors = plain_names(open_tensors(folder), fields["model_type"])
     except DataError:
-        return {**fields, **said}  # whoever reads the weights will say so
+        return {**fields, **said}  # reading the weights will raise it again
     return {**fields, **said, "tie_word_embeddings": not has_own_head(tensors, "shared.weight")}
 
 
 def has_own_head(tensors: Tensors, embedding: str) -> bool:
-    """Whether `tensors` hold a head that is not the token embedding, whose foreign name is `embedding`."""
+    """Whether `tensors` hold a head that differs from the token embedding, whose foreign name is `embedding`."""
     return HEAD in tensors and embedding in tensors and not _same(tensors[HEAD], tensors[embedding])
 
 
 def _same(one: Tensor, other: Tensor, rows: int = 4096) -> bool:
-    """Whether two tensors are equal, a few rows at a time: what compares them is as large as what is compared."""
+    """Whether two tensors are equal; compares a few rows at a time, to keep intermediate arrays small."""
     if one.shape != other.shape:
         return False
     a, b = np.asarray(one), np.asarray(other)
@@ -89,9 +89,9 @@ def check_adapted(folder: Path, mapping: Table, modules: Iterable[str]) -> None:
     """Raises ConfigError for a low-rank adapter on one of several names of the token embedding.
 
     Args:
-      folder: of the adapter, for the message.
+      folder: folder of the adapter, for the message.
       mapping: the model's table.
-      modules: what the adapter is on, as the table names it.
+      modules: the adapted modules, by the table's names.
     """
     for module in modules:
         weight = f"{module}.weight"
@@ -104,19 +104,19 @@ def check_adapted(folder: Path, mapping: Table, modules: Iterable[str]) -> None:
 def check_replaced(
     folder: Path, mapping: Table, saved: Tensors, *, asked: Collection[str], known: Collection[str]
 ) -> None:
-    """Raises ConfigError for a tensor that replaces one of several names of the token embedding, or nothing.
+    """Raises ConfigError for a tensor that replaces only one of the token embedding's names, or no weight.
 
     Args:
-      folder: of the adapter, for the message.
+      folder: folder of the adapter, for the message.
       mapping: the model's table.
-      saved: what the adapter replaces whole, as the table names it.
-      asked: those that `modules_to_save` names.
+      saved: tensors of the adapter that replace weights, by the table's names.
+      asked: names of tensors in `modules_to_save`.
       known: all names of the model's weights.
     """
     embedding = mapping.embedding()
     copies = [name for name in saved if mapping.ties(name) and name != HEAD]
     if _in_stacks(mapping) and embedding in asked:
-        copies.append(embedding)  # PEFT replaces this one alone, which neither stack reads
+        copies.append(embedding)  # PEFT replaces only this one, which neither stack reads
     if copies:
         raise ConfigError(_of_stacks(folder, copies[0].removesuffix(".weight")))
     if mapping.ties(HEAD):
@@ -141,7 +141,7 @@ def check_replaced(
 
 
 def _in_stacks(mapping: Table) -> bool:
-    """Whether encoder and decoder have names of their own for the token embedding."""
+    """Whether encoder and decoder have separate names for the token embedding."""
     return len(mapping.tied) > mapping.ties(HEAD)
 
 

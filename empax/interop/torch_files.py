@@ -1,8 +1,7 @@
-"""PyTorch's zip files of weights, read without PyTorch and without running anything that is in them.
+"""Reader of PyTorch's zip files of weights without PyTorch, and without running code in them.
 
-Such a file holds a pickle, which says what tensors there are, and the raw bytes of the storages that they look into.
-The pickle is read by `interop.state_dicts`, which gives tokens. Here they become tensors, of numbers that are checked
-against the file first.
+Such a file holds a pickle, which lists the tensors, and the raw bytes of their storages. `interop.state_dicts` turns
+the pickle into tokens. This module turns the tokens into tensors, after checking their numbers against the file.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ _STORAGES = dtypes_of("""
     ComplexFloatStorage=complex64 ComplexDoubleStorage=complex128""")
 _TYPES = dtypes_of("""
     uint16 uint32 uint64 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu""")
-"""Newer ones, whose storages are bytes."""
+"""Newer types, whose storages are bytes."""
 _NAMES = frozenset((*_STORAGES, *_TYPES))
 
 _ADVICE = "In an environment with PyTorch, load it and save its tensors as safetensors."
 _MOST_EXPANDED = 1 << 26
-"""Bytes that a tensor may take by reading the same elements again and again; beyond, no more than its storage has."""
+"""Bytes that a tensor may take by repeating elements; a larger tensor may not exceed its storage."""
 
 
 def read_torch(file: Path) -> dict[str, MappedTensor]:
-    """The tensors of a state dict that `torch.save` wrote, by name.
+    """Returns the tensors of a state dict that `torch.save` wrote, by name.
 
-    A state dict under "model" or "state_dict" is taken out; entries that are no tensors are passed over.
+    A state dict under "model" or "state_dict" is unwrapped; entries that are not tensors are ignored.
 
     Raises:
-      DataError: the file is cut short, older than PyTorch 1.6, holds no state dict, or asks for
-        anything that a state dict does not need. To read a tensor raises one where its bytes are damaged.
+      DataError: the file is truncated, older than PyTorch 1.6, holds no state dict, or asks for anything that a state
+        dict does not need. Reading a tensor raises it too if its bytes are damaged.
     """
     archive = _Archive(file)
     try:
@@ -80,7 +79,7 @@ class _Archive:
         try:
             with zipfile.ZipFile(file) as archive:
                 infos = archive.infolist()
-        # Beside BadZipFile: what its parser lets through of a directory that is none.
+        # Besides BadZipFile: other exceptions of its parser on a malformed directory.
         except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OSError, EOFError) as error:
             raise DataError(_not_a_zip(file)) from error
         names = [info.filename for info in infos]
@@ -110,7 +109,7 @@ class _Archive:
         return content
 
     def _entry(self, name: str) -> Checksum:
-        """Where an entry lies, by both of its headers; files may be written without checksums."""
+        """Locates an entry by both of its headers; files may be written without checksums."""
         info = self._infos[name]
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.file_size != info.compress_size:
             raise DataError(f"{self._file}: {name} is compressed or encrypted, which PyTorch never does. {_ADVICE}")
@@ -128,7 +127,7 @@ class _Archive:
         return Checksum(self._file, offset, info.file_size, info.CRC)
 
     def _storage(self, key: Any) -> Checksum:
-        """The storage that a pickle calls `key`; tensors that share it share its checksum."""
+        """Returns the storage with the pickle's `key`; tensors that share it share its checksum."""
         if (
             type(key) is not str
             or re.fullmatch(r"\w{1,64}", key) is None
@@ -140,10 +139,10 @@ class _Archive:
         return self._storages[key]
 
     def tensor(self, name: str, value: Any) -> MappedTensor | None:
-        """The tensor that a value of the state dict describes; None if it describes none.
+        """Returns the tensor that a value of the state dict describes; None if it describes none.
 
         Raises:
-          DataError: it describes one that cannot be, or that is not read here.
+          DataError: the tensor is impossible or not supported.
         """
         if type(value) is Call and value.function == state_dicts.PARAMETER:
             if not value.arguments:
@@ -152,7 +151,7 @@ class _Archive:
         if type(value) is not Call or value.function not in (state_dicts.TENSOR, state_dicts.TYPED_TENSOR):
             return None
         typed = value.function == state_dicts.TYPED_TENSOR
-        # storage, offset, size, stride, requires_grad, hooks, the type of the newer ones, metadata
+        # storage, offset, size, stride, requires_grad, hooks, dtype (newer types only), metadata
         if len(value.arguments) not in ((7, 8) if typed else (6, 7)):
             raise BadPickleError(f"{name} is a tensor of {len(value.arguments)} arguments")
         storage, offset, size, stride, _, _, *rest = value.arguments
@@ -166,7 +165,7 @@ class _Archive:
         in_bytes = storage.kind == state_dicts.UNTYPED_STORAGE
         if not _is_sizes((storage.size,)) or storage.size * (1 if in_bytes else dtype.itemsize) != entry.num_bytes:
             raise DataError(f"{self._file} is damaged: the storage of {name} has another size; fetch it again.")
-        # As a place in the storage first: nothing may lie beyond it.
+        # First relative to the storage: nothing may lie beyond it.
         first = offset * dtype.itemsize
         try:
             tensor = MappedTensor(self._file, entry.offset + first, dtype, size, stride, entry)
@@ -180,7 +179,7 @@ class _Archive:
 
 
 def _dtype(storage: Any, said: Any) -> np.dtype:
-    """The type of a tensor's elements; `said`: what the pickle names beside the storage, of newer types."""
+    """Returns the type of a tensor's elements; `said`: the pickle's dtype next to the storage, for newer types."""
     if type(storage) is not Storage:
         raise BadPickleError("a tensor without a storage")
     if said is None:
@@ -192,7 +191,7 @@ def _dtype(storage: Any, said: Any) -> np.dtype:
 
 
 def _is_sizes(values: Any) -> bool:
-    """Whether `values` is a tuple of numbers that a shape or a place can be of; NumPy knows no more than 64 axes."""
+    """Whether `values` is a tuple of numbers valid as shape or strides; NumPy supports at most 64 axes."""
     return type(values) is tuple and len(values) <= 64 and all(type(v) is int and 0 <= v < 1 << 62 for v in values)
 
 

@@ -1,1 +1,1 @@
-"""Human evaluation: blinded studies of replies, the page on which people rate them, and what their answers show."""
+"""Human evaluation: blinded studies of replies, the rating page, and analysis of the answers."""

@@ -1,4 +1,4 @@
-"""What raters have answered, beside what the key says of each item."""
+"""Raters' answers, joined with the key's information on each item."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from empax.core.types import Prediction
 from empax.rating.study import ASPECTS, SCALE, STUDY_COLUMN, Item, aligned
 
 CHOICES = {"1": 1, "2": -1, "tie": 0}
-"""What a rater may say of a pair, and its value."""
+"""The choices for a pair, and their values."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A study as its key has it: items without texts."""
+    """The key of a study: items without texts."""
 
     study: str
     form: str
@@ -29,10 +29,10 @@ class Key:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one rater says of one item.
+    """One rater's answer to one item.
 
     Attributes:
-      values: by aspect: of pairs 1 where the first reply is better, 0 for a tie, -1 where the second is; else 1 to
+      values: value by aspect; for pairs 1 if the first reply is better, 0 for a tie, -1 if the second is; else 1 to
         SCALE.
     """
 
@@ -45,7 +45,7 @@ def read_key(path: Path) -> Key:
     """Reads `Study.key` from a file.
 
     Raises:
-      DataError: it is no key of a study.
+      DataError: the file is not the key of a study.
     """
     value = read_json(path)
     try:
@@ -61,12 +61,12 @@ def read_key(path: Path) -> Key:
 
 
 def read_answers(paths: Sequence[Path], key: Key) -> list[Answer]:
-    """The answers of all raters: JSON files of the page, or filled sheets (CSV), each of one rater.
+    """Reads the answers of all raters: JSON files of the page, or filled sheets (CSV), each from one rater.
 
     Items without an answer to every aspect are left out.
 
     Raises:
-      DataError: a file of another study, an unknown item, a value that is none, or a rater who comes twice.
+      DataError: a file is from another study, or an item, a value or a repeated rater is invalid.
     """
     answers: list[Answer] = []
     seen: dict[str, Path] = {}
@@ -87,20 +87,20 @@ def read_answers(paths: Sequence[Path], key: Key) -> list[Answer]:
 def preferred(
     key: Key, answers: Sequence[Answer], systems: Mapping[str, Sequence[Prediction]], aspect: str
 ) -> list[dict[str, Any]]:
-    """The replies that most raters prefer, each beside the one that they saw with it: `context`, `chosen`, `rejected`.
+    """Returns preference pairs, `context`, `chosen`, `rejected`, by the majority of raters.
 
     Args:
-      key: of a study of pairs.
-      answers: of all raters; items on which they are tied are left out, and so are repeats and checks.
-      systems: predictions by the name of the system, whose texts no key has; of the same contexts.
-      aspect: what counts.
+      key: key of a study of pairs.
+      answers: answers of all raters; ties, repeats and checks are left out.
+      systems: predictions for the same contexts by name of the system, since the key has no texts.
+      aspect: the aspect that decides.
 
     Raises:
-      DataError: another form, a system without predictions, or predictions of other contexts.
+      DataError: the study is not of pairs, or predictions of a system are missing or for other contexts.
     """
     if key.form != "pairs":
         raise DataError(f"the study {key.study!r} has form {key.form!r}, and only 'pairs' says which reply is better.")
-    known = {name: systems[name] for name in key.systems if name in systems}  # as in the study: ids are the first's
+    known = {name: systems[name] for name in key.systems if name in systems}  # in the study's order
     columns = aligned(known) if known else {}
     votes = collections.Counter[int]()
     for answer in answers:
@@ -160,7 +160,7 @@ def _read_sheet(path: Path, key: Key) -> tuple[str, list[tuple[int, Mapping[str,
 
 
 def _value(path: Path, number: int, form: str, value: Any) -> int | None:
-    """The value of one cell; None where it is empty."""
+    """Returns the value of one cell; None if it is empty."""
     text = "" if value is None else str(value).strip().lower()
     if not text:
         return None

@@ -1,4 +1,4 @@
-"""The page on which people rate: one HTML file that needs no network and keeps its answers."""
+"""The rating page: one HTML file that needs no network and keeps its answers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from empax.rating.study import STUDY_COLUMN, Study
 
 
 def page(shown: Mapping[str, Any]) -> str:
-    """The page of what `Study.shown` gives."""
+    """Returns the page for the result of `Study.shown`."""
     template = string.Template((files("empax.rating") / "page.html").read_text(encoding="utf-8"))
-    # Inside a script element: no "<" may stand there.
+    # A script element may not contain "<".
     return template.substitute(study=json.dumps(shown, ensure_ascii=False).replace("<", "\\u003c"))
 
 
 def sheet(shown: Mapping[str, Any]) -> str:
-    """The same items as CSV, with an empty cell for each aspect; the head of the last column names the study."""
+    """Returns the same items as CSV, with an empty cell for each aspect; the last column's header names the study."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     replies = [f"reply_{i + 1}" for i in range(len(shown["items"][0]["replies"]))]
@@ -37,7 +37,7 @@ def sheet(shown: Mapping[str, Any]) -> str:
 
 
 def write_study(study: Study, folder: Path) -> None:
-    """Writes rate.html and sheet.csv for raters, and key.json for whoever counts: all or none.
+    """Writes rate.html and sheet.csv for raters, and key.json for the analysis: all or none.
 
     Raises:
       DataError: the folder holds another study, whose answers would lose their key.

@@ -1,4 +1,4 @@
-"""What answers show: who wins how often, strengths, agreement of raters, and how many ratings a difference needs."""
+"""Analysis of answers: win rates, strengths, inter-rater agreement, and the ratings needed to show a difference."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from empax.rating.answers import Answer, Key
 from empax.rating.study import ASPECTS
 
 Summary: TypeAlias = Callable[[Float[np.ndarray, " N"]], dict[str, dict[str, float]]]
-"""From the weights of the answers to numbers by group and name."""
+"""A function from the weights of the answers to numbers by group and name."""
 
 _PRIOR = 0.5
-"""Of Bradley-Terry: wins added to both sides of every pair, so that nobody who always wins is infinitely strong."""
+"""Wins added to both sides of every pair in Bradley-Terry, so that strengths stay finite."""
 
 
 def score(key: Key, answers: Sequence[Answer], *, samples: int = 1000, seed: int = 0) -> dict[str, Any]:
-    """Everything that the answers show, as JSON: `raters`, and for each aspect `agreement` and the systems' results.
+    """Returns all results as JSON: `raters`, and for each aspect `agreement` and the systems' results.
 
-    Intervals are 95% percentiles over resamples of contexts and, where there are several, of raters (Owen 2007, the
-    pigeonhole bootstrap): they hold for other contexts and other raters.
+    Intervals are 95% percentiles over resamples of contexts and, if there are several, of raters (Owen 2007, the
+    pigeonhole bootstrap): they generalise to other contexts and raters.
 
     Raises:
       ConfigError: there is no answer to a rated item.
@@ -46,10 +46,10 @@ def score(key: Key, answers: Sequence[Answer], *, samples: int = 1000, seed: int
 
 
 def raters(key: Key, answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
-    """Of each rater: how many items, how often repeats were answered alike, and how many checks rightly.
+    """Returns for each rater the number of items, the share of consistent repeats, and the share of passed checks.
 
-    A check is passed where the right reply wins on relevance, or where the wrong one gets at most the middle of the
-    scale. Values are None where there is nothing to count.
+    A check is passed if the right reply wins on relevance, or if the wrong one gets at most the middle of the scale.
+    Shares are None if there is nothing to count.
     """
     found: dict[str, dict[str, Any]] = {}
     for rater in dict.fromkeys(answer.rater for answer in answers):
@@ -73,10 +73,10 @@ def _share(values: Sequence[bool]) -> float | None:
 
 
 def agreement(key: Key, rated: Sequence[Answer], aspect: str) -> dict[str, float | None]:
-    """Fleiss' kappa and Krippendorff's alpha of what raters say of the same items.
+    """Returns Fleiss' kappa and Krippendorff's alpha of the raters.
 
-    Alpha is of an ordinal scale, kappa of categories without order, over the items that all raters have answered. None
-    where no item has two answers, or where everybody says the same of everything.
+    Alpha is ordinal; kappa is nominal, over the items that all raters have answered. None if no item has two answers,
+    or if all answers are the same.
 
     Source: Fleiss 1971 (statsmodels); Krippendorff 2011 (krippendorff).
     """
@@ -101,7 +101,7 @@ def agreement(key: Key, rated: Sequence[Answer], aspect: str) -> dict[str, float
 
 
 def _of_pairs(key: Key, rated: Sequence[Answer], aspect: str) -> Summary:
-    """`win_rates` of the first system of each pair against the second, ties half; `strengths` by Bradley-Terry."""
+    """Returns a summary: `win_rates` of each pair's first system, ties as half a win; `strengths` by Bradley-Terry."""
     index = {name: i for i, name in enumerate(key.systems)}
     left, right = np.array([[index[name] for name in answer.item.systems] for answer in rated]).T
     share = (np.array([answer.values[aspect] for answer in rated]) + 1) / 2
@@ -121,18 +121,18 @@ def _of_pairs(key: Key, rated: Sequence[Answer], aspect: str) -> Summary:
 
 
 def strengths(wins: Float[np.ndarray, "S S"]) -> Float[np.ndarray, " S"]:
-    r"""Bradley-Terry strengths in logits, with mean 0.
+    r"""Returns Bradley-Terry strengths in logits, with mean 0.
 
     .. math:: P(i \text{ beats } j) = \frac{1}{1 + e^{b_j - b_i}}
 
-    Source: Bradley and Terry 1952; by penalised maximum likelihood, _PRIOR wins on either side of every pair.
-    `wins[i, j]` is how often i has beaten j; a tie is half a win of each.
+    Source: Bradley and Terry 1952; by penalised maximum likelihood, with _PRIOR wins on both sides of every pair.
+    `wins[i, j]` is the number of wins of i against j; a tie is half a win of each.
     """
     counts = wins + _PRIOR * (1 - np.eye(len(wins)))
 
     def loss(b: np.ndarray) -> tuple[float, np.ndarray]:
         margin = b[:, None] - b[None]
-        lost = counts * (1 / (1 + np.exp(margin)))  # minus the derivative of log P by the margin
+        lost = counts * (1 / (1 + np.exp(margin)))  # minus the derivative of log P with respect to the margin
         return float((counts * np.logaddexp(0, -margin)).sum()), lost.sum(axis=0) - lost.sum(axis=1)
 
     found = minimize(loss, np.zeros(len(wins)), jac=True, method="L-BFGS-B").x
@@ -140,7 +140,7 @@ def strengths(wins: Float[np.ndarray, "S S"]) -> Float[np.ndarray, " S"]:
 
 
 def _of_scales(key: Key, rated: Sequence[Answer], aspect: str) -> Summary:
-    """`means` of the systems."""
+    """Returns a summary: `means` of the systems."""
     values = np.array([answer.values[aspect] for answer in rated], float)
     own = {name: np.array([answer.item.systems[0] == name for answer in rated], float) for name in key.systems}
 
@@ -153,7 +153,7 @@ def _of_scales(key: Key, rated: Sequence[Answer], aspect: str) -> Summary:
 
 
 def _with_intervals(summary: Summary, rated: Sequence[Answer], samples: int, seed: int) -> dict[str, Any]:
-    """Every number of `summary` as [value, low, high]; contexts and raters are drawn. NaN where nobody has rated."""
+    """Returns each number of `summary` as [value, low, high], resampling contexts and raters; NaN without ratings."""
     contexts = np.unique([answer.item.id for answer in rated], return_inverse=True)[1]
     people = np.unique([answer.rater for answer in rated], return_inverse=True)[1]
     rng, several = np.random.default_rng(seed), people.max() > 0
@@ -177,19 +177,19 @@ def _with_intervals(summary: Summary, rated: Sequence[Answer], samples: int, see
 
 
 def needed_ratings(win_rate: float, *, power: float = 0.8, level: float = 0.05, per_context: float = 1.0) -> int:
-    """How many ratings without a tie show that one system wins more often than the other.
+    """Returns the number of ratings without a tie needed to show that one system wins more often than the other.
 
     Source: the normal approximation of a two-sided test of one proportion against 1/2 (Fleiss et al. 2003, Sec. 2.2),
     times the design effect of ratings that share a context.
 
     Args:
-      win_rate: of the better system, above 0.5 and below 1.
-      power: how likely the test is to show it.
-      level: of the test.
-      per_context: design effect: 1 where every rating is of another context.
+      win_rate: win rate of the better system, above 0.5 and below 1.
+      power: power of the test.
+      level: significance level of the test.
+      per_context: design effect; 1 if every rating has a different context.
 
     Raises:
-      ConfigError: a value is out of its range.
+      ConfigError: a value is out of range.
     """
     if not 0.5 < win_rate < 1:
         raise ConfigError(
@@ -203,7 +203,7 @@ def needed_ratings(win_rate: float, *, power: float = 0.8, level: float = 0.05, 
 
 
 def text(found: Mapping[str, Any]) -> str:
-    """The scores as lines for a terminal."""
+    """Formats the scores as lines for a terminal."""
     lines = []
     for rater, own in found["raters"].items():
         shares = ((own[name], label) for name, label in _OF_RATERS.items())

@@ -1,4 +1,4 @@
-"""A blinded study: which replies people see beside which context, and the key that says whose they are."""
+"""A blinded study: contexts with replies for raters, and the key with the systems of the replies."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from empax.core.types import Prediction
 from empax.evaluation.pairing import pair_rows
 
 Form: TypeAlias = Literal["pairs", "likert"]
-"""Two replies side by side, of which one is better or neither; or one reply and a scale from 1 to SCALE."""
+"""Two replies side by side, one of which may be better; or one reply and a scale from 1 to SCALE."""
 
 Kind: TypeAlias = Literal["rated", "repeat", "check"]
 
 Column: TypeAlias = Mapping[str, Prediction]
-"""The predictions of one context by the name of the system, in the order of a study's systems."""
+"""The predictions for one context by name of the system, in the order of a study's systems."""
 
 ASPECTS = ("empathy", "relevance", "fluency")
-"""What raters are asked about. Source: Rashkin et al. 2019, Sec. 5.2, and all papers whose systems are here."""
+"""The rated aspects. Source: Rashkin et al. 2019, Sec. 5.2, and the papers of all systems of this library."""
 
 SCALE = 5
 REFERENCE = "reference"
-"""The name of people's own replies where they are one of the systems."""
+"""The name of human replies if they are one of the systems."""
 
 STUDY_COLUMN = "study "
-"""What the head of a sheet's last column begins with, so that no spreadsheet takes the study's id for a number."""
+"""Prefix of the header of a sheet's last column, so that no spreadsheet reads the study's id as a number."""
 
 _WRONG = "another context's reply"
 
 
 @dataclasses.dataclass(frozen=True)
 class StudySettings:
-    """How a study is drawn.
+    """Settings of a study.
 
     Attributes:
       form: see `Form`.
-      rows: how many contexts.
-      comparisons: of "pairs": how many pairs of systems are shown of each context; all pairs come equally often. With
-        "likert" a context is shown with the reply of every system.
-      repeats: share of the items that come a second time, sides swapped: whether a rater says the same again.
-      checks: share of further items whose answer is known: people's own reply beside one to another context, or the
+      rows: number of contexts.
+      comparisons: number of pairs of systems per context, for "pairs"; all pairs are equally frequent. With "likert", a
+        context is shown with the reply of every system.
+      repeats: share of the items that are repeated with sides swapped, to test the consistency of raters.
+      checks: share of additional items with a known answer: the human reply beside one to another context, or the
         latter alone.
-      seed: of contexts, pairs, sides and order.
+      seed: seed of contexts, pairs, sides and order.
     """
 
     form: Form = "pairs"
@@ -68,16 +68,16 @@ class StudySettings:
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """What a rater sees, and what only the key says.
+    """An item of a study: the part that raters see, and the part that only the key holds.
 
     Attributes:
-      number: from 1, in the order of the study.
+      number: position in the study, from 1.
       context: turns, oldest first.
-      replies: two, or one.
-      id: of the instance.
-      systems: whose the replies are.
-      kind: "repeat" names in `of` the item that it repeats; "check" has a known answer, the better side in `of` (1 or
-        2), or 0: the only reply is a wrong one.
+      replies: two replies, or one.
+      id: id of the instance.
+      systems: systems of the replies.
+      kind: for "repeat", `of` is the number of the repeated item; for "check", `of` is the better side (1 or 2), or 0
+        if the only reply is wrong.
     """
 
     number: int
@@ -91,11 +91,11 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """The items in the order in which they are rated.
+    """The items in rating order.
 
     Attributes:
-      systems: their names.
-      settings: how the items were drawn.
+      systems: names of the systems.
+      settings: settings of the study.
     """
 
     systems: tuple[str, ...]
@@ -103,13 +103,13 @@ class Study:
     items: tuple[Item, ...]
 
     def shown(self) -> dict[str, Any]:
-        """What raters get, as JSON: nothing that tells systems, repeats or checks apart."""
+        """Returns the raters' part as JSON: nothing in it identifies systems, repeats or checks."""
         items = [{"number": i.number, "context": list(i.context), "replies": list(i.replies)} for i in self.items]
         body = {"form": self.settings.form, "aspects": list(ASPECTS), "scale": SCALE, "items": items}
         return {"study": hash_json(body)[:16], **body}
 
     def key(self) -> dict[str, Any]:
-        """Whose each reply is, as JSON; stays with whoever counts."""
+        """Returns the key as JSON: the system of each reply; it is kept from raters."""
         items = [
             {"number": i.number, "id": i.id, "systems": list(i.systems), "kind": i.kind, "of": i.of} for i in self.items
         ]
@@ -118,10 +118,10 @@ class Study:
 
 
 def make_study(systems: Mapping[str, Sequence[Prediction]], settings: StudySettings) -> Study:
-    """Draws a study of the predictions of systems, by their names, for the same contexts in any order.
+    """Samples a study from predictions by name of the system, for the same contexts in any order.
 
     Raises:
-      ConfigError: fewer than two systems to compare, or fewer contexts than `rows`.
+      ConfigError: there are too few systems to compare, or fewer contexts than `rows`.
       DataError: the systems do not answer the same contexts.
     """
     names = tuple(systems)
@@ -142,10 +142,9 @@ def make_study(systems: Mapping[str, Sequence[Prediction]], settings: StudySetti
 
 
 def aligned(systems: Mapping[str, Sequence[Prediction]]) -> dict[str, Column]:
-    """The systems' predictions of each context, by what tells it from the others.
+    """Returns the systems' predictions for each context, by a unique key of the context.
 
-    That is the first system's id, else a hash of what was said and of the reference; where either comes again, with a
-    number behind it.
+    The key is the first system's id, else a hash of the context and the reference; a number is added to duplicates.
 
     Raises:
       DataError: the systems do not answer the same contexts.
@@ -194,7 +193,7 @@ def _single(drawn: Mapping[str, Column]) -> list[Item]:
 
 
 def _checks(drawn: Mapping[str, Column], settings: StudySettings, count: int, rng: np.random.Generator) -> list[Item]:
-    """Items whose answer is known: a reply to another context stands beside people's own, or alone."""
+    """Samples items with a known answer: a reply to another context beside the human reply, or alone."""
     wanted = round(settings.checks * count)
     if not wanted:
         return []
@@ -228,7 +227,7 @@ def _swapped(item: Item, **changes: Any) -> Item:
 
 
 def _with_repeats(items: Sequence[Item], settings: StudySettings, rng: np.random.Generator) -> tuple[Item, ...]:
-    """All items numbered; some of the first half come again in the second, sides swapped."""
+    """Numbers all items; repeats some of the first half in the second, with sides swapped."""
     first, second = list(items[: (len(items) + 1) // 2]), list(items[(len(items) + 1) // 2 :])
     rated = [i for i, item in enumerate(first) if item.kind == "rated"]
     wanted = min(round(settings.repeats * len(items)), len(rated))

@@ -1,1 +1,1 @@
-"""What runs found, for people: reports, tables, charts, model cards, sums over seeds, scores of files."""
+"""Results of runs for readers: reports, tables, charts, model cards, summaries over seeds, scores of files."""

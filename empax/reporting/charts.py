@@ -1,6 +1,6 @@
 """Small SVG charts as text: lines, intervals, stacked shares, heat maps.
 
-Colours are CSS variables of the page they stand in.
+Colours are CSS variables of the enclosing page.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ Points = Sequence[tuple[float, float]]
 
 _WIDTH, _HEIGHT = 460, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 24, 12, 40
-_NAME = 15  # letters of a system that stand before its interval; all show on hover
+_NAME = 15  # letters of a system's name before its interval; the full name shows on hover
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers from at or below `low` to at or above `high`, about `count` of them."""
+    """Returns about `count` round numbers from at or below `low` to at or above `high`."""
     if not high > low:
         margin = abs(low) * 0.1 or 1.0
         low, high = low - margin, low + margin
@@ -29,7 +29,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def number(value: float) -> str:
-    """A number as short as it can be read: 1200 → 1.2k, 0.00012 → 1.2e-4."""
+    """Formats a number in short form: 1200 → 1.2k, 0.00012 → 1.2e-4."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     size = abs(value)
@@ -44,7 +44,7 @@ def number(value: float) -> str:
 
 
 def line_chart(series: Mapping[str, Points], *, x_label: str, y_label: str) -> str:
-    """Lines over a common x axis, one class of colour each, with a legend; points that are not finite are left out."""
+    """Draws lines over a common x axis, one colour class each, with a legend; omits points that are not finite."""
     shown = {
         name: [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)] for name, points in series.items()
     }
@@ -73,7 +73,7 @@ def line_chart(series: Mapping[str, Points], *, x_label: str, y_label: str) -> s
         places = [place(x, y) for x, y in sorted(points)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(f'<polyline class="line s{i % 4}" points="{path}"/>')
-        if len(places) <= 12:  # few enough to be told apart, or a single one, which makes no line
+        if len(places) <= 12:  # few enough to distinguish, or a single point, which makes no line
             parts.extend(f'<circle class="dot s{i % 4}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
     parts.append(_text(x_label, (_WIDTH + _LEFT) / 2, _HEIGHT - 6, kind="axis"))
     parts.append(_upright(y_label, (_HEIGHT - _BOTTOM + _TOP) / 2))
@@ -81,7 +81,7 @@ def line_chart(series: Mapping[str, Points], *, x_label: str, y_label: str) -> s
 
 
 def intervals(rows: Mapping[str, tuple[float, float, float]], *, label: str) -> str:
-    """For each name a dot at its value and a line from its low to its high, on a common axis."""
+    """Draws for each name a dot at its value and a line from low to high, on a common axis."""
     left, width, row = 168, 250, 26
     bottom = len(rows) * row + 4
     marks = ticks(min(low for _, low, _ in rows.values()), max(high for _, _, high in rows.values()))
@@ -104,9 +104,9 @@ def beside(
     *,
     label: str,
 ) -> str:
-    """One value with its interval, and under it, with theirs if they have any, those that it is compared with.
+    """Draws a value with its interval, and below it the values compared with it, with intervals if they have any.
 
-    A band through all of them is as wide as the first interval.
+    A band through all of them has the width of the first interval.
     """
     left, width, row = 104, 196, 19
     rows = {"this run": ours, **others}
@@ -131,7 +131,7 @@ def beside(
 
 
 def share_bars(shares: Mapping[str, Mapping[str, float]]) -> str:
-    """One bar for each name, cut into the shares (summing to 1) of its parts."""
+    """Draws one bar for each name, divided into the shares (summing to 1) of its parts."""
     names = list(shares)
     parts_of = list(dict.fromkeys(part for bar in shares.values() for part in bar))
     left, width, row = 186, 240, 26
@@ -162,9 +162,9 @@ def heat_map(
     columns: Sequence[str] = (),
     cell: int = 14,
 ) -> str:
-    """A confusion matrix, each row shaded by its share of the row's sum; the count shows on hover, and if it fits.
+    """Draws a confusion matrix, cells shaded by their share of the row's sum; counts show on hover, and if they fit.
 
-    `columns` are their labels, those of the rows by default.
+    `columns` are the column labels, by default those of the rows.
     """
     columns = columns or labels
     margin = 24 + 7 * max(map(len, [*labels, *columns]), default=0)
@@ -202,7 +202,7 @@ def heat_map(
 def _across(
     marks: Sequence[float], left: float, width: float, bottom: float, *, below: int, zero: str = "grid"
 ) -> tuple[Callable[[float], float], list[str]]:
-    """Where a number stands on a horizontal axis, and the axis: lines from the top to `bottom`, numbers `below` it."""
+    """Returns a map from numbers to positions on a horizontal axis, and the axis with grid lines and labels."""
 
     def place(x: float) -> float:
         return left + (x - marks[0]) / (marks[-1] - marks[0]) * width

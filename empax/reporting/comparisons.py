@@ -18,18 +18,18 @@ from empax.reporting.tables import (
 )
 
 Comparison = Mapping[str, Any]
-"""As of `evaluation.comparing.compare_systems`; with `corpus`, a name, `peers`, the labels of released outputs, and
-`verdicts` of the others by label."""
+"""A result of `evaluation.comparing.compare_systems` with `corpus`, a name, `peers`, the labels of released outputs,
+and `verdicts` of the others by label."""
 
-_ACROSS = 4  # systems beside each other in a terminal
+_ACROSS = 4  # systems side by side in a terminal
 _ALPHA = 0.05
 
 
 def text(found: Comparison) -> str:
-    """Aligned tables for a terminal."""
+    """Formats aligned tables for a terminal."""
     names, systems = _names(found), found["systems"]
     parts = ["\n".join([_head(found, names), *_notes(found)])]
-    if len(systems) > 2:  # of two, the pair's table says the same
+    if len(systems) > 2:  # for two, the pair's table has the same numbers
         labels = list(systems)
         for start in range(0, len(labels), _ACROSS):
             block = labels[start : start + _ACROSS]
@@ -42,7 +42,7 @@ def text(found: Comparison) -> str:
 
 
 class Pair(NamedTuple):
-    """A tested pair: a table of plain text, and notes under it."""
+    """A tested pair: a table of plain text, and notes below it."""
 
     title: str
     head: list[str]
@@ -51,7 +51,7 @@ class Pair(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What the section says, in its order."""
+    """The contents of the section, in order."""
 
     conclusions: list[str]
     head: str
@@ -62,7 +62,7 @@ class Parts(NamedTuple):
 
 
 def parts(report: Mapping[str, Any]) -> Parts | None:
-    """The section of a report; None without a comparison."""
+    """Returns the section of a report; None without a comparison."""
     found = report["notes"].get("comparisons")
     if not found:
         return None
@@ -76,7 +76,7 @@ def parts(report: Mapping[str, Any]) -> Parts | None:
 
 
 def conclusions(found: Comparison) -> list[str]:
-    """Who is better on what, of every pair, by the corrected p-values."""
+    """Returns a sentence for each pair on which system is better by which metrics, by the corrected p-values."""
     return [_conclusion(pair, found) for pair in found["pairs"]]
 
 
@@ -103,7 +103,7 @@ def _conclusion(pair: Mapping[str, Any], found: Comparison) -> str:
 
 
 def _names(found: Comparison) -> list[str]:
-    """Every metric that a system has, in the order of the first that has it."""
+    """Returns all metrics of the systems, in order of first appearance."""
     return list(dict.fromkeys(name for system in found["systems"].values() for name in system["metrics"]))
 
 

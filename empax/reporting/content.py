@@ -1,4 +1,4 @@
-"""What a report says, in the order in which it says it, whatever it is written as."""
+"""The contents of a report in order, independent of the output format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from empax.reporting.tables import Row, few_note, format_value, intervals, metri
 Report = Mapping[str, Any]
 
 CLEANED = ":moel"
-"""How the names of metrics end that clean both sides as MoEL's authors did."""
+"""Suffix of metrics that clean both sides as MoEL's authors did."""
 
 NOTE = (
     "Values with 95% intervals over dialogues, or over rows without ids: by the bootstrap; of Dist, Sent-Std and Top-5 "
@@ -28,22 +28,22 @@ HEADLINE = (
     "perplexity", "bleu_2", "rouge_l", "distinct_2", "emotion_accuracy", "empathy_f1", "exemplar_emotion_match",
     "length_ratio", "top5_share",
 )  # fmt: skip
-"""What a report leads with: the first six that it has."""
+"""Metrics at the top of a report: the first six that it has."""
 
 _LEADING = 6
 
 REPLIES = 3
-"""How many replies a report leads with."""
+"""Number of replies at the top of a report."""
 
 UNCHANGED = "text unchanged; BLEU and Dist of lower-cased NLTK words"
 APART = "†"
-"""Stands behind a published number that must not be compared with ours."""
+"""Mark of a published number that is not comparable with ours."""
 
 CLEANED_ALIKE = "both sides cleaned and split into words as MoEL's (“:moel”)"
 
 
 def recipe_of(report: Report) -> str:
-    """The recipe of the run, as its command names it ("classic.py:mime"); else the system."""
+    """Returns the run's recipe from its command ("classic.py:mime"); else the system."""
     words = _words(report["run"].get("command", ""))
     for word, following in itertools.pairwise([*words, ""]):
         if word == "--config" or word.startswith("--config="):
@@ -56,12 +56,12 @@ def recipe_of(report: Report) -> str:
 def _words(command: str) -> list[str]:
     try:
         return shlex.split(command)
-    except ValueError:  # of a run whose command was written down without quotes
+    except ValueError:  # the command was recorded without quotes
         return command.split()
 
 
 class Results(NamedTuple):
-    """A results table: whose rows, normalised how; its metrics and rows; and what is absent, with the reason."""
+    """A results table: its sources and text normalisation, its metrics and rows, and absent rows with reasons."""
 
     caption: str
     names: list[str]
@@ -70,13 +70,13 @@ class Results(NamedTuple):
 
 
 def results_tables(report: Report) -> list[Results]:
-    """The run beside what was published of the same rows; then beside released outputs, all cleaned alike."""
+    """Returns tables of the run beside published results on the same rows, and beside released outputs, all cleaned."""
     ours: Row = ("ours", recipe_of(report), intervals({**report["metrics"], **report["variants"]}))
     test_set = report["test_set"]["title"]
     published = [(name, published_cells(report, values)) for name, values in report["published"].items()]
     rows = [
         ours,
-        # What this run wants to reproduce stands directly under it.
+        # The row that this run reproduces is directly below it.
         *(("own", name, cells) for name, cells in published if name == report["paper_row"]),
         *(("paper", name, cells) for name, cells in published if name != report["paper_row"]),
     ]
@@ -94,7 +94,7 @@ def results_tables(report: Report) -> list[Results]:
 
 
 def published_cells(report: Report, values: Mapping[str, float]) -> dict[str, tuple[str, str]]:
-    """Numbers of a paper as cells, with a mark where they must not be compared with ours."""
+    """Formats numbers of a paper as cells, with a mark if they are not comparable with ours."""
     apart = report["notes"].get("not_comparable", {})
     return {
         metric: (format_value(metric, value) + (APART if metric in apart else ""), "")
@@ -111,7 +111,7 @@ def _not_comparable(report: Report) -> str:
 
 
 def _peer_keys(report: Report) -> dict[str, str]:
-    """Metrics that released outputs have, and under which name they have them: cleaned alike, if any is."""
+    """Returns the metrics of released outputs, and their names in the peers' scores: the cleaned variants, if any."""
     scored = {name for values in report["peers"].values() for name in values}
     keys = {name: f"{name}{CLEANED}" if f"{name}{CLEANED}" in scored else name for name in METRICS}
     return {name: key for name, key in keys.items() if key in scored}
@@ -140,12 +140,12 @@ def _cleaned(keys: Mapping[str, str]) -> str:
 
 
 class Panel(NamedTuple):
-    """One metric of the run, and the others beside it.
+    """One metric of the run beside those of other systems.
 
     Attributes:
-      name: of the metric.
+      name: name of the metric.
       ours: `value`, `low`, `high`.
-      others: by the name of the system; published numbers have a `value` alone.
+      others: values by system; published numbers have only a `value`.
     """
 
     name: str
@@ -154,7 +154,7 @@ class Panel(NamedTuple):
 
 
 def panels(report: Report) -> tuple[list[Panel], str]:
-    """What a report leads with, and where the others' numbers are from: released outputs, or else papers."""
+    """Returns the panels at the top of a report, and the source of the other numbers: released outputs, else papers."""
     keys, found = _peer_keys(report), {**report["metrics"], **report["variants"]}
     keys = {name: key for name, key in keys.items() if key in found}
     apart = report["notes"].get("not_comparable", {})
@@ -174,13 +174,13 @@ def panels(report: Report) -> tuple[list[Panel], str]:
 
 
 def headline(report: Report) -> dict[str, Mapping[str, float]]:
-    """The metrics that a report leads with."""
+    """Returns the metrics at the top of a report."""
     known = [name for name in HEADLINE if name in report["metrics"]]
     return {name: report["metrics"][name] for name in known[:_LEADING]}
 
 
 def facts(report: Report) -> dict[str, list[tuple[str, str]]]:
-    """Short tables of names and values: counts, data, speed, index, the run."""
+    """Returns short tables of names and values: counts, data, speed, index, the run."""
     answered = report["notes"].get("evaluate", {})
     tables = {
         "Checks": [(check["name"], check["found"]) for check in report["verdict"]["checks"]],
@@ -224,7 +224,7 @@ def _flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 
 def exemplar_parts(exemplar: Mapping[str, Any]) -> tuple[str, str]:
-    """What was said, and what was answered; either may be empty."""
+    """Returns the context and the response of an exemplar; either may be empty."""
     context = exemplar.get("context", "")
     if isinstance(context, (list, tuple)):
         context = " / ".join(map(str, context))

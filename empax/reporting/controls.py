@@ -1,4 +1,4 @@
-"""Controls beside the system, and judges beside each other: the tables of a report that say what a score is worth."""
+"""Tables of a report that calibrate scores: controls beside the system, and judges beside each other."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ CONTROLS = {
     "first_exemplar": "first exemplar's reply",
     "oracle_exemplar": "oracle of the exemplars",
 }
-"""Controls of a report, in their order, and how they are called."""
+"""Controls of a report, in order, and their titles."""
 
 JUDGES = {"": "identifiers", "second_seed": "identifiers, second seed", "linear": "linear judge, reply alone"}
-"""Judges of the mechanisms by what their notes begin with; in report.json the first is called "first"."""
+"""Judges of the mechanisms by the prefix of their notes; in report.json the first is called "first"."""
 
 _TITLES = {"token_f1": "Token F1", "length_ratio": "Length ratio", "brevity_penalty": "Brevity penalty"}
 _THREE_DIGITS = frozenset({"length_ratio", "brevity_penalty"})
 
 
 class Table(NamedTuple):
-    """One table with a title, a note under it, a head and rows of cells; all of it plain text."""
+    """A table with a title, a note below it, a header and rows of cells, all as plain text."""
 
     title: str
     note: str
@@ -39,12 +39,12 @@ class Table(NamedTuple):
 
 
 def key(judge: str) -> str:
-    """The name of a judge in report.json."""
+    """Returns the name of a judge in report.json."""
     return judge or "first"
 
 
 def tables(report: Report) -> list[Table]:
-    """Controls of the text metrics, then of each judge of mechanisms."""
+    """Returns the tables of the controls: of the text metrics, then of each judge of mechanisms."""
     made = [_text(report["controls"], str(report["system"]))] if report["controls"].get("controls") else []
     for judge, name in JUDGES.items():
         found = report["empathy"].get(key(judge))
@@ -77,7 +77,7 @@ def _number(name: str, value: float) -> str:
 
 
 def _kappa(part: Mapping[str, Any]) -> str:
-    return f"{round(part['kappa'], 3) + 0.0:.3f}"  # no "-0.000"
+    return f"{round(part['kappa'], 3) + 0.0:.3f}"  # avoids "-0.000"
 
 
 def _agreement(judge: str, found: Mapping[str, Any]) -> Table:
@@ -104,7 +104,7 @@ def _levels(judge: str, found: Mapping[str, Any]) -> Table:
 
 
 def _between(empathy: Mapping[str, Any]) -> list[Table]:
-    """Judges against each other, and the linear judge on posts that it has not seen."""
+    """Returns tables of the agreement between judges, and of the linear judge on held-out posts."""
     names = {key(judge): name for judge, name in JUDGES.items()}
     rows = []
     for one, others in empathy.get("agreement", {}).items():
@@ -135,7 +135,7 @@ def _between(empathy: Mapping[str, Any]) -> list[Table]:
 
 
 def text(report: Report) -> str:
-    """The tables, aligned for a terminal."""
+    """Formats the tables for a terminal."""
     parts = []
     for table in tables(report):
         parts.append("\n".join([table.title, *(aligned(table.head, table.rows) if table.rows else [table.note])]))

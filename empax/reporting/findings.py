@@ -1,4 +1,4 @@
-"""What a report finds in a work directory and in predictions."""
+"""Collects the inputs of a report from a work directory and from predictions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from empax.evaluation.empathy import confusion_matrix
 
 
 def of_stages(files: WorkDir, stages: Sequence[str], name: str) -> dict[str, Any]:
-    """The file `name` of each of `stages` that has one, in their order. Folders of other stages are not read."""
+    """Reads the file `name` of each of `stages` that has one, in their order. Folders of other stages are not read."""
     paths = {stage: files.stage(stage) / name for stage in stages}
     return {stage: read_json(path) for stage, path in paths.items() if path.exists()}
 
 
 def find_replies(files: WorkDir, stages: Sequence[str]) -> list[dict[str, Any]]:
-    """Replies to the same contexts over training: `STAGE/replies/STEP.json` of each of `stages` that keeps them.
+    """Reads replies to the same contexts over training: `STAGE/replies/STEP.json` of each of `stages` that keeps them.
 
     Returns:
       `stage`, `context` (turns) and `replies` ((step, reply), in order) for each context.
@@ -34,14 +34,14 @@ def find_replies(files: WorkDir, stages: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def count_instances(files: WorkDir, stages: Sequence[str]) -> dict[str, Any]:
-    """What the stage `prepare` counted in every split, the hash of what it read, and where facts come from."""
+    """Reads the counts of the stage `prepare` for every split, the hash of its input, and the source of facts."""
     path = files.stage("prepare") / "counts.json"
     counts = read_json(path) if path.exists() else {}
     return {**counts, **of_stages(files, stages, "knowledge.json")}
 
 
 def find_classifiers(files: WorkDir, stages: Sequence[str]) -> dict[str, Any]:
-    """The quality of each mechanism's judge; where a later stage judges a mechanism, too, under "STAGE/MECHANISM"."""
+    """Reads the quality of each mechanism's judge; that of a second stage's judge is under "STAGE/MECHANISM"."""
     found: dict[str, Any] = {}
     for stage, judges in of_stages(files, stages, "classifiers.json").items():
         found |= {f"{stage}/{name}" if name in found else name: quality for name, quality in judges.items()}
@@ -49,23 +49,23 @@ def find_classifiers(files: WorkDir, stages: Sequence[str]) -> dict[str, Any]:
 
 
 def load_training(files: WorkDir) -> list[Instance]:
-    """The training split as `prepare` left it; empty where it left none."""
+    """Loads the training split that `prepare` wrote; empty if there is none."""
     path = files.instances("train")
     return [instance_from_row(row) for row in read_jsonl(path)] if path.exists() else []
 
 
 def retrieves(config: Mapping[str, Any], stage: str) -> bool | None:
-    """True where the evaluate stage `stage` shows exemplars of an index of the run; None where nothing says so."""
+    """Whether the evaluate stage `stage` uses exemplars of an index of the run; None if unknown."""
     return True if stage and config[stage].get("index", "reindex") in config["run"] else None
 
 
 def find_speed(
     history: Sequence[Mapping[str, Any]], stage_seconds: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Of every training stage the median logged rate, as "STAGE/examples_per_second"; of every stage its seconds.
+    """Returns each training stage's median rate as "STAGE/examples_per_second", and each stage's seconds.
 
     Args:
-      history: the logged steps. Their seconds go on where a stopped training was resumed, those of a stage do not.
+      history: the logged steps. Their seconds continue after a resumption; those of a stage do not.
       stage_seconds: see `find_seconds`.
 
     Returns:
@@ -88,19 +88,19 @@ def find_speed(
 
 
 def find_seconds(files: WorkDir, stages: Sequence[str]) -> dict[str, float]:
-    """How long each finished stage took when it last ran."""
+    """Returns the duration of each finished stage's last run."""
     return {stage: note["seconds"] for stage, note in of_stages(files, stages, "DONE").items() if "seconds" in note}
 
 
 def find_peak_memory(files: WorkDir, stages: Sequence[str]) -> dict[str, float]:
-    """At "stages/peak_memory_mb" the most that any process held that ran finished stages; empty where none says so."""
+    """Returns "stages/peak_memory_mb", the maximum over the processes that ran finished stages; empty if unknown."""
     notes = of_stages(files, stages, "DONE").values()
     held = [note["peak_memory_mb"] for note in notes if "peak_memory_mb" in note]
     return {"stages/peak_memory_mb": max(held)} if held else {}
 
 
 def attribute_shares(predictions: Sequence[Prediction]) -> dict[str, dict[str, dict[str, float]]]:
-    """How often each level of each attribute occurs: whose ("contexts", "exemplars") → attribute → level → share."""
+    """Returns the frequencies of attribute levels: "contexts" or "exemplars" → attribute → level → share."""
     sources = {
         "contexts": [row.attributes for row in predictions],
         "exemplars": [exemplar.get("attributes") or {} for row in predictions for exemplar in row.exemplars],
@@ -116,7 +116,7 @@ def attribute_shares(predictions: Sequence[Prediction]) -> dict[str, dict[str, d
 
 
 def confusions(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
-    """Confusion matrices of whatever the rows hold: emotion, attributes of exemplars, mechanisms of responses."""
+    """Returns the confusion matrices that the rows allow: emotion, attributes of exemplars, mechanisms of responses."""
     pairs: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "emotion": ("emotion of the dialogue", "predicted", [(r.emotion, r.emotion_prediction) for r in predictions])
     }

@@ -1,4 +1,4 @@
-"""Judges of empathy and metrics of a reply beside people's ratings: what `python -m empax.judges` prints and writes."""
+"""Judges of empathy and reply metrics against human ratings: the output of `python -m empax.judges`."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ Scores = Mapping[str, np.ndarray]
 
 
 def check_judges(data: str, workdir: str = "", *, samples: int = 1000, seed: int = 0) -> dict[str, Any]:
-    """Rank correlations of every judge, and of what metrics say of a reply, with people's ratings.
+    """Returns rank correlations of every judge and of reply metrics with human ratings.
 
     Args:
       data: folder with the ratings (`human_ratings.FILE`) and, for the linear judge, EPITOME.
-      workdir: a run whose neural judges take part; empty = none does.
-      samples: resamples of dialogues behind each interval.
-      seed: of the resamples.
+      workdir: a run with neural judges to include; empty = none.
+      samples: resamples of dialogues per interval.
+      seed: seed of the resamples.
 
     Returns:
-      `ratings` (what was read), `judges` (name → `human_ratings.correlations`), `references` (the same of metrics that
-      compare with the person's reply, over the other two replies), `linear_judge` (its held-out quality) and `absent`
-      (judge → why it takes no part).
+      `ratings` (the data), `judges` (name → `human_ratings.correlations`), `references` (the same for metrics that
+      compare with the human reply, over the other two replies), `linear_judge` (its held-out quality) and `absent`
+      (judge → why it is absent).
 
     Raises:
-      ConfigError: no ratings in `data`, or `workdir` without judges.
-      DataError: a damaged file.
+      ConfigError: `data` has no ratings, or `workdir` has no judges.
+      DataError: a file is damaged.
     """
     path = find_ratings(data)
     replies = load_ratings(path)
@@ -102,12 +102,12 @@ def _encoder() -> TextEncoder | None:
 
 
 def _nearness(encoder: TextEncoder, texts: Sequence[str], others: Sequence[str]) -> np.ndarray:
-    """The cosine of each text with the other one."""
+    """Returns the cosine of each pair of texts."""
     return (encoder(texts) * encoder(others)).sum(axis=1)
 
 
 def _beside_people(replies: Sequence[RatedReply], others: Sequence[RatedReply], encoder: TextEncoder | None) -> Scores:
-    """What metrics with references say of `others`, the person's reply of the same dialogue being the reference."""
+    """Scores `others` by metrics with references: the human reply of the same dialogue is the reference."""
     person = {reply.dialogue: reply.reply for reply in replies if reply.source == SOURCES[0]}
     texts, references = [reply.reply for reply in others], [person[reply.dialogue] for reply in others]
     counts = count_matches(texts, references, "sentence_avg")
@@ -120,7 +120,7 @@ def _beside_people(replies: Sequence[RatedReply], others: Sequence[RatedReply], 
 
 
 def _by_mechanism(judge: str, probabilities: np.ndarray, mechanisms: Sequence[str]) -> dict[str, np.ndarray]:
-    """The expected level, 0 to 2, of each mechanism, and their sum."""
+    """Returns the expected level, 0 to 2, of each mechanism, and their sum."""
     expected = probabilities @ np.arange(probabilities.shape[-1])
     columns = {f"{judge}: {name.replace('_', ' ')}": expected[:, c] for c, name in enumerate(mechanisms)}
     return {f"{judge}: sum": expected.sum(axis=1), **columns}
@@ -131,7 +131,7 @@ _HEADS = {"by_row": "all replies", "human_replies": "people's replies", "within_
 
 
 def text(found: Mapping[str, Any]) -> str:
-    """The correlations, aligned for a terminal."""
+    """Formats the correlations for a terminal."""
     about = found["ratings"]
     lines = [
         f"{about['replies']:,} rated replies to {about['dialogues']:,} dialogues; Spearman and Kendall, 95% intervals"
@@ -157,5 +157,5 @@ def _cell(part: Mapping[str, float]) -> str:
 
 
 def write(found: Mapping[str, Any], folder: Path) -> None:
-    """Writes report.json into `folder`; no text of a reply is in it."""
+    """Writes report.json, which holds no text of replies, to `folder`."""
     write_json(folder / "report.json", found)

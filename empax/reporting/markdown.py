@@ -22,11 +22,11 @@ from empax.reporting.tables import intervals, markdown_results, markdown_table, 
 
 _SIGNS = re.compile(r"[\\`*_\[\]<>|#&~$]|^(?=[-+](?:\s|$)|[-=]+$)")
 _NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
-"""What Markdown reads as more than itself, in a line or at the beginning of one."""
+"""Patterns of text that Markdown interprets, in a line or at its beginning."""
 
 
 def markdown(report: Report) -> str:
-    """The report as Markdown: verdict, a few metrics and replies; then results, data, speed, all examples, the run."""
+    """Formats the report: verdict, a few metrics and replies; then results, data, speed, all examples, the run."""
     lines = [
         f"# {_plain(recipe_of(report))}: report",
         "",
@@ -97,7 +97,7 @@ def _comparison(found: comparisons.Parts | None) -> list[str]:
 
 
 def _said(example: Mapping[str, Any], between: Sequence[str] = ()) -> list[str]:
-    """What was said, answered, and answered by a person, as a list."""
+    """Formats the context, the reply and the reference as a list."""
     return [
         f"- **{_plain(example['emotion'] or 'context')}**: " + " / ".join(map(_plain, example["context"])),
         *between,
@@ -107,6 +107,6 @@ def _said(example: Mapping[str, Any], between: Sequence[str] = ()) -> list[str]:
 
 
 def _plain(text: Any) -> str:
-    """Text that cannot be taken for Markdown or HTML, on one line."""
+    """Escapes Markdown and HTML in a text, and puts it on one line."""
     line = _SIGNS.sub(r"\\\g<0>", " ".join(str(text).split()))
     return _NUMBERED.sub(r"\1\\\2", line)

@@ -1,4 +1,4 @@
-"""The README.md of an exported model: what it is, how to call it, what it reached, what may be done with it."""
+"""The README.md of an exported model: description, usage, results, licence and limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LICENCES = {
     ),
     "sample": ("apache-2.0", "The built-in sample was written for empax and is under its licence, Apache-2.0."),
 }
-"""Name of the data → licence as the Hub names it, and a sentence."""
+"""Name of the data → the Hub's name of the licence, and a sentence."""
 
 _UNKNOWN = ("other", "The licence of the training data applies; find it out before you pass the model on.")
 
@@ -36,25 +36,25 @@ _LIMITS = (
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What the card is about.
+    """The exported model that the card describes.
 
     Attributes:
       what: "generator" or "retriever".
-      stage: the stage whose checkpoint it is.
-      evaluated: the stage that the metrics are of; empty = none.
+      stage: the stage of the checkpoint.
+      evaluated: the stage of the metrics; empty = none.
       format: "transformers" or "empax".
-      base: name or folder of the pretrained model that training began with; empty = none.
-      passages: how many exemplars the generator reads with a source; 0 = none.
-      exemplars: how, see `data.sources.ExemplarLayout`.
-      framed: whether each passage stands in what the tokenizer puts around a text.
+      base: name or folder of the pretrained model that training started from; empty = none.
+      passages: number of exemplars that the generator reads with a source; 0 = none.
+      exemplars: their layout, see `data.sources.ExemplarLayout`.
+      framed: whether each passage has the tokenizer's special tokens around it.
       prompted: whether the generator is a decoder-only model, prompted by a chat template.
       size: number of parameters.
-      lora: the adapters that were trained; None = the weights themselves.
-      adapters: whether the folder holds those alone; else they are merged into the weights.
-      rounded: whether the weights beneath the adapters had fewer bits in training than the weights of `base`.
-      key: what a retriever's keys are made of, "exchange" or "response".
-      towers: "separate" if queries and keys have encoders of their own.
-      evaluated_by: setting of the decoding that the metrics are of, where the folder has another one; else empty.
+      lora: settings of the trained adapters; None = the weights themselves were trained.
+      adapters: whether the folder holds only the adapters; else they are merged into the weights.
+      rounded: whether the base weights had fewer bits in training than the weights of `base`.
+      key: content of a retriever's keys, "exchange" or "response".
+      towers: "separate" if queries and keys have separate encoders.
+      evaluated_by: decoding setting of the metrics if the folder's differs; else empty.
     """
 
     what: str
@@ -76,12 +76,12 @@ class Exported:
 
     @property
     def base_name(self) -> str:
-        """`base`, of a folder its name alone: where it lies is nobody else's business."""
+        """`base`; for a folder only its name, since its path is private."""
         return Path(self.base).name if Path(self.base).is_absolute() else self.base
 
 
 def model_card(about: Exported, config: Mapping[str, Any], report: Mapping[str, Any] | None) -> str:
-    """The card as Markdown with the Hub's front matter, by the run's config and its `report.json`, None without one."""
+    """Returns the card as Markdown with the Hub's front matter; `report` is the run's `report.json`, or None."""
     data = config["data"]["name"]
     licence, sentence = _LICENCES.get(data, _UNKNOWN)
     base, what = about.base_name, about.what
@@ -120,13 +120,13 @@ def _begun_from(about: Exported) -> str:
 
 
 def _front_matter(about: Exported, config: Mapping[str, Any], licence: str, report: Mapping[str, Any] | None) -> str:
-    from huggingface_hub import EvalResult, ModelCardData  # not above: the import takes its time
+    from huggingface_hub import EvalResult, ModelCardData  # imported here because it is slow
 
     library = {"generator": "transformers", "retriever": "sentence-transformers"}[about.what]
     library = "peft" if about.adapters else library
     own = report is not None and about.what == "generator" and about.stage == about.evaluated
     test_set = _test_set(report)
-    # The Hub shows results by their split: without one there are none.
+    # The Hub shows only results with a split.
     metrics = report["metrics"] if report is not None and own and test_set["split"] else {}
     about_data = {
         "task_type": "text-generation",
@@ -153,7 +153,7 @@ def _front_matter(about: Exported, config: Mapping[str, Any], licence: str, repo
 
 
 def _test_set(report: Mapping[str, Any] | None) -> Mapping[str, str]:
-    """`split` and `title` of the rows that the metrics are over; an older report does not tell them."""
+    """Returns `split` and `title` of the metrics' rows; older reports lack them."""
     return (report or {}).get("test_set", {"split": "", "title": "rows that the report does not tell"})
 
 
@@ -200,7 +200,7 @@ _ANSWER = (
 
 
 def _loading(about: Exported) -> str:
-    """Lines that make `tokenizer` and `model`, which decodes as the run did."""
+    """Returns code lines that load `tokenizer` and `model`, which decodes as the run did."""
     name = "AutoModelForCausalLM" if about.prompted else "AutoModelForSeq2SeqLM"
     if not about.adapters:
         return (
@@ -233,7 +233,7 @@ def _on_adapters(about: Exported) -> str:
 
 
 def _layout(about: Exported) -> str:
-    """What the model reads."""
+    """Describes the model's input."""
     if about.prompted:
         return f"It was trained with {about.passages} exemplars behind the instruction." if about.passages else ""
     layout = (
@@ -263,7 +263,7 @@ def _data(name: str, report: Mapping[str, Any] | None) -> str:
     lines = [f"`{name}`.", ""]
     found = {name: counts for name, counts in (report["data"] if report else {}).items() if isinstance(counts, Mapping)}
     for split, counts in found.items():
-        if "source" in counts:  # of a stage that found facts
+        if "source" in counts:  # from a stage that found facts
             lines.append(f"- {split}: facts from {counts['source']}")
             continue
         numbers = ", ".join(f"{count:,} {unit}" for unit, count in counts.items() if isinstance(count, int))
@@ -290,7 +290,7 @@ def _results(about: Exported, report: Mapping[str, Any] | None) -> str:
 
 
 def _beyond(about: Exported, settings: Mapping[str, Any]) -> str:
-    """What the run does with the model that the folder does not."""
+    """Describes what the run does with the model beyond the folder."""
     if about.evaluated_by:
         return (
             f"\nThe run was evaluated with the decoding of `{about.evaluated_by}`; this folder has the system's own.\n"

@@ -1,4 +1,4 @@
-"""Evaluations beside the main one, on another corpus, of another stage or another split: scores, and their tables."""
+"""Evaluations other than the main one, on another corpus, stage or split: scores and their tables."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from empax.reporting.tables import Row, describe, format_value, intervals
 _TITLES = {"": "This run's data", "dailydialog": "DailyDialog"}
 
 _OF_EMOTION = frozenset({"emotion_accuracy", "intent_accuracy", "sentiment_mae", "exemplar_emotion_match"})
-"""Metrics that say nothing about small talk."""
+"""Metrics that do not apply to small talk."""
 
 
 def score_evaluations(
     files: WorkDir, config: Mapping[str, Any], settings: ScoringSettings
 ) -> dict[str, dict[str, Any]]:
-    """What every evaluate stage but the main one has found: those that have left `STAGE/predictions.jsonl`.
+    """Scores every evaluate stage but the main one that has written `STAGE/predictions.jsonl`.
 
-    Of the variants that `settings` name only those of BLEU are computed.
+    Of the variants in `settings`, computes only those of BLEU.
 
     Returns:
-      By stage: `stage` (whose model answered), `corpus` (empty = the run's own), `split`, `data`, `metrics`,
+      By stage: `stage` (the stage of the model), `corpus` (empty = the run's own), `split`, `data`, `metrics`,
       `variants`, `counts` and `rows` as in `scoring.Scores`, and `published` (row → metric → value), a paper's table on
       that corpus.
 
@@ -58,7 +58,7 @@ def score_evaluations(
 
 
 def tables(report: Mapping[str, Any]) -> list[tuple[str, str, list[str], list[Row]]]:
-    """Title, note, metrics and rows of a table for every (corpus, split) that something was evaluated on."""
+    """Returns title, note, metrics and rows of a table for every evaluated (corpus, split)."""
     groups: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     for name, found in report["evaluations"].items():
         groups.setdefault((found["corpus"], found["split"]), {})[name] = found

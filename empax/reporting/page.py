@@ -27,15 +27,15 @@ from empax.reporting.content import (
 from empax.reporting.tables import KINDS, TITLES, format_value, intervals, metric_title
 
 _CURVES = frozenset({"loss", "reward", "kl", "entropy", "response_tokens"})
-"""Shown at once, beside every other loss; the rest of a stage's curves are folded away."""
+"""Curves that are shown unfolded, as are all other losses; a stage's other curves are folded."""
 
 
 _OPEN = ("Results", swaps.TITLE, "Emotion and attributes")
-"""Sections that are unfolded at first."""
+"""Sections that are initially unfolded."""
 
 
 def html(report: Report) -> str:
-    """The report as one HTML page."""
+    """Returns the report as one HTML page."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("empax.reporting", ""), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -82,7 +82,7 @@ def html(report: Report) -> str:
 
 
 def _beside(panel: Panel) -> str:
-    """The run's interval above those of the others, as SVG; empty where there are no others."""
+    """Returns the run's interval above the others' as SVG; empty if there are no others."""
     rows = {name: (one["value"], one.get("low"), one.get("high")) for name, one in panel.others.items()}
     ours = (panel.ours["value"], panel.ours["low"], panel.ours["high"])
     return charts.beside(ours, rows, label=TITLES[panel.name.partition(":")[0]]) if rows else ""
@@ -96,7 +96,7 @@ def _subtitle(report: Report) -> str:
 
 
 def _curves(history: Mapping[str, Any]) -> list[tuple[str, list[str], list[str]]]:
-    """Of every stage its main curves and the others, as SVG."""
+    """Returns each stage's main curves and its other curves, as SVG."""
     stages = []
     for stage, names in history.items():
         drawn: tuple[list[str], list[str]] = ([], [])
@@ -108,7 +108,7 @@ def _curves(history: Mapping[str, Any]) -> list[tuple[str, list[str], list[str]]
 
 
 def _share_bars(shares: Mapping[str, Any]) -> str:
-    """Levels of contexts and exemplars as SVG; empty where none are known."""
+    """Returns the levels of contexts and exemplars as SVG; empty if none are known."""
     names = dict.fromkeys(name for levels in shares.values() for name in levels)
     bars = {f"{name.replace('_', ' ')}, {whose}": one[name] for name in names for whose, one in shares.items()
             if name in one}  # fmt: skip
@@ -116,7 +116,7 @@ def _share_bars(shares: Mapping[str, Any]) -> str:
 
 
 def _confusions(report: Report) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Large and small heat maps with their titles, as SVG."""
+    """Returns large and small heat maps with their titles, as SVG."""
     found: tuple[list[tuple[str, str]], list[tuple[str, str]]] = ([], [])
     for title, one in report["confusion"].items():
         small = len(one["labels"]) <= 8
@@ -127,7 +127,7 @@ def _confusions(report: Report) -> tuple[list[tuple[str, str]], list[tuple[str, 
 
 
 def _intents(report: Report) -> str:
-    """The heat map of ReflectDiffu's Fig. 3, where a stage has left it."""
+    """Returns the heat map of ReflectDiffu's Fig. 3, if a stage has written it."""
     shares = report["notes"].get("intents", {}).get("shares", {})
     if not shares:
         return ""
@@ -138,7 +138,7 @@ def _intents(report: Report) -> str:
 
 
 def _tags_of(example: Mapping[str, Any]) -> list[str]:
-    """What stands above an example: emotion, intents, levels."""
+    """Returns the tags above an example: emotion, intents, levels."""
     kinds = {"emotion": "emotion", "predicted": "emotion_prediction", "intent": "intent"}
     tags = [f"{kind} {example[name]}" for kind, name in kinds.items() if example[name]]
     tags += [f"thought {' → '.join(example['intents'])}"] if example["intents"] else []

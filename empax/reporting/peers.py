@@ -1,4 +1,4 @@
-"""Released outputs of other systems: scored with their own cleaning, and shown only where their rows belong."""
+"""Released outputs of other systems: scored with their text cleaning, and shown only beside comparable rows."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from empax.evaluation.scoring import METRICS, VARIANTS, ScoringSettings, score
 from empax.reporting.content import CLEANED
 
 OF_LABELS = tuple(name for name in METRICS if name.endswith(("accuracy", "_match")) or "_f1" in name)
-"""Metrics that no cleaning of texts changes."""
+"""Metrics that do not depend on the cleaning of texts."""
 
 
 def score_peers(
     folder: Path, *, cache: Path | None = None, settings: ScoringSettings | None = None
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Metrics of every *.jsonl in `folder`, by file name; kept in `cache` by the hash of file and settings.
+    """Scores every *.jsonl in `folder`, by file name; caches results in `cache` by the hash of file and settings.
 
-    Released outputs were written on references that had been cleaned: what depends on the text is scored as "…:moel",
-    which cleans both sides.
+    The references of released outputs are cleaned, so metrics of the text are the variants "…:moel", which clean both
+    sides.
 
     Raises:
-      DataError: no such folder, or a file with a bad line.
+      DataError: the folder does not exist, or a file has a bad line.
     """
     cleaned = tuple(name for name in VARIANTS if name.endswith(CLEANED))
     settings = dataclasses.replace(settings or ScoringSettings(), variants=cleaned, own=())
@@ -47,7 +47,7 @@ def _score_peer(path: Path, settings: ScoringSettings) -> dict[str, dict[str, fl
 
 
 def read_peer_sets(folder: Path) -> dict[str, TestSet]:
-    """Which rows every *.jsonl in `folder` answers, by file name.
+    """Identifies the test set of every *.jsonl in `folder`, by file name.
 
     Raises:
       DataError: see `score_peers`.
@@ -69,7 +69,7 @@ def _read_peer(path: Path) -> list[Prediction]:
 
 
 def why_apart(ours: TestSet, theirs: TestSet) -> str:
-    """Why a peer's rows do not belong beside ours; empty = they do: of one corpus, both whole or both the same."""
+    """Returns why a peer's rows are not comparable with ours; empty = same corpus, and both whole or the same rows."""
     if ours.fingerprint == theirs.fingerprint or (ours.whole and theirs.corpus == ours.corpus):
         return ""
     return f"its rows are {theirs.title}, these are {ours.title}"

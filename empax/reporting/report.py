@@ -1,6 +1,6 @@
-"""The report of a run: everything it found as one JSON object, a Markdown page and a page to show.
+"""The report of a run: all results as one JSON object, a Markdown page and an HTML page.
 
-`build_report` is a pure function from what the stages left behind; `run` gathers that from the work directory.
+`build_report` is a pure function of the stages' results; `run` collects these from the work directory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from empax.reporting.peers import read_peer_sets, score_peers, why_apart
 
 Report = dict[str, Any]
 
-_MAX_POINTS = 200  # of a learning curve: more than a chart of 460 pixels can show
+_MAX_POINTS = 200  # of a learning curve: enough for a chart of 460 pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Settings:
     """Settings of the `report` stage.
 
     Attributes:
-      bootstrap_samples: resamples behind each interval.
-      seed: of the resamples.
+      bootstrap_samples: resamples per interval.
+      seed: seed of the resamples.
       variants: named variants of the metrics, see `evaluation.scoring.VARIANTS`.
-      metrics: of your own, behind the others: see `evaluation.scoring.ScoringSettings.own`.
-      examples: how many predictions the page shows, evenly spaced over the test set.
-      paper_row: the row of a paper's main table that this system stands beside, and with it the others; "" = no row.
+      metrics: user metrics after the others: see `evaluation.scoring.ScoringSettings.own`.
+      examples: number of predictions on the page, evenly spaced over the test set.
+      paper_row: this system's row in a paper's main table, whose other rows are shown too; "" = no row.
       peers: folder of *.jsonl with released outputs of other systems, scored by the same code; "" = none.
     """
 
@@ -62,18 +62,18 @@ class Settings:
         if self.paper_row and self.paper_row not in PAPER_OF:
             raise ValueError(f"paper_row = {self.paper_row!r} is not a row of {', '.join(PAPER_OF)}.")
         check_numbers(self, "examples", least=0)
-        self.scoring()  # a bad number or variant fails here, before any stage runs
+        self.scoring()  # an invalid number or variant fails before any stage runs
 
     def scoring(self) -> ScoringSettings:
         return ScoringSettings(self.bootstrap_samples, self.seed, self.variants, self.metrics)
 
 
 def check(settings: Settings, run: RunContext) -> None:
-    """Whether there will be predictions, the other systems' outputs are there, and metrics of users work.
+    """Checks that there will be predictions, that the other systems' outputs exist, and that user metrics work.
 
     Raises:
-      ConfigError: no stage answers the run's own data before this one, or a metric fails on two rows.
-      DataError: `peers` is no folder, or has no file.
+      ConfigError: no earlier stage answers the run's own data, or a metric fails on two rows.
+      DataError: `peers` is not a folder, or is empty.
     """
     if main_stage(run.plan) not in run.before():
         raise ConfigError(
@@ -164,13 +164,13 @@ def build_report(
     seed: int = 0,
     swaps: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Report:
-    """Everything about a run as one JSON object.
+    """Builds the report of a run as one JSON object.
 
-    `paper` (row → metric → value) is shown only beside the rows that it is about; `paper_row` is the row of it that is
-    this system. A peer whose rows in `peer_sets` are of another corpus is left out. Of `notes`, anything by name,
-    `indexes`, `paper_ablations` and `comparison` have a place on the page. `examples` is how many predictions are
-    shown, `training` what the system was trained on, for controls, whose `seed` that is, and `stage` the evaluate stage
-    that `predictions` are of. All else is as `findings`, `other_corpora`, `peers` and `swaps` find it.
+    `paper` (row → metric → value) is shown only if it is on the same rows; `paper_row` is this system's row in it. A
+    peer whose rows in `peer_sets` are from another corpus is left out. `notes` may hold anything by name; the page
+    shows `indexes`, `paper_ablations` and `comparison`. `examples` is the number of predictions to show, `training` the
+    training data, for controls with this `seed`, and `stage` the evaluate stage of `predictions`. The other arguments
+    come from `findings`, `other_corpora`, `peers` and `swaps`.
 
     Raises:
       ConfigError: `paper_row` is not a row of `paper`.
@@ -216,9 +216,9 @@ def build_report(
 
 
 def empathy_findings(predictions: Sequence[Prediction], notes: Mapping[str, Any], *, seed: int = 0) -> dict[str, Any]:
-    """What each judge of mechanisms found, with its controls; how far judges agree; how good the linear one is.
+    """Returns each mechanism judge's results with controls, the judges' agreement, and the linear judge's quality.
 
-    Empty where nobody judged.
+    Empty without judges.
     """
     judges = ("", *JUDGES)
     found = {key(judge): controls.empathy_agreement(predictions, judge, seed=seed) for judge in judges}
@@ -232,10 +232,9 @@ def empathy_findings(predictions: Sequence[Prediction], notes: Mapping[str, Any]
 
 
 def write_report(report: Report, folder: Path) -> None:
-    """Writes report.json, report.md and report.html (one file, nothing loaded from anywhere) into `folder`,
-    all three or none.
+    """Writes report.json, report.md and report.html (self-contained) to `folder`, all three or none.
 
-    Examples and replies quote the corpus, so they are on the pages only: report.json may be passed on, whatever its
+    Examples and replies quote the corpus, so only the pages have them: report.json may be shared whatever the corpus's
     licence.
     """
     kept = {name: part for name, part in report.items() if name not in ("examples", "corrected", "replies")}
@@ -244,7 +243,7 @@ def write_report(report: Report, folder: Path) -> None:
 
 
 def collect_curves(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, list[list[float]]]]]:
-    """Numbers of metrics.jsonl as stage → name → split → [step, value] points, thinned to what a chart can show."""
+    """Returns the numbers of metrics.jsonl as stage → name → split → [step, value] points, thinned for a chart."""
     curves: dict[str, dict[str, dict[str, list[list[float]]]]] = {}
     for row in history:
         for name, value in row.items():
@@ -262,7 +261,7 @@ def collect_curves(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
 
 
 def _spread(items: Sequence[Any], count: int) -> list[Any]:
-    """`count` items evenly spaced from the first to the last; all if there are no more."""
+    """Returns `count` items evenly spaced from the first to the last; all if there are fewer."""
     if len(items) <= count:
         return list(items)
     if count < 2:
@@ -274,7 +273,7 @@ _THOUGHTS = ("intent_first", "intent_second", "intent_prediction")
 
 
 def corrected(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """The rows whose emotion is misread and whose final intent is right where the first one was wrong.
+    """Returns the rows with a wrong emotion and first intent, but a right final intent.
 
     Source: the cases of ReflectDiffu, Tables 4 and 5.
     """
@@ -313,10 +312,10 @@ def of_predictions(
     training: Sequence[Instance] = (),
     linear_judge: Mapping[str, Any] | None = None,
 ) -> Report:
-    """The report of a file of predictions, whose `config` and `training` are empty where nobody knows them.
+    """Builds the report of a file of predictions; `config` and `training` are empty if unknown.
 
-    `run` says where they are from. `comparisons` is as of `reporting.comparisons`, or empty; of a single pair the note
-    `comparison` holds the metrics. `linear_judge` is `judging.Jury.about`, where it judged.
+    `run` gives their origin. `comparisons` is as in `reporting.comparisons`, or empty; for a single pair the note
+    `comparison` holds the metrics. `linear_judge` is `judging.Jury.about`, if it judged.
     """
     notes: dict[str, Any] = {"comparisons": dict(comparisons)} if comparisons else {}
     if comparisons and len(comparisons["pairs"]) == 1:

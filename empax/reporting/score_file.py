@@ -1,4 +1,4 @@
-"""Anybody's predictions from files: scored, judged, compared with each other and with peers; and what is printed."""
+"""Scores, judges and compares predictions from files, with each other and with peers; and formats the results."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from empax.reporting import comparisons, controls, report, tables
 
 @dataclasses.dataclass(frozen=True)
 class Others:
-    """What the first file is compared with.
+    """The files to compare the first file with.
 
     Attributes:
       files: other systems' predictions of the same rows.
-      all_pairs: test every two files; False = the first against each.
+      all_pairs: tests all pairs of files; False = the first against each.
       peers: folder of *.jsonl with released outputs; None = none.
-      metrics: what to compare; empty = all, and with peers all that compare with theirs.
-      own: metrics of the user's, compared too.
+      metrics: metrics to compare; empty = all, and with peers all that are comparable with theirs.
+      own: user metrics to compare too.
     """
 
     files: Sequence[Path] = ()
@@ -42,10 +42,10 @@ class Others:
     own: Sequence[str] = ()
 
     def names(self) -> list[str]:
-        """The metrics to compare.
+        """Returns the metrics to compare.
 
         Raises:
-          ConfigError: one that there is not, or one that peers cannot be compared by.
+          ConfigError: a metric is unknown, or not comparable with peers.
         """
         check_compared(self.metrics)
         for name in self.metrics:
@@ -69,9 +69,9 @@ class Others:
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A file's rows with their scores, every file's verdict, and, where there are others, the comparison.
+    """A file's rows with their scores, every file's verdict, and the comparison with other files, if any.
 
-    The comparison is as of `reporting.comparisons`.
+    The comparison is as in `reporting.comparisons`.
     """
 
     source: Path
@@ -100,18 +100,18 @@ def score_file(
 
     Args:
       source: JSON lines, see `evaluation.rows`.
-      settings: of the scores.
-      others: what to compare it with; None = nothing.
-      judge: a work directory, or a stage in one, whose empathy identifiers are to judge all files; or "linear".
-      bart_score: folder of a BART by which all files are scored; empty = none.
-      data: where EPITOME is, see `judging.find_jury`.
-      corpus: what lines with an `id` alone leave out, see `evaluation.rows.read_predictions`.
-      corpus_name: what tables call it.
-      skip_bad_lines: score the others; bad lines are named on standard error either way.
+      settings: settings of the scores.
+      others: files to compare with; None = none.
+      judge: a work directory, or a stage in one, whose empathy identifiers judge all files; or "linear".
+      bart_score: folder of a BART that scores all files; empty = none.
+      data: folder of EPITOME, see `judging.find_jury`.
+      corpus: instances for lines with only an `id`, see `evaluation.rows.read_predictions`.
+      corpus_name: name of the corpus in tables.
+      skip_bad_lines: scores the other lines; bad lines are listed on standard error either way.
 
     Raises:
-      DataError: a bad line that is not to be skipped, a file that cannot be read, or files of different rows.
-      ConfigError: a metric that there is not.
+      DataError: a bad line is not skipped, a file cannot be read, or the files have different rows.
+      ConfigError: a metric is unknown.
     """
     others = dataclasses.replace(others or Others(), own=settings.own)
     names = others.names()  # a mistyped metric fails before any work
@@ -157,10 +157,10 @@ def _read_peers(folder: Path, *, taken: Mapping[str, Any]) -> dict[str, list[Pre
 
 
 def _labelled(paths: Sequence[Path]) -> dict[str, Path]:
-    """Files by what tables call them: the file's name, or the folder's where every run has the same name.
+    """Returns files by their labels in tables: the file's name, or the folder's if every run uses the same name.
 
     Raises:
-      DataError: one file twice.
+      DataError: a file is given twice.
     """
     if len({path.resolve() for path in paths}) < len(paths):
         raise DataError(f"one file is given twice: {', '.join(map(str, paths))}.")
@@ -178,7 +178,7 @@ def _stem(path: Path) -> str:
 
 
 def _origin(path: Path) -> dict[str, Any]:
-    """`system` and `config` of the run that wrote the file, if its report or its config is beside it."""
+    """Returns `system` and `config` of the run that wrote the file, if its report or its config is beside it."""
     files = WorkDir(path.parent)
     if _of_run(path):
         for beside, get in ((path.with_name("report.json"), lambda found: found["config"]), (files.config, dict)):
@@ -188,7 +188,7 @@ def _origin(path: Path) -> dict[str, Any]:
 
 
 def text(found: Scored, *, variants: bool) -> str:
-    """Metrics, how many rows they are over, judges and the comparison, as lines of text."""
+    """Formats metrics, numbers of rows, judges and the comparison as lines of text."""
     scores = found.scores
     shown = {**scores.metrics, **(scores.variants if variants else {})}
     lines = [tables.describe(scores.rows, shown, corpus=found.corpus), tables.text_table(shown)]
@@ -201,13 +201,13 @@ def text(found: Scored, *, variants: bool) -> str:
 
 
 def conclusion(found: Scored) -> str:
-    """Who is better on what, and the verdict of every file by its name: what a reader wants to see last."""
+    """Formats the conclusion: which system is better by which metrics, and the verdict of every file by name."""
     better = comparisons.conclusions(found.comparison) if found.comparison else []
     return "\n".join([*better, *(f"{label}: {one['line']}" for label, one in found.verdicts.items())])
 
 
 def write(found: Scored, folder: Path) -> None:
-    """Writes report.json, report.md and report.html into `folder`."""
+    """Writes report.json, report.md and report.html to `folder`."""
     run: dict[str, Any] = {
         "predictions": found.source.name,
         "predictions_sha256": hash_file(found.source),

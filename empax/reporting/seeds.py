@@ -1,4 +1,4 @@
-"""One recipe under several seeds: mean, standard deviation and t-interval of every metric over the runs."""
+"""One recipe with several seeds: mean, standard deviation and t-interval of every metric over the runs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _PARTS = ("metrics", "variants")
 
 
 def summarize(paths: Sequence[Path]) -> Summary:
-    """What the reports of several runs say together.
+    """Summarises the reports of several runs.
 
     Args:
       paths: `report.json` of each run, or the work directories that hold them; at least two.
 
     Returns:
-      `system`; `rows`, the test rows, as of `pairing.describe_rows`; `runs`, for each its `name` (the folder's), `seed`
-      and `commit`; and by name `metrics` and `variants`, each with `mean`, `std`, `low`, `high` (see
+      `system`; `rows`, the test rows, as from `pairing.describe_rows`; `runs`, for each its `name` (the folder's),
+      `seed` and `commit`; and by name `metrics` and `variants`, each with `mean`, `std`, `low`, `high` (see
       `significance.mean_interval`) and `values` in the order of the runs; `evaluations`, by stage the same two;
       `left_out`, metrics that not every run has.
 
     Raises:
-      DataError: fewer than two reports, one that is none, one run given twice, or different test rows.
-      ConfigError: different systems, or different recipes.
+      DataError: there are fewer than two reports, a file is not a report, a run is given twice, or test rows differ.
+      ConfigError: the systems or the recipes differ.
     """
     files = [path / "report.json" if path.is_dir() else path for path in paths]
     if len(files) < 2:
@@ -71,7 +71,7 @@ def _read(path: Path) -> dict[str, Any]:
     missing = [key for key in needed if not isinstance(report, dict) or key not in report]
     if missing:
         raise DataError(f"{path} is no report of a run: it lacks {', '.join(missing)}.")
-    return {"evaluations": {}, **report}  # older reports have none
+    return {"evaluations": {}, **report}  # older reports lack them
 
 
 def _check_one_recipe(files: Sequence[Path], reports: Sequence[Mapping[str, Any]]) -> None:
@@ -89,14 +89,14 @@ def _check_one_recipe(files: Sequence[Path], reports: Sequence[Mapping[str, Any]
             recipe = [f"{name}: {was!r} there, {now!r} here" for name, was, now in found if not name.endswith("seed")]
             if recipe:
                 raise ConfigError(f"{where} are of different recipes ({'; '.join(recipe[:5])}); only seeds may differ.")
-            # A scored file without its run has no config; there the file itself tells.
+            # A scored file without its run has no config; then its hash identifies it.
             scored = [one["run"].get("predictions_sha256") for one in (other, report)]
             if not found and (report["config"] or scored[0] == scored[1]):
                 raise DataError(f"{where} are of the same run: no seed differs. Every run counts once.")
 
 
 def other_rows(one: Mapping[str, Any], two: Mapping[str, Any]) -> str:
-    """What of the test rows of two reports differs, where both tell it; empty where nothing does."""
+    """Describes the difference between the test rows of two reports, as far as known; empty if they are equal."""
     facts = [
         {
             "rows": report.get("counts", {}).get("rows"),
@@ -112,10 +112,10 @@ def other_rows(one: Mapping[str, Any], two: Mapping[str, Any]) -> str:
 def over_runs(
     found: Sequence[Mapping[str, Mapping[str, Any]]], where: str, left_out: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """Metrics that every run has; of the others the names go into `left_out`."""
+    """Summarises the metrics that every run has; appends the names of the others to `left_out`."""
     over: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(name for scores in found for name in scores):
-        # null stands for what is not a finite number
+        # null represents a number that is not finite
         values = [scores[name]["value"] for scores in found if name in scores and scores[name]["value"] is not None]
         if len(values) < len(found):
             left_out.append(f"{where}{name}")
@@ -125,7 +125,7 @@ def over_runs(
 
 
 def tables(summary: Summary, *, variants: bool = False) -> list[tuple[str, str, list[str], list[list[str]]]]:
-    """Title, what it is about, head and rows of a table for the main metrics and each of the other evaluations."""
+    """Returns title, description, header and rows of a table for the main metrics and each of the other evaluations."""
     runs = [f"seed {run['seed']}" if "seed" in run else run["name"] for run in summary["runs"]]
     head = ["metric", "mean", "std", "95% interval", *runs]
     groups = {f"{summary['system']}, {len(summary['runs'])} runs": summary, **summary["evaluations"]}
@@ -150,7 +150,7 @@ def _row(name: str, over: Mapping[str, Any]) -> list[str]:
 
 
 def text(summary: Summary, *, variants: bool = False) -> str:
-    """The tables, aligned for a terminal."""
+    """Formats the tables for a terminal."""
     parts = []
     for title, about, head, rows in tables(summary, variants=variants):
         parts.append("\n".join([title, about, *aligned(head, rows)]))
@@ -160,7 +160,7 @@ def text(summary: Summary, *, variants: bool = False) -> str:
 
 
 def write(summary: Summary, folder: Path) -> None:
-    """Writes seeds.json and seeds.md into `folder`."""
+    """Writes seeds.json and seeds.md to `folder`."""
     lines: list[str] = []
     for title, about, head, rows in tables(summary, variants=True):
         lines += [f"## {title}", "", about, "", *markdown_table(head, rows), ""]

@@ -1,4 +1,4 @@
-"""What the exemplars are worth: the tables of the stages "swaps"."""
+"""The effect of exemplars: the tables of the stages "swaps"."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _READERS = {"own": "this system's retriever", "minilm": "MiniLM as pretrained", 
 
 
 def score_stages(files: WorkDir, config: Mapping[str, Any], *, samples: int, seed: int) -> dict[str, Any]:
-    """What every swaps stage of the run has found: by stage its swaps.json and what `score_swaps` makes of its rows.
+    """Returns for every swaps stage of the run its swaps.json and the result of `score_swaps` on its rows.
 
     Raises:
-      DataError: a file is damaged, or its rows do not belong together.
+      DataError: a file is damaged, or its rows do not match.
     """
     found = {}
     for name in config["run"]:
@@ -54,7 +54,7 @@ def score_stages(files: WorkDir, config: Mapping[str, Any], *, samples: int, see
 
 
 def tables(report: Report) -> list[Table]:
-    """Of every stage the likelihoods, the parts of a reply that they come from, replies, and the retriever."""
+    """Returns for every stage tables of the likelihoods, their parts of a reply, the replies, and the retriever."""
     made = []
     for name, found in report["swaps"].items():
         title = TITLE if len(report["swaps"]) == 1 else f"{TITLE}: {name}"
@@ -65,7 +65,7 @@ def tables(report: Report) -> list[Table]:
 
 
 def beside_none(reports: Mapping[str, Report]) -> Table:
-    """What each kind of exemplars changes beside none in several runs, by their names: seeds of one recipe."""
+    """Returns a table of each kind of exemplars against none in several runs by name: seeds of one recipe."""
     found = {name: next(iter(report["swaps"].values())) for name, report in reports.items()}
     first = next(iter(found.values()))
     rows = [
@@ -177,7 +177,7 @@ def _value(cell: Mapping[str, float], digits: int) -> str:
 
 
 def chart(found: Mapping[str, Any]) -> str:
-    """Of a stage, what each kind of exemplars changes in the likelihood beside none, as SVG."""
+    """Returns a stage's effects of each kind of exemplars on the likelihood, against none, as SVG."""
     name = f"minus_{BESIDE[1]}"
     differences = {_GIVEN[given]: cells[name]["nll"] for given, cells in _in_order(found["given"]) if name in cells}
     rows = {given: (one["value"], one["low"], one["high"]) for given, one in differences.items()}

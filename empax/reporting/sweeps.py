@@ -1,4 +1,4 @@
-"""Arms of a sweep beside each other: every metric over the seeds of an arm, and against the first arm, seed by seed."""
+"""Comparison of the arms of a sweep: every metric over an arm's seeds, and against the first arm, paired by seed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from empax.reporting.tables import aligned, format_value, markdown_table
 
 Summary = dict[str, Any]
 Scores = Mapping[str, Mapping[str, Any]]
-"""Metric → `value`, None where it is no number, and its interval if it has one."""
+"""Metric → `value`, None if it is not a number, and its interval if it has one."""
 
-_ACROSS = 3  # arms beside each other in a terminal
+_ACROSS = 3  # arms side by side in a terminal
 
 _ABOUT = (
     "Of several seeds: mean ± standard deviation (n - 1) [95% t-interval of the mean]. Of one seed: the value, and for "
@@ -32,7 +32,7 @@ _ABOUT_PAIRS = (
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """What a finished run says of itself: its report, and by what each training stage was judged."""
+    """The results of a finished run: its report, and the best metric of each training stage."""
 
     report: Mapping[str, Any]
     trained: Scores
@@ -43,18 +43,18 @@ class _Run:
 
 
 def summarize(arms: Mapping[str, Mapping[int, Path]]) -> Summary:
-    """What finished runs say, arm by arm.
+    """Summarises finished runs by arm.
 
     Args:
-      arms: name → seed → work directory of a finished run; the first arm is what the others are compared with.
+      arms: name → seed → work directory of a finished run; the first arm is the baseline.
 
     Returns:
       `arms`, by name `workdirs` (by seed), `metrics` (each `mean`, `low`, `high`, `values` in the order of the seeds,
-      and of several seeds `std`) and `left_out`, metrics that not every seed has; `differences`, by name of the other
-      arms the `mean_interval` of each metric's differences over the seeds that both have, if there are two;
-      `other_rows`, by name of the arms whose test rows are not the first arm's, how they differ: of these arms there
-      are no differences of metrics of the report. Metrics are those of the report, and of each training stage the best
-      of what it was judged by ("STAGE: METRIC").
+      and for several seeds `std`) and `left_out`, metrics that not every seed has; `differences`, by name of the other
+      arms the `mean_interval` of each metric's differences over the shared seeds, if there are at least two;
+      `other_rows`, by name of the arms whose test rows differ from the first arm's, how they differ: these arms have no
+      differences of the report's metrics. Metrics are those of the report, and the best value of each training stage's
+      selection metric ("STAGE: METRIC").
     """
     found = {arm: {seed: _read(folder) for seed, folder in folders.items()} for arm, folders in arms.items() if folders}
     summary: Summary = {"arms": {}, "differences": {}, "other_rows": {}}
@@ -110,7 +110,7 @@ def _differences(first: Sequence[Scores], other: Sequence[Scores]) -> dict[str, 
 
 
 def tables(summary: Summary) -> list[tuple[str, list[str], list[list[str]]]]:
-    """What each table is about, its head and its rows: all arms, then the differences from the first."""
+    """Returns description, header and rows of each table: all arms, then the differences from the first."""
     arms = summary["arms"]
     sizes = {arm: len(one["workdirs"]) for arm, one in arms.items()}
     head = ["", *(f"{arm} ({size} seed{'s' if size > 1 else ''})" for arm, size in sizes.items())]
@@ -143,7 +143,7 @@ def _cell(name: str, over: Mapping[str, Any] | None, signed: bool) -> str:
 
 
 def text(summary: Summary) -> str:
-    """The tables, aligned for a terminal, a few arms beside each other."""
+    """Formats the tables for a terminal, a few arms side by side."""
     parts = []
     for about, head, rows in tables(summary):
         parts.append(about)
@@ -155,7 +155,7 @@ def text(summary: Summary) -> str:
 
 
 def write(summary: Summary, folder: Path) -> None:
-    """Writes sweep.json and sweep.md into `folder`."""
+    """Writes sweep.json and sweep.md to `folder`."""
     lines: list[str] = []
     for about, head, rows in tables(summary):
         lines += [about, "", *markdown_table(head, rows), ""]

@@ -1,4 +1,4 @@
-"""Tables of metrics: how a value, an interval and a difference are written, for terminal, Markdown and page."""
+"""Tables of metrics: the format of values, intervals and differences, for terminal, Markdown and page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from empax.evaluation.scoring import BART_DIRECTIONS, LOWER_IS_BETTER, is_own
 from empax.evaluation.text import SAMPLED, SAMPLED_VARIANT
 
 Row: TypeAlias = tuple[str, str, Mapping[str, tuple[str, str]]]
-"""Of a results table: one of KINDS, a name, and metric → (value, interval or "")."""
+"""A row of a results table: one of KINDS, a name, and metric → (value, interval or "")."""
 
 KINDS = {"ours": "this run", "peer": "released outputs, our code", "paper": "as published", "own": "as published"}
 """Kinds of rows of a results table, and the source that the page names for each."""
@@ -45,7 +45,7 @@ TITLES: dict[str, str] = {
     "bart_score_precision": "BARTScore precision",
     "bart_score_recall": "BARTScore recall",
 }
-"""Metrics as heads of columns; those of variants are made by `metric_title`."""
+"""Titles of metrics in column headers; `metric_title` makes those of variants."""
 
 _FRACTIONS = frozenset(
     {
@@ -54,16 +54,16 @@ _FRACTIONS = frozenset(
     }
 )
 NO_DIRECTION: frozenset[str] = frozenset({"length_ratio"})
-"""Metrics without a better side."""
+"""Metrics for which neither higher nor lower is better."""
 
 _VARIANT_TITLES = {SAMPLED_VARIANT: f"of {SAMPLED:,} n-grams"}
 
 _FEW_DIALOGUES = 40
-"""Fewer than so many are too few for intervals of every metric."""
+"""With fewer dialogues, not every metric has a reliable interval."""
 
 
 def format_value(name: str, value: float) -> str:
-    """Two decimals, three for fractions; the name may have a variant."""
+    """Formats a value with two decimals, three for fractions; the name may have a variant."""
     return f"{value:.{_digits(name)}f}"
 
 
@@ -72,7 +72,7 @@ def _digits(name: str) -> int:
 
 
 def metric_title(name: str) -> str:
-    """A metric as a column's head: its name, its variant, and which way is better."""
+    """Returns a metric's column header: its name, its variant, and which direction is better."""
     base, _, variant = name.partition(":")
     if is_own(name):
         return variant
@@ -81,13 +81,13 @@ def metric_title(name: str) -> str:
 
 
 def describe(rows: Mapping[str, Any], names: Iterable[str], *, corpus: str = "", over: str = "") -> str:
-    """What stands above a table: corpus, rows, what intervals draw, and how each metric's text is prepared.
+    """Returns the text above a table: corpus, rows, resampling unit, and each metric's text normalisation.
 
     Args:
-      rows: as of `pairing.describe_rows`.
+      rows: as from `pairing.describe_rows`.
       names: the table's metrics.
-      corpus: its name; empty = not known.
-      over: what the intervals are over, if not what `rows` says.
+      corpus: name of the corpus; empty = unknown.
+      over: the unit of the intervals, if other than in `rows`.
     """
     of_dialogues = f" of {rows['dialogues']:,} dialogues" if rows["dialogues"] else ""
     parts = [
@@ -100,7 +100,7 @@ def describe(rows: Mapping[str, Any], names: Iterable[str], *, corpus: str = "",
 
 
 def few_note(rows: Mapping[str, Any]) -> str:
-    """What intervals and tests of few dialogues are worth, by `pairing.describe_rows`; empty where there are enough."""
+    """Returns a caveat on intervals and tests of few dialogues, by `pairing.describe_rows`; empty if there are many."""
     unit = rows["resampled"]
     count = rows["dialogues"] if unit == "dialogues" else rows["rows"]
     if count >= _FEW_DIALOGUES:
@@ -118,7 +118,7 @@ def few_note(rows: Mapping[str, Any]) -> str:
 
 
 def text_note(names: Iterable[str]) -> str:
-    """How the text of each metric is prepared, metrics of one normalisation together, n-grams of all n as one."""
+    """Describes the metrics' text normalisations, grouped by normalisation, n-grams of all n as one."""
     groups: dict[str, dict[str, None]] = {}
     for name in names:
         if is_own(name):
@@ -129,7 +129,7 @@ def text_note(names: Iterable[str]) -> str:
 
 
 def intervals(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[str, str]]:
-    """Metrics as cells: value and interval."""
+    """Formats metrics as cells: value and interval."""
     return {
         name: (format_value(name, m["value"]), f"{format_value(name, m['low'])}–{format_value(name, m['high'])}")
         for name, m in metrics.items()
@@ -137,7 +137,7 @@ def intervals(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[str
 
 
 def text_table(metrics: Mapping[str, Mapping[str, float]]) -> str:
-    """Metrics as aligned lines for a terminal: name, value, interval."""
+    """Formats metrics as aligned lines for a terminal: name, value, interval."""
     lines = [
         f"{name:<34} {format_value(name, m['value']):>9}   "
         f"[{format_value(name, m['low'])}, {format_value(name, m['high'])}]"
@@ -147,13 +147,13 @@ def text_table(metrics: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def format_interval(name: str, found: Mapping[str, float]) -> str:
-    """A value with its interval."""
+    """Formats a value with its interval."""
     value, low, high = (format_value(name, found[key]) for key in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"
 
 
 def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table for a terminal: the first column to the left, the others to the right."""
+    """Returns the lines of a table for a terminal: the first column left-aligned, the others right-aligned."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
@@ -164,14 +164,14 @@ def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def format_difference(name: str, compared: Mapping[str, float]) -> str:
-    """A signed difference with its interval."""
+    """Formats a signed difference with its interval."""
     digits = _digits(name)
     low, high = compared["low"], compared["high"]
     return f"{compared['difference']:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
 def markdown_results(names: Sequence[str], rows: Iterable[Row]) -> list[str]:
-    """Lines of a results table with the metrics `names` as columns."""
+    """Returns the lines of a results table with the metrics `names` as columns."""
     return markdown_table(
         ["", "source", *map(metric_title, names)],
         [
@@ -187,6 +187,6 @@ def _cell(cells: Mapping[str, tuple[str, str]], metric: str) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table."""
+    """Returns the lines of a table."""
     lines = [head, ["---"] * len(head), *rows]
     return ["| " + " | ".join(line) + " |" for line in lines]

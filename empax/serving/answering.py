@@ -1,4 +1,4 @@
-"""From texts to answers: how a generator reads, decodes, and writes; in as little memory as answers take."""
+"""Answers to texts: encoding, decoding with a cache as small as the answers allow, and detokenization."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from empax.parts.generator.task import Generator, Reader
 from empax.serving.pairs import LEAST_LENGTH, batches_of, check_whole
 
 _ROOM = 256
-"""Tokens of the first cache."""
+"""Size of the first cache, in tokens."""
 _ENDLESS = 10**6
 
 
 class Likelihoods(NamedTuple):
-    """How likely targets are behind their sources, the end of the text included.
+    """Likelihoods of targets given their sources, including the end of the text.
 
     Attributes:
       nll: negative log-likelihood of each target, in nats.
-      num_tokens: of each target.
+      num_tokens: number of tokens of each target.
     """
 
     nll: Float[np.ndarray, " N"]
@@ -51,16 +51,16 @@ class Likelihoods(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """Per token, over all targets; nan where there is none."""
+        """Perplexity per token over all targets; NaN if there are none."""
         return float(np.exp(self.nll.sum() / self.num_tokens.sum())) if len(self.nll) else math.nan
 
 
 @dataclasses.dataclass(frozen=True)
 class TextGenerator:
-    """A generator with its tokenizer: options to how it decodes, texts to batches, ids to texts.
+    """A generator with its tokenizer: converts options to decoding settings, texts to batches, and ids to texts.
 
     Attributes:
-      model, params, tokenizer, decoding, source: as of `text_model.TextModel`.
+      model, params, tokenizer, decoding, source: as in `text_model.TextModel`.
     """
 
     model: EncoderDecoder | DecoderOnly
@@ -70,7 +70,7 @@ class TextGenerator:
     source: str
 
     def call(self, options: Mapping[str, Any]) -> Call:
-        """How a call of `TextModel.generate` with these options decodes.
+        """Returns the decoding settings of a `TextModel.generate` call with these options.
 
         Raises:
           ConfigError: an option is unknown or would change nothing.
@@ -86,7 +86,7 @@ class TextGenerator:
         return call_of(options, kept, own=own, **known)
 
     def generation(self) -> Generation:
-        """How an export of the model decodes."""
+        """Returns the decoding settings of an export of the model."""
         t, own = self.tokenizer, self.decoding
         start_id = self.model.config.start_id if isinstance(self.model, EncoderDecoder) else t.start_id
         if isinstance(own, DecodeSettings):
@@ -95,17 +95,17 @@ class TextGenerator:
         return Generation({}, start_id, t.eos_id, t.pad_id, written=own)
 
     def said(self, text: str, ids: list[int]) -> str:
-        """The answer that ids are, to what ends in `text`."""
+        """Returns the answer of `ids` to a conversation that ends in `text`."""
         if isinstance(self.model, DecoderOnly) and not self.tokenizer.chat_template:
             return self.tokenizer.continuation(text, ids)
         return self.tokenizer.decode(ids)
 
     def task(self, settings: DecodeSettings, *, eos_id: int | None = None, start_id: int | None = None) -> Generator:
-        """The model as training and decoding take it; None: as tokenizer and model have it."""
+        """Returns the generator for training and decoding; None = the ids of the tokenizer and the model."""
         model, t = self.model, self.tokenizer
         settings = without_unknown(settings, t.unk_id)
         if isinstance(model, DecoderOnly):
-            reader: Reader = PromptedDecoder(model.clone(rows_fit=True))  # `check_lengths` sees to it
+            reader: Reader = PromptedDecoder(model.clone(rows_fit=True))  # `check_lengths` ensures it
             start_id = None
         else:
             reader, start_id = model, model.config.start_id if start_id is None else start_id
@@ -119,12 +119,12 @@ class TextGenerator:
         answer: Call | None = None,
         lengths: Mapping[str, int] | None = None,
     ) -> ContextExamples:
-        """Texts, or turns of a conversation, with their answers as training and decoding take them.
+        """Returns texts, or turns of a conversation, with their answers as examples for training and decoding.
 
-        `lengths` are those of `LayoutSettings`; without, nothing is cut.
+        `lengths` are those of `LayoutSettings`; without them, nothing is truncated.
 
         Raises:
-          ConfigError: a text, with its answer behind it in a decoder-only model, has more tokens than positions, or
+          ConfigError: a text, with its answer in a decoder-only model, has more tokens than the model has positions, or
             than `answer` has room for.
         """
         prompted = isinstance(self.model, DecoderOnly)
@@ -143,7 +143,7 @@ class TextGenerator:
                     f"text {number} has {sources[number]} tokens, and max_length = {answer.settings.max_tokens} counts "
                     "them with the answer's; raise max_length, or give max_new_tokens in its place."
                 )
-        # Prompt and answer have one row of positions; an encoder-decoder has one for each.
+        # A prompt and its answer share one sequence of positions; an encoder-decoder has one for each.
         check_lengths(self.model, self.source, sources + targets if prompted else sources)
         return examples
 
@@ -157,9 +157,9 @@ class TextGenerator:
         max_tokens: int | None = None,
         least: int = LEAST_LENGTH,
     ) -> list[str]:
-        """`call.num_texts` answers to each context, one after the other.
+        """Returns `call.num_texts` consecutive answers to each context.
 
-        Of a context `max_tokens` are read; a short one is padded to `least`, so that few programs are compiled.
+        Contexts are truncated to `max_tokens` and padded to at least `least`, so that few programs are compiled.
         """
         check_whole("seed", seed, least=0)
         task = self.task(call.settings, eos_id=call.eos_id, start_id=call.start_id)
@@ -178,7 +178,7 @@ class TextGenerator:
         return [answer for several in answers for answer in several]
 
     def nll(self, pairs: Sequence[tuple[str, str]], *, batch_size: int) -> Likelihoods:
-        """How likely each target is behind its source.
+        """Returns the likelihood of each target given its source.
 
         Raises:
           ConfigError: a text is too long.
@@ -193,7 +193,7 @@ class TextGenerator:
 
 
 def most_tokens(model: EncoderDecoder | DecoderOnly | DualEncoder) -> int | None:
-    """The most tokens that a model has positions for; None = any number."""
+    """Returns the maximum number of tokens that a model has positions for; None = unlimited."""
     if isinstance(model, DualEncoder):
         config: Any = model.encoder.config  # pyright: ignore[reportAttributeAccessIssue]
         return config.max_tokens() if isinstance(config, BertConfig) else None
@@ -203,7 +203,7 @@ def most_tokens(model: EncoderDecoder | DecoderOnly | DualEncoder) -> int | None
 def check_lengths(
     model: EncoderDecoder | DecoderOnly | DualEncoder, source: str, tokens: Sequence[int] | Int[np.ndarray, " N"]
 ) -> None:
-    """Raises ConfigError if one of the texts, of `tokens[N]`, takes more positions than the model from `source` has."""
+    """Raises ConfigError if a text of `tokens[N]` needs more positions than the model from `source` has."""
     most = most_tokens(model)
     for number, length in enumerate(tokens):
         if most is not None and length > most:
@@ -219,10 +219,10 @@ def answers_of(
     limits: tuple[Int[np.ndarray, " B"], Int[np.ndarray, " B"]],
     real: Bool[np.ndarray, " B"],
 ) -> Int[np.ndarray, "B K T"]:
-    """Hypotheses, from a cache for few tokens, and for twice as many as long as one of a real row has not ended.
+    """Returns hypotheses, decoded with a small cache that is doubled until all hypotheses of real rows have ended.
 
-    A folder may allow thousands of tokens, which most answers do not take. A beam is searched once, since its end
-    depends on how many tokens there may be.
+    A folder may allow thousands of tokens, but most answers are short. A beam is searched only once, since its result
+    depends on the maximum length.
     """
     settings = task.decoder.settings
     room = settings.max_tokens

@@ -1,4 +1,4 @@
-"""An emotion for a text: a linear head on MiniLM's vectors, which comes with empax (weights/emotions-minilm)."""
+"""Emotion classifier of texts: a linear head on MiniLM's vectors, included in empax (weights/emotions-minilm)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILE = "head.safetensors"
 
 @dataclasses.dataclass(frozen=True)
 class EmotionHead:
-    r"""Which emotion a unit vector has: the largest of s = x W + b.
+    r"""The emotion classifier of unit vectors: the argmax of s = x W + b.
 
     Source: `retrieval.filters.fit_emotions`, by `tools.emotion_head`.
 
@@ -26,7 +26,7 @@ class EmotionHead:
       emotions: E names.
       weight: W, [D, E].
       bias: b, [E].
-      accuracy: the share of test rows of EmpatheticDialogues that it gets right.
+      accuracy: its accuracy on the test split of EmpatheticDialogues.
     """
 
     emotions: tuple[str, ...]
@@ -35,15 +35,15 @@ class EmotionHead:
     accuracy: float
 
     def __call__(self, vectors: Float[np.ndarray, "N D"]) -> list[str]:
-        """The emotion of each vector."""
+        """Returns the emotion of each vector."""
         return [self.emotions[best] for best in (vectors @ self.weight + self.bias).argmax(axis=1)]
 
 
 def load_emotions(folder: Path | None = None) -> EmotionHead:
-    """The head in `folder`; None = that which comes with empax.
+    """Loads the head in `folder`; None = the one included in empax.
 
     Raises:
-      ConfigError: this copy of empax came without it.
+      ConfigError: this copy of empax does not include it.
       DataError: its files are broken.
     """
     folder = folder or published_folder(NAME)

@@ -1,4 +1,4 @@
-"""One model of a run's checkpoints as a folder for other libraries."""
+"""Export of one model of a run to a folder for other libraries."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ExportSettings:
     """What to write.
 
     Attributes:
-      stage: whose checkpoint; empty = the last that trains a model of the system.
-      what: which of the models that the stage trains; empty = the main one.
-      format: "transformers" (a retriever: as sentence-transformers has it), or "empax", our own names.
-      max_shard_bytes: the most bytes of tensors in one file.
-      lora: of a generator that was trained by adapters: "merged" into its weights, or the "adapters" alone, for PEFT.
+      stage: the stage of the checkpoint; empty = the last one that trains a model of the system.
+      what: name of one of the stage's models; empty = the main one.
+      format: "transformers" (sentence-transformers for a retriever), or "empax", our own names.
+      max_shard_bytes: maximum bytes of tensors in one file.
+      lora: for a generator trained with adapters: "merged" into its weights, or the "adapters" alone, for PEFT.
     """
 
     stage: str = ""
@@ -51,10 +51,10 @@ class ExportSettings:
 
 
 def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
-    """Writes one model of the run in `workdir` to the folder `output`, with a card; returns a line on what it is.
+    """Writes one model of the run in `workdir` with a card to the folder `output`; returns a line that describes it.
 
     Raises:
-      ConfigError: there is no run or no such stage, the model cannot be written so, or `output` is not empty.
+      ConfigError: the run or stage does not exist, the model has no such format, or `output` is not empty.
       CheckpointError: the stage has not been trained.
     """
     check_new(output)
@@ -96,7 +96,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     if found.what == "retriever":
         export_retriever(output, found.model, found.params, t, max_tokens=found.max_tokens, **options)
     elif adapters:
-        assert base is not None  # adapters sit on a pretrained generator
+        assert base is not None  # adapters need a pretrained generator
         export_adapters(
             output, base["model_type"], found.params, found.model.config, found.lora, base=about.base_name,
             tokenizer=t, generation=generation, card=card,
@@ -109,10 +109,10 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
 
 
 def trained_model(workdir: Path, settings: ExportSettings = ExportSettings()) -> Trained:
-    """The model of the run in `workdir` that `settings` mean; by default the main one of the last stage, merged.
+    """Loads the model of the run in `workdir` that `settings` select; by default the last stage's main one, merged.
 
     Raises:
-      ConfigError: there is no run, or it trains no such model.
+      ConfigError: the run does not exist, or trains no such model.
       CheckpointError: the stage has not been trained.
     """
     return _trained(workdir, settings)[-1]
@@ -125,16 +125,16 @@ def _trained(workdir: Path, settings: ExportSettings) -> tuple[WorkDir, RunPlan,
     plan = read_plan(files)
     check_origins(files, plan.stages.values())
     stage, what = find_model(plan, settings)
-    assert stage.spec is not None  # of a stage with models
+    assert stage.spec is not None  # the stage has models
     made = stage.spec.models[what](stage.settings, RunContext(files, plan, stage.name), settings.lora == "adapters")
     return files, plan, what, made
 
 
 def find_model(plan: RunPlan, settings: ExportSettings) -> tuple[Stage, str]:
-    """The stage that `settings` mean, and the name of its model.
+    """Returns the stage that `settings` select, and the name of its model.
 
     Raises:
-      ConfigError: there is no such stage, or it has no such model; the message names the present ones.
+      ConfigError: the stage or its model does not exist; the message names the existing ones.
     """
     exported = {name: s for name, s in plan.stages.items() if s.spec is not None and s.spec.models}
     if not exported:

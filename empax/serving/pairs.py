@@ -14,26 +14,26 @@ from empax.core.types import Batch
 from empax.data.batches import eval_batches
 
 Texts: TypeAlias = Iterable[str]
-"""A list, a tuple, a generator, an array of numpy, a column of pandas, or what else gives texts one after the other."""
+"""A list, a tuple, a generator, a NumPy array, a pandas column, or any other iterable of texts."""
 
 Pairs: TypeAlias = Iterable[tuple[str, str] | Mapping[str, str]]
-"""Sources and targets; a mapping has them as "source" and "target", and so may a table of pandas."""
+"""Sources and targets; a mapping has the keys "source" and "target", a pandas table the columns."""
 
 LEAST_LENGTH = 16
-"""Sources are padded to this many tokens or to the next power of two: few shapes, few compilations."""
+"""Sources are padded to at least this many tokens and to a power of two, so that few shapes are compiled."""
 
 
 def batches_of(
     examples: Examples, batch_size: int, *, least: int = LEAST_LENGTH
 ) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
-    """Rows in batches for evaluation, each with its numbers (-1 = filler); `least` as of `buckets_of`."""
+    """Yields batches for evaluation, each with its row numbers (-1 = padding row); `least` as in `buckets_of`."""
     if not len(examples):
         return iter(())
     return eval_batches(examples, batch_size=batch_size, buckets=buckets_of(examples, least=least))
 
 
 def buckets_of(*several: Examples, least: int = LEAST_LENGTH) -> tuple[int, ...]:
-    """Padded lengths of sources in tokens, ascending from `least`, up to one that the longest fits in."""
+    """Returns padded lengths of sources in tokens, ascending from `least`, up to one that fits the longest."""
     longest = max(int(examples.lengths.reshape(len(examples), -1)[:, 0].max()) for examples in several)
     sizes = [least]
     while sizes[-1] < longest:
@@ -42,17 +42,17 @@ def buckets_of(*several: Examples, least: int = LEAST_LENGTH) -> tuple[int, ...]
 
 
 def check_whole(name: str, value: Any, *, least: int) -> None:
-    """Raises ConfigError unless the argument `name` is a whole number of at least `least` that a device can hold."""
+    """Raises ConfigError unless the argument `name` is an integer of at least `least` that fits a device's integers."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or not least <= value <= LARGEST_INT:
         raise ConfigError(f"{name} = {value!r} must be a whole number of at least {least} and at most {LARGEST_INT}.")
 
 
 def checked_texts(texts: Texts, name: str, *, mend: bool = False) -> list[str]:
-    """The texts as a list; `name` is the caller's argument, and with `mend` half a character becomes a question mark.
+    """Returns the texts as a list; `name` is the caller's argument, and `mend` turns lone surrogates into "?".
 
     Raises:
-      ConfigError: names what is no sequence of texts, or the first of it that is no text.
+      ConfigError: `texts` is not a sequence of texts; the message names it or its first invalid item.
     """
     if isinstance(texts, str):
         raise ConfigError(f"{name} is one text ({texts[:30]!r}); give a list of texts.")
@@ -62,10 +62,10 @@ def checked_texts(texts: Texts, name: str, *, mend: bool = False) -> list[str]:
 
 
 def given_turns(turns: Texts | str, name: str) -> tuple[str, ...]:
-    """The turns of a conversation, without blanks around them; one text is a conversation of one turn.
+    """Returns the turns of a conversation without surrounding blanks; one text is a conversation of one turn.
 
     Raises:
-      ConfigError: there is nothing to answer, or a turn is no text; `name` is the caller's argument.
+      ConfigError: there is no turn, or a turn is not a text; `name` is the caller's argument.
     """
     given = [turns] if isinstance(turns, str) else turns
     found = tuple(turn.strip() for turn in checked_texts(given, name, mend=True))
@@ -75,10 +75,10 @@ def given_turns(turns: Texts | str, name: str) -> tuple[str, ...]:
 
 
 def checked_pairs(pairs: Pairs, name: str) -> list[tuple[str, str]]:
-    """The pairs as tuples; `name` is the caller's argument.
+    """Returns the pairs as tuples; `name` is the caller's argument.
 
     Raises:
-      ConfigError: names the first row that is no pair of texts.
+      ConfigError: a row is not a pair of texts; the message names the first one.
     """
     columns: Any = getattr(pairs, "columns", None)
     if columns is not None:
@@ -92,21 +92,21 @@ def checked_pairs(pairs: Pairs, name: str) -> list[tuple[str, str]]:
 
 
 def _each(values: Any, name: str, what: str) -> Iterator[Any]:
-    """What `values` give one after the other.
+    """Iterates over `values`.
 
     Raises:
-      ConfigError: they give nothing so, or in no order.
+      ConfigError: they are not iterable, or have no order.
     """
     try:
         if not isinstance(values, str | bytes | Mapping | set | frozenset):
             return iter(values)
-    except TypeError:  # of an array without dimensions too
+    except TypeError:  # also for an array without dimensions
         pass
     raise ConfigError(f"{name} is {_kind(values)}; give a list of {what}.")
 
 
 def _text(text: Any, where: str, *, mend: bool = False) -> str:
-    """A text as Python's own; ConfigError for what is none."""
+    """Returns a text as a Python string; raises ConfigError for other values."""
     if not isinstance(text, str):
         raise ConfigError(f"{where} is {_kind(text)}; it must be a text.")
     if mend:
@@ -147,7 +147,7 @@ def _kind(value: Any) -> str:
 
 
 def zipped(sources: Texts, targets: Texts) -> list[tuple[str, str]]:
-    """Sources with their targets; ConfigError for what is no text, and unless there is one for each."""
+    """Returns sources with their targets; raises ConfigError for invalid texts or different lengths."""
     first, second = checked_texts(sources, "sources"), checked_texts(targets, "targets")
     if len(first) != len(second):
         raise ConfigError(f"{len(first)} sources and {len(second)} targets; there must be one for each.")

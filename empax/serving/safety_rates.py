@@ -1,8 +1,8 @@
-"""How often the two readers of messages are wrong: `python -m empax.serving.safety_rates [--safety_data=DATA]`.
+"""Error rates of the two classifiers of messages: `python -m empax.serving.safety_rates [--safety_data=DATA]`.
 
-Each half of the examples in safety_examples.txt is read by a second reader that is made of the other half alone, its
-threshold too; with DATA also the speakers' turns of EmpatheticDialogues' test split, by the reader that chat has. It
-prints Markdown, with 95% intervals (Wilson 1927).
+Classifies each half of the examples in safety_examples.txt with a second classifier fitted, with its threshold, to the
+other half alone. With DATA, also classifies the speakers' turns of EmpatheticDialogues' test split as chat does. Prints
+Markdown with 95% intervals (Wilson 1927).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DATA = flags.DEFINE_string("safety_data", "", "A folder with EmpatheticDialogue
 
 
 def by_other_half(examples: Sequence[Example]) -> Bool[np.ndarray, " N"]:
-    """What the second reader says of each example when it knows the other half alone."""
+    """Classifies each example with the second classifier, fitted to the other half alone."""
     found = np.zeros(len(examples), bool)
     for half in (0, 1):
         asked = [i for i, example in enumerate(examples) if example.half == half]
@@ -35,7 +35,7 @@ def by_other_half(examples: Sequence[Example]) -> Bool[np.ndarray, " N"]:
 
 
 def table(examples: Sequence[Example], listed: Bool[np.ndarray, " N"], near: Bool[np.ndarray, " N"]) -> list[str]:
-    """Rows of Markdown: what is missed of each kind of danger, and answered of each harmless kind."""
+    """Returns Markdown rows: the missed share of each kind of danger, and the answered share of each harmless kind."""
     lines = ["| | sentences | list alone | both readers |", "| --- | --- | --- | --- |"]
     for dangerous, title in ((True, "missed"), (False, "answered without need")):
         kinds = dict.fromkeys(example.kind for example in examples if example.dangerous == dangerous)
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
         )
         said = np.array([in_list(turn) for turn in turns])
         reader = load_nearest()
-        assert reader is not None  # by_other_half has needed its wheel
+        assert reader is not None  # by_other_half has used its wheel
         both = said | reader.are_dangerous(turns)
         print(
             f"\nOf {len(turns):,} different speakers' turns of EmpatheticDialogues' test split the list answers "

@@ -1,4 +1,4 @@
-"""A finished run that answers: what chat, a web page or an evaluation with people talks to."""
+"""A finished run that answers conversations, for chat, a web page or human evaluation."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Session:
     """One loaded run.
 
     Attributes:
-      judges: classifiers of the attributes; none where the recipe has no `annotate`, or left them all out.
-      mark: marks reasons in contexts; None where the recipe has nobody who does.
-      annotates: whether texts have attributes; without judges, their sentiment alone.
-      of_replies: whether those are of the reply, and not of the context: where the recipe annotates no contexts.
-      head: the emotion head that evaluation chose; empty where none has learnt emotions better than chance.
-      before: a hook that sees the user's newest text; what it returns is the reply, in the model's place, unless it is
-        None. By default, messages that seem to speak of self-harm or danger get a fixed answer that names help
+      judges: classifiers of the attributes; empty if the recipe has no `annotate`, or skips them all.
+      mark: marks reasons in contexts; None if the recipe has no such model.
+      annotates: whether texts have attributes; without judges, only their sentiment.
+      of_replies: whether the attributes describe the reply, not the context: the recipe annotates no contexts.
+      head: the emotion head that evaluation chose; empty if none predicts emotions better than chance.
+      before: a hook that receives the user's newest text; unless it returns None, its result replaces the model's
+        reply. By default, messages that seem to speak of self-harm or danger get a fixed answer that names help
         (`serving.safety`). None: the model answers everything.
-      after: a hook that sees the model's reply, and returns what is said instead.
+      after: a hook that receives the model's reply and returns its replacement.
     """
 
     answerer: Answering
@@ -61,12 +61,12 @@ class Session:
     def load(
         cls, workdir: Path | str, *, before: Before | None = answer_to_danger, after: After | None = None
     ) -> Session:
-        """Loads what `python -m empax.main --workdir=DIR` left; for the hooks see `Session`.
+        """Loads a run of `python -m empax.main --workdir=DIR`; for the hooks see `Session`.
 
         Raises:
-          ConfigError: the run is not there or not finished.
-          DataError: a file that it needs is damaged.
-          CheckpointError: likewise of parameters.
+          ConfigError: the run does not exist or is not finished.
+          DataError: a required file is damaged.
+          CheckpointError: a checkpoint is missing or damaged.
         """
         files = WorkDir(expand(workdir))
         if not files.config.exists():
@@ -84,7 +84,7 @@ class Session:
             )
         check_origins(files, [plan.stages[name] for name in needed])
         context = RunContext(files, plan, evaluated)
-        # No buckets: one compilation, so that every answer is as fast as the second.
+        # No buckets: one compilation, so that all answers after the first are fast.
         answerer = evaluate.load_answerer(context.settings(evaluated, evaluate.Settings), context, ())
         judges, threshold, of_replies, mark = (), 0.05, False, None
         if "annotate" in stages:
@@ -105,24 +105,24 @@ class Session:
         return cls(answerer, judges, threshold, head, plan.seed, before, after, annotates, of_replies, mark)
 
     def reply(self, context: Texts | str) -> Prediction:
-        """Answers a conversation; `context` alternates and ends with the speaker's turn. A text is one turn.
+        """Answers a conversation; the turns of `context` alternate, and the last is the speaker's. A text is one turn.
 
-        A reply of the hook `before` comes with nothing but the note `answered_by`.
+        A reply of the hook `before` has only the note `answered_by`.
 
         Raises:
-          ConfigError: there is nothing to answer, or a turn is no text.
+          ConfigError: there is no turn, or a turn is not a text.
         """
         return self.replies([context])[0]
 
     def replies(self, contexts: Sequence[Texts | str], *, seeds: Sequence[int] | None = None) -> list[Prediction]:
-        """The same, of several conversations in one batch; with its seed each has the reply that it has alone.
+        """Answers several conversations in one batch; with the same seed, each reply equals that of `reply`.
 
         Args:
-          contexts: as `reply` takes them.
-          seeds: one of each, in place of the session's.
+          contexts: conversations as in `reply`.
+          seeds: one seed for each, instead of the session's.
 
         Raises:
-          ConfigError: as `reply`; `contexts` is one text, or `seeds` are not a whole number for each.
+          ConfigError: as `reply`; or `contexts` is one text, or `seeds` are not one integer for each.
         """
         if isinstance(contexts, str):
             raise ConfigError("contexts is a text, not a list of conversations; give it to reply, or write [[text]].")
@@ -137,7 +137,7 @@ class Session:
             if answer is not None
         }
         if left := [n for n in range(len(turns)) if n not in said]:
-            # 1, 2, 4, ... at once, so that few programs are compiled.
+            # Batch sizes are powers of two, so that few programs are compiled.
             filled = [*left, *[left[-1]] * ((1 << (len(left) - 1).bit_length()) - len(left))]
             found = self._answers([turns[n] for n in filled], [own[n] for n in filled])
             said.update(zip(left, found, strict=False))
@@ -175,10 +175,10 @@ class Session:
 
 
 def beats_chance(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether predicted emotions are right more often than the most frequent emotion would be, by a clear margin.
+    """Whether the accuracy of predicted emotions is clearly above that of always predicting the most frequent emotion.
 
-    Clear: the lower end of the 95% interval of the accuracy (Wilson 1927) is above the share of that emotion. Rows of
-    predictions.jsonl without a known or a predicted emotion do not count.
+    Clearly: the lower end of the 95% interval of the accuracy (Wilson 1927) is above the share of that emotion. Rows of
+    predictions.jsonl without a known or a predicted emotion are ignored.
     """
     pairs = [(row["emotion"], row["emotion_prediction"]) for row in rows]
     pairs = [(gold, found) for gold, found in pairs if gold and found]
@@ -189,7 +189,7 @@ def beats_chance(rows: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def why_of(found: Prediction) -> dict[str, Any]:
-    """What stands behind a reply, as far as the system tells it."""
+    """Returns the explanation of a reply, as far as the system provides one."""
     notes = found.notes
     kept = [
         {"said": e["context"][-1], "reply": e["response"], "emotion": e.get("emotion", ""),

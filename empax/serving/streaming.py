@@ -1,4 +1,4 @@
-"""Answers while they are written: decoding in parts, and text of which nothing is ever taken back."""
+"""Streaming of answers: decoding in parts, and text that is never revised once sent."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from empax.parts.generator.task import Generator
 from empax.serving.answering import TextGenerator, answers_of
 
 LEAST_ROOM = 64
-"""Tokens of the smallest cache; others are twice, four times, ... as large."""
+"""Size of the smallest cache in tokens; larger ones are powers of two times this."""
 
 
 def room_of(most_tokens: int) -> int:
-    """The size of the cache for so many tokens."""
+    """Returns the cache size for this many tokens."""
     return max(LEAST_ROOM, 1 << (most_tokens - 1).bit_length())
 
 
@@ -36,10 +36,10 @@ def in_parts(
     *,
     tokens: int,
 ) -> Iterator[Progress]:
-    """The best answer to each row after every `tokens` more, as NumPy has it, until all have ended or are `gone`.
+    """Yields the best answers so far, as NumPy arrays, after every `tokens` tokens until all have ended or are `gone`.
 
-    However many parts there are, the answers are the same. What draws its beams or re-ranks its hypotheses knows its
-    answer at the end alone, and comes in one part.
+    The answers do not depend on the number of parts. A method that draws beams or re-ranks hypotheses knows its answer
+    only at the end, and yields one part.
     """
     settings = task.decoder.settings
     if settings.draw_beams or settings.rerank or (settings.method == "sample" and settings.num_samples > 1):
@@ -67,13 +67,13 @@ def in_parts(
         if not live.any():
             return
         size = 1 << (int(live.sum()) - 1).bit_length()
-        if size < len(rows):  # who has ended costs nothing more
+        if size < len(rows):  # drop rows that have ended
             kept = np.argsort(~live, kind="stable")[:size]
             state, given, rows = _take(task, state, kept), _rows(given, kept), rows[kept]
 
 
 def _rows(given: tuple[Any, ...], rows: Int[np.ndarray, " R"]) -> tuple[Any, ...]:
-    """What `_go_on` takes of `rows` alone; a key that all rows share stays."""
+    """Selects `rows` of the arguments of `_go_on`; a key that all rows share is unchanged."""
     source, mask, rng, limits = given
     rng = jax.tree.map(lambda values: values[rows], rng) if isinstance(rng, Draws) else rng
     return source[rows], mask[rows], rng, tuple(one[rows] for one in limits)
@@ -106,17 +106,17 @@ def _take(task: Generator, state: Any, rows: Int[jax.Array, " R"]) -> Any:
 
 @dataclasses.dataclass
 class Wording:
-    """How one answer reads while it grows.
+    """The text of one answer while it is generated.
 
     Attributes:
-      turn: what is answered.
+      turn: the turn that it answers.
       ends: ids that end it.
-      most: tokens that it may have.
+      most: its maximum number of tokens.
       stop: texts that end it, and are not part of it.
-      text: of the answer, as far as nothing can change it; in the end, all of it.
-      count: tokens of it, its end included.
-      over: whether nothing more comes.
-      cut: whether it is over for want of room.
+      text: the part of the answer that can no longer change; at the end, all of it.
+      count: its number of tokens, including the end.
+      over: whether it is complete.
+      cut: whether it was truncated at its maximum length.
     """
 
     generator: TextGenerator
@@ -130,14 +130,14 @@ class Wording:
     cut: bool = False
 
     def read(self, tokens: Int[np.ndarray, " T"], settled: int, ended: bool) -> str:
-        """What is new in the text, now that so many of the answer's tokens are settled, or that it has `ended`."""
+        """Returns the new part of the text, given the number of `settled` tokens, or that the answer has `ended`."""
         ids = tokens[: self.most if ended else min(settled, self.most)].tolist()
         end = next((i for i, token in enumerate(ids) if token in self.ends), None)
         self.over, self.cut = ended or end is not None, ended and end is None
         ids = ids if end is None else ids[: end + 1]
         self.count, found = len(ids), self._whole(ids) if self.over else self._certain(ids)
         if self._stopped(found) is not None:
-            # Of several stops the one that its tokens complete first, however many tokens come at once.
+            # Of several stops, the one completed by the earliest token, regardless of how many tokens arrive at once.
             self.over, self.cut = True, False
             self.count = next(n for n in range(1, len(ids) + 1) if self._stopped(self._whole(ids[:n])) is not None)
             found = self._whole(ids[: self.count])
@@ -153,12 +153,12 @@ class Wording:
         return self.generator.said(self.turn, ids).strip()
 
     def _certain(self, ids: list[int]) -> str:
-        """The text of the ids without what those that follow may change."""
+        """Returns the text of the ids, without the part that later ids may change."""
         tokenizer, kept = self.generator.tokenizer, list(ids)
         while kept and (tokenizer.backend.id_to_token(kept[-1]) or "").startswith("<0x"):
-            kept.pop()  # a byte: of which character, the next token says
+            kept.pop()  # a byte of a character that the next token may complete
         text = self.generator.said(self.turn, kept).lstrip().rstrip("\N{REPLACEMENT CHARACTER}").rstrip()
-        # A blank and what stands behind it may become one with what comes.
+        # The clean-up may join a blank and the text after it with later text.
         return text[: max(text.rfind(" "), 0)] if tokenizer.cleans_up else text
 
     def _stopped(self, text: str) -> int | None:
@@ -166,5 +166,5 @@ class Wording:
 
 
 def place_of_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first of `stops` stands in the text; None = nowhere."""
+    """Returns the position of the first of `stops` in the text; None = absent."""
     return min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)

@@ -46,17 +46,17 @@ from empax.serving.pairs import (
 from empax.serving.safety import Before, answer_to_danger
 
 MAX_TOKENS = 64
-"""Of an answer, where the model's folder does not say."""
+"""Maximum length of an answer if the model's folder does not say."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapters:
-    """What LoRA has trained.
+    """Trained LoRA adapters.
 
     Attributes:
       settings: rank, alpha, dropout.
-      params: the adapters alone, as of `models.lora.init_adapters`.
-      base: the folder or name of the model that they sit on; empty = its weights are in no folder.
+      params: the adapters alone, as from `models.lora.init_adapters`.
+      base: the folder or name of the base model; empty = no folder holds its weights.
     """
 
     settings: LoraSettings
@@ -71,13 +71,13 @@ class TextModel:
     Attributes:
       model: the Flax module: an EncoderDecoder, a DecoderOnly, or a DualEncoder, which embeds.
       params: its parameters.
-      tokenizer: what it reads and writes with.
-      decoding: how `generate` decodes unless it is told otherwise: settings, or the options of the folder's
-        generation_config.json as they stand there.
+      tokenizer: its tokenizer.
+      decoding: default decoding of `generate`: settings, or the unchanged options of the folder's
+        generation_config.json.
       source: the folder or file that the model was loaded from.
-      fields: of its config.json; none where a run has trained it from scratch.
-      trained: whether `params` are other than those of `source`.
-      adapters: after fine-tuning with LoRA the adapters, which `params` hold already.
+      fields: fields of its config.json; empty if a run trained it from scratch.
+      trained: whether `params` differ from those of `source`.
+      adapters: the adapters after fine-tuning with LoRA; `params` already include them.
     """
 
     model: EncoderDecoder | DecoderOnly | DualEncoder
@@ -91,7 +91,7 @@ class TextModel:
 
     @property
     def generator(self) -> TextGenerator:
-        """What generates; ConfigError of an encoder."""
+        """The model's `TextGenerator`; raises ConfigError for an encoder."""
         if isinstance(self.model, DualEncoder):
             raise ConfigError(f"{self.source} is an encoder and generates no text; it has `embed`.")
         return TextGenerator(self.model, self.params, self.tokenizer, self.decoding, self.source)
@@ -104,24 +104,24 @@ class TextModel:
     def generate(self, texts: Texts, *, batch_size: int = 8, seed: int = 0, **options: Any) -> list[str]:
         """Answers each text.
 
-        A model with a chat template answers as in a chat that the user has just begun. Another decoder-only model goes
-        on with the text: its answer begins with the blank, if any, that stands between them.
+        A model with a chat template treats each text as the first message of a chat. Any other decoder-only model
+        continues the text: its answer begins with the blank, if any, between them.
 
         Args:
           texts: the sources.
-          batch_size: rows that are decoded at once.
-          seed: of what is drawn.
-          options: fields of `decoding.settings.DecodeSettings`, or options of transformers' `generate`, which mean what
-            they mean there: `num_beams=4, max_new_tokens=60`, or `do_sample=True, temperature=0.7, top_p=0.9`.
-            None = as if nobody had said anything. What they leave open is as the model's folder has it.
+          batch_size: number of rows to decode at once.
+          seed: seed of sampling.
+          options: fields of `decoding.settings.DecodeSettings`, or options of transformers' `generate` with the same
+            meaning: `num_beams=4, max_new_tokens=60`, or `do_sample=True, temperature=0.7, top_p=0.9`. None = not
+            given. Options that are not given have the values of the model's folder.
 
         Returns:
           An answer for each text; with `num_return_sequences=k`, k answers for each, those of the first text first.
-          `num_samples=k` gives one answer: the likeliest of k that are drawn, or what `rerank` prefers.
+          `num_samples=k` gives one answer: the likeliest of k samples, or the one that `rerank` prefers.
 
         Raises:
-          ConfigError: the model generates no text, an option is unknown or would change nothing, what is given are no
-            texts, or a text is too long for the model.
+          ConfigError: the model generates no text, an option is unknown or would change nothing, `texts` are not texts,
+            or a text is too long for the model.
         """
         contexts = [(source,) for source in checked_texts(texts, "texts")]
         check_whole("batch_size", batch_size, least=1)
@@ -139,20 +139,20 @@ class TextModel:
     ) -> str:
         """Answers a conversation.
 
-        A model with a chat template reads it as a chat of user and assistant. Any other reads one text: lines, or turns
-        with " | " between them where its tokenizer knows no lines (T5's).
+        A model with a chat template reads it as a chat of user and assistant. Any other model reads one text: one turn
+        per line, or turns joined by " | " if its tokenizer has no newlines (T5's).
 
         Args:
-          turns: what was said, in turn, the oldest first and the user's newest last; a text is a single turn.
-          before: a hook that sees the newest turn; what it returns is the answer, in the model's place, unless it is
-            None. By default as in a `Session`: messages that seem to speak of self-harm or danger get a fixed answer
-            that names help (`serving.safety`). None: the model answers everything.
-          max_source_tokens: of a longer conversation the newest turns are read that fit; of one turn, its end.
-          seed: as of `generate`, as `options`.
-          options: see there. One answer comes back.
+          turns: alternating turns, the oldest first and the user's newest last; a text is a single turn.
+          before: a hook that receives the newest turn; unless it returns None, its result replaces the model's answer.
+            By default as in a `Session`: messages that seem to speak of self-harm or danger get a fixed answer that
+            names help (`serving.safety`). None: the model answers everything.
+          max_source_tokens: a longer conversation keeps the newest turns that fit; a longer turn keeps its end.
+          seed: as in `generate`.
+          options: as in `generate`. Returns one answer.
 
         Raises:
-          ConfigError: there is nothing to answer, a turn is no text, or as of `generate`.
+          ConfigError: there is no turn, a turn is not a text, or as in `generate`.
         """
         context = given_turns(turns, "turns")
         check_whole("max_source_tokens", max_source_tokens, least=1)
@@ -170,7 +170,7 @@ class TextModel:
         return answer.strip()
 
     def nll(self, sources: Texts, targets: Texts, *, batch_size: int = 8) -> Likelihoods:
-        """How likely each target is behind its source.
+        """Returns the likelihood of each target given its source.
 
         Raises:
           ConfigError: the model generates no text, there is not one target for each source, or a text is too long.
@@ -179,10 +179,10 @@ class TextModel:
         return self.generator.nll(zipped(sources, targets), batch_size=batch_size)
 
     def embed(self, texts: Texts, *, batch_size: int = 32) -> Float[np.ndarray, "N D"]:
-        """One float32 vector for each text; of an encoder-decoder, the mean of its encoder's states.
+        """Returns one float32 vector for each text; for an encoder-decoder, the mean of its encoder's states.
 
-        A folder of sentence-transformers has its default prompt put in front, pools it or not as it says, and cuts a
-        text at its longest, as that library does.
+        A sentence-transformers folder works as in that library: its default prompt is prepended, is pooled or not as
+        configured, and texts are truncated at its length limit.
 
         Raises:
           ConfigError: the model is decoder-only, or a text is too long for it.
@@ -224,28 +224,28 @@ class TextModel:
         seed: int = 0,
         workdir: Path | str | None = None,
     ) -> TextModel:
-        """A new model that has learnt to answer sources with their targets; this one stays as it is.
+        """Returns a new model trained to answer sources with their targets; this one does not change.
 
         Args:
-          pairs: (source, target) to learn from, or mappings with "source" and "target".
-          validation: with any, the epoch with the best likelihood on them is returned; else the last.
-          lora: train adapters in place of all weights: their settings, their rank, or True for rank 8.
+          pairs: training pairs (source, target), or mappings with "source" and "target".
+          validation: validation pairs; returns the epoch with the best likelihood on them, or without them the last.
+          lora: trains adapters instead of all weights: their settings, their rank, or True for rank 8.
           epochs: passes over `pairs`.
-          batch_size: pairs of an update.
-          learning_rate: the highest; it falls linearly to 0. None: 1e-3 with `lora`, else 1e-4.
+          batch_size: pairs per update.
+          learning_rate: the peak learning rate, which decays linearly to 0. None: 1e-3 with `lora`, else 1e-4.
           max_source_tokens: a longer source keeps its end.
-          max_target_tokens: a longer target is cut.
-          seed: of the order of the pairs and of dropout.
-          workdir: keeps checkpoints and metrics.jsonl; the same call goes on from them. None: nothing is kept.
+          max_target_tokens: a longer target is truncated.
+          seed: seed of the order of the pairs and of dropout.
+          workdir: folder of checkpoints and metrics.jsonl, from which the same call resumes. None: nothing is kept.
 
-        Dropout is what the model's config.json says: none in a Llama, a Qwen or a Mistral.
+        Dropout is that of the model's config.json: none in a Llama, a Qwen or a Mistral.
 
         Raises:
-          ConfigError: the model generates no text, there are no pairs, a row is none, a setting does not fit, or
+          ConfigError: the model generates no text, there are no pairs, a row is not a pair, a setting is invalid, or
             `workdir` holds another fine-tuning.
-          Interrupted: Ctrl-C or SIGTERM. With `workdir`, what was learnt so far is kept.
+          Interrupted: Ctrl-C or SIGTERM. With `workdir`, progress is kept.
         """
-        # Here and not above, so that who trains nothing does not wait for what trains.
+        # Imported here because it is slow and needed only for training.
         from empax.serving.finetuning import FinetuneSettings, lora_settings, working_folder
         from empax.training.loop import fit
         from empax.training.lora import lora_task
@@ -264,7 +264,7 @@ class TextModel:
         loop = asked.loop(train, held_out, adapters=adapted is not None)
 
         def start(fresh: Params) -> Params:
-            # A copy, since training gives its first parameters' memory to the next.
+            # A copy, since training donates the memory of its initial parameters.
             return {**fresh, "model": jax.tree.map(jnp.copy, self.params)}
 
         inputs = [learnt, judged, dataclasses.asdict(loop), settings and dataclasses.asdict(settings)]
@@ -291,11 +291,11 @@ class TextModel:
 
         Args:
           folder: new or empty.
-          format: "transformers" (of an encoder: as sentence-transformers has it); "empax", our own names; or "peft",
-            the adapters of `finetune(lora=...)` alone, and with them those that it began with.
+          format: "transformers" (sentence-transformers for an encoder); "empax", our own names; or "peft", the adapters
+            of `finetune(lora=...)` alone, including those that it started from.
 
         Raises:
-          ConfigError: the folder is no path or not empty, the format is unknown, or the model has no such form.
+          ConfigError: the folder is not a path or not empty, the format is unknown, or the model does not support it.
         """
         folder, t = given_folder(folder, "folder"), self.tokenizer
         if isinstance(self.model, DualEncoder):
@@ -321,7 +321,7 @@ class TextModel:
         else:
             adapters, settings, began = self.adapters.params, self.adapters.settings, self.adapters.base
             base = base_beneath(began, self.model.config, kept=True, instead='save this one with format="transformers"')
-            if is_adapter(resolve(began)):  # what lies in no folder but as a sum
+            if is_adapter(resolve(began)):  # stack both, since no folder holds the base with the first adapter
                 below = load_adapted(resolve(began))
                 adapters, settings = stacked(below.adapters, adapters, below.settings, settings, self.params)
             export_adapters(

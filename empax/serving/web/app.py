@@ -1,4 +1,4 @@
-"""The server: OpenAI's endpoints, a page to talk to, and what operators ask."""
+"""The server: OpenAI's endpoints, a chat page, and endpoints for operators."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _OPEN = (*_FILES, "/healthz")
 
 
 class _Server:
-    """What the routes share; two systems are compared."""
+    """State of the routes; two systems are compared side by side."""
 
     def __init__(self, systems: Sequence[System], settings: ServerSettings):
         self.systems, self.settings = {system.name: system for system in systems}, settings
@@ -78,7 +78,7 @@ class _Server:
     async def _counted(
         self, asked: ChatRequest, replies: AsyncGenerator[Any], *, pieces: bool
     ) -> AsyncGenerator[tuple[int, Any]]:
-        """The same, with what operators want to know of it; without `pieces`, which tell a model from a run."""
+        """Yields `replies` and counts metrics; without `pieces` drops pieces, which distinguish a model from a run."""
         said = list[Said]()
         async with contextlib.aclosing(replies):
             async for i, one in replies:
@@ -94,7 +94,7 @@ class _Server:
     async def _streamed(
         self, request: Request, asked: ChatRequest, replies: AsyncGenerator[tuple[int, Any]], *, why: bool
     ) -> Response:
-        # What is wrong before the first, is told by a status.
+        # An error before the first piece becomes an HTTP status.
         first = await self._answered(request, anext(replies), limit=asked.limit)
 
         async def rest() -> AsyncGenerator[tuple[int, Any]]:
@@ -110,7 +110,7 @@ class _Server:
             try:
                 async for event in events(asked, rest(), why=why):
                     yield event
-            finally:  # the client may have gone
+            finally:  # also when the client disconnects
                 await replies.aclose()
 
         return StreamingResponse(sent(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
@@ -125,7 +125,7 @@ class _Server:
         return JSONResponse(embeddings(name, vectors, tokens, base64_wanted=packed))
 
     async def about(self) -> dict[str, Any]:
-        """What the page needs to know; of two systems nothing that tells them apart."""
+        """Returns the information for the page; for two systems, nothing that identifies them."""
         said = {"safety": self.settings.safety, "compares": self.votes is not None, "aspects": ASPECTS}
         if self.votes is None:
             (system,) = self.systems.values()
@@ -154,7 +154,7 @@ class _Server:
         return self.votes
 
     def _system(self, name: str) -> tuple[System, bool]:
-        """A system by its name, or by its place in a blinded conversation, and whether it is the latter."""
+        """Returns a system by its name or by its place in a blinded conversation, and whether it is blinded."""
         place = self.votes.system(name) if self.votes else None
         system = self.systems.get(place or name)
         if system is None:
@@ -165,7 +165,7 @@ class _Server:
     async def _answered(
         self, request: Request, work: Awaitable[T], param: str = "messages", limit: str = "max_tokens"
     ) -> T:
-        """What `work` gives; it is dropped when the client goes away."""
+        """Returns the result of `work`; cancels it when the client disconnects."""
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(_gone(request))
         try:
@@ -198,10 +198,10 @@ async def _body(request: Request) -> Any:
 
 
 def make_app(systems: Sequence[System], settings: ServerSettings) -> FastAPI:
-    """The application, for an ASGI server: of one system, or of two that the page shows side by side.
+    """Builds the ASGI application for one system, or for two that the page shows side by side.
 
     Raises:
-      ConfigError: two systems have one name, or there are votes on others.
+      ConfigError: two systems have the same name, or the folder has votes on other systems.
     """
     if len({system.name for system in systems}) < len(systems):
         raise ConfigError(f"both systems are called {systems[0].name}; give them folders with names of their own.")
@@ -243,10 +243,10 @@ def _app(
 
 
 def make_watch_app(workdir: Path, settings: ServerSettings) -> FastAPI:
-    """The page of a run that trains, and nothing else.
+    """Builds the ASGI application that shows the page of a run in training, and nothing else.
 
     Raises:
-      ConfigError: there is no run.
+      ConfigError: the run does not exist.
     """
     check_run(workdir)
     replies = Replies(workdir, settings.watched_replies)

@@ -1,4 +1,4 @@
-"""The queue in front of the systems: those that wait together are answered together."""
+"""The queue of requests to the systems; waiting requests are batched."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from empax.core.config import ConfigError
 from empax.serving.web.systems import Asked, Said, System
 
 LEFT_SECONDS = 5
-"""How long a server that ends waits for a batch that nobody waits for."""
+"""How long a server that shuts down waits for a batch without clients."""
 
 
 class FullError(Exception):
-    """No place in the queue is free; `seconds` says when to come again."""
+    """The queue is full; retry after `seconds`."""
 
     def __init__(self, seconds: int):
         super().__init__(f"too many requests wait; come again in {seconds} s.")
@@ -31,15 +31,15 @@ class FullError(Exception):
 
 @dataclasses.dataclass(eq=False)
 class _Row:
-    """One reply that is waited for.
+    """One requested reply.
 
     Attributes:
-      number: of its request's.
-      group: rows of one group may be run together, `most` at a time.
+      number: its index in the request.
+      group: rows of one group may be batched, at most `most` at a time.
       run: see `System.answer`.
-      heard: gets the number with each piece, the reply, or what went wrong.
-      done: nobody waits any more.
-      begun: something has been told.
+      heard: a queue that receives the number with each piece, with the reply, or with an exception.
+      done: whether the reply is complete or cancelled.
+      begun: whether anything has been sent.
     """
 
     number: int
@@ -58,13 +58,13 @@ class _Row:
 
 
 class Batcher:
-    """Asks systems in one thread, since they share the machine. Whoever comes first is served first.
+    """Runs systems in one thread, since they share the machine; first come, first served.
 
-    What came while the thread was busy goes together where it may: there is no wait for company. A request that nobody
-    waits for any more (its task was cancelled) is not answered, and an answer that is being written is given up.
+    Requests that arrive while the thread is busy are batched if possible; the thread never waits to fill a batch. A
+    cancelled request is not answered, and its answer is abandoned if it is being generated.
 
     Args:
-      places: how many replies may wait; beyond that, `FullError`.
+      places: maximum number of waiting replies; beyond it, raises `FullError`.
     """
 
     def __init__(self, places: int):
@@ -77,17 +77,17 @@ class Batcher:
         return len(self._waiting)
 
     async def replies(self, system: System, asked: Sequence[Asked]) -> AsyncGenerator[tuple[int, str | Said]]:
-        """For each of `asked` pieces of its reply, as they come, and then all of it.
+        """Yields, for each of `asked`, the pieces of its reply as they come, and then the whole reply.
 
         Raises:
-          FullError: there are not as many places at the moment.
-          ConfigError: the system cannot answer one of them, or they are more than all places.
+          FullError: the queue has too few free places at the moment.
+          ConfigError: the system cannot answer one of them, or they exceed all places.
         """
-        if asked and (fixed := await asyncio.to_thread(system.at_once, asked[0])):  # they differ in number alone
+        if asked and (fixed := await asyncio.to_thread(system.at_once, asked[0])):  # they differ only in number
             for i in range(len(asked)):
                 yield i, fixed
             return
-        self._check(len(asked))  # before the work of reading them
+        self._check(len(asked))  # before tokenizing them
         groups = [await asyncio.to_thread(system.group, one) for one in asked[:1]] * len(asked)
         wanted = [((system.name, g), system.answer, system.batch_size, a) for g, a in zip(groups, asked, strict=True)]
         async with contextlib.aclosing(self._all(wanted)) as heard:
@@ -95,7 +95,7 @@ class Batcher:
                 yield told
 
     async def embed(self, system: System, texts: Sequence[str]) -> tuple[np.ndarray, int]:
-        """As `System.embed`, in turn with the replies."""
+        """Calls `System.embed`, queued with the replies."""
         run = lambda rows, _: iter([(0, system.embed(rows[0]))])  # noqa: E731
         [found] = [told async for _, told in self._all([((system.name, "embed"), run, 1, texts)])]
         return found
@@ -129,7 +129,7 @@ class Batcher:
         self._waiting = collections.deque(row for row in self._waiting if waits(row))
 
     def _take(self) -> list[_Row]:
-        """The first that waits, and those that may go with it."""
+        """Takes the first waiting row and the rows that may be batched with it."""
         taken: list[_Row] = []
         for row in [row for row in self._waiting if not row.done]:
             if not taken or (row.group == taken[0].group and len(taken) < taken[0].most):
@@ -155,7 +155,7 @@ class Batcher:
         try:
             await loop.run_in_executor(self._pool, run)
         except Exception as error:
-            for row in rows:  # one that fails does not take the others along
+            for row in rows:  # one failing row does not fail the others
                 if len(rows) == 1 or row.begun:
                     row.tell(error)
                 elif not row.done:
@@ -165,9 +165,9 @@ class Batcher:
         self._seconds_per_row = 0.8 * self._seconds_per_row + 0.2 * (time.monotonic() - begin) / len(rows)
 
     async def close(self) -> None:
-        """Ends the thread, after what it does at the moment; waits for that no longer than `LEFT_SECONDS`."""
+        """Ends the thread after its current batch; waits no longer than `LEFT_SECONDS`."""
         if self._loop is not None:
             self._loop.cancel()
-        free = asyncio.wrap_future(self._pool.submit(lambda: None))  # comes after what the one thread does
+        free = asyncio.wrap_future(self._pool.submit(lambda: None))  # runs after the current batch
         self._pool.shutdown(wait=False)
         await asyncio.wait({free}, timeout=LEFT_SECONDS)

@@ -1,4 +1,4 @@
-"""What every request passes: who may ask, how much and how often; headers, the log, and numbers for Prometheus."""
+"""Middleware of all requests: access, size and rate limits, headers, the log, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _HEADERS = {
 
 @dataclasses.dataclass(frozen=True)
 class ServerSettings:
-    """How a server serves.
+    """Settings of a server.
 
     Attributes:
-      token: that requests must bring; empty = none.
-      places: how many replies may wait for the model.
-      per_minute: requests that one address may send; 0 = any number.
-      hosts: by which names the server may be called; none = any.
-      log_texts: whether the log has what people say and are told.
+      token: bearer token of requests; empty = none.
+      places: maximum number of replies that may wait for the model.
+      per_minute: maximum requests per minute from one address; 0 = unlimited.
+      hosts: host names by which the server may be called; empty = any.
+      log_texts: whether to log messages and replies.
       votes: the folder for votes on two systems.
-      safety: what the page says of the safety layer.
-      watched_replies: how many contexts a run that is watched answers after each checkpoint.
+      safety: the page's text on the safety layer.
+      watched_replies: number of contexts that a watched run answers after each checkpoint.
     """
 
     token: str = ""
@@ -60,7 +60,7 @@ class ServerSettings:
 
 
 class Numbers:
-    """What /metrics tells."""
+    """The metrics of /metrics."""
 
     def __init__(self) -> None:
         self.registry = prometheus.CollectorRegistry()
@@ -73,25 +73,25 @@ class Numbers:
         self.rows = prometheus.Histogram("empax_batch_rows", "Replies written at once.", buckets=sizes, **own)
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' format."""
+        """Returns all metrics in Prometheus's format."""
         return prometheus.generate_latest(self.registry)
 
 
 class Rates:
-    """So many requests a minute from one address, and at once no more than these.
+    """Rate limit of requests per minute from one address; a burst has the same limit.
 
-    Those that post count, and those with a wrong token.
+    Only POST requests and requests with a wrong token count.
     """
 
     def __init__(self, per_minute: int):
         self.per_minute, self._seen = per_minute, dict[str, tuple[float, float]]()
 
     def check(self, address: str) -> None:
-        """Raises ApiError where the address has asked too often."""
+        """Raises ApiError if the address exceeds the limit."""
         if not self.per_minute:
             return
         now, speed = time.monotonic(), self.per_minute / 60
-        if len(self._seen) > 10_000:  # who has not asked for a minute is as good as new
+        if len(self._seen) > 10_000:  # drop addresses without a request for a minute
             self._seen = {name: (left, at) for name, (left, at) in self._seen.items() if now - at < 60}
         left, at = self._seen.get(address, (float(self.per_minute), now))
         left = min(self.per_minute, left + (now - at) * speed)
@@ -102,7 +102,7 @@ class Rates:
 
 
 class Gate:
-    """ASGI middleware; what stands under `open_paths` needs no token."""
+    """ASGI middleware; `open_paths` need no token."""
 
     def __init__(
         self, app: Any, *, settings: ServerSettings, numbers: Numbers, paths: Iterable[str], open_paths: Iterable[str]
@@ -152,14 +152,14 @@ class Gate:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "").rsplit(":", 1)[0] if "]" not in headers.get("host", "") else "localhost"
         if self._settings.hosts and host not in self._settings.hosts:
-            raise ApiError(403, "this server answers to its local name alone.")  # no page elsewhere may reach it
+            raise ApiError(403, "this server answers to its local name alone.")  # keeps other sites' pages out
         size = headers.get("content-length", "0")
         if not size.isdecimal() or int(size) > MOST_BYTES:
             raise _too_long()
         given = headers.get("authorization", "").removeprefix("Bearer ").encode()
         token = self._settings.token
         may = not token or scope["path"] in self._open or hmac.compare_digest(given, token.encode())
-        if scope["method"] == "POST" or not may:  # guesses count
+        if scope["method"] == "POST" or not may:  # guessed tokens count
             self._rates.check((scope.get("client") or ("", 0))[0])
         if not may:
             raise ApiError(401, "a token is needed: Authorization: Bearer TOKEN.", code="invalid_api_key")
@@ -173,7 +173,7 @@ def _too_long() -> ApiError:
 
 
 def place_of(error: BaseException) -> str:
-    """The file and line that raised it; the message may quote what somebody wrote."""
+    """Returns the file and line that raised the error; its message may quote a user's text."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""OpenAI's forms: what requests say, what answers and errors look like."""
+"""OpenAI's formats of requests, responses and errors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,), "presence_penalty": (0,), "logprobs": (False,), "logit_bias": ({},),
     "response_format": ({"type": "text"},), "tools": ([],), "store": (False,), "modalities": (["text"],),
 }  # fmt: skip
-"""What OpenAI has and a small model has not, with values that ask for nothing."""
+"""OpenAI's options that small models do not support, with values that have no effect."""
 _TOLD = ("user", "metadata", "safety_identifier")
-"""Says something of the caller, and nothing of the answer."""
+"""Fields that describe the caller and do not affect the answer."""
 _CHAT = ("messages", "model", "temperature", "top_p", "max_tokens", "max_completion_tokens", "n", "seed", "stop",
          "stream", "stream_options")  # fmt: skip
 
 
 class ApiError(Exception):
-    """An answer in OpenAI's form for errors, with its status of HTTP; `param` is the field that is wrong."""
+    """An error in OpenAI's format, with its HTTP status; `param` is the invalid field."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
                  retry_after: int | None = None):  # fmt: skip
@@ -48,8 +48,8 @@ class ChatRequest:
     """A checked request for replies.
 
     Attributes:
-      usage: whether a last chunk with it is wanted.
-      limit: the field that says how long a reply may be.
+      usage: whether a last chunk with the token usage is wanted.
+      limit: the request's field with the maximum length.
     """
 
     model: str
@@ -60,7 +60,7 @@ class ChatRequest:
 
 
 def chat_request(body: Any) -> ChatRequest:
-    """Reads the body of /v1/chat/completions.
+    """Parses the body of /v1/chat/completions.
 
     Raises:
       ApiError: 400, names the field.
@@ -114,7 +114,7 @@ def _turns(messages: Any) -> tuple[str, ...]:
 
 
 def text_of(value: Any, where: str) -> str:
-    """A text that is not too long."""
+    """Returns a text that is not too long."""
     if not isinstance(value, str):
         raise wrong(where, "must be text.")
     if len(value) > MOST_CHARACTERS:
@@ -124,12 +124,12 @@ def text_of(value: Any, where: str) -> str:
 
 
 def _whole_characters(text: str) -> str:
-    """The text with a question mark for each half of a character, which no answer can hold."""
+    """Replaces lone surrogates, which no response can hold, by question marks."""
     return text.encode(errors="replace").decode()
 
 
 def embedding_request(body: Any) -> tuple[str, list[str], bool]:
-    """Model, texts, and whether vectors are wanted in base64, of the body of /v1/embeddings.
+    """Parses the body of /v1/embeddings: the model, the texts, and whether vectors are wanted in base64.
 
     Raises:
       ApiError: 400, names the field.
@@ -147,7 +147,7 @@ def embedding_request(body: Any) -> tuple[str, list[str], bool]:
 
 
 def embeddings(model: str, vectors: np.ndarray, tokens: int, *, base64_wanted: bool) -> dict[str, Any]:
-    """The answer of /v1/embeddings."""
+    """Builds the response of /v1/embeddings."""
     rows = vectors.astype("<f4")
     data = [base64.b64encode(row.tobytes()).decode() if base64_wanted else row.tolist() for row in rows]
     return {
@@ -159,7 +159,7 @@ def embeddings(model: str, vectors: np.ndarray, tokens: int, *, base64_wanted: b
 
 
 def completion(asked: ChatRequest, said: Sequence[Said], *, why: bool) -> dict[str, Any]:
-    """The answer of /v1/chat/completions; `why` adds what stands behind each reply under "empax"."""
+    """Builds the response of /v1/chat/completions; `why` adds the explanation of each reply under "empax"."""
     choices = []
     for i, one in enumerate(said):
         message = {"role": "assistant", "content": one.text}
@@ -170,7 +170,7 @@ def completion(asked: ChatRequest, said: Sequence[Said], *, why: bool) -> dict[s
 async def events(
     asked: ChatRequest, replies: AsyncIterable[tuple[int, str | Said]], *, why: bool
 ) -> AsyncIterator[str]:
-    """The same as server-sent events, a piece each, as they come."""
+    """Yields the response as server-sent events, one per piece."""
     head, said = _head("chat.completion.chunk", asked.model), dict[int, Said]()
     told = [""] * len(asked.asked)
 
@@ -191,7 +191,7 @@ async def events(
             if not isinstance(one, str):
                 said[i] = one
                 yield event([{"index": i, "delta": {}, **_end(one, why=why)}])
-    except ApiError as error:  # it is too late for a status
+    except ApiError as error:  # too late for a status
         yield f"data: {json.dumps(error.body)}\n\n"
         return
     if asked.usage:
@@ -213,13 +213,13 @@ def _usage(said: Sequence[Said]) -> dict[str, int]:
 
 
 def wrong(param: str, message: str) -> ApiError:
-    """What a field has that it may not have; a field may have any name."""
+    """Returns the error of an invalid field; shortens its name, which may be anything."""
     param = _whole_characters(param)
     return ApiError(400, f"{param}: {_whole_characters(message)}", param=param)
 
 
 def known(body: Any, names: Sequence[str]) -> None:
-    """Raises ApiError unless `body` is an object whose fields are all known, or ask for nothing."""
+    """Raises ApiError unless `body` is an object whose fields are all known or have no effect."""
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object.")
     for name, value in body.items():
@@ -231,13 +231,13 @@ def known(body: Any, names: Sequence[str]) -> None:
 
 
 def number(body: Mapping[str, Any], name: str, least: float, most: float) -> float | None:
-    """A field that is a number or not there."""
+    """Returns a field that is a number or absent."""
     value = _between(body, name, least, most, int | float, "a number")
     return None if value is None else float(value)
 
 
 def whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
-    """A field that is a whole number or not there."""
+    """Returns a field that is an integer or absent."""
     return _between(body, name, least, most, int, "a whole number")
 
 
@@ -249,7 +249,7 @@ def _between(body: Mapping[str, Any], name: str, least: float, most: float, kind
 
 
 def flag(body: Mapping[str, Any], name: str) -> bool:
-    """A field that is true or false; false where it is not there."""
+    """Returns a field that is true or false; absent = false."""
     value = body.get(name)
     if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
         raise wrong(name, f"{value!r:.40} must be true or false.")

@@ -1,4 +1,4 @@
-"""What a server talks to: a model or a finished run, asked for several replies at once."""
+"""The systems of a server: a model or a finished run, which answer several requests at once."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from empax.serving.text_model import MAX_TOKENS, TextModel
 T = TypeVar("T")
 
 MOST_SOURCE_TOKENS = 512
-"""Of a longer conversation the newest turns are read that fit."""
+"""A longer conversation keeps the newest turns that fit."""
 
 PART_TOKENS = 2
-"""How many tokens are written before what is new is sent, and who has left is looked for."""
+"""Number of tokens to generate before sending new text and checking for disconnected clients."""
 
 DRAWN = ("temperature", "top_p")
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """One reply that somebody wants.
+    """A request for one reply.
 
     Attributes:
-      turns: of the conversation, the user's newest last.
-      seed: of what is drawn; None = by chance, or as a run's recipe has it.
-      number: of several replies to the same turns; each draws its own tokens.
-      temperature: 0 = the likeliest tokens; None = as the system has it, like all that follow.
-      top_p: draws from the likeliest tokens that have this much probability together.
-      max_tokens: of the reply, its end included.
+      turns: turns of the conversation, the user's newest last.
+      seed: seed of sampling; None = random, or the seed of a run's recipe.
+      number: index among several replies to the same turns; each is sampled separately.
+      temperature: 0 = greedy decoding; None = the system's default, here and below.
+      top_p: samples from the likeliest tokens whose probabilities add up to this (nucleus sampling).
+      max_tokens: maximum length of the reply, including its end.
       stop: texts that end the reply, and are not part of it.
     """
 
@@ -66,10 +66,10 @@ class Said:
     """A reply.
 
     Attributes:
-      prompt_tokens: that were read.
-      completion_tokens: that were written, the end among them; none of a fixed answer.
-      cut: whether it has no end since there was no room for it.
-      why: what the system says of it; empty where it says nothing.
+      prompt_tokens: number of tokens read.
+      completion_tokens: number of tokens generated, including the end; 0 for a fixed answer.
+      cut: whether it was truncated at the maximum length.
+      why: the system's explanation; empty if it has none.
     """
 
     text: str
@@ -80,7 +80,7 @@ class Said:
 
 
 Replies: TypeAlias = Iterator[tuple[int, "str | Said"]]
-"""For each row pieces of its reply, as they come, and then all of it; the pieces are the beginning of its text."""
+"""Pairs of a row and a piece of its reply, as they come, and then the whole reply, whose text the pieces begin."""
 
 
 def _all_wait(row: int) -> bool:
@@ -92,9 +92,9 @@ class System(Protocol):
     """A model or run behind the server.
 
     Attributes:
-      name: what requests call it.
-      options: which of `Asked` it can do something with.
-      batch_size: how many replies it writes at once.
+      name: its name in requests.
+      options: the fields of `Asked` that it supports.
+      batch_size: maximum number of replies to generate at once.
     """
 
     name: str
@@ -102,34 +102,34 @@ class System(Protocol):
     batch_size: int
 
     def at_once(self, asked: Asked) -> Said | None:
-        """A reply that no model writes, and nobody waits for; called beside what else it does."""
+        """Returns a reply that needs no model and no queue, or None; may run concurrently with `answer`."""
         ...
 
     def group(self, asked: Asked) -> Hashable:
-        """Requests with the same group may be answered together.
+        """Returns the group of a request; requests of one group may be batched.
 
         Raises:
-          ConfigError: it cannot answer this at all.
+          ConfigError: it cannot answer this request.
         """
         ...
 
     def answer(self, asked: Sequence[Asked], waits: Callable[[int], bool] = _all_wait) -> Replies:
-        """Replies to requests of one group, at most `batch_size`; a row that nobody `waits` for may be left out."""
+        """Answers requests of one group, at most `batch_size`; may skip rows for which `waits` is false."""
         ...
 
     def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
-        """Vectors [N, D] of the texts, and how many tokens these have.
+        """Returns vectors [N, D] of the texts, and their number of tokens.
 
         Raises:
-          ConfigError: it embeds nothing, or a text is too long.
+          ConfigError: it cannot embed, or a text is too long.
         """
         ...
 
 
 class ModelSystem:
-    """A `TextModel`. Batches have 1, 2, 4, ... rows, each of which draws from its own seed and sees no other.
+    """A `TextModel`. Batches have 1, 2, 4, ... rows, which have separate seeds and are independent.
 
-    Temperatures and lengths are data of the compiled program, so that no request compiles one of its own.
+    Temperatures and lengths are inputs of the compiled program, so that they trigger no compilation.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class ModelSystem:
         self._calls: dict[str, Call] = {
             "own": generator.call(room),
             "likeliest": generator.call({**room, "method": "greedy"}),
-            "drawn": generator.call({**room, "method": "sample", "num_samples": 1}),  # of beams as well
+            "drawn": generator.call({**room, "method": "sample", "num_samples": 1}),  # also instead of beams
         }
 
     def _way(self, asked: Asked) -> str:
@@ -162,7 +162,7 @@ class ModelSystem:
         return "own" if asked.temperature is None and asked.top_p is None else "drawn"
 
     def _examples(self, asked: Sequence[Asked]) -> Any:
-        # Nothing is cut but the conversation, and there is room for every answer.
+        # Only the conversation is truncated, and there is room for every answer.
         return self.model.generator.examples(
             [(a.turns, "") for a in asked], lengths={"max_context_tokens": self._source_tokens}
         )
@@ -187,7 +187,7 @@ class ModelSystem:
             settings = dataclasses.replace(settings, temperature=1.0, top_p=1.0)
         task = model.task(settings, eos_id=call.eos_id, start_id=call.start_id)
         ends, examples = (task.decoder.eos_id, *settings.more_eos_ids), self._examples(asked)
-        # Few do not wait for the rows that nobody asked for.
+        # A small batch gets few padding rows.
         size = min(1 << (len(asked) - 1).bit_length(), self.batch_size)
         [(rows, batch)] = batches_of(examples, size, least=_LEAST_SOURCE)
         each = [asked[row] if row >= 0 else _FILLER for row in rows]
@@ -221,7 +221,7 @@ class ModelSystem:
 
 
 class RunSystem:
-    """A finished run: decodes as its recipe says, and tells what stands behind a reply; batches as of `ModelSystem`."""
+    """A finished run: decodes as in its recipe, and explains its replies; batches as in `ModelSystem`."""
 
     options = frozenset({"seed"})
 
@@ -262,10 +262,10 @@ def is_run(name: str) -> bool:
 
 
 def load_system(name: str, *, batch_size: int, max_tokens: int, before: Before | None = answer_to_danger) -> System:
-    """The finished run in a work directory, or any model that `load` takes; requests call it by its last name.
+    """Loads a finished run from its work directory, or any model that `load` accepts; named by its last path component.
 
     Raises:
-      ConfigError: there is neither, or the run has not finished.
+      ConfigError: neither exists, or the run has not finished.
     """
     path = expand(name)
     called = path.resolve().name if path.exists() else Path(name).name
@@ -275,10 +275,10 @@ def load_system(name: str, *, batch_size: int, max_tokens: int, before: Before |
 
 
 _LEAST_SOURCE = 64
-"""Tokens that shorter sources are padded to, so that most requests may go together and share one program."""
+"""Shorter sources are padded to this many tokens, so that most requests can be batched and share one program."""
 
 _FILLER = Asked(("",), seed=0, max_tokens=1)
-"""A row that completes a batch."""
+"""A padding row of a batch."""
 
 
 def _fixed(before: Before | None, asked: Asked) -> Said | None:
@@ -287,13 +287,13 @@ def _fixed(before: Before | None, asked: Asked) -> Said | None:
 
 
 def _key(asked: Asked) -> jax.Array:
-    """Of what is drawn for a row: of its seed, or of chance where nobody has said one."""
+    """Returns the key of a row's sampling, from its seed or, without one, random."""
     seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
     return jax.random.fold_in(jax.random.key(seed), asked.number)
 
 
 def _seed(seed: int, number: int) -> int:
-    """Of a further choice: its own, which is not that of the next seed's first choice."""
+    """Returns the seed of a request's choice `number`, which differs from the seeds of other requests."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1) if number else seed
 
 

@@ -1,4 +1,4 @@
-"""Two systems side by side: which stands left, and what people say of them, as files of `empax rate score`."""
+"""Blinded comparison of two systems: assignment to sides, and people's votes as files for `empax rate score`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _VALUES = {"a": "1", "b": "2", "tie": "tie"}
 
 
 class Votes:
-    """Whose side is whose in a conversation, and the votes on those that are over.
+    """The assignment of systems to sides in conversations, and the votes on finished conversations.
 
-    The name of a conversation and the secret of the study say who stands left, so that a server that was started again
-    goes on with what was open. In `folder`, key.json says whose each reply was, and answers-RATER.json what a rater has
-    said: they are what `empax rate score` reads. Neither has texts. Several servers may share a folder.
+    The name of a conversation and the secret of the study determine the sides, so that a restarted server continues
+    open conversations. In `folder`, key.json holds the system of each reply, and answers-RATER.json the votes of a
+    rater; `empax rate score` reads both. Neither holds texts. Several servers may share a folder.
 
     Raises:
       ConfigError: the folder has votes on other systems.
-      DataError: it cannot be written.
+      DataError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, systems: tuple[str, str]):
@@ -45,25 +45,25 @@ class Votes:
                 self._write({})
 
     def begin(self) -> str:
-        """A new conversation; chance says who stands left."""
+        """Returns the name of a new conversation, whose sides are random."""
         return secrets.token_hex(8)
 
     @contextlib.contextmanager
     def _newest_key(self) -> Iterator[None]:
-        """Holds the folder, and knows what other servers have written there."""
+        """Locks the folder and reads the key as other servers have left it."""
         path = self.folder / "LOCK"
         with system_errors(path, "written"):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = path.open("a")
         with lock:
-            with contextlib.suppress(OSError):  # a file system without locks is for one server
+            with contextlib.suppress(OSError):  # a file system without locks supports one server
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if self._path.exists():
                 self._key = read_json(self._path)
             yield
 
     def _sides(self, name: str) -> list[str] | None:
-        """Who stands left and right; None where there is no such conversation, or it is over."""
+        """Returns the left and the right system; None if the conversation does not exist or is finished."""
         if not re.fullmatch("[0-9a-f]{16}", name) or any(item["id"] == name for item in self._key["items"]):
             return None
         odd = hmac.digest(self._key["study"].encode(), name.encode(), "sha256")[0] % 2
@@ -73,16 +73,16 @@ class Votes:
         write_together(self.folder, {self._path.name: json_text(self._key), **others})
 
     def system(self, alias: str) -> str | None:
-        """Who stands at "CONVERSATION/SIDE"; None where there is no such place."""
+        """Returns the system at "CONVERSATION/SIDE"; None if there is none."""
         name, _, side = alias.partition("/")
         sides = self._sides(name)
         return sides[SIDES.index(side)] if sides and side in SIDES else None
 
     def vote(self, conversation: str, rater: str, said: Mapping[str, Any]) -> dict[str, str] | None:
-        """Keeps what somebody says and closes the conversation; who was who, or None where no such one is open.
+        """Saves a vote and closes the conversation; returns the systems by side, or None if it is not open.
 
         Raises:
-          ValueError: names what is no answer.
+          ValueError: the rater or an answer is invalid; the message names it.
         """
         if not re.fullmatch(r"[A-Za-z0-9-]{1,40}", rater):
             raise ValueError("rater: must be 1 to 40 letters, digits or hyphens.")

@@ -1,4 +1,4 @@
-"""A run that is watched while it trains: curves, replies as they change, time left, memory; read-only."""
+"""Watching a run while it trains: curves, changing replies, time left, memory; read-only."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from empax.serving.web.gate import LOG, place_of
 from empax.training.checkpoint import newest_best
 
 _SHOWN = ("loss", "nll", "perplexity", "emotion_accuracy", "reward", "learning_rate")
-"""Curves that come first."""
+"""Curves that are shown first."""
 
 
 _KEPT = 4
-"""Checkpoints whose replies are shown."""
+"""Number of checkpoints whose replies are shown."""
 
 
 class Said(NamedTuple):
-    """Replies of a stage's best parameters at a step, each with the last turn that it answers."""
+    """Replies of a stage's best parameters at a step, each with the turn that it answers."""
 
     stage: str
     step: int
@@ -38,11 +38,11 @@ class Said(NamedTuple):
 
 
 class Replies:
-    """What a run says so far: `look` starts answering in a thread of its own when there are new best parameters.
+    """Replies of a run in training: `look` generates them in a separate thread when there are new best parameters.
 
     Args:
-      workdir: of the run.
-      count: how many contexts of the validation split are answered; 0 = none.
+      workdir: the run's work directory.
+      count: number of contexts of the validation split to answer; 0 = none.
     """
 
     def __init__(self, workdir: Path, count: int):
@@ -52,7 +52,7 @@ class Replies:
         self.said, self.failed = collections.deque[Said](maxlen=_KEPT), ""
 
     def look(self, stages: Sequence[str]) -> None:
-        """Answers with what the newest of `stages` that answers has learnt, unless that was tried before."""
+        """Answers with the best parameters of the newest of `stages` that can answer, unless already tried."""
         if not self._count or (self._answering is not None and not self._answering.done()):
             return
         try:
@@ -79,7 +79,7 @@ class Replies:
         except (UserError, OSError) as error:
             self.failed = message_of(error)
             return
-        except Exception as error:  # nobody reads the thread's future: what is not said here is never seen
+        except Exception as error:  # log it here, since nobody reads the thread's future
             LOG.error("%s in %s", type(error).__name__, place_of(error))
             self.failed = f"{type(error).__name__}: {message_of(error):.300}"
             return
@@ -87,9 +87,9 @@ class Replies:
         self.said.append(Said(stage.name, step, tuple((row.context[-1], row.response) for row in found)))
 
     def html(self) -> str:
-        """The replies, the newest checkpoint first."""
+        """Returns the replies as HTML, the newest checkpoint first."""
         parts = [f'<p class="quiet">There are no replies: {escape(self.failed)}</p>'] if self.failed else []
-        if newest := tuple(self.said)[::-1]:  # as it is now: the thread may add to it meanwhile
+        if newest := tuple(self.said)[::-1]:  # a copy: the thread may append to it
             heads = "".join(f'<th scope="col">{escape(one.stage)}, step {one.step}</th>' for one in newest)
             rows = [f'<tr><th scope="col">What was told</th>{heads}</tr>']
             for i, (told, _) in enumerate(newest[0].replies):
@@ -101,13 +101,13 @@ class Replies:
 
 
 def check_run(workdir: Path) -> None:
-    """Raises ConfigError where there is no run, finished or not."""
+    """Raises ConfigError if there is no run, finished or not."""
     if not WorkDir(workdir).config.exists():
         raise ConfigError(f"{workdir} holds no run; give the work directory of one that has begun.")
 
 
 def watch_page(workdir: Path, replies: Replies) -> str:
-    """The page as the run's files are now; it loads itself again every ten seconds."""
+    """Builds the page from the run's current files; it reloads every ten seconds."""
     files = WorkDir(workdir)
     config, rows = read_json(files.config), [row for _, row in metric_rows(files.metrics)]
     running, stages = holder(files), list(dict.fromkeys(row["stage"] for row in rows))
@@ -136,7 +136,7 @@ def watch_page(workdir: Path, replies: Replies) -> str:
 
 
 def left(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], stage: str) -> str:
-    """How far the stage is that is under way, and how long it goes on at the speed that it had so far."""
+    """Returns a line on the current stage's progress and its remaining time at the speed so far."""
     logged = (row for row in reversed(rows) if row["stage"] == stage and row.get("split") == "train")
     row = next((row for row in logged if "seconds" in row), None)
     if row is None:
@@ -146,7 +146,7 @@ def left(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], stage: st
     if not steps or not row["step"]:
         return f"{row['stage']}: step {row['step']}."
     seconds = row["seconds"] / row["step"] * max(steps - row["step"], 0)
-    # Patience ends a stage sooner, and so does a small corpus of one's own.
+    # Patience or a small user corpus ends a stage sooner.
     most = "at most " * bool(section.get("patience") or config.get("data", {}).get("name") == "jsonl")
     about = most or "about "
     return f"{row['stage']}: step {row['step']} of {most}{steps}, {about}{_duration(seconds)} left in this stage."
@@ -159,7 +159,7 @@ def _duration(seconds: float) -> str:
 
 
 def memory() -> str:
-    """How much of this machine's memory is in use; empty where it does not say."""
+    """Returns a line on the memory that the machine uses; empty if unknown."""
     path = Path("/proc/meminfo")
     if not path.exists():
         return ""

@@ -36,6 +36,7 @@ TASKS = {
             reads_sources=True,
             reads_exemplars=lambda stage: bool(stage.index),
             models={"generator": trained_policy},
+            refreshes=True,
         )
         for name, settings in (("ppo", PpoTaskSettings), ("grpo", GrpoTaskSettings), ("dpo", PreferenceTaskSettings))
     },
