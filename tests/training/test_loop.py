@@ -419,6 +419,7 @@ def test_settings_refuse(changes, message):
 def test_settings_that_do_not_fit(tiny, tmp_path):
     with pytest.raises(ConfigError, match="best_metric = 'bleu' is no metric of tiny; it has accuracy, loss"):
         tiny.train(tmp_path / "a", settings=tiny.settings(best_metric="bleu"))
+    assert not (tmp_path / "metrics.jsonl").exists()  # before the first update
     with pytest.raises(ConfigError, match="eval_batch_size = 4 does not divide over 8 devices"):
         tiny.train(tmp_path / "b", mesh=loop.make_mesh())
     with pytest.raises(ConfigError, match="nothing to refresh"):
