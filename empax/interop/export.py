@@ -166,6 +166,7 @@ def export_retriever(
     tokenizer: SubwordTokenizer,
     *,
     max_tokens: int,
+    keep: Literal["start", "end"] = "end",
     base: Mapping[str, Any] | None = None,
     format: Format = "transformers",
     card: str = "",
@@ -178,7 +179,8 @@ def export_retriever(
       model: an encoder with its pooling.
       params: of `model`: those of the encoder under "encoder".
       tokenizer: what the encoder reads with.
-      max_tokens: of a text, both frame tokens included; the end of a longer one stays, as in retrieval here.
+      max_tokens: of a text, both frame tokens included.
+      keep: the end of a longer text that stays; "end" as in retrieval here.
       base: config.json of the pretrained model that it began as; needed for all but BERT and T5.
       format: as in `export_generator`.
       card: README.md; empty = none.
@@ -200,7 +202,7 @@ def export_retriever(
     with new_folder(folder, card=card) as new:
         write_tensors(new, tensors, max_shard_bytes=max_shard_bytes)
         write_json(new / "config.json", fields)
-        _write_framing_tokenizer(new, tokenizer, max_tokens)
+        _write_framing_tokenizer(new, tokenizer, max_tokens, keep)
         if format == "transformers":
             write_modules(new, model, params, tokenizer.reading, size=encoder.config.d_model, max_tokens=max_tokens)
 
@@ -318,8 +320,10 @@ def generation_fields(generation: Generation, config: Config) -> dict[str, Any]:
     return fields
 
 
-def _write_framing_tokenizer(folder: Path, tokenizer: SubwordTokenizer, max_tokens: int) -> None:
-    """The tokenizer so that it frames and cuts a text by itself as `data.features.encode_for_bert` does."""
+def _write_framing_tokenizer(
+    folder: Path, tokenizer: SubwordTokenizer, max_tokens: int, keep: Literal["start", "end"]
+) -> None:
+    """The tokenizer so that it frames a text by itself as `data.features.encode_for_bert` does, and cuts it."""
     backend = rust.Tokenizer.from_str(tokenizer.backend.to_str())
     first, last = (backend.id_to_token(i) for i in (tokenizer.cls_id, tokenizer.sep_id))
     assert first is not None
@@ -332,5 +336,6 @@ def _write_framing_tokenizer(folder: Path, tokenizer: SubwordTokenizer, max_toke
     tokenizer.save(folder)
     write_text(folder / "tokenizer.json", backend.to_str(pretty=False))
     path = folder / "tokenizer_config.json"
-    names = {"cls_token": first, "sep_token": last, "model_max_length": max_tokens, "truncation_side": "left"}
+    names = {"cls_token": first, "sep_token": last, "model_max_length": max_tokens}
+    names["truncation_side"] = "left" if keep == "end" else "right"
     write_json(path, json.loads(path.read_text(encoding="utf-8")) | names)

@@ -147,15 +147,18 @@ class TextModel:
           before: a hook that sees the newest turn; what it returns is the answer, in the model's place, unless it is
             None. By default as in a `Session`: messages that seem to speak of self-harm or danger get a fixed answer
             that names help (`serving.safety`). None: the model answers everything.
-          max_source_tokens: of a longer conversation the newest turns are read that fit; of one turn, its end.
+          max_source_tokens: at least 2; of a longer conversation the newest turns are read that fit; of one turn, its
+            end. Where the model's positions are few, what `max_new_tokens` leaves of them is read; nothing is left out
+            for the sake of `max_length`, which counts what is read.
           seed: as of `generate`, as `options`.
           options: see there. One answer comes back.
 
         Raises:
-          ConfigError: there is nothing to answer, a turn is no text, or as of `generate`.
+          ConfigError: there is nothing to answer, a turn is no text, the answer would leave no position for the
+            conversation, or as of `generate`.
         """
         context = given_turns(turns, "turns")
-        check_whole("max_source_tokens", max_source_tokens, least=1)
+        check_whole("max_source_tokens", max_source_tokens, least=2)
         generator, most = self.generator, most_tokens(self.model)
         call = generator.call(options)
         if call.num_texts > 1:
@@ -165,7 +168,14 @@ class TextModel:
             return said
         if most is not None:
             answer = call.settings.max_tokens if isinstance(self.model, DecoderOnly) else 0
-            max_source_tokens = min(max_source_tokens, max(most - answer, 1))
+            counted = "max_tokens" in call.counts_prompt  # the conversation's tokens are among them
+            left = most - answer
+            if left < (0 if counted else 2):
+                raise ConfigError(
+                    f"{'max_length' if counted else 'max_new_tokens'} = {answer} does not fit into the {most} positions "
+                    f"of {self.source}, of which the conversation needs some; lower it."
+                )
+            max_source_tokens = min(max_source_tokens, most if counted else left)
         (answer,) = generator.answers([context], call, batch_size=1, seed=seed, max_tokens=max_source_tokens, least=64)
         return answer.strip()
 
@@ -197,7 +207,8 @@ class TextModel:
         check_whole("batch_size", batch_size, least=1)
         reading = self.tokenizer.reading
         form = PlainForm(self.tokenizer, LayoutSettings())
-        ids = form.encode([reading.prompt + source for source in sources], max_tokens=reading.max_tokens, keep="start")
+        prompted = [reading.prompt + source for source in sources]
+        ids = form.encode(prompted, max_tokens=reading.max_tokens, keep=reading.keep)
         check_lengths(self.model, self.source, [len(row) for row in ids])
         ends = [[self.tokenizer.eos_id]] * len(ids)
         examples = SequenceExamples(ids, ends, pad_id=self.tokenizer.pad_id, max_target_tokens=1)
@@ -233,7 +244,7 @@ class TextModel:
           epochs: passes over `pairs`.
           batch_size: pairs of an update.
           learning_rate: the highest; it falls linearly to 0. None: 1e-3 with `lora`, else 1e-4.
-          max_source_tokens: a longer source keeps its end.
+          max_source_tokens: a longer source keeps its end; at least 2.
           max_target_tokens: a longer target is cut.
           seed: of the order of the pairs and of dropout.
           workdir: keeps checkpoints and metrics.jsonl; the same call goes on from them. None: nothing is kept.
@@ -301,7 +312,7 @@ class TextModel:
         if isinstance(self.model, DualEncoder):
             export_retriever(
                 folder, self.model, self.params, t, max_tokens=most_tokens(self.model) or 512,
-                base=self.fields or None, format=_format(format, ("transformers", "empax")),
+                keep=t.reading.keep, base=self.fields or None, format=_format(format, ("transformers", "empax")),
             )  # fmt: skip
             return
         generation = self.generator.generation()
