@@ -171,9 +171,10 @@ class TextModel:
             counted = "max_tokens" in call.counts_prompt  # the conversation's tokens are among them
             left = most - answer
             if left < (0 if counted else 2):
+                name = "max_length" if counted else "max_new_tokens"
                 raise ConfigError(
-                    f"{'max_length' if counted else 'max_new_tokens'} = {answer} does not fit into the {most} positions "
-                    f"of {self.source}, of which the conversation needs some; lower it."
+                    f"{name} = {answer} does not fit into the {most} positions of {self.source}, of which the "
+                    "conversation needs some; lower it."
                 )
             max_source_tokens = min(max_source_tokens, most if counted else left)
         (answer,) = generator.answers([context], call, batch_size=1, seed=seed, max_tokens=max_source_tokens, least=64)
