@@ -85,7 +85,7 @@ def test_lines_with_an_id_alone_need_the_corpus_and_no_line_is_named_beyond_the_
     path = write(tmp_path / "outputs.jsonl", alone)
     for flags in ({}, {"skip_bad_lines": True}):
         said = refused(predictions=path, **flags)
-        assert f"50 lines of {path} have an id, but no context and no reference: with EmpatheticDialogues, add --d" in said
+        assert f"50 lines of {path} have an id, but no context and no reference: with EmpatheticDialogues, add" in said
         assert "score its predictions.jsonl" in said
         assert "--skip_bad_lines" not in said
         assert said.count("\n") < 25

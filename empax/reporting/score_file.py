@@ -22,7 +22,6 @@ from empax.pipeline import judging
 from empax.pipeline.bart_score import BartScorer, bart_scored
 from empax.reporting import comparisons, controls, report, tables
 
-
 _SHOWN = 20
 """Bad lines of a file that are named."""
 

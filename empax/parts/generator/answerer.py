@@ -84,7 +84,8 @@ class Answerer:
       labels: what an integer that `read` gives under a name stands for, beside the emotions of `heads`:
         {"intent": INTENTS}.
       mesh: how the devices are laid out.
-      single: whether contexts come one at a time or a few, from people: few shapes are compiled, nothing is kept.
+      single: whether contexts come one at a time or a few, from people: few shapes are compiled, nothing is kept. An
+        answer that no end came to has the note "cut".
       questions: that the task answers itself about each context, before it replies: the first words go into the note
         "told", in prompts and predictions.
     """
@@ -246,6 +247,8 @@ class Answerer:
                 notes[TOLD] = told
             if "num_unknown" in read:
                 notes["num_unknown"] = int(read["num_unknown"])
+            if self._single and int(tokens[-1]) not in (self.tokenizer.eos_id, self.tokenizer.pad_id):
+                notes["cut"] = True
             words = made_of.words[i] if made_of.words else ()
             answer = self.tokenizer.decode([int(t) for t in tokens], words).strip()
             return self._prediction(instances[i], answer, read, notes)
