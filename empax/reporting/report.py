@@ -136,6 +136,7 @@ def run(settings: Settings, run: RunContext) -> None:
         swaps=swaps.score_stages(files, config, samples=settings.bootstrap_samples, seed=settings.seed),
         training=findings.load_training(files),
         stage=main,
+        retrieves=findings.retrieves(run.plan, main),
         seed=settings.seed,
     )
     write_report(report, files.root)
@@ -161,6 +162,7 @@ def build_report(
     peer_sets: Mapping[str, TestSet] | None = None,
     training: Sequence[Instance] = (),
     stage: str = "",
+    retrieves: bool | None = None,
     seed: int = 0,
     swaps: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Report:
@@ -170,7 +172,8 @@ def build_report(
     this system. A peer whose rows in `peer_sets` are of another corpus is left out. Of `notes`, anything by name,
     `indexes`, `paper_ablations` and `comparison` have a place on the page. `examples` is how many predictions are
     shown, `training` what the system was trained on, for controls, whose `seed` that is, and `stage` the evaluate stage
-    that `predictions` are of. All else is as `findings`, `other_corpora`, `peers` and `swaps` find it.
+    that `predictions` are of; `verdict` reads `retrieves`. All else is as `findings`, `other_corpora`, `peers` and
+    `swaps` find it.
 
     Raises:
       ConfigError: `paper_row` is not a row of `paper`.
@@ -184,7 +187,7 @@ def build_report(
     left_out = {name: why for name, other in (peer_sets or {}).items() if (why := why_apart(test_set, other))}
     return {
         "system": system,
-        "verdict": verdict(predictions, retrieves=findings.retrieves(config, stage)),
+        "verdict": verdict(predictions, retrieves=retrieves),
         "test_set": test_set.as_json(),
         "config": dict(config),
         "data": dict(data),

@@ -129,12 +129,8 @@ def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
     held_out = assembly.validation.collate(np.arange(4), 80, np.random.default_rng(0))
     assert held_out.source.shape == (4, 1 + 2, 80)
     assert batch.key_embedding is None
-    frozen = RetrieverTaskSettings(passage_encoder="frozen")
-    with pytest.raises(
-        ConfigError, match=r"index 'index' has vectors of \d+, the retriever of \d+.*emotion_share to 0"
-    ):
-        build_retriever(frozen, run)  # as pretrained, it knows no emotions
-    frozen = build_retriever(frozen, context(finished, "retriever", reg__emotion_share=0.0))
+    alone = context(finished, "retriever", reg__emotion_share=0.0)
+    frozen = build_retriever(RetrieverTaskSettings(passage_encoder="frozen"), alone)
     batch = frozen.train.collate(np.arange(4), 80, np.random.default_rng(0))
     assert batch.key is None
     assert batch.source.shape[1] - 1 == batch.key_embedding.shape[1] == 4 + 2
