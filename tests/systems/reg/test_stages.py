@@ -151,13 +151,13 @@ def test_joint_training_begins_where_its_settings_say(finished):
 def test_the_distillation_settings_of_a_stage_reach_its_task(finished):
     run = context(finished, "joint")
     values = {
-        "distillation": {"signal": "likelihood", "replace_probability": 0.0, "explore_tokens": 7,
+        "distillation": {"loss": "literal_sigmoid", "replace_probability": 0.0, "explore_tokens": 7,
                          "utility": {"bleu": 0.0, "f1": 1.0, "rouge_l": 1.0}},
         "retriever_weight": 0.35,
     }  # fmt: skip
     task = build_joint(to_settings(JointTaskSettings, values, where="config.joint"), run).task
     assert task.retriever_weight == 0.35
-    assert task.retriever.settings.signal == "likelihood"
+    assert task.retriever.settings.loss == "literal_sigmoid"
     assert task.retriever.settings.utility.bleu == 0.0
     assert task.retriever.decoder.settings.max_tokens == 7
     assert task.generator.decoder.settings.max_tokens == 12  # config.reg.decoding, for the answers that count
