@@ -57,7 +57,7 @@ def load_training(files: WorkDir) -> list[Instance]:
 
 def retrieves(plan: RunPlan, stage: str) -> bool | None:
     """Returns True if the evaluate stage `stage` answers with exemplars, None otherwise."""
-    answering = plan.stages.get(plan.stages[stage].settings.stage)
+    answering = plan.stages.get(plan.stages[stage].settings.stage) if stage else None
     spec = None if answering is None else answering.spec
     return True if answering and spec and spec.reads_exemplars(answering.settings) else None
 

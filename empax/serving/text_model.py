@@ -280,7 +280,7 @@ class TextModel:
             return {**fresh, "model": jax.tree.map(jnp.copy, self.params)}
 
         inputs = [learnt, judged, dataclasses.asdict(loop), settings and dataclasses.asdict(settings)]
-        inputs = hash_json([*inputs, asked.lengths, hash_tree(self.params)])
+        inputs = hash_json([*inputs, asked.lengths, repr(self.model), self.tokenizer.hash, hash_tree(self.params)])
         with working_folder(workdir, inputs, learning_rate=loop.optimizer.learning_rate) as folder:
             found = fit(
                 adapted or plain,

@@ -109,6 +109,11 @@ def test_rows_may_be_mappings_lists_and_what_iterates_over_them(model, tmp_path)
     ):
         again = model.finetune(rows, **settings).nll(*zip(*PAIRS, strict=True)).nll
         np.testing.assert_array_equal(first, again)
+    other = dataclasses.replace(
+        model, model=model.model.clone(config=dataclasses.replace(model.model.config, dtype="bfloat16"))
+    )
+    with pytest.raises(empax.ConfigError, match="holds a fine-tuning on other pairs, weights"):
+        other.finetune(PAIRS, **settings)
 
 
 @pytest.mark.parametrize(
