@@ -54,9 +54,9 @@ def check(settings: Any, run: RunContext) -> None:
             f"{where}: epochs = {loop.epochs} and minibatches = {loop.minibatches} repeat the updates of a batch of "
             "answers, and this task makes none; set both to 1, and steps for the passes over the data."
         )
-    rng = jax.eval_shape(lambda: jax.random.key(0))
+    params = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)), sketch.batch)
     try:
-        trained_mask(loop.optimizer, jax.eval_shape(task.init, rng, sketch.batch))
+        trained_mask(loop.optimizer, params)
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from error
 

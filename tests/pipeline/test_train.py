@@ -54,7 +54,7 @@ def test_steps_follow_the_size_of_an_own_corpus_and_a_line_says_so(data, steps, 
 
 def test_a_tracker_without_its_package_is_refused_before_any_work(monkeypatch):
     options = RunOptions.of({"sinks": ["wandb"]})
-    stage = types.SimpleNamespace(plan=types.SimpleNamespace(options=options))
+    stage = types.SimpleNamespace(plan=types.SimpleNamespace(options=options), stage="generator")
     spec = types.SimpleNamespace(check=lambda settings, run: None)
     monkeypatch.setattr(train, "spec_of", lambda run: (spec, LOOP))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

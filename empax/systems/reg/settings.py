@@ -52,8 +52,6 @@ class DistillationSettings:
         check_numbers(self, "explore_tokens", least=1)
         if self.signal == "emdr2" and self.loss != "softmax":
             raise ConfigError(f"loss = {self.loss!r} goes with targets, which signal = 'emdr2' does not have.")
-        if self.signal != "metrics" and self.utility != UtilityWeights():
-            raise ConfigError(f"utility = {self.utility} goes with signal = 'metrics', not with {self.signal!r}.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,7 +95,10 @@ def test_options_that_look_at_the_source_need_one_source(monkeypatch):
             earlier=lambda *_, **__: None,
             before=lambda: ("prepare",),
             named=lambda _: SimpleNamespace(
-                loop=LoopSettings(steps=1, batch_size=1, buckets=(8,)), settings=SimpleNamespace(encoder="retriever")
+                loop=LoopSettings(steps=1, batch_size=1, buckets=(8,)),
+                settings=SimpleNamespace(encoder="retriever"),
+                spec=None,
+                kind="train",
             ),
             plan=SimpleNamespace(stages={}),
             evaluations=[],
