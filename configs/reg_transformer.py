@@ -300,7 +300,7 @@ def ablate(config: ConfigDict, form: str) -> None:
     if form == "no_retrieval":
         config.run = ("prepare", "generator", "longer", "evaluate", "report")
         config.longer = longer(config)
-        config.evaluate.stage = "longer"
+        config.evaluate.update({"stage": "longer", "index": ""})
     for name in (*STAGES, "swaps"):
         if name in config and name not in config.run:
             del config[name]

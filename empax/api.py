@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from empax.core.config import ConfigError, UserError
@@ -168,8 +169,8 @@ def _predictions(rows: Rows) -> list[Prediction]:
 
 
 def _listed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row as JSON would have it: turns in a list, complete texts."""
-    row = dict(given)
+    """Returns a row as JSON would have it: turns in a list, complete texts, Python's numbers."""
+    row = {name: _plain(value) for name, value in given.items()}
     if isinstance(row.get("context"), Iterable) and not isinstance(row["context"], str | bytes | Mapping | set):
         row["context"] = list(row["context"])
     turns = row["context"] if isinstance(row.get("context"), list) else []
@@ -178,3 +179,12 @@ def _listed(given: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(text, str) and not text.isascii() and text.encode(errors="ignore").decode() != text:
             raise DataError(f"{name!r} has half of a surrogate pair, which is no character: {text[:40]!a}")
     return row
+
+
+def _plain(value: Any) -> Any:
+    """Returns NumPy's numbers and texts as Python's, those within mappings and lists too."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

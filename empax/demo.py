@@ -53,6 +53,7 @@ def answer(context: Sequence[str], model: Any, search: Any, emotions: Any, *, ex
 @in_one_line
 def main(argv: list[str]) -> None:
     text, held_out = " ".join(argv[1:]).strip(), _HELD_OUT.value
+    text = text.encode(errors="replace").decode()  # an argument of the shell may have half a character
     if bool(text) == bool(held_out):
         given = "a text and --held_out are two questions; leave one out" if text else "there is nothing to answer"
         print(f'error: {given}. An example: empax demo "I lost my keys."', file=sys.stderr)

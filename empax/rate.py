@@ -80,7 +80,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _make(given: argparse.Namespace) -> int:
     settings = StudySettings(**{f.name: getattr(given, f.name) for f in dataclasses.fields(StudySettings)})
-    systems = _systems(given.systems, given.data, taken=(REFERENCE,) if given.reference else ())
+    systems = _systems(given.systems, given.data)
+    if REFERENCE in systems:
+        raise ConfigError(
+            f"{REFERENCE!r} is what people's own replies are called, which --reference adds; name the system otherwise."
+        )
     if given.reference:
         _with_reference(systems, given.systems[0])
     study = make_study(systems, settings)
@@ -90,13 +94,13 @@ def _make(given: argparse.Namespace) -> int:
     return 0
 
 
-def _systems(words: Sequence[str], data: str, taken: Sequence[str] = ()) -> dict[str, Sequence[Prediction]]:
+def _systems(words: Sequence[str], data: str) -> dict[str, Sequence[Prediction]]:
     """Reads the predictions of NAME=FILE, by name; the corpus in `data` fills in fields that a line omits."""
     corpus = load_corpus(data)[0] if data else None
     systems: dict[str, Sequence[Prediction]] = {}
     for word in words:
         name, equals, file = word.partition("=")
-        if not equals or not name or name in (*systems, *taken):
+        if not equals or not name or name in systems:
             raise ConfigError(f"{word!r} must be NAME=FILE with a name of its own, such as ours=predictions.jsonl.")
         rows, bad = read_predictions(expand(file), corpus)
         if bad:
@@ -115,7 +119,7 @@ def _with_reference(systems: dict[str, Sequence[Prediction]], name: str) -> None
 def _pairs(given: argparse.Namespace) -> int:
     key = read_key(expand(given.key))
     systems = _systems(given.systems, given.data)
-    if REFERENCE in key.systems:
+    if REFERENCE in key.systems and REFERENCE not in systems:
         _with_reference(systems, given.systems[0])
     pairs = preferred(key, read_answers([expand(path) for path in given.answers], key), systems, given.aspect)
     write_jsonl(expand(given.output), pairs)

@@ -80,7 +80,8 @@ def _application(names: list[str]) -> tuple[Any, socket.socket]:
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed; pip install 'empax[serve]' brings it.") from error
     from empax.serving.safety import announcement, answer_to_danger
-    from empax.serving.web.systems import Asked, is_run, load_system
+    from empax.serving.web.systems import Asked, is_run, load_system, name_of
+    from empax.serving.web.votes import check_compared
 
     before = answer_to_danger if _SAFETY.value else None
     settings = ServerSettings(
@@ -103,6 +104,8 @@ def _application(names: list[str]) -> tuple[Any, socket.socket]:
     for what, of in idle.items():
         if given := [f"--{flag.name}" for flag in of if flag.value != flag.default]:
             raise ConfigError(f"{what}, and {', '.join(given)} would do nothing; leave it out.")
+    if _COMPARE.value:
+        check_compared([name_of(name) for name in wanted], settings.votes)
     place = _place()
     if _WATCH.value:
         return make_watch_app(expand(names[0]), settings), place

@@ -43,6 +43,29 @@ def test_rows_may_be_a_table_a_generator_and_turns_a_tuple():
         assert empax.score(rows, settings=settings).metrics["bleu_2"] == wanted.metrics["bleu_2"]
 
 
+def test_rows_may_have_numbers_of_numpy():
+    """As `TextModel.nll` returns them."""
+    settings = ScoringSettings(bootstrap_samples=20)
+    nll, num_tokens = np.arange(20) + 0.5, np.arange(1, 21)
+    exemplar = {"text": "i lost my cat", "score": 0.5}
+    plain = [
+        row | {"nll": a, "num_tokens": b, "exemplars": [exemplar]}
+        for row, a, b in zip(ROWS, nll.tolist(), num_tokens.tolist(), strict=True)
+    ]
+    wanted = empax.score(plain, settings=settings)
+    assert "perplexity" in wanted.metrics
+    exemplar = exemplar | {"score": np.float32(0.5)}
+    arrays = [
+        row | {"nll": a, "num_tokens": b, "exemplars": [exemplar]}
+        for row, a, b in zip(ROWS, nll.astype(np.float32), num_tokens, strict=True)
+    ]
+    noted = [row | {"notes": {name: row[name] for name in ("nll", "num_tokens")}} for row in arrays]
+    noted = [{name: value for name, value in row.items() if name not in ("nll", "num_tokens")} for row in noted]
+    for rows in (arrays, noted):
+        assert empax.score(rows, settings=settings).metrics == wanted.metrics
+    assert empax.compare({"a": arrays, "b": plain}, metrics=("perplexity",), settings=settings)["pairs"]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -154,6 +154,7 @@ def test_the_flags_say_who_replies_and_to_what(run):
     assert said.count("reply          You said: ") == 2
     assert "There were muddy" not in said  # of training
     assert splits == [("train", "validation")]
+    assert run("I lost \udcff my keys")[0].startswith("\nI lost ? my keys\n  somebody said")
     assert run("I want to kill myself.")[0] == f"{ANSWER}\n  [a fixed answer, not the model's]\n"
 
 

@@ -80,6 +80,20 @@ def test_every_bad_line_is_named_and_nothing_is_scored(tmp_path, capsys):
     assert "line 3: 'response' is of type int" in printed.err
 
 
+def test_lines_with_an_id_alone_need_the_corpus_and_no_line_is_named_beyond_the_first(tmp_path, capsys, refused):
+    alone = [{"id": f"hit:{i}_conv:{2 * i}#2", "response": "oh", "context": None} for i in range(50)]
+    path = write(tmp_path / "outputs.jsonl", alone)
+    for flags in ({}, {"skip_bad_lines": True}):
+        said = refused(predictions=path, **flags)
+        assert f"50 lines of {path} have an id, but no context and no reference: with EmpatheticDialogues, add" in said
+        assert "score its predictions.jsonl" in said
+        assert "--skip_bad_lines" not in said
+        assert said.count("\n") < 25
+        assert f"{path}, 30 more bad lines, up to line 50" in said
+    assert "2 bad lines in" in refused(predictions=write(tmp_path / "bad.jsonl", ["{oops", *alone[:1]]))
+    assert ", and no others." in refused(predictions=str(tmp_path / "bad.jsonl"), skip_bad_lines=True)
+
+
 def test_comparison_is_printed_and_kept(tmp_path, capsys, monkeypatch, refused):
     monkeypatch.setattr(sys, "argv", ["evaluate.py", "--predictions=a.jsonl", "--compare=b.jsonl"])
     first = write(tmp_path / "a.jsonl", [GOOD | {"context": [str(i)]} for i in range(8)])
@@ -246,6 +260,12 @@ def test_ids_alone_are_looked_up_in_the_corpus(tmp_path, capsys, small_archive, 
     assert "line 1: lacks 'context', 'reference'" in refused(predictions=path)
     assert run(predictions=path, data=str(small_archive)) == 0
     assert "bleu_2                                100.00" in capsys.readouterr().out
+    (tmp_path / "peers").mkdir()
+    write(tmp_path / "peers" / "other.jsonl", [{"id": "hit:1_conv:2#2", "response": "Oh."}])
+    given = {"predictions": path, "peers": str(tmp_path / "peers")}
+    assert run(**given, data=str(small_archive)) == 0
+    write(tmp_path / "whole.jsonl", [GOOD])
+    assert "add --data=FOLDER" in refused(**given | {"predictions": str(tmp_path / "whole.jsonl")})
 
 
 def test_paths_may_begin_with_the_sign_of_home(tmp_path, capsys, monkeypatch, refused):

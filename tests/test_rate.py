@@ -140,6 +140,35 @@ def test_what_most_raters_prefer_becomes_pairs_to_learn_from(study, files, tmp_p
     assert "shows what 'theirs' replies to" in refused("pairs", *given, *systems[:2], f"--output={out}")
 
 
+def test_a_system_called_reference_keeps_its_own_replies(files, tmp_path, monkeypatch, refused):
+    make = ["make", files[0], files[1].replace("theirs=", "reference="), f"--output={tmp_path / 'study'}", "--rows=20"]
+    assert "which --reference adds; name the system otherwise" in refused(*make)
+    assert "name the system otherwise" in refused(*make, "--reference")
+    assert rate.main([make[0], *files, *make[3:]]) == 0
+    key = read_json(tmp_path / "study" / "key.json")  # as of a study that was made with such a name
+    renamed = json.loads(json.dumps(key).replace('"theirs"', '"reference"'))
+    (tmp_path / "key.json").write_text(json.dumps(renamed))
+    rated = [row for row in renamed["items"] if row["kind"] == "rated"]
+    answers = {str(row["number"]): dict.fromkeys(("empathy", "relevance", "fluency"), "1") for row in rated}
+    (tmp_path / "a.json").write_text(json.dumps({"study": key["study"], "rater": "ann", "answers": answers}))
+    given = ["pairs", str(tmp_path / "key.json"), str(tmp_path / "a.json"), f"--output={tmp_path / 'pairs.jsonl'}"]
+    assert rate.main([*given, "--systems", *make[1:3]]) == 0
+    pairs = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
+    assert len(pairs) == 20
+    for pair in pairs:
+        assert {pair[name].split()[0] for name in ("chosen", "rejected")} == {"ours", "theirs"}
+
+
+def test_empty_rows_of_a_sheet_are_passed_over_and_others_are_named(study, tmp_path, refused):
+    lines = (study / "sheet.csv").read_text().splitlines()
+    sheet, score = tmp_path / "ann.csv", ["score", study / "key.json", tmp_path / "ann.csv"]
+    commas = "," * lines[0].count(",")
+    sheet.write_text("\n".join([*lines, commas, " " + commas, ""]))
+    assert "no item of the study has an answer to every aspect" in refused(*score)
+    sheet.write_text("\n".join([*lines, "x" + commas]))
+    assert f"ann.csv, line {len(lines) + 1}: 'x' in the column 'number' must be an item's number" in refused(*score)
+
+
 def test_what_is_wrong_is_named(study, tmp_path, refused, capsys):
     key, page = study / "key.json", tmp_path / "a.json"
     page.write_text(json.dumps({"study": "other", "answers": {}}))

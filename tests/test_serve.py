@@ -42,6 +42,7 @@ serve.serve(make_app([stub], ServerSettings()), serve._place())
         ),
         (["x", "--watch", "--rate=5", "--log_texts"], "error: --watch shows how a run trains, and --rate, --log_texts"),
         (["x", "--votes=there"], "error: without --compare nobody votes, and --votes would do nothing; leave it out."),
+        (["x", "--compare=./x"], "error: both systems are called x; give them folders with names of their own."),
         (["x", "--replies=1"], "error: without --watch nothing trains, and --replies would do nothing; leave it out."),
     ],
 )
@@ -57,6 +58,14 @@ def test_a_reply_of_a_run_has_the_limit_of_the_run(command, tmp_path):
     ran = command("-m", "empax", "serve", str(tmp_path), "--max_tokens=10")
     assert ran.returncode == 2
     assert ran.stderr == "error: a run has its own limit, and --max_tokens would do nothing; leave it out.\n"
+
+
+def test_votes_on_other_systems_are_named_before_anything_is_loaded(command, tmp_path):
+    (tmp_path / "key.json").write_text('{"systems": ["x", "z"]}')
+    ran = command("-m", "empax", "serve", "x", "--compare=y", f"--votes={tmp_path}")
+    assert ran.returncode == 2
+    assert ran.stderr == f"error: {tmp_path} has votes on x and z; give --votes another folder.\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["key.json"]
 
 
 def test_a_port_in_use_is_named_before_anything_is_loaded(command):

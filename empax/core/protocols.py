@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -238,6 +238,7 @@ class Reading:
       prompt: prefix of any other text.
       pools_prompt: whether pooling includes the states of the prompt.
       max_tokens: most tokens of a text with its frame that the encoder supports; None = unspecified.
+      keep: the end of a longer text that the folder keeps. Queries and exemplars do not depend on it.
     """
 
     query_prompt: str = ""
@@ -245,6 +246,7 @@ class Reading:
     prompt: str = ""
     pools_prompt: bool = True
     max_tokens: int | None = None
+    keep: Literal["start", "end"] = "start"
 
 
 @runtime_checkable

@@ -129,9 +129,15 @@ def check_files(folder: str | os.PathLike[str]) -> None:
             )
 
 
-def has_emotions(folder: str | os.PathLike[str], split: str) -> bool:
-    """Whether any dialogue of a split with a reply has an emotion; reads up to the first one."""
-    return any(one.emotion and len(one.utterances) > 1 for one in read_dialogues(folder, split))
+def has_emotions(folder: str | os.PathLike[str], split: str, least: int = 1) -> bool:
+    """Whether the dialogues of a split with a reply have `least` different emotions; reads only as far as needed."""
+    found: set[str] = set()
+    for one in read_dialogues(folder, split):
+        if one.emotion and len(one.utterances) > 1:
+            found.add(one.emotion)
+            if len(found) >= least:
+                return True
+    return False
 
 
 def read_dialogues(folder: str | os.PathLike[str], split: str) -> Iterator[Dialogue]:

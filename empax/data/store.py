@@ -126,9 +126,12 @@ def read_corpus(data: DataSettings, split: str) -> Iterable[Dialogue] | None:
     return None if archive is None else empathetic_dialogues.read_dialogues(archive, split)
 
 
-def has_emotions(data: DataSettings, split: str) -> bool:
-    """Whether any dialogue of a split with a reply has an emotion; always True unless the corpus is the user's own."""
-    return data.name != "jsonl" or own.has_emotions(data.dir, split)
+def has_emotions(data: DataSettings, split: str, least: int = 1) -> bool:
+    """Whether the dialogues of a split with a reply have `least` different emotions.
+
+    Always True unless the corpus is the user's own.
+    """
+    return data.name != "jsonl" or own.has_emotions(data.dir, split, least)
 
 
 def planned_instances(run: RunContext, split: str) -> list[Instance]:

@@ -17,10 +17,17 @@ _MAX_NATS = 700.0
 
 @dataclasses.dataclass(frozen=True)
 class BadLine:
-    """A line that is not a prediction: its 1-based number and the reason."""
+    """A line that is not a prediction.
+
+    Attributes:
+      number: 1-based number of the line.
+      reason: why it is not a prediction.
+      id_alone: whether it has an `id` but neither context nor reference, and no corpus was given.
+    """
 
     number: int
     reason: str
+    id_alone: bool = False
 
     def __str__(self) -> str:
         return f"line {self.number}: {self.reason}"
@@ -45,12 +52,14 @@ def read_predictions(
     """
     rows, bad = [], []
     for number, raw in raw_lines(path):
+        value: dict[str, Any] = {}
         try:
             if line := decode_line(raw).strip():
                 value = parse_object(line)
                 rows.append(to_prediction(value if corpus is None else _completed(value, corpus)))
         except DataError as error:
-            bad.append(BadLine(number, str(error)))
+            known = {name for name in ("id", "context", "reference") if value.get(name) is not None}
+            bad.append(BadLine(number, str(error), id_alone=corpus is None and known == {"id"}))
     return rows, bad
 
 

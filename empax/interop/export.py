@@ -166,6 +166,7 @@ def export_retriever(
     tokenizer: SubwordTokenizer,
     *,
     max_tokens: int,
+    keep: Literal["start", "end"] = "end",
     base: Mapping[str, Any] | None = None,
     format: Format = "transformers",
     card: str = "",
@@ -178,7 +179,8 @@ def export_retriever(
       model: an encoder with its pooling.
       params: parameters of `model`: those of the encoder under "encoder".
       tokenizer: the encoder's tokenizer.
-      max_tokens: length limit of a text, including both special tokens; a longer one keeps its end, as in retrieval.
+      max_tokens: length limit of a text, including both special tokens.
+      keep: which end of a longer text stays; "end" as in retrieval here.
       base: config.json of the pretrained model that training started from; needed for all but BERT and T5.
       format: as in `export_generator`.
       card: text of README.md; empty = none.
@@ -200,7 +202,7 @@ def export_retriever(
     with new_folder(folder, card=card) as new:
         write_tensors(new, tensors, max_shard_bytes=max_shard_bytes)
         write_json(new / "config.json", fields)
-        _write_framing_tokenizer(new, tokenizer, max_tokens)
+        _write_framing_tokenizer(new, tokenizer, max_tokens, keep)
         if format == "transformers":
             write_modules(new, model, params, tokenizer.reading, size=encoder.config.d_model, max_tokens=max_tokens)
 
@@ -318,7 +320,9 @@ def generation_fields(generation: Generation, config: Config) -> dict[str, Any]:
     return fields
 
 
-def _write_framing_tokenizer(folder: Path, tokenizer: SubwordTokenizer, max_tokens: int) -> None:
+def _write_framing_tokenizer(
+    folder: Path, tokenizer: SubwordTokenizer, max_tokens: int, keep: Literal["start", "end"]
+) -> None:
     """Writes a tokenizer that adds special tokens and truncates as `data.features.encode_for_bert` does."""
     backend = rust.Tokenizer.from_str(tokenizer.backend.to_str())
     first, last = (backend.id_to_token(i) for i in (tokenizer.cls_id, tokenizer.sep_id))
@@ -332,5 +336,6 @@ def _write_framing_tokenizer(folder: Path, tokenizer: SubwordTokenizer, max_toke
     tokenizer.save(folder)
     write_text(folder / "tokenizer.json", backend.to_str(pretty=False))
     path = folder / "tokenizer_config.json"
-    names = {"cls_token": first, "sep_token": last, "model_max_length": max_tokens, "truncation_side": "left"}
+    names = {"cls_token": first, "sep_token": last, "model_max_length": max_tokens}
+    names["truncation_side"] = "left" if keep == "end" else "right"
     write_json(path, json.loads(path.read_text(encoding="utf-8")) | names)

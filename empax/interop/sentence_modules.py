@@ -136,7 +136,7 @@ def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
             "files there, in place of the weights that they sit on, or take them away."
         )
     found |= _sentences(folder / "config_sentence_transformers.json", found.pop("max_tokens"))
-    found["reading"] = dataclasses.replace(found["reading"], pools_prompt=pools_prompt)
+    found["reading"] = dataclasses.replace(found["reading"], pools_prompt=pools_prompt, keep=found.pop("keep"))
     return SentenceModules(**found, projections=tuple(projections), files=tuple(files))
 
 
@@ -178,15 +178,20 @@ def _transformer(folder: Path) -> dict[str, Any]:
             )
         refuse_unknown(said, _TEXT_FIELDS, path)
     field, file = "max_seq_length", path or folder
-    longest, names = said.get(field), folder / "tokenizer_config.json"
-    if longest is None and is_listed(names):
+    names = folder / "tokenizer_config.json"
+    longest, declared = said.get(field), read_model_json(names) if is_listed(names) else {}
+    if longest is None:
         field, file = "model_max_length", names
-        longest = read_model_json(names).get(field)
+        longest = declared.get(field)
     if longest is not None:
         if isinstance(longest, bool) or not isinstance(longest, int | float) or not longest >= 3:
             raise ConfigError(f"{file}: {field} = {short(longest)} must be a number, at least 3.")
         longest = None if longest >= _NO_LIMIT else int(longest)
-    return {"max_tokens": longest, "lower_case": _switch(path or folder, said, "do_lower_case", absent=False)}
+    side = declared.get("truncation_side")
+    if side not in (None, "left", "right"):
+        raise ConfigError(f"{names}: truncation_side = {short(side)} must be 'left' or 'right'.")
+    lower_case = _switch(path or folder, said, "do_lower_case", absent=False)
+    return {"max_tokens": longest, "keep": "end" if side == "left" else "start", "lower_case": lower_case}
 
 
 def _switch(path: Path, said: dict[str, Any], name: str, *, absent: bool) -> bool:

@@ -38,7 +38,7 @@ class Settings:
       stage: training stage to evaluate.
       decoding: decoding settings instead of the system's own `decoding`, to compare systems with the same decoder; None
         = the system's.
-      index: index stage to search.
+      index: index stage to search; without effect on a task that searches none, or the one that it was trained with.
       corpus: corpus to answer; empty = the run's own data; "dailydialog" must be in `config.data.dir` and has no known
         emotions, so no head is chosen.
       limit: maximum number of instances, from randomly drawn dialogues that do not depend on the seed (0 = all).
@@ -87,13 +87,19 @@ def check(settings: Settings, run: RunContext) -> None:
     """Checks that the answering model and the judges are trained before, and that the other corpus exists.
 
     Raises:
-      ConfigError: a stage is missing or trains something else, or `config.data.dir` lacks DailyDialog.
+      ConfigError: a stage is missing or trains something else, nothing reads `index`, or `config.data.dir` lacks
+        DailyDialog.
     """
     check_prepared(run)
     decoded_by(settings, run)
     answering = run.earlier("stage", settings.stage, able=("answers", lambda spec: spec.answer is not None))
     if answering.spec is not None and answering.spec.searches:
         run.earlier("index", settings.index, kind="index")
+    elif settings.index not in ("", Settings.index, trained_with := getattr(answering.settings, "index", "")):
+        raise ConfigError(
+            f"config.{run.stage}.index = {settings.index!r} is not what config.{settings.stage} answers with "
+            f"({trained_with or 'no index'}); set it to ''."
+        )
     for setting in ("judge", "second_judge"):
         if names := getattr(settings, setting):
             judging.check_judges(setting, names, run)

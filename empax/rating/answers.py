@@ -151,8 +151,13 @@ def _read_sheet(path: Path, key: Key) -> tuple[str, list[tuple[int, Mapping[str,
             _check_study(path, studies[0].removeprefix(STUDY_COLUMN), key)
             for row in reader:
                 number = (row.get("number") or "").strip()
+                if not any(str(cell or "").strip() for cell in row.values()):  # spreadsheets leave such rows
+                    continue
                 if not number.isdecimal():
-                    raise DataError(f"{path}: {number[:40]!r} in the column 'number' must be an item's number.")
+                    raise DataError(
+                        f"{path}, line {reader.line_num}: {number[:40]!r} in the column 'number' must be an item's "
+                        "number."
+                    )
                 given.append((int(number), row))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is not a CSV file in UTF-8 ({error}).") from error

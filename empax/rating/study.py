@@ -62,6 +62,11 @@ class StudySettings:
         if self.form not in ("pairs", "likert"):
             raise ConfigError(f"form = {self.form!r} must be 'pairs' or 'likert'.")
         check_numbers(self, "rows", "comparisons", least=1)
+        if self.form == "likert" and self.comparisons != 1:
+            raise ConfigError(
+                f"comparisons = {self.comparisons} has no effect with form = 'likert', which compares nothing; "
+                "leave it out."
+            )
         check_numbers(self, "repeats", "checks", least=0, most=1)
         check_numbers(self, "seed", least=0)
 

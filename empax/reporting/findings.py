@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from empax.core.files import WorkDir, read_json, read_jsonl
+from empax.core.system import RunPlan
 from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS, MECHANISMS, Instance, Prediction
 from empax.data.dialogues import instance_from_row
 from empax.evaluation.empathy import confusion_matrix
@@ -54,9 +55,11 @@ def load_training(files: WorkDir) -> list[Instance]:
     return [instance_from_row(row) for row in read_jsonl(path)] if path.exists() else []
 
 
-def retrieves(config: Mapping[str, Any], stage: str) -> bool | None:
-    """Whether the evaluate stage `stage` uses exemplars of an index of the run; None if unknown."""
-    return True if stage and config[stage].get("index", "reindex") in config["run"] else None
+def retrieves(plan: RunPlan, stage: str) -> bool | None:
+    """Returns True if the evaluate stage `stage` answers with exemplars, None otherwise."""
+    answering = plan.stages.get(plan.stages[stage].settings.stage) if stage else None
+    spec = None if answering is None else answering.spec
+    return True if answering and spec and spec.reads_exemplars(answering.settings) else None
 
 
 def find_speed(

@@ -136,6 +136,7 @@ def run(settings: Settings, run: RunContext) -> None:
         swaps=swaps.score_stages(files, config, samples=settings.bootstrap_samples, seed=settings.seed),
         training=findings.load_training(files),
         stage=main,
+        retrieves=findings.retrieves(run.plan, main),
         seed=settings.seed,
     )
     write_report(report, files.root)
@@ -161,6 +162,7 @@ def build_report(
     peer_sets: Mapping[str, TestSet] | None = None,
     training: Sequence[Instance] = (),
     stage: str = "",
+    retrieves: bool | None = None,
     seed: int = 0,
     swaps: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Report:
@@ -169,8 +171,8 @@ def build_report(
     `paper` (row → metric → value) is shown only if it is on the same rows; `paper_row` is this system's row in it. A
     peer whose rows in `peer_sets` are from another corpus is left out. `notes` may hold anything by name; the page
     shows `indexes`, `paper_ablations` and `comparison`. `examples` is the number of predictions to show, `training` the
-    training data, for controls with this `seed`, and `stage` the evaluate stage of `predictions`. The other arguments
-    come from `findings`, `other_corpora`, `peers` and `swaps`.
+    training data, for controls with this `seed`, and `stage` the evaluate stage of `predictions`. The verdict reads
+    `retrieves`. The other arguments come from `findings`, `other_corpora`, `peers` and `swaps`.
 
     Raises:
       ConfigError: `paper_row` is not a row of `paper`.
@@ -184,7 +186,7 @@ def build_report(
     left_out = {name: why for name, other in (peer_sets or {}).items() if (why := why_apart(test_set, other))}
     return {
         "system": system,
-        "verdict": verdict(predictions, retrieves=findings.retrieves(config, stage)),
+        "verdict": verdict(predictions, retrieves=retrieves),
         "test_set": test_set.as_json(),
         "config": dict(config),
         "data": dict(data),

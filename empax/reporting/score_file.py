@@ -22,6 +22,9 @@ from empax.pipeline import judging
 from empax.pipeline.bart_score import BartScorer, bart_scored
 from empax.reporting import comparisons, controls, report, tables
 
+_SHOWN = 20
+"""Bad lines of a file that are named."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Others:
@@ -107,7 +110,7 @@ def score_file(
       data: folder of EPITOME, see `judging.find_jury`.
       corpus: instances for lines with only an `id`, see `evaluation.rows.read_predictions`.
       corpus_name: name of the corpus in tables.
-      skip_bad_lines: scores the other lines; bad lines are listed on standard error either way.
+      skip_bad_lines: scores the other lines; the first bad lines are listed on standard error either way.
 
     Raises:
       DataError: a bad line is not skipped, a file cannot be read, or the files have different rows.
@@ -130,7 +133,7 @@ def score_file(
     verdicts = {label: verdict(own) for label, own in systems.items()}
     comparison: dict[str, Any] = {}
     if others.files or others.peers:
-        peers = _read_peers(others.peers, taken=systems) if others.peers else {}
+        peers = _read_peers(others.peers, corpus, taken=systems) if others.peers else {}
         first, *rest = systems
         pairs = None if others.all_pairs else [(first, other) for other in rest]
         comparison = compare_systems(systems, pairs, peers=peers, settings=settings, names=names)
@@ -140,20 +143,30 @@ def score_file(
 
 def _read(path: Path, corpus: Mapping[str, Instance] | None, skip_bad_lines: bool) -> list[Prediction]:
     rows, bad = read_predictions(path, corpus)
-    for line in bad:
+    for line in bad[:_SHOWN]:
         print(visible(f"{path}, {line}"), file=sys.stderr)
-    if bad and not skip_bad_lines:
-        raise DataError(f"{len(bad)} bad lines in {path}; --skip_bad_lines scores the others.")
+    if more := bad[_SHOWN:]:
+        print(visible(f"{path}, {len(more)} more bad lines, up to line {more[-1].number}"), file=sys.stderr)
+    if bad and all(line.id_alone for line in bad):
+        raise DataError(
+            f"{len(bad)} lines of {path} have an id, but no context and no reference: with EmpatheticDialogues, add "
+            "--data=FOLDER; of a run on another corpus, score its predictions.jsonl."
+        )
+    if bad and not (skip_bad_lines and rows):
+        others = "; --skip_bad_lines scores the others" if rows else ", and no others"
+        raise DataError(f"{len(bad)} bad lines in {path}{others}.")
     if not rows:
         raise DataError(f"{path}: there are no predictions to score.")
     return rows
 
 
-def _read_peers(folder: Path, *, taken: Mapping[str, Any]) -> dict[str, list[Prediction]]:
+def _read_peers(
+    folder: Path, corpus: Mapping[str, Instance] | None, *, taken: Mapping[str, Any]
+) -> dict[str, list[Prediction]]:
     paths = sorted(folder.glob("*.jsonl"))
     if not paths:
         raise DataError(f"--peers={folder}: there is no folder with *.jsonl of released outputs.")
-    return {f"{path.stem} (peer)" if path.stem in taken else path.stem: _read(path, None, False) for path in paths}
+    return {f"{path.stem} (peer)" if path.stem in taken else path.stem: _read(path, corpus, False) for path in paths}
 
 
 def _labelled(paths: Sequence[Path]) -> dict[str, Path]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from empax.core.config import ConfigError
+from empax.core.config import LARGEST_INT, ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.lock import holder
 from empax.core.manifest import verify
@@ -128,8 +128,12 @@ class Session:
             raise ConfigError("contexts is a text, not a list of conversations; give it to reply, or write [[text]].")
         turns = [given_turns(context, "context") for context in contexts]
         own = [self.seed] * len(turns) if seeds is None else list(seeds)
-        if len(own) != len(turns) or not all(isinstance(seed, int | np.integer) and seed >= 0 for seed in own):
-            raise ConfigError(f"seeds = {own} must have a whole number from 0 on for each of {len(turns)} contexts.")
+        if len(own) != len(turns) or not all(
+            isinstance(seed, int | np.integer) and 0 <= seed <= LARGEST_INT for seed in own
+        ):
+            raise ConfigError(
+                f"seeds = {own} must have a whole number in [0, {LARGEST_INT}] for each of {len(turns)} contexts."
+            )
         fixed = [self.before(each[-1]) if self.before else None for each in turns]
         said = {
             n: Prediction(turns[n], answer, reference="", id="chat#1", notes={"answered_by": "before"})

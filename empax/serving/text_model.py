@@ -147,15 +147,18 @@ class TextModel:
           before: a hook that receives the newest turn; unless it returns None, its result replaces the model's answer.
             By default as in a `Session`: messages that seem to speak of self-harm or danger get a fixed answer that
             names help (`serving.safety`). None: the model answers everything.
-          max_source_tokens: a longer conversation keeps the newest turns that fit; a longer turn keeps its end.
+          max_source_tokens: at least 2; a longer conversation keeps the newest turns that fit; a longer turn keeps its
+            end. A model with few positions reads what `max_new_tokens` leaves of them; `max_length` counts the
+            conversation, too.
           seed: as in `generate`.
           options: as in `generate`. Returns one answer.
 
         Raises:
-          ConfigError: there is no turn, a turn is not a text, or as in `generate`.
+          ConfigError: there is no turn, a turn is not a text, the answer leaves no position for the conversation, or
+            as in `generate`.
         """
         context = given_turns(turns, "turns")
-        check_whole("max_source_tokens", max_source_tokens, least=1)
+        check_whole("max_source_tokens", max_source_tokens, least=2)
         generator, most = self.generator, most_tokens(self.model)
         call = generator.call(options)
         if call.num_texts > 1:
@@ -165,7 +168,15 @@ class TextModel:
             return said
         if most is not None:
             answer = call.settings.max_tokens if isinstance(self.model, DecoderOnly) else 0
-            max_source_tokens = min(max_source_tokens, max(most - answer, 1))
+            counted = "max_tokens" in call.counts_prompt  # the conversation's tokens are among them
+            left = most - answer
+            if left < (0 if counted else 2):
+                name = "max_length" if counted else "max_new_tokens"
+                raise ConfigError(
+                    f"{name} = {answer} does not fit into the {most} positions of {self.source}, of which the "
+                    "conversation needs some; lower it."
+                )
+            max_source_tokens = min(max_source_tokens, most if counted else left)
         (answer,) = generator.answers([context], call, batch_size=1, seed=seed, max_tokens=max_source_tokens, least=64)
         return answer.strip()
 
@@ -197,7 +208,8 @@ class TextModel:
         check_whole("batch_size", batch_size, least=1)
         reading = self.tokenizer.reading
         form = PlainForm(self.tokenizer, LayoutSettings())
-        ids = form.encode([reading.prompt + source for source in sources], max_tokens=reading.max_tokens, keep="start")
+        prompted = [reading.prompt + source for source in sources]
+        ids = form.encode(prompted, max_tokens=reading.max_tokens, keep=reading.keep)
         check_lengths(self.model, self.source, [len(row) for row in ids])
         ends = [[self.tokenizer.eos_id]] * len(ids)
         examples = SequenceExamples(ids, ends, pad_id=self.tokenizer.pad_id, max_target_tokens=1)
@@ -233,7 +245,7 @@ class TextModel:
           epochs: passes over `pairs`.
           batch_size: pairs per update.
           learning_rate: the peak learning rate, which decays linearly to 0. None: 1e-3 with `lora`, else 1e-4.
-          max_source_tokens: a longer source keeps its end.
+          max_source_tokens: a longer source keeps its end; at least 2.
           max_target_tokens: a longer target is truncated.
           seed: seed of the order of the pairs and of dropout.
           workdir: folder of checkpoints and metrics.jsonl, from which the same call resumes. None: nothing is kept.
@@ -268,7 +280,7 @@ class TextModel:
             return {**fresh, "model": jax.tree.map(jnp.copy, self.params)}
 
         inputs = [learnt, judged, dataclasses.asdict(loop), settings and dataclasses.asdict(settings)]
-        inputs = hash_json([*inputs, asked.lengths, hash_tree(self.params)])
+        inputs = hash_json([*inputs, asked.lengths, repr(self.model), self.tokenizer.hash, hash_tree(self.params)])
         with working_folder(workdir, inputs, learning_rate=loop.optimizer.learning_rate) as folder:
             found = fit(
                 adapted or plain,
@@ -301,7 +313,7 @@ class TextModel:
         if isinstance(self.model, DualEncoder):
             export_retriever(
                 folder, self.model, self.params, t, max_tokens=most_tokens(self.model) or 512,
-                base=self.fields or None, format=_format(format, ("transformers", "empax")),
+                keep=t.reading.keep, base=self.fields or None, format=_format(format, ("transformers", "empax")),
             )  # fmt: skip
             return
         generation = self.generator.generation()

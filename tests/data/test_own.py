@@ -194,3 +194,6 @@ def test_an_emotion_counts_where_somebody_answers(tmp_path):
     assert not has_emotions(tmp_path, "train")
     write(tmp_path / "train.jsonl", [*rows, {"id": "c", "emotion": "sad", "utterances": ["x", "y"]}])
     assert has_emotions(tmp_path, "train")
+    assert not has_emotions(tmp_path, "train", least=2)
+    write(tmp_path / "train.jsonl", [{"id": i, "emotion": i, "utterances": ["x", "y"]} for i in ("sad", "proud")])
+    assert has_emotions(tmp_path, "train", least=2)

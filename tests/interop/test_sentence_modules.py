@@ -321,6 +321,24 @@ def test_the_front_door_embeds_as_the_folder_says(st, base, tmp_path):
 
 
 @pytest.mark.oracle
+@pytest.mark.parametrize("side", ["left", "right", None])
+def test_the_end_of_a_long_text_that_a_folder_keeps_stays_kept(side, st, base, tmp_path):
+    written(st, base, tmp_path / "in", max_seq_length=9)
+    file = tmp_path / "in" / "tokenizer_config.json"
+    fields = json.loads(file.read_text()) | ({"truncation_side": side} if side else {})
+    file.write_text(json.dumps(fields))
+    texts = ["We saw a text", "I saw a text of very many letters, and it ended"]
+    model, expected = empax.load(tmp_path / "in"), encoded(st, tmp_path / "in", texts)
+    np.testing.assert_allclose(model.embed(texts), expected, atol=1e-5)
+    model.save(tmp_path / "out")
+    np.testing.assert_allclose(empax.load(tmp_path / "out").embed(texts), expected, atol=1e-5)
+    np.testing.assert_allclose(encoded(st, tmp_path / "out", texts), expected, atol=1e-5)
+    file.write_text(json.dumps(fields | {"truncation_side": "middle"}))
+    with pytest.raises(empax.ConfigError, match="truncation_side = 'middle' must be 'left' or 'right'"):
+        empax.load(tmp_path / "in")
+
+
+@pytest.mark.oracle
 @pytest.mark.parametrize(
     "pooling",
     ["mean", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cls", "max", "lasttoken", "weightedmean"))],

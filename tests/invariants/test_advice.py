@@ -156,6 +156,7 @@ def checked(changes, of="reg"):
     return check
 
 
+EMOTIONS_FIRST = list(dict.fromkeys(("prepare", "emotions", *reg_transformer.get_config("tiny").run)))
 PRETRAINED = {"joint.retriever": "", "joint.index": "index", "evaluate.index": "index"}
 DENSE = {"run": ["prepare", "x"], "x": {
     **plain(reg_transformer.get_config("contrastive,tiny"))["contrastive"], "start_from": "",
@@ -277,7 +278,7 @@ SETTINGS = [
     ),
 ]  # fmt: skip
 
-CUT = "parts/generator/checks.py", "which cuts contexts; set it to at most {}, or add {} to"
+CUT = "parts/generator/checks.py", "which cuts contexts; {}add {} to the buckets of each stage"
 
 RECIPES = [
     recipe_case(*CUT, {"classic.max_context_tokens": 64}, {"classic.max_context_tokens": 48}, of="classic"),
@@ -351,6 +352,11 @@ RECIPES = [
         {**PRETRAINED, "joint.passage_encoder": "frozen", "reg.emotion_share": 0.0},
     ),
     recipe_case(
+        "systems/reg/stages.py", "know no emotions, since its encoder is as pretrained",
+        {"retriever.passage_encoder": "frozen", "retriever.start_from": ""},
+        {"retriever.passage_encoder": "frozen", "index.encoder": "emotions", "run": EMOTIONS_FIRST},
+    ),
+    recipe_case(
         "systems/reg/stages.py", "set it to {}, or name an index of that encoder",
         {"evaluate.index": "index"}, {"evaluate.index": "reindex"},
     ),
@@ -390,10 +396,11 @@ RECIPES = [
     *(
         Case(
             "parts/exemplars/dense.py", "give them emotions, or set negatives = ()",
-            lambda t: without_emotions(t, ""), advised,
+            lambda t, emotions=emotions: with_emotions(t, *emotions), advised,
         )
-        for advised in (lambda t: without_emotions(t, "proud"),
-                        lambda t: without_emotions(t, "", {"retriever.negatives": ()}))
+        for emotions in ((), ("proud",))
+        for advised in (lambda t: with_emotions(t, "proud", "sad"),
+                        lambda t: with_emotions(t, retriever__negatives=()))
     ),
     Case(
         "data/store.py", "has no stage 'prepare' before", lambda t: store.check_prepared(in_stage("prepare")),
@@ -402,10 +409,10 @@ RECIPES = [
 ]  # fmt: skip
 
 
-def without_emotions(tools, emotion, changes=None):
-    """Checks the retriever of LEMPEx on a corpus that may name no emotion."""
-    where = {"data.name": "jsonl", "data.dir": str(own_corpus(tools, emotion))}
-    return checked({**where, **(changes or {})}, of="lempex")(tools)
+def with_emotions(tools, *emotions, **changes):
+    """Checks the retriever of LEMPEx on a corpus that names these emotions alone."""
+    where = {"data.name": "jsonl", "data.dir": str(own_corpus(tools, *emotions))}
+    return checked({**where, **{path.replace("__", "."): value for path, value in changes.items()}}, "lempex")(tools)
 
 
 def given_pairs(tools):
@@ -423,8 +430,10 @@ def long_corpus(tools, replies):
     return write_rows(tools.tmp / "own", *rows)
 
 
-def own_corpus(tools, emotion):
-    return write_rows(tools.tmp / "own", {"id": "a", "emotion": emotion, "utterances": ["I won!", "Well done!"]})
+def own_corpus(tools, *emotions):
+    said = ["I won!", "Well done!"]
+    rows = ({"id": f"{i}", "emotion": emotion, "utterances": said} for i, emotion in enumerate(emotions or [""]))
+    return write_rows(tools.tmp / "own", *rows)
 
 
 FILES = [
@@ -456,7 +465,7 @@ FILES = [
     ),
     Case(
         "data/own.py", "the file ends without a dialogue; one a line, or delete it",
-        lambda t: (own_corpus(t, ""), t.write("own/train-01.jsonl", "\n"), own.check_files(t.tmp / "own")),
+        lambda t: (own_corpus(t), t.write("own/train-01.jsonl", "\n"), own.check_files(t.tmp / "own")),
         lambda t: ((t.tmp / "own" / "train-01.jsonl").unlink(), own.check_files(t.tmp / "own"),
                    t.write("own/train-01.jsonl", (t.tmp / "own" / "train.jsonl").read_text()),
                    own.check_files(t.tmp / "own")),

@@ -15,7 +15,7 @@ from empax.core.system import RunContext
 from empax.core.types import EMOTIONS, MECHANISMS
 from empax.data import empathetic_dialogues, sample
 from empax.data.store import load_instances, planned_instances
-from empax.pipeline import prepare, run
+from empax.pipeline import evaluate, prepare, run
 from empax.pipeline.plan import make_plan, plain
 from tests.own_corpus import HEADER, archive_of, write_own_corpus, write_rows
 from tests.plans import changed
@@ -102,6 +102,14 @@ REG = {
         {"joint.passage_encoder": "frozen", "joint.retriever": "", "joint.index": "index", "evaluate.index": "index"},
         "index 'index' know no emotions",
     ),
+    "frozen passages of a retriever as pretrained": (
+        {"retriever.passage_encoder": "frozen", "retriever.start_from": ""},
+        r"index 'index' know no emotions.*; set config\.retriever\.start_from and config\.index\.encoder to the same",
+    ),
+    "frozen passages of another encoder": (
+        {"retriever.passage_encoder": "frozen", "reg.emotion_share": 0.0},
+        r"config\.index\.encoder = '', but what config\.retriever asks it with .* of 'emotions'",
+    ),
     "positions": ({"reg.retriever.pretrained": "", "reg.retriever.max_positions": 8}, "reads at most 8 tokens"),
     "queries and buckets": (
         {"reg.layout.max_query_tokens": 128},
@@ -112,6 +120,14 @@ REG = {
         r"config\.reg\.layout\.max_query_tokens = 300 must be at most 256",
     ),
     "buckets": ({"attributes.max_tokens": 99}, r"config\.attributes\.max_tokens = 99 .* set it to at most 16"),
+    "contexts and buckets": (
+        {"reg.layout.max_context_tokens": 81},
+        r"config\.reg\.layout\.max_context_tokens = 81 is more than the longest of config\.generator\.buckets, 80",
+    ),
+    "contexts and buckets of exemplars": (
+        {"joint.buckets": (24,)},
+        r"config\.reg\.layout\.max_context_tokens = \d+ is more than the longest of config\.joint\.buckets, 24",
+    ),
     "adapters": ({"reg.lora": {"rank": 2}}, r"config\.reg\.lora adapts a pretrained generator"),
     "model": ({"reg.retriever.pretrained": "./nowhere"}, "'./nowhere' is neither a folder nor"),
     "first token": ({"reg.decoding.first_token": 10**6}, r"reg\.decoding\.first_token names the token 1000000; it"),
@@ -143,6 +159,10 @@ REG = {
     ),
     "answers": ({"evaluate.stage": "retriever"}, r"config\.evaluate\.stage = 'retriever': that stage trains 'reg\.ret"),
     "searched index": ({"evaluate.index": "nowhere"}, r"config\.evaluate\.index = 'nowhere'"),
+    "an index that nobody searches": (
+        {"evaluate.stage": "generator", "evaluate.index": "index"},
+        r"config\.evaluate\.index = 'index' is not what config\.generator answers with \(no index\); set it to ''",
+    ),
     "reasons": ({"annotate.reasons": "attributes"}, r"config\.annotate\.reasons = 'attributes': .*task marks reasons"),
     "queries of reasons": ({"reg.query": "reasons"}, r"config\.reg\.query = 'reasons', but no stage before 'index'"),
     "bart": ({"evaluate.bart_score": "./nowhere"}, "'./nowhere' is neither a folder nor"),
@@ -189,6 +209,10 @@ EMPRL = {
     "a source among passages": (
         {"ppo.index": "reindex", "emprl.decoding.encoder_no_repeat_ngram": 3},
         r"reads several passages; set them to 0 and 1 in config\.emprl\.decoding",
+    ),
+    "contexts and buckets": (
+        {"ppo.buckets": (24,)},
+        r"config\.emprl\.layout\.max_context_tokens = \d+ is more than the longest of config\.ppo\.buckets, 24",
     ),
     "rollouts likewise": (
         {"ppo.index": "reindex", "ppo.rollout.encoder_repetition_penalty": 1.2},
@@ -336,6 +360,22 @@ def test_a_corpus_without_emotions_is_told_where_a_stage_learns_them(reg, tmp_pa
     assert not list(run.find_problems(make_plan(with_them), WorkDir(tmp_path / "run")))
     (tmp_path / "rich" / "test.jsonl").write_text('{"id": 1, "utterances": ["a", "b"]}\n')
     assert "test.jsonl, line 1: id = 1 must be a text" in refused(with_them, tmp_path / "run")
+
+
+def test_a_generator_with_an_index_of_its_own_searches_no_other(tmp_path, refused):
+    config = plain(lempex.get_config("tiny"))
+    for index in ("", "index", evaluate.Settings.index):
+        config["evaluate"]["index"] = index
+        assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
+    config["evaluate"]["index"] = "nowhere"
+    assert "is not what config.generator answers with (index); set it to ''" in refused(config, tmp_path / "run")
+
+
+def test_negatives_of_other_emotions_need_two(tmp_path, refused):
+    config = changed(plain(lempex.get_config("tiny")), own_corpus(tmp_path / "one", EMOTIONS[0]))
+    assert "'train' have fewer than two emotions; give them emotions" in refused(config, tmp_path / "run")
+    config["retriever"]["negatives"] = ("same_emotion",)
+    assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
 
 
 def test_a_pretrained_folder_without_weights_is_told(reg, tmp_path, refused):

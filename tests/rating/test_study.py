@@ -137,6 +137,7 @@ UNREFERENCED = {name: [dataclasses.replace(row, reference="") for row in rows] f
     ("systems", "changes", "message", "mended"),
     [
         (THREE, {"rows": 61}, "rows = 61, but the systems answer 60 contexts", {"rows": 60}),
+        (THREE, {"form": "likert", "comparisons": 2}, "compares nothing; leave it out", {"form": "likert"}),
         (THREE, {"comparisons": 4}, "comparisons = 4, but 3 systems have 3 pairs; lower it", {"comparisons": 3}),
         ({"ours": THREE["ours"]}, {}, "form = 'pairs' compares two or more", {"form": "likert"}),
         (UNREFERENCED, {}, "set checks = 0", {"checks": 0.0}),

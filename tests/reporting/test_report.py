@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from configs import lempex, nec, reg_transformer
 from empax.core.cache import seal
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, read_json, write_json, write_jsonl
@@ -20,6 +21,7 @@ from empax.evaluation import published
 from empax.evaluation.published import REG_PAPER, TABLES, identify
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings, score
+from empax.pipeline.plan import make_plan, plain
 from empax.reporting import charts, content, findings, markdown, peers, report
 from tests.plans import plan_of
 from tools.document import as_file
@@ -268,6 +270,19 @@ def test_report_of_little_has_no_empty_sections(pages):
         made(paper_row="T6")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "form", "shows"),
+    [(reg_transformer, "tiny", True), (reg_transformer, "no_retrieval,tiny", None), (lempex, "tiny", True),
+     (lempex, "no_exemplars,tiny", None), (nec, "tiny", None)],
+)  # fmt: skip
+def test_exemplars_are_expected_where_the_stage_that_answers_reads_them(recipe, form, shows):
+    """Whatever index its evaluation names: LEMPEx searches that of its training, NEC none."""
+    config = plain(recipe.get_config(form))
+    for index in ("", "index"):
+        config["evaluate"]["index"] = index
+        assert findings.retrieves(make_plan(config), "evaluate") is shows
+
+
 def test_run_reads_the_work_directory(tmp_path):
     files = WorkDir(tmp_path)
     write_jsonl(files.predictions, predictions(6))
@@ -288,7 +303,9 @@ def test_run_reads_the_work_directory(tmp_path):
         report.Settings, {"bootstrap_samples": 10, "examples": 2, "peers": str(others)}, where="config.report"
     )
     config = {
-        "system": "reg", "seed": 3, "run": ["annotate", "assess", "index", "evaluate"], "data": {"name": "sample"},
+        "system": "reg", "seed": 3, "run": ["annotate", "assess", "index", "joint", "evaluate"],
+        "data": {"name": "sample"},
+        "joint": {"kind": "train", "task": "joint", "steps": 1, "batch_size": 1, "buckets": [64]},
         "annotate": {"kind": "annotate"}, "assess": {"kind": "assess"}, "index": {"kind": "index"},
         "evaluate": {"kind": "evaluate", "stage": "joint", "index": "index"},
     }  # fmt: skip

@@ -109,6 +109,11 @@ def test_rows_may_be_mappings_lists_and_what_iterates_over_them(model, tmp_path)
     ):
         again = model.finetune(rows, **settings).nll(*zip(*PAIRS, strict=True)).nll
         np.testing.assert_array_equal(first, again)
+    other = dataclasses.replace(
+        model, model=model.model.clone(config=dataclasses.replace(model.model.config, dtype="bfloat16"))
+    )
+    with pytest.raises(empax.ConfigError, match="holds a fine-tuning on other pairs, weights"):
+        other.finetune(PAIRS, **settings)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +154,7 @@ def test_what_is_no_pair_is_named(model, pairs, message):
         ({"learning_rate": -1.0}, "learning_rate = -1.0 must be at least 0"),
         ({"learning_rate": float("nan")}, "learning_rate = nan must be"),
         ({"learning_rate": "1e-4"}, "learning_rate = '1e-4' is of type str"),
-        ({"max_source_tokens": 0}, "max_source_tokens = 0 must be at least 1"),
+        ({"max_source_tokens": 1}, "max_source_tokens = 1 must be at least 2"),
         ({"max_target_tokens": -3}, "max_target_tokens = -3 must be at least 1"),
         ({"seed": -1}, "seed = -1 must be at least 0"),
         ({"lora": "8"}, "lora = '8' must be True, False, a rank"),

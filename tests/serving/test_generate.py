@@ -171,6 +171,24 @@ def test_a_text_beyond_half_of_the_positions_is_answered(folder, model):
     assert model.nll([long], ["no"]).num_tokens > 1
 
 
+def test_a_reply_reads_what_the_answer_leaves_of_the_positions(model):
+    turn = " ".join(["no no sad sad no no sad I feel"] * 2)
+    length = len(model.tokenizer.encode(turn))
+    assert 12 < length < 30
+    for options in ({"max_length": 40}, {"max_length": 48}, {"max_new_tokens": 48 - length}):
+        assert model.reply(turn, **options) == model.generate([turn], **options)[0].strip()
+    shorter = model.reply(turn, max_new_tokens=46)  # two tokens are read
+    assert shorter == model.reply(turn, max_new_tokens=46, max_source_tokens=2)
+    with pytest.raises(empax.ConfigError, match=r"text 0 has \d+ tokens, and max_length = 12 counts them"):
+        model.reply(turn, max_length=12)
+    for name, value in (("max_length", 49), ("max_new_tokens", 47), ("max_new_tokens", 100)):
+        said = f"{name} = {value} does not fit into the 48 positions of .*, of which the conversation needs some; lower"
+        with pytest.raises(empax.ConfigError, match=said):
+            model.reply(turn, **{name: value})
+    with pytest.raises(empax.ConfigError, match="max_source_tokens = 1 must be a whole number of at least 2"):
+        model.reply(turn, max_source_tokens=1)
+
+
 @pytest.mark.parametrize(
     ("argument", "message", "names"),
     [

@@ -141,7 +141,7 @@ def test_what_is_no_turn_is_named(session):
             session.reply(context)
     for contexts, seeds, message in (("Hello.", None, "contexts is a text"), ([["a"], ["b"]], [1], "2 contexts"),
                                      ([["a"]], [1, 2], "1 contexts"), ([["a"]], [-1], "whole number"),
-                                     ([["a"]], [2.5], "whole number")):  # fmt: skip
+                                     ([["a"]], [2.5], "whole number"), ([["a"]], [2**32], "whole number")):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             session.replies(contexts, seeds=seeds)
     plain = dataclasses.replace(session, before=lambda text: text)

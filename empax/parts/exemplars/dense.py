@@ -88,14 +88,16 @@ def check_dense(negatives: Sequence[Negative], run: RunContext) -> None:
     """Checks that a stage that trains a dense retriever can read its contexts and draw its negatives.
 
     Raises:
-      ConfigError: contexts do not fit the buckets, or a split names no emotion.
+      ConfigError: contexts do not fit the buckets, or a split has too few emotions to draw from.
     """
     check_prepared(run)
     check_queries(run)
+    least = 2 if "other_emotion" in negatives else 1
     if negatives:
         for split in ("train", "validation"):
-            if not has_emotions(run.plan.data, split):
+            if not has_emotions(run.plan.data, split, least):
                 raise ConfigError(
-                    f"config.{run.stage}.negatives = {negatives}, but no dialogue of the split {split!r} has an "
-                    "emotion; give them emotions, or set negatives = (), which leaves the other responses of a batch."
+                    f"config.{run.stage}.negatives = {negatives}, but the dialogues of the split {split!r} have "
+                    f"{('no emotion', 'fewer than two emotions')[least - 1]}; give them emotions, or set negatives = "
+                    "(), which leaves the other responses of a batch."
                 )

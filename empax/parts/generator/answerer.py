@@ -82,7 +82,8 @@ class Answerer:
       buckets: source lengths in tokens to pad to.
       labels: names of the integers that `read` returns, besides the emotions of `heads`: {"intent": INTENTS}.
       mesh: layout of the devices.
-      single: whether contexts come from people, one or a few at a time: few shapes are compiled, nothing is kept.
+      single: whether contexts come from people, one or a few at a time: few shapes are compiled, nothing is kept. An
+        answer cut at its length limit has the note "cut".
       questions: questions that the task answers about each context before it replies: the first words go into the note
         "told", in prompts and predictions.
     """
@@ -244,6 +245,8 @@ class Answerer:
                 notes[TOLD] = told
             if "num_unknown" in read:
                 notes["num_unknown"] = int(read["num_unknown"])
+            if self._single and int(tokens[-1]) not in (self.tokenizer.eos_id, self.tokenizer.pad_id):
+                notes["cut"] = True
             words = made_of.words[i] if made_of.words else ()
             answer = self.tokenizer.decode([int(t) for t in tokens], words).strip()
             return self._prediction(instances[i], answer, read, notes)

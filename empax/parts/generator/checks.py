@@ -95,14 +95,20 @@ def _check_lengths(run: RunContext, parts: GeneratorParts) -> None:
         check_fits(model, **{f"prompt{among} + {stage.name}.buckets + answer": tokens})
 
 
-def check_whole_contexts(where: str, max_context_tokens: int, run: RunContext) -> None:
-    """Raises ConfigError if the stage, or an evaluation of it, would cut contexts that the setting `where` allows."""
+def check_whole_contexts(where: str, max_context_tokens: int, run: RunContext, *, beside: int = 0) -> None:
+    """Raises ConfigError if the stage, or an evaluation of it, would cut contexts that the setting `where` allows.
+
+    `beside` counts the other tokens of a source.
+    """
     for stage in filter(_reads_sources, (run.named(run.stage), *run.evaluations)):
-        if (longest := _buckets(stage)[-1]) < max_context_tokens:
+        longest, needed = _buckets(stage)[-1], max_context_tokens + beside
+        if longest < needed:
+            among = f", with {beside} tokens beside it," if beside else ""
+            lower = f"set it to at most {longest - beside}, or " if longest - beside >= 2 else ""
             raise ConfigError(
-                f"{where}.max_context_tokens = {max_context_tokens} is more than the longest of config.{stage.name}."
-                f"buckets, {longest}, which cuts contexts; set it to at most {longest}, or add {max_context_tokens} to "
-                "the buckets of each stage."
+                f"{where}.max_context_tokens = {max_context_tokens}{among} is more than the longest of config."
+                f"{stage.name}.buckets, {longest}, which cuts contexts; {lower}add {needed} to the buckets of each "
+                "stage."
             )
 
 
@@ -175,15 +181,17 @@ def check_losses(losses: Sequence[LossSettings], run: RunContext) -> None:
 
 
 def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
-    """Checks a generator's losses, decoding, and the stage that it starts from.
+    """Checks a generator's losses, lengths, decoding, and the stage that it starts from.
 
     Raises:
-      ConfigError: a loss fails, decoding needs exemplars, or the stage is missing, later, or trains something else.
+      ConfigError: a loss fails, contexts would be cut, decoding needs exemplars, or the stage is missing, later, or
+        trains something else.
     """
     check_prepared(run)
     check_contrast(stage.contrast, run)
     check_losses(stage.losses, run)
     settings = run.shared_settings(DialogueSettings)
+    check_whole_contexts(f"{run.shared}.layout", settings.layout.max_context_tokens, run)
     reading = {f"{where}.rerank_exemplars": way.rerank_exemplars for where, way in decodings(run).items()}
     reading[f"{run.shared}.neighbours.copy_weight"] = settings.neighbours.copy_weight
     for name, value in reading.items():

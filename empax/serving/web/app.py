@@ -203,8 +203,6 @@ def make_app(systems: Sequence[System], settings: ServerSettings) -> FastAPI:
     Raises:
       ConfigError: two systems have the same name, or the folder has votes on other systems.
     """
-    if len({system.name for system in systems}) < len(systems):
-        raise ConfigError(f"both systems are called {systems[0].name}; give them folders with names of their own.")
     server = _Server(systems, settings)
 
     @contextlib.asynccontextmanager

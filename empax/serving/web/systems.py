@@ -249,7 +249,8 @@ class RunSystem:
         encode = tokenizer.encode if tokenizer else str.split
         place = place_of_stop(found.response, asked.stop)
         text, read = found.response[:place], sum(len(encode(turn)) for turn in asked.turns)
-        return Said(text, read, len(encode(text)) + (place is None), why=why_of(found))
+        cut = place is None and "cut" in found.notes
+        return Said(text, read, len(encode(text)) + (place is None and not cut), cut=cut, why=why_of(found))
 
     def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
         raise ConfigError("this system is a run that answers, and embeds no texts.")
@@ -261,17 +262,21 @@ def is_run(name: str) -> bool:
     return path.is_dir() and WorkDir(path).provenance.exists()  # a model has a config.json, too
 
 
+def name_of(name: str) -> str:
+    """Returns the name of a model or run in requests: its last path component."""
+    path = expand(name)
+    return path.resolve().name if path.exists() else Path(name).name
+
+
 def load_system(name: str, *, batch_size: int, max_tokens: int, before: Before | None = answer_to_danger) -> System:
-    """Loads a finished run from its work directory, or any model that `load` accepts; named by its last path component.
+    """Loads a finished run from its work directory, or any model that `load` accepts; named as by `name_of`.
 
     Raises:
       ConfigError: neither exists, or the run has not finished.
     """
-    path = expand(name)
-    called = path.resolve().name if path.exists() else Path(name).name
     if is_run(name):
-        return RunSystem(called, Session.load(path, before=before), batch_size=batch_size)
-    return ModelSystem(called, load(name), batch_size=batch_size, max_tokens=max_tokens, before=before)
+        return RunSystem(name_of(name), Session.load(expand(name), before=before), batch_size=batch_size)
+    return ModelSystem(name_of(name), load(name), batch_size=batch_size, max_tokens=max_tokens, before=before)
 
 
 _LEAST_SOURCE = 64

@@ -7,7 +7,7 @@ import fcntl
 import hmac
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,17 @@ from empax.core.files import json_text, read_json, system_errors, write_together
 from empax.rating.study import ASPECTS
 
 SIDES = ("a", "b")
+_KEY = "key.json"
 _VALUES = {"a": "1", "b": "2", "tie": "tie"}
+
+
+def check_compared(systems: Sequence[str], folder: Path) -> None:
+    """Raises ConfigError if two systems have one name, or `folder` has votes on others; writes nothing."""
+    if len(set(systems)) < len(systems):
+        raise ConfigError(f"both systems are called {systems[0]}; give them folders with names of their own.")
+    path = folder / _KEY
+    if path.exists() and sorted(found := read_json(path)["systems"]) != sorted(systems):
+        raise ConfigError(f"{folder} has votes on {' and '.join(found)}; give --votes another folder.")
 
 
 class Votes:
@@ -27,20 +37,17 @@ class Votes:
     rater; `empax rate score` reads both. Neither holds texts. Several servers may share a folder.
 
     Raises:
-      ConfigError: the folder has votes on other systems.
+      ConfigError: as in `check_compared`.
       DataError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, systems: tuple[str, str]):
-        self.folder, self._path = folder, folder / "key.json"
+        self.folder, self._path = folder, folder / _KEY
         self._key: dict[str, Any] = {
             "study": secrets.token_hex(8), "systems": list(systems), "settings": {"form": "pairs"}, "items": [],
         }  # fmt: skip
         with self._newest_key():
-            if sorted(self._key["systems"]) != sorted(systems):
-                raise ConfigError(
-                    f"{folder} has votes on {' and '.join(self._key['systems'])}; give --votes another folder."
-                )
+            check_compared(systems, folder)
             if not self._path.exists():
                 self._write({})
 

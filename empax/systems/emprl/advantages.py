@@ -130,8 +130,9 @@ def generalized_advantages(
 
     Source: Schulman et al. 2016, Eq. 16; EmpRL, Eq. 10. Tokens t = 1 .. T are the ones under the mask, at any position.
 
-    Departure: EmpRL's Eq. 9 sums only to delta_{T-1}, so the last token has no advantage and the empathy reward r_T
-    acts only through V(s_T); and delta_{T-1}, as the last of several terms, has exponent T-t+1 instead of T-1-t.
+    Departure: EmpRL's Eq. 9 sums only to delta_{T-1}, so the last token has no advantage and the value's target there
+    is its old value: the empathy reward r_T teaches neither policy nor value. And delta_{T-1}, as the last of several
+    terms, has exponent T-t+1 instead of T-1-t.
     "paper_literal" computes that: A_T = 0, A_{T-1} = delta_{T-1}, and for t < T-1
 
     .. math:: A_t = \sum_{l=0}^{T-2-t} (\gamma\lambda)^l \delta_{t+l} + (\gamma\lambda)^{T-t+1} \delta_{T-1}

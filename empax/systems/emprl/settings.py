@@ -106,8 +106,8 @@ class PolicyTaskSettings:
       likelihood_weight: weight of the gold responses' negative log-likelihood per token in the loss: it keeps the
         policy close to people's answers (PPO-ptx; Ouyang et al. 2022, Eq. 2).
       likelihood_focus: factor f in the weight exp(f m) of gold responses, with their merit m: their own reward, in
-        standard deviations (advantage-weighted regression; Peng et al. 2019). 0 = equal weights, as with any f if the
-        goal is "gold".
+        standard deviations (advantage-weighted regression; Peng et al. 2019). 0 = equal weights. It needs a reward of
+        kind "empathy" whose goal is not "gold", by which all gold responses earn the same.
       kept_share: interpolation from the initial model to the trained one, for answers and export; 1 = the trained one.
         On that path, reward is gained early, and its cost in likelihood comes late.
       mask_first_token: omits each response's first token, as EmpRL's runs did (see `systems.emprl.advantages`).
@@ -157,6 +157,11 @@ class PolicyTaskSettings:
             raise ConfigError(f"max_turns = {self.max_turns} needs whole_dialogues = True.")
         if self.likelihood_focus and not self.likelihood_weight:
             raise ConfigError(f"likelihood_focus = {self.likelihood_focus} needs a likelihood_weight above 0.")
+        if self.likelihood_focus and not any(part.kind == "empathy" and part.goal != "gold" for part in self.rewards):
+            raise ConfigError(
+                f"likelihood_focus = {self.likelihood_focus} needs a reward of kind 'empathy' with goal 'f1' or "
+                "'balanced': by any other, all gold responses have the same merit."
+            )
         if any(reward.shift_penalty for reward in self.rewards) and not self.whole_dialogues:
             raise ConfigError("shift_penalty needs whole_dialogues = True: single turns have no shifts.")
 
@@ -302,3 +307,5 @@ class PreferenceTaskSettings(PolicyTaskSettings):
                 f"pairs and {odd} do not go together: responses from a file show no KL, no exemplars and no dialogue; "
                 "set pairs = '', or loss = 'dpo', index = '' and whole_dialogues = False."
             )
+        if self.pairs and self.rewards not in ((), PolicyTaskSettings.rewards):
+            raise ConfigError(f"rewards rate sampled responses, and those of pairs = {self.pairs!r} are given.")

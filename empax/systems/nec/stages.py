@@ -116,7 +116,7 @@ def check_system(run: RunContext) -> None:
 
 
 def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
-    """Checks that the facts, the ranker and the stage to start from exist.
+    """Checks that the facts, the ranker and the stage to start from exist, and that sources fit the buckets.
 
     Raises:
       ConfigError: one of them is missing or does not fit.
@@ -125,6 +125,7 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
     settings = run.shared_settings(NecSettings)
     if settings.logits_at_once:
         raise ConfigError(f"{run.shared}.logits_at_once = {settings.logits_at_once} is not for NEC; set it to 0.")
+    _check_lengths(settings, run)
     check_knowledge(run, **{kind: f"{run.shared}.{kind} to False" for kind in settings.kinds_of_facts})
     if settings.ranker:
         run.earlier("ranker", settings.ranker, tasks=("ranker",))
@@ -132,11 +133,20 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
         run.earlier("start_from", stage.start_from, tasks=TRAINED)
 
 
+def _check_lengths(settings: NecSettings, run: RunContext) -> None:
+    """Raises ConfigError if the buckets have no room for a whole context and the facts behind it."""
+    layout, beside = settings.layout, 0
+    form = parts.form() if settings.entity and (parts := checks.check_models(run)) is not None else None
+    if isinstance(form, TaggedForm):
+        beside = len(FactForm(form, settings.facts_as).query) + sum(map(len, form.frame)) + layout.max_passage_tokens
+    checks.check_whole_contexts(f"{run.shared}.layout", layout.max_context_tokens, run, beside=beside)
+
+
 def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:
     """Checks as `check_nec` does, and that there are candidates.
 
     Raises:
-      ConfigError: `check_nec` fails, there are no candidates, or those of other emotions lack emotions.
+      ConfigError: `check_nec` fails, there are no candidates, or no response is of another emotion.
     """
     check_nec(stage, run)
     contrast = stage.contrast
@@ -145,10 +155,10 @@ def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:
             f"config.{run.stage}.contrast has no kind of candidate; set in_batch to True, or different, frequent or "
             "own above 0."
         )
-    if contrast.different and not has_emotions(run.plan.data, "train"):
+    if contrast.different and not has_emotions(run.plan.data, "train", least=2):
         raise ConfigError(
-            f"config.{run.stage}.contrast.different = {contrast.different}: candidates are of other emotions, which no "
-            "dialogue of the split 'train' names; name them, or set it to 0."
+            f"config.{run.stage}.contrast.different = {contrast.different}: candidates are of other emotions, and the "
+            "dialogues of the split 'train' have fewer than two; name them, or set it to 0."
         )
 
 

@@ -77,6 +77,18 @@ class IntentTaskSettings:
         check_numbers(self, "max_validation_examples", least=0)
 
 
+_UNREAD = (
+    ("experts", "none", ("contrastive_weight", "temperature")),
+    ("emotion_weight", 0.0, ("contrastive_weight", "temperature")),
+    ("contrastive_weight", 0.0, ("temperature",)),
+    ("second_intent", False, ("actions", "num_actions")),
+    ("constant_second", True, ("actions", "num_actions")),
+    ("mimicry", False, ("restore", "restore_steps")),
+    ("restore", "printed", ("restore_steps",)),
+)
+"""A setting, a value of it, and the settings that are not read with that value."""
+
+
 @dataclasses.dataclass(frozen=True)
 class GeneratorTaskSettings:
     """Settings of the generator and all modules trained jointly with it (Eq. 12).
@@ -172,9 +184,9 @@ class GeneratorTaskSettings:
             raise ConfigError(f"judges = {self.judges} goes with reward = 'empathy', which is {self.reward!r}.")
         if self.reward != "alignment" and not self.reinforced:
             raise ConfigError(
-                f"reward = {self.reward!r} teaches the second intent, which second_intent = {self.second_intent} and "
-                f"policy_weight = {self.policy_weight} leave untaught; set True and a weight above 0, or reward = "
-                "'alignment' with judges = ()."
+                f"reward = {self.reward!r} teaches the second intent, which second_intent = {self.second_intent}, "
+                f"policy_weight = {self.policy_weight} and twice_weight = {self.twice_weight} leave untaught; set True "
+                "and weights above 0, or reward = 'alignment' with judges = ()."
             )
         if self.reward == "empathy" and not self.intent_start:
             raise ConfigError("reward = 'empathy' needs intent_start = True: else no reply depends on its intent.")
@@ -182,6 +194,12 @@ class GeneratorTaskSettings:
             raise ConfigError(f"reason_tags = {self.reason_tags!r} needs reasons, the stage of an annotator.")
         if self.constant_second and (not self.second_intent or self.reward == "empathy"):
             raise ConfigError("constant_second = True needs second_intent = True and no reward of replies.")
+        for setting, value, unread in _UNREAD:
+            for name in unread if getattr(self, setting) == value else ():
+                if getattr(self, name) != getattr(GeneratorTaskSettings, name):
+                    raise ConfigError(
+                        f"{name} = {getattr(self, name)!r} changes nothing where {setting} = {value!r}; leave it out."
+                    )
         self.diffusion.check_time("state_time", self.state_time)
         if self.restore_steps > self.state_time:
             raise ConfigError(f"restore_steps = {self.restore_steps} must be at most state_time = {self.state_time}.")
@@ -194,4 +212,4 @@ class GeneratorTaskSettings:
     @property
     def reinforced(self) -> bool:
         """Whether a policy learns from rewards."""
-        return self.second_intent and not self.constant_second and self.policy_weight > 0
+        return self.second_intent and not self.constant_second and self.policy_weight * self.twice_weight > 0

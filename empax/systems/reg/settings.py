@@ -26,7 +26,7 @@ class DistillationSettings:
 
     Attributes:
       signal: "metrics" (Eq. 3), "likelihood" (teacher-forced; the paper's G1+RAG row, Atlas' PDist) or "emdr2".
-      utility: weights of F's parts; 0 omits a part (the paper's w/o BLEU, w/o F1, w/o R-L).
+      utility: for "metrics": weights of F's parts; 0 omits a part (the paper's w/o BLEU, w/o F1, w/o R-L).
       target_temperature: tau of Eq. 3; for "likelihood", it divides the mean log-likelihood per token. This and the
         next are at least LEAST_TEMPERATURE.
       score_temperature: divides the retriever's scores before the softmax.
@@ -50,6 +50,10 @@ class DistillationSettings:
         check_numbers(self, "target_temperature", "score_temperature", least=LEAST_TEMPERATURE)
         check_numbers(self, "emotion_weight", least=0)
         check_numbers(self, "explore_tokens", least=1)
+        if self.signal == "emdr2" and self.loss != "softmax":
+            raise ConfigError(f"loss = {self.loss!r} goes with targets, which signal = 'emdr2' does not have.")
+        if self.signal != "metrics" and self.utility != UtilityWeights():
+            raise ConfigError(f"utility = {self.utility} goes with signal = 'metrics', not with {self.signal!r}.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,14 @@ from empax.parts.exemplars.checks import check_passages
 from empax.parts.exemplars.dense import DenseRetriever
 from empax.parts.exemplars.dense_retrieval import Keys, RetrievalBatch, RetrievalExamples
 from empax.parts.exemplars.settings import RetrievalSettings
-from empax.parts.generator.checks import GENERATOR_TASKS, check_contrast, check_fusion, check_losses, decodings
+from empax.parts.generator.checks import (
+    GENERATOR_TASKS,
+    check_contrast,
+    check_fusion,
+    check_losses,
+    check_whole_contexts,
+    decodings,
+)
 from empax.parts.generator.stages import begun_with, generator_params, sketch_frozen_generator, sketched
 from empax.retrieval.filters import find_exemplars, load_filter
 from empax.retrieval.index import build_index, load_index
@@ -87,12 +95,6 @@ def _examples(
         ranks, probability = stage.retriever_weight > 0, stage.exemplar_probability
     if stage.passage_encoder == "frozen":
         embeddings = load_index(run.files.index(stage.index)).embeddings
-        if ranks and embeddings.shape[1] != parts.retriever.size:
-            raise ConfigError(
-                f"config.{run.stage}: index {stage.index!r} has vectors of {embeddings.shape[1]}, the retriever of "
-                f"{parts.retriever.size}, since emotion_share = {retrieval.settings.emotion_share}; name an index of a "
-                "trained retriever, or set emotion_share to 0."
-            )
     find = functools.partial(retrieval.searched, run, stage.index, key_embeddings=embeddings)
     train = find("train", corpus, form, stage.max_examples, num_random=k if ranks else 0, probability=probability)
     # Validation shows the K retrieved candidates without trials: its metrics are the emotions and G2's likelihood.
@@ -124,9 +126,12 @@ def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
         run.earlier("start_from", stage.start_from, tasks=RETRIEVER_TASKS)
     if run.named(run.stage).loop.best_metric == "loss" and not stage.distillation.emotion_weight:
         raise ConfigError(
-            f"config.{run.stage}.best_metric = 'loss': no candidate is tried out on validation, where the loss is 0 "
-            "for ever; set it to None, by which the last parameters count."
+            f"config.{run.stage}.best_metric = 'loss': no candidate is tried out on validation, where the loss is "
+            "always 0; set it to None, by which the last parameters count."
         )
+    if stage.passage_encoder == "frozen":
+        run.earlier("index", stage.index, kind="index")
+        _check_encoders({stage.index: stage.start_from}, run)
     _check_exemplars(stage, run)
 
 
@@ -135,6 +140,7 @@ def check_joint(stage: JointTaskSettings, run: RunContext) -> None:
     check_prepared(run)
     check_contrast(stage.contrast, run)
     check_losses(stage.losses, run)
+    check_whole_contexts(f"{run.shared}.layout", run.shared_settings(RetrievalSettings).layout.max_context_tokens, run)
     run.earlier("generator", stage.generator, tasks=G1_TASKS)
     if stage.retriever:
         run.earlier("retriever", stage.retriever, tasks=RETRIEVER_TASKS)
@@ -156,6 +162,11 @@ def _check_indexes(stage: JointTaskSettings, run: RunContext) -> None:
     indexes = {one.settings.index: wanted for one in run.evaluations if one.settings.index in run.plan.stages}
     if stage.retriever_weight and stage.passage_encoder == "frozen":
         indexes[stage.index] = began_with
+    _check_encoders(indexes, run)
+
+
+def _check_encoders(indexes: Mapping[str, str], run: RunContext) -> None:
+    """Raises ConfigError unless each index, by name, is of the encoder that `indexes` gives for it."""
     for index, encoder in indexes.items():
         found = run.named(index).settings.encoder
         if found != encoder:
@@ -179,10 +190,11 @@ def _check_exemplars(stage: RetrieverTaskSettings | JointTaskSettings, run: RunC
     ranks = not isinstance(stage, JointTaskSettings) or stage.retriever_weight > 0
     frozen = ranks and stage.passage_encoder == "frozen"
     if frozen and settings.emotion_share and not run.named(stage.index).settings.encoder:
+        began = "retriever" if isinstance(stage, JointTaskSettings) else "start_from"
         raise ConfigError(
             f"config.{run.stage}: the rows of index {stage.index!r} know no emotions, since its encoder is as "
-            f"pretrained, but emotion_share = {settings.emotion_share}; name an index of a trained retriever, or set "
-            "emotion_share to 0."
+            f"pretrained, but emotion_share = {settings.emotion_share}; set config.{run.stage}.{began} and "
+            f"config.{stage.index}.encoder to the same trained retriever, or emotion_share to 0."
         )
 
 

@@ -116,6 +116,16 @@ def test_what_a_model_is_asked_first_is_told_to_the_next_question_and_to_the_rep
     assert [row.response for row in plain.respond(ASKED, batch_size=2, seed=0)] == [said(i.context[-1]) for i in ASKED]
 
 
+def test_who_answers_people_notes_an_answer_without_an_end():
+    ended = np.zeros_like(PARAMS["weights"])
+    ended[:, [7, TOKENIZER.eos_id]] = 2.0, 1.0  # the likeliest first
+    for params, single, cut in ((ended, True, False), (ended[:, ::-1], True, True), (ended[:, ::-1], False, False)):
+        made = answerer(single=single)
+        made.take({"weights": params})
+        (found,) = made.respond(ASKED[:1], batch_size=1, seed=0)
+        assert found.notes.get("cut", False) is cut
+
+
 def test_what_was_told_is_the_seeds_and_is_forgotten_with_the_parameters_and_by_who_answers_people():
     asked = []
 

@@ -165,9 +165,11 @@ class Numbered:
     answerer: None = None
     before: None = None
     seed: int = 5
+    notes: dict = dataclasses.field(default_factory=dict)
 
     def replies(self, contexts, *, seeds):
-        return [Prediction(tuple(c), f"seed {s} heard", reference="") for c, s in zip(contexts, seeds, strict=True)]
+        said = [f"seed {seed} heard" for seed in seeds]
+        return [Prediction(tuple(c), one, "", notes=self.notes) for c, one in zip(contexts, said, strict=True)]
 
 
 def test_choices_of_a_run_differ_in_their_seeds():
@@ -178,8 +180,13 @@ def test_choices_of_a_run_differ_in_their_seeds():
     assert len({second, third, *range(5, 15)}) == 12  # nor that of somebody who asks with the next seed
     assert [one.completion_tokens for one in said] == [4] * 4  # the end is one
     assert [i for i, _ in run.answer([Asked(("x",))] * 3, lambda row: row != 1)] == [0, 2]
-    (cut,) = replies(run, Asked(("x",), stop=(" heard",)))
-    assert (cut.text, cut.completion_tokens) == ("seed 5", 2)
+    assert not any(one.cut for one in said)
+    (stopped,) = replies(run, Asked(("x",), stop=(" heard",)))
+    assert (stopped.text, stopped.completion_tokens) == ("seed 5", 2)
+    run = RunSystem("run", Numbered(notes={"cut": True}), batch_size=4)
+    (cut,) = replies(run, Asked(("x",)))
+    assert (cut.text, cut.completion_tokens, cut.cut) == ("seed 5 heard", 3, True)  # it has no end
+    assert replies(run, Asked(("x",), stop=(" heard",))) == [stopped]
 
 
 def test_a_finished_run_is_served_with_what_stands_behind_its_replies(finished):

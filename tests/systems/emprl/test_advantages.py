@@ -235,9 +235,10 @@ def test_the_printed_sum_never_sees_the_empathy_reward():
     last = np.arange(T)[None] == LENGTHS[:, None] - 1
     changed = np.where(last, rewards + 100.0, rewards).astype(np.float32)
     for form, moves in (("sound", True), ("paper_literal", False)):
-        before, after = (gae(x, values, gamma=1.0, lam=0.95, form=form)[0] for x in (rewards, changed))
-        assert np.array_equal(before, after) != moves
-        assert (before != after)[MASK].all() == moves
+        both = (gae(x, values, gamma=1.0, lam=0.95, form=form) for x in (rewards, changed))
+        for before, after in zip(*both, strict=True):  # of the advantages, and of the value's targets
+            assert np.array_equal(before, after) != moves
+            assert (before != after)[MASK].all() == moves
 
 
 # --- group baselines

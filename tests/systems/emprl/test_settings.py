@@ -14,6 +14,8 @@ from empax.systems.emprl.settings import (
 )
 
 SHIFTS = {"rewards": (RewardSettings(shift_penalty=1.0),)}
+FOCUS = {"likelihood_weight": 0.2, "likelihood_focus": 1.0}
+OWN = RewardSettings("text", function="a:b")
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,8 @@ SHIFTS = {"rewards": (RewardSettings(shift_penalty=1.0),)}
         (PolicyTaskSettings, SHIFTS, "needs whole_dialogues"),
         (PolicyTaskSettings, {"max_turns": 4}, "max_turns = 4 needs whole_dialogues"),
         (PolicyTaskSettings, {"likelihood_focus": 1.0}, "likelihood_focus = 1.0 needs a likelihood_weight"),
+        (PolicyTaskSettings, {**FOCUS}, "likelihood_focus = 1.0 needs a reward of kind 'empathy' with goal 'f1'"),
+        (PolicyTaskSettings, {**FOCUS, "rewards": (OWN,)}, "all gold responses have the same merit"),
         (PolicyTaskSettings, {"whole_dialogues": True, "index": "index"}, "do not go together"),
         (PolicyTaskSettings, {"rewards": (RewardSettings(),) * 2}, "two parts of kind = 'empathy'"),
         (PpoTaskSettings, {"rollout": DecodeSettings("greedy")}, "must be 'sample'"),
@@ -63,6 +67,7 @@ SHIFTS = {"rewards": (RewardSettings(shift_penalty=1.0),)}
         (PreferenceTaskSettings, {"loss": "kto", "pairs": "f"}, "pairs and loss = 'kto' do not go together"),
         (PreferenceTaskSettings, {"index": "reindex", "pairs": "f"}, "pairs and index = 'reindex' do not go together"),
         (PreferenceTaskSettings, {"whole_dialogues": True, "pairs": "f"}, "pairs and dialogues do not go together"),
+        (PreferenceTaskSettings, {"rewards": (OWN,), "pairs": "f"}, "and those of pairs = 'f' are given"),
         (PreferenceTaskSettings, {**SHIFTS, "whole_dialogues": True}, "shift_penalty goes with PPO"),
         (PreferenceTaskSettings, {"beta": 0.0}, "beta = 0.0 must be"),
     ],
@@ -70,3 +75,8 @@ SHIFTS = {"rewards": (RewardSettings(shift_penalty=1.0),)}
 def test_settings_that_cannot_work_are_refused(settings, changes, message):
     with pytest.raises(ConfigError, match=message):
         settings(**changes)
+
+
+def test_a_focus_goes_with_a_goal_by_which_merits_differ():
+    for goal in ("f1", "balanced"):
+        PolicyTaskSettings(**FOCUS, rewards=(OWN, RewardSettings(goal=goal)))

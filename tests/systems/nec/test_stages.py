@@ -120,13 +120,31 @@ def test_what_is_wrong_is_said_before_any_work(tmp_path):
     assert "has no kind of candidate" in problems(config(contrastive__contrast=nothing), tmp_path)[0]
     rows = {"id": "a", "utterances": ["I won!", "Well done!"]}
     bare = {"data__name": "jsonl", "data__dir": str(write_rows(tmp_path / "own", rows))}
-    found = problems(config(**bare), tmp_path / "run")
-    assert any("contrast.different = " in p and "name them, or set it to 0." in p for p in found)
+    one = {**bare, "data__dir": str(write_rows(tmp_path / "one", {**rows, "emotion": "proud"}))}
+    for corpus in (bare, one):
+        found = problems(config(**corpus), tmp_path / "run")
+        assert any("have fewer than two; name them, or set it to 0." in p for p in found)
     none = config(**bare, contrastive__contrast={"different": 0})
     assert not any("contrast.different" in p for p in problems(none, tmp_path / "run"))
     with pytest.raises(ConfigError, match="is between beams, and own = 1; set own to 2 or more, or diversity_penalty"):
         make_plan(config(contrastive__contrast={"own": 1, "diversity_penalty": 0.5}))
     assert "start_from = 'evaluate'" in problems(config(contrastive__start_from="evaluate"), tmp_path)[0]
+
+
+def test_a_bucket_has_room_for_the_whole_context_and_its_facts(tmp_path):
+    layout = config()["nec"]["layout"]
+    longer = {**layout, "max_context_tokens": 31}
+    assert problems(config(nec__layout={**layout, "max_context_tokens": 30}), tmp_path) == []
+    found = problems(config(nec__layout=longer), tmp_path)
+    assert len(found) == 2
+    for stage, said in zip(("generator", "contrastive"), found, strict=True):
+        assert said == (
+            "config.nec.layout.max_context_tokens = 31, with 66 tokens beside it, is more than the longest of config."
+            f"{stage}.buckets, 96, which cuts contexts; set it to at most 30, or add 97 to the buckets of each stage."
+        )
+    assert problems(config(nec__layout=longer, nec__entity=False), tmp_path) == []
+    (found,) = problems(config(evaluate__buckets=(64,)), tmp_path)
+    assert "config.evaluate.buckets, 64, which cuts contexts; add 90 to the buckets" in found
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ def test_all_steps_with_the_true_noise_give_the_clean_vector():
     np.testing.assert_allclose(ddpm(predict, STANDARD, noisy, start=1000), clean, atol=1e-4)
     clean, noise, _, noisy = example(200)
     np.testing.assert_allclose(ddim(lambda *_: noise, STANDARD, noisy, start=200, steps=1), clean, atol=1e-5)
+    wrong = ddim(lambda *_: noise + 1.0, STANDARD, noisy, start=200, steps=1)
+    np.testing.assert_allclose(clean - wrong, np.full_like(clean, 1.312), atol=1e-3)  # as its docstring says
 
 
 @pytest.mark.parametrize("form", ["ho", "printed"])

@@ -134,8 +134,43 @@ WRONG = {
         "generator__judges": ["intents"],
         "generator__intent_start": False,
     },
+    "policy_weight = 0.1 and twice_weight = 0.0 leave untaught": {
+        "generator__reward": "label",
+        "generator__twice_weight": 0.0,
+    },
+    "restore_steps = 5 changes nothing where restore = 'printed'; leave it out": {
+        "generator__restore": "printed",
+        "generator__restore_steps": 5,
+    },
+    "restore = 'printed' changes nothing where mimicry = False": {
+        "generator__mimicry": False,
+        "generator__restore": "printed",
+    },
+    "contrastive_weight = 0.5 changes nothing where experts = 'none'": {
+        "generator__experts": "none",
+        "generator__contrastive_weight": 0.5,
+    },
+    "temperature = 0.5 changes nothing where emotion_weight = 0.0": {
+        "generator__emotion_weight": 0.0,
+        "generator__temperature": 0.5,
+    },
+    "actions = 'table_1' changes nothing where second_intent = False": {
+        "generator__second_intent": False,
+        "generator__actions": "table_1",
+    },
+    "actions = 'table_1' changes nothing where constant_second = True": {
+        "generator__constant_second": True,
+        "generator__actions": "table_1",
+    },
     "encoder_no_repeat_ngram": {"reflectdiffu__decoding": {"encoder_no_repeat_ngram": 3}},
 }
+
+
+def test_without_the_loss_of_intents_nothing_is_reinforced(tmp_path):
+    """So that dropout does not matter."""
+    changes = REFUSED["so that the policy cannot learn with it; set it to 0, or config.generator.policy_weight to 0"]
+    plan = make_plan(tiny(**changes, generator__twice_weight=0.0))
+    assert not list(run.find_problems(plan, WorkDir(tmp_path)))
 
 
 @pytest.mark.parametrize("said", WRONG)

@@ -7,7 +7,10 @@ import optax
 import pytest
 import torch
 
+from empax.core.config import ConfigError
+from empax.evaluation.device_metrics import UtilityWeights
 from empax.systems.reg.distillation import emdr2, retriever_kl, target_distribution
+from empax.systems.reg.settings import DistillationSettings
 
 B, K = 5, 6
 
@@ -23,6 +26,22 @@ def example(seed=0):
 
 ALL = jnp.ones((B, K), bool)
 ROWS = jnp.ones(B, bool)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"signal": "emdr2", "loss": "literal_sigmoid"}, "'literal_sigmoid' goes with targets, which signal = 'emdr2'"),
+        (
+            {"signal": "likelihood", "utility": UtilityWeights(bleu=0.0)},
+            "goes with signal = 'metrics', not with 'likeli",
+        ),
+        ({"signal": "emdr2", "utility": UtilityWeights(f1=0.0)}, "goes with signal = 'metrics', not with 'emdr2'"),
+    ],
+)
+def test_what_a_signal_does_not_read_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        DistillationSettings(**changes)
 
 
 @pytest.mark.oracle

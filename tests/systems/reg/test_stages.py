@@ -129,12 +129,8 @@ def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
     held_out = assembly.validation.collate(np.arange(4), 80, np.random.default_rng(0))
     assert held_out.source.shape == (4, 1 + 2, 80)
     assert batch.key_embedding is None
-    frozen = RetrieverTaskSettings(passage_encoder="frozen")
-    with pytest.raises(
-        ConfigError, match=r"index 'index' has vectors of \d+, the retriever of \d+.*emotion_share to 0"
-    ):
-        build_retriever(frozen, run)  # as pretrained, it knows no emotions
-    frozen = build_retriever(frozen, context(finished, "retriever", reg__emotion_share=0.0))
+    alone = context(finished, "retriever", reg__emotion_share=0.0)
+    frozen = build_retriever(RetrieverTaskSettings(passage_encoder="frozen"), alone)
     batch = frozen.train.collate(np.arange(4), 80, np.random.default_rng(0))
     assert batch.key is None
     assert batch.source.shape[1] - 1 == batch.key_embedding.shape[1] == 4 + 2
@@ -155,13 +151,13 @@ def test_joint_training_begins_where_its_settings_say(finished):
 def test_the_distillation_settings_of_a_stage_reach_its_task(finished):
     run = context(finished, "joint")
     values = {
-        "distillation": {"signal": "likelihood", "replace_probability": 0.0, "explore_tokens": 7,
+        "distillation": {"loss": "literal_sigmoid", "replace_probability": 0.0, "explore_tokens": 7,
                          "utility": {"bleu": 0.0, "f1": 1.0, "rouge_l": 1.0}},
         "retriever_weight": 0.35,
     }  # fmt: skip
     task = build_joint(to_settings(JointTaskSettings, values, where="config.joint"), run).task
     assert task.retriever_weight == 0.35
-    assert task.retriever.settings.signal == "likelihood"
+    assert task.retriever.settings.loss == "literal_sigmoid"
     assert task.retriever.settings.utility.bleu == 0.0
     assert task.retriever.decoder.settings.max_tokens == 7
     assert task.generator.decoder.settings.max_tokens == 12  # config.reg.decoding, for the answers that count
