@@ -138,7 +138,7 @@ class Stage:
     """One stage of a run.
 
     Attributes:
-      kind: a key of `pipeline.run:KINDS`.
+      kind: a key of `pipeline.plan:KINDS`.
       settings: settings of that kind; for a training stage, those of its task.
       task: task of a training stage, "SYSTEM.TASK"; empty = not a training stage.
       spec: the task's `TaskSpec`.
