@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from empax.core.config import ConfigError
+from empax.evaluation.device_metrics import UtilityWeights
 from empax.systems.reg.distillation import emdr2, retriever_kl, target_distribution
 from empax.systems.reg.settings import DistillationSettings
 
@@ -31,6 +32,11 @@ ROWS = jnp.ones(B, bool)
     ("changes", "message"),
     [
         ({"signal": "emdr2", "loss": "literal_sigmoid"}, "'literal_sigmoid' goes with targets, which signal = 'emdr2'"),
+        (
+            {"signal": "likelihood", "utility": UtilityWeights(bleu=0.0)},
+            "goes with signal = 'metrics', not with 'likeli",
+        ),
+        ({"signal": "emdr2", "utility": UtilityWeights(f1=0.0)}, "goes with signal = 'metrics', not with 'emdr2'"),
     ],
 )
 def test_what_a_signal_does_not_read_is_refused(changes, message):
