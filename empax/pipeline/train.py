@@ -6,15 +6,12 @@ import dataclasses
 import logging
 from typing import Any
 
-import jax
-
 from empax.core.config import ConfigError
 from empax.core.protocols import ReinforcedTask
 from empax.core.sharding import LOGICAL, make_mesh
 from empax.core.system import RunContext, TaskSpec
 from empax.core.tree import hash_tree
 from empax.training.loop import LoopSettings, fit
-from empax.training.optimizer import trained_mask
 from empax.training.settings import check_whole_batches, within_passes
 from empax.training.sinks import check_sinks
 
@@ -32,8 +29,8 @@ def check(settings: Any, run: RunContext) -> None:
     """Checks the task's settings (see `TaskSpec`) and those of the loop, before any work.
 
     Raises:
-      ConfigError: the task refuses its settings, or the loop's do not fit the task: its parameter names, whole batches,
-        updates per batch, refreshing.
+      ConfigError: the task refuses its settings, or those of the loop do not fit it: whole batches, updates per batch,
+        refreshing. `--mode=plan` also checks the parameter groups, which takes seconds.
     """
     spec, loop = spec_of(run)
     where = f"config.{run.stage}"
@@ -44,21 +41,15 @@ def check(settings: Any, run: RunContext) -> None:
             f"{where}.refresh_every_steps = {loop.refresh_every_steps}, but this task has nothing to refresh; set it "
             "to 0."
         )
-    if loop.accumulate == loop.updates_per_batch == 1 and not loop.optimizer.groups:
+    if loop.accumulate == loop.updates_per_batch == 1:
         return
-    sketch = spec.sketch(settings, run, loop.batch_size, loop.buckets[-1])
-    task = sketch.task
+    task = spec.sketch(settings, run, loop.batch_size, loop.buckets[-1]).task
     check_whole_batches(loop, task, where=where)
     if loop.updates_per_batch > 1 and not isinstance(task, ReinforcedTask):
         raise ConfigError(
             f"{where}: epochs = {loop.epochs} and minibatches = {loop.minibatches} repeat the updates of a batch of "
             "answers, and this task makes none; set both to 1, and steps for the passes over the data."
         )
-    params = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)), sketch.batch)
-    try:
-        trained_mask(loop.optimizer, params)
-    except ConfigError as error:
-        raise ConfigError(f"{where}.{error}") from error
 
 
 def _of_own_size(loop: LoopSettings, num_examples: int, run: RunContext) -> LoopSettings:

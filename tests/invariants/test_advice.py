@@ -363,7 +363,7 @@ RECIPES = [
     recipe_case(
         "interop/pretrained.py", "reads at most {} tokens; set it to at most that",
         {"reg.retriever.pretrained": "", "reg.retriever.max_positions": 20, "reg.layout.max_key_tokens": 21},
-        {"reg.retriever.pretrained": "", "reg.retriever.max_positions": 80, "reg.layout.max_key_tokens": 20},
+        {"reg.retriever.pretrained": "", "reg.retriever.max_positions": 64, "reg.layout.max_key_tokens": 20},
     ),
     recipe_case(
         "systems/reg/stages.py", "would learn nothing; set it to 'response'", DENSE, {**DENSE, "reg.key": "response"},

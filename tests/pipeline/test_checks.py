@@ -145,10 +145,6 @@ REG = {
         r"config\.evaluate\.decoding: rerank_length = 2\.0 would change nothing with method = 'beam', rerank = ''; set "
         r"rerank_length=0\.0, or another method",
     ),
-    "a name of no parameter": (
-        {"joint.optimizer.groups": [{"pattern": "decodr", "frozen": True}]},
-        r"config\.joint\.optimizer\.groups\[0\]\.pattern = 'decodr' is found in none of",
-    ),
     "passes over nobody's answers": (
         {"generator.epochs": 3},
         r"config\.generator: epochs = 3 and minibatches = 1 repeat the updates of a batch of answers, .* set both to 1",
@@ -453,7 +449,7 @@ def test_a_sound_recipe_has_no_problems_and_is_checked_at_once(recipe, tmp_path)
     plan = make_plan(config)
     begin = time.process_time()
     assert not list(run.find_problems(plan, WorkDir(tmp_path / "run")))
-    assert time.process_time() - begin < 4.0
+    assert time.process_time() - begin < 2.0
 
 
 def test_finished_stages_are_not_checked_again(reg, tmp_path):
