@@ -128,7 +128,7 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
         run.earlier("intents", stage.intents, tasks=("reflectdiffu.intents",))
     if stage.reinforced and (dropout := run.shared_settings(ReflectSettings).model.dropout):
         raise ConfigError(
-            f"config.{run.shared}.model.dropout = {dropout}: answers are rated without dropout, so that the policy "
+            f"{run.shared}.model.dropout = {dropout}: answers are rated without dropout, so that the policy "
             f"cannot learn with it; set it to 0, or config.{run.stage}.policy_weight to 0."
         )
     load_intents(run.plan.data)

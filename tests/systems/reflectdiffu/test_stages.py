@@ -121,6 +121,7 @@ REFUSED = {
 def test_what_cannot_work_is_refused_before_any_work(said, tmp_path):
     problems = list(run.find_problems(make_plan(tiny(**REFUSED[said])), WorkDir(tmp_path)))
     assert any(said in str(problem) for problem in problems), problems
+    assert "config.config." not in "".join(map(str, problems))
 
 
 WRONG = {
