@@ -85,12 +85,9 @@ def find_finder(run: RunContext) -> Finder | None:
 
 
 def check_knowledge(run: RunContext, **needed: str) -> None:
-    """Checks that an earlier stage finds the facts that this stage reads.
+    """Raises ConfigError unless an earlier stage finds the facts that this stage reads.
 
     `needed` maps "social" (facts about people) and "entity" (about things), if read, to the setting that avoids them.
-
-    Raises:
-      ConfigError: no earlier stage finds facts, or none of a kind that is needed.
     """
     stages = _stages(run)
     if needed and not stages:
