@@ -11,7 +11,7 @@ r"""NEC on EmpatheticDialogues (Huangfu et al. 2025): commonsense, and contrast 
   python -m empax.main --config=configs/nec.py:no_emotion --config.data.dir=DATA   # w/o DiffEmo
   python -m empax.main --config=configs/nec.py:no_rerank --config.data.dir=DATA    # alpha = 0: the order of the search
   python -m empax.main --config=configs/nec.py:random_beam --config.data.dir=DATA  # control: any of the five beams
-  python -m empax.main --config=configs/nec.py:shuffled --config.data.dir=DATA     # control: facts of others
+  python -m empax.main --config=configs/nec.py:shuffled --config.data.dir=DATA     # control: tails of others
   python -m empax.main --config=configs/nec.py:ranker --config.data.dir=DATA       # with the ranker of Sec. 3.2
   python -m empax.main --config=configs/nec.py:consensus --config.data.dir=DATA    # by the leaderboard's decoder
   python -m empax.main --config=configs/nec.py:tiny                                # a trial on the built-in sample

@@ -197,15 +197,25 @@ def read_knowledge(path: Path, instances: Sequence[Instance]) -> Knowledge:
     return Knowledge(found, source)
 
 
-def exchanged(rows: Sequence[list[Fact]]) -> list[list[Fact]]:
-    """Gives the facts of each instance to another one: a control that removes only their relevance.
+def exchanged(instances: Sequence[Instance], rows: Sequence[Sequence[Fact]]) -> list[list[Fact]]:
+    """Replaces the tail of each fact by that of another dialogue: a control that keeps the form and number of facts.
 
-    Only instances with facts exchange them, so that the number with facts is unchanged. A single one keeps its own.
+    Heads stay, since some models look for them in the context (KEMP the words, CASE the clauses). Tails with their
+    scores are exchanged among the facts of one relation and rank; a dialogue with over half of these keeps some tails.
     """
-    order = np.random.default_rng(0).permutation([i for i, facts in enumerate(rows) if facts])
-    changed = list(rows)
-    for giver, taker in zip(order, np.roll(order, 1), strict=True):
-        changed[taker] = rows[giver]
+    dialogues = [instance.dialogue_id for instance in instances]
+    names = list(dict.fromkeys(dialogues))
+    places = dict(zip(names, np.random.default_rng(0).permutation(len(names)), strict=True))
+    alike: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for i in sorted(range(len(rows)), key=lambda i: places[dialogues[i]]):
+        for n, fact in enumerate(rows[i]):
+            alike.setdefault((fact.relation, fact.rank), []).append((i, n))
+    changed = [list(facts) for facts in rows]
+    for takers in alike.values():
+        longest = max(Counter(dialogues[i] for i, _ in takers).values())  # facts of one dialogue stand together
+        givers = [*takers[longest:], *takers[:longest]]
+        for (i, n), (j, m) in zip(takers, givers, strict=True):
+            changed[i][n] = dataclasses.replace(rows[i][n], tail=rows[j][m].tail, score=rows[j][m].score)
     return changed
 
 

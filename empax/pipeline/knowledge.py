@@ -1,7 +1,7 @@
 """Stage "knowledge": adds facts to every instance, from one source about people and one about things.
 
 Each instance gets the notes `facts` and `source`, in STAGE/SPLIT.jsonl in the format of `data.knowledge`. Sources read
-contexts alone: no gold response reaches a fact. With `shuffled`, every instance gets the facts of another one, a
+contexts alone: no gold response reaches a fact. With `shuffled`, every fact gets the tail of another dialogue's, a
 control for the value of knowledge.
 """
 

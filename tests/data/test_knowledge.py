@@ -83,14 +83,26 @@ def test_facts_that_say_nothing_and_repetitions_are_dropped_and_ranks_count_a_re
     ]  # fmt: skip
 
 
-def test_exchanged_facts_are_those_of_another_instance_and_as_many_have_some():
-    rows = [[Fact(f"turn {i}", "xReact", f"mood {i}")] if i % 3 else [] for i in range(12)]
-    found = exchanged(rows)
-    assert [bool(facts) for facts in found] == [bool(facts) for facts in rows]
-    assert all(one != other for one, other in zip(found, rows, strict=True) if other)
-    assert sorted(map(str, found)) == sorted(map(str, rows))
-    assert exchanged(rows) == found
-    assert exchanged([[], rows[1]]) == [[], rows[1]]  # nobody to exchange with
+def test_exchanged_facts_have_their_heads_and_another_dialogues_tails_of_that_relation_and_rank():
+    asked = [Instance(f"d{d}#{n}", ("x",), "", "") for d in range(8) for n in (2, 4)]
+    rows = [
+        [
+            Fact(f"head {k}", relation, f"{relation} {rank} of {i.dialogue_id}", rank, float(k))
+            for relation, most in (("xReact", 2), ("IsA", n % 3))
+            for rank in range(most)
+            for k in range(1 + n % 2)
+        ]
+        for n, i in enumerate(asked)
+    ]
+    found = exchanged(asked, rows)
+    for instance, own, given in zip(asked, rows, found, strict=True):
+        assert [(f.head, f.relation, f.rank) for f in given] == [(f.head, f.relation, f.rank) for f in own]
+        assert all(f.tail.startswith(f"{f.relation} {f.rank} of ") for f in given)
+        assert not any(f.tail.endswith(instance.dialogue_id) for f in given)
+    tails = [sorted((f.tail, f.score) for facts in side for f in facts) for side in (rows, found)]
+    assert tails[0] == tails[1]
+    assert exchanged(asked, rows) == found
+    assert exchanged(asked[:2], rows[:2]) == rows[:2]  # nobody to exchange with
 
 
 def test_a_description_counts_facts_and_the_share_of_instances_that_have_some():

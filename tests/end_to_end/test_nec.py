@@ -79,4 +79,4 @@ def test_the_other_forms(recipe, tmp_path, form):
     expected = {"model"} | (set() if "no_social" in form else {"social"})
     assert set(params) == expected | (set() if "no_contrast" in form else {"projection"})
     source = read_json(tmp_path / "run" / "report.json")["data"]["knowledge"]["source"]
-    assert ("exchanged between instances" in source) == ("shuffled" in form)
+    assert ("tails exchanged between dialogues" in source) == ("shuffled" in form)

@@ -72,7 +72,7 @@ def test_exchanged_facts_are_named_and_belong_to_others(run, tmp_path):
     assert control != real
     assert sorted(map(str, control)) == sorted(map(str, real))
     assert control[0] == [] == real[0]
-    assert read_json(run.directory / "knowledge.json")["source"].endswith("; exchanged between instances")
+    assert read_json(run.directory / "knowledge.json")["source"].endswith("; tails exchanged between dialogues")
 
 
 def test_other_gold_responses_change_no_fact(run, tmp_path):

@@ -7,7 +7,10 @@ import optax
 
 
 def random_like(shapes, seed=0, scale=0.3):
-    """Parameters by their shapes alone: none is 0, as biases begin, so that each changes something."""
+    """Parameters by their shapes alone: none is 0, as biases begin, so that each changes something.
+
+    `seed` may be a generator of NumPy.
+    """
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * scale, leaf.dtype), shapes)
 

@@ -71,11 +71,7 @@ def judge_kind(run: RunContext, stage_name: str) -> str:
 
 
 def judge_stage(run: RunContext, stage_name: str) -> JudgeTaskSettings:
-    """Returns the settings of a judge's stage.
-
-    Raises:
-      ConfigError: the stage trains no judge.
-    """
+    """Returns the settings of a judge's stage; raises ConfigError if the stage trains no judge."""
     if not judge_kind(run, stage_name):
         names = ", ".join(JUDGE_TASKS)
         raise ConfigError(f"config.{stage_name} trains no judge; it must be a training stage of {names}.")

@@ -26,6 +26,7 @@ from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import LEVELS, MECHANISMS, Batch, Mean, Metrics, Params
 from empax.data import features
 from empax.data.batches import bucket_of, eval_batches
+from empax.data.exemplars import padded
 from empax.interop.pretrained_encoders import LoadedEncoder
 from empax.models.empathy_identifier import EmpathyIdentifier
 from empax.models.layers import apply
@@ -116,23 +117,13 @@ class ExchangeExamples:
         return len(self.pairs)
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> AttributeBatch:
-        """Collates the rows `indices` (-1 = filler); does not use `rng`.
-
-        Raises:
-          ConfigError: a context is longer than `length`.
-        """
+        """Collates the rows `indices` (-1 = filler); does not use `rng`."""
         del rng
         rows = [int(i) for i in indices]
-        contexts = [self.contexts[i] if i >= 0 else [] for i in rows]
         responses = [self.responses[i] if i >= 0 else [] for i in rows]
-        longest = max(map(len, contexts))
-        if longest > length:
-            raise ConfigError(
-                f"a context has {longest} tokens, but the longest of buckets is {length}; max_context_tokens must fit."
-            )
         columns = bucket_of(max(map(len, responses)), self.response_buckets)
-        source, target = features.pad(contexts, length, self.pad_id), features.pad(responses, columns, self.pad_id)
-        return label_batch(self.pairs, rows, source, target)
+        source = padded(self.contexts, rows, length, self.pad_id)
+        return label_batch(self.pairs, rows, source, features.pad(responses, columns, self.pad_id))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,25 +266,15 @@ def check_mechanisms(covered: Sequence[str]) -> None:
         )
 
 
-def make_probabilities(judges: Sequence[IdentifierJudge]) -> tuple[Probabilities, tuple[Params, ...]]:
+def make_probabilities(judges: Sequence[IdentifierJudge]) -> Probabilities:
     """Builds one jitted function of ids for all three mechanisms, for a reward that is compiled with the rollout.
 
     The ids are those of the judges' own tokenizer, framed as `encode_exchanges` frames texts (on the device:
     `models.empathy_identifier.frame`). It runs on the device alone; gradients flow to the parameters, not to ids.
-
-    Args:
-      judges: judges of one stage with three mechanisms, or of several that cover each mechanism once.
-
-    Returns:
-      The function, `(params, context[B,S], context_mask, response[B,T], response_mask) -> probabilities[B,3,3]`, in the
-      order of MECHANISMS and LEVELS; and its params (an argument, never a closure).
-
-    Raises:
-      ConfigError: a mechanism is missing or covered twice.
+    The parameters are those of each of the judges, which cover each mechanism once; the probabilities are in the order
+    of MECHANISMS and LEVELS.
     """
-    tasks = tuple(judge.task for judge in judges)
-    check_mechanisms([mechanism for task in tasks for mechanism in task.mechanisms])
-    return _probabilities(tasks), tuple(judge.params for judge in judges)
+    return _probabilities(tuple(judge.task for judge in judges))
 
 
 @functools.lru_cache(maxsize=8)

@@ -98,12 +98,7 @@ def unweighted(stage: JudgeTaskSettings) -> ClassWeights:
 
 
 def check_judge(stage: JudgeTaskSettings, run: RunContext, **texts: int) -> None:
-    """Checks that the annotated pairs exist and that texts of the lengths in the settings `texts` fit the encoder.
-
-    Raises:
-      ConfigError: EPITOME or the encoder does not exist, or the encoder reads fewer tokens.
-      DataError: EPITOME or the encoder's files cannot be read.
-    """
+    """Raises ConfigError or DataError unless pairs and encoder exist, and texts of lengths `texts` fit the encoder."""
     if stage.data != "sample":
         load_epitome(find_epitome(run.plan.data.dir))
     check_encoder(stage.encoder, run, **texts)
@@ -119,15 +114,8 @@ def label_batch(
     if target is None:
         empty = np.zeros((len(rows), 1), np.int32)
         target = empty, empty.astype(bool)
-    arrays: dict[str, Any] = {
-        "source": source[0],
-        "source_mask": source[1],
-        "target": target[0],
-        "target_mask": target[1],
-        "valid": np.array(rows) >= 0,
-        "labels": np.array([pairs[max(i, 0)].levels for i in rows], np.int32),
-    }
-    return AttributeBatch(**arrays)
+    labels = np.array([pairs[max(i, 0)].levels for i in rows], np.int32)
+    return AttributeBatch(*source, *target, np.array(rows) >= 0, labels)  # pyright: ignore
 
 
 def levels_loss(

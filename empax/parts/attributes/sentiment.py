@@ -24,6 +24,7 @@ from empax.core.types import Batch, Mean, Metrics
 from empax.data import features
 from empax.data.batches import draw
 from empax.data.epitome import find_epitome, load_epitome, split_by_seeker
+from empax.data.exemplars import padded
 from empax.data.store import check_prepared, load_instances
 from empax.evaluation.empathy import sentiment
 from empax.interop.pretrained_encoders import EncoderSettings
@@ -79,17 +80,9 @@ class SentimentExamples:
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> SentimentBatch:
         """Collates the rows `indices` (-1 = filler); does not use `rng`."""
         del rng
-        source, source_mask = features.pad([self.rows[i] if i >= 0 else [] for i in indices], length, self.pad_id)
-        empty = np.zeros((len(indices), 1), np.int32)
-        arrays: dict[str, Any] = {
-            "source": source,
-            "source_mask": source_mask,
-            "target": empty,
-            "target_mask": empty.astype(bool),
-            "valid": np.asarray(indices) >= 0,
-            "compound": self.compounds[np.maximum(indices, 0)],
-        }
-        return SentimentBatch(**arrays)
+        source, empty = padded(self.rows, indices, length, self.pad_id), np.zeros((len(indices), 1), np.int32)
+        compounds = self.compounds[np.maximum(indices, 0)]
+        return SentimentBatch(*source, empty, empty.astype(bool), indices >= 0, compounds)  # pyright: ignore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +102,7 @@ class SentimentRegressor(EncoderTask):
 
 
 def check_sentiment(stage: SentimentTaskSettings, run: RunContext) -> None:
-    """Checks that the texts exist and fit the encoder and the buckets.
-
-    Raises:
-      ConfigError: EPITOME or the encoder does not exist, or texts are too long for the encoder or the buckets.
-      DataError: EPITOME or the encoder's files cannot be read.
-    """
+    """Raises ConfigError or DataError unless texts and encoder exist, and texts fit the encoder and the buckets."""
     if stage.data == "epitome":
         load_epitome(find_epitome(run.plan.data.dir))
     else:

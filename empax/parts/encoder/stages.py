@@ -23,11 +23,9 @@ def load_stage_encoder(
 
 
 def check_encoder(settings: EncoderSettings, run: RunContext, **texts: int) -> None:
-    """Checks that an encoder exists and reads as many tokens as the settings `texts` allow, without loading weights.
+    """Raises ConfigError or DataError unless an encoder exists that reads as many tokens as the settings `texts` allow.
 
-    Raises:
-      ConfigError: the encoder does not exist, or reads fewer tokens.
-      DataError: its files cannot be read.
+    No weights are loaded.
     """
     if not settings.pretrained:
         check_prepared(run)

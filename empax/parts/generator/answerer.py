@@ -113,19 +113,19 @@ class Answerer:
         self.take(params)
         rows = batch_sharding(self._mesh) if self._mesh else None
 
+        def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def split(*args: Any) -> Any:
+                with rows_split_as(rows):
+                    return function(*args)
+
+            return jax.jit(split)
+
         def answer(params: Params, batch: Any, rng: Randomness) -> tuple[Any, Any]:
-            with rows_split_as(rows):
-                return task.generate(params, {}, batch, rng).tokens[:, 0], task.read(params, batch)
+            return task.generate(params, {}, batch, rng).tokens[:, 0], task.read(params, batch)
 
-        def read(params: Params, batch: Any) -> Any:
-            with rows_split_as(rows):
-                return task.read(params, batch)
-
-        def weigh(params: Params, batch: Any) -> Any:
-            with rows_split_as(rows):
-                return task.weigh(params, batch)
-
-        self._answer, self._read, self._weigh = jax.jit(answer), jax.jit(read), jax.jit(weigh)
+        self._answer, self._read = compiled(answer), compiled(task.read)
+        self._weigh = compiled(lambda params, batch: task.weigh(params, batch))  # not every task has it
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ class Answerer:
         stream: int | None = None,
     ) -> list[Prediction]:
         made_of = self._make_examples(instances) if exemplars is None else self._shown(instances, exemplars)
-        unknown = _count_unknown(self.tokenizer, [i.response for i in instances])
+        unknown = _where_unknown(self.tokenizer, [i.response for i in instances])
         keys = jax.random.key(seed) if isinstance(seed, int) else jax.vmap(jax.random.key)(np.asarray(seed, np.uint32))
         if stream is not None:
             fold = functools.partial(jax.random.fold_in, data=stream)
@@ -240,7 +240,8 @@ class Answerer:
 
         def answered(i: int, found: Any) -> Prediction:
             tokens, read = found
-            notes = {**unknown[i], **made_of.notes[i]}
+            counted = {} if self.tokenizer.unk_id is None else {"num_unknown": sum(unknown[i])}
+            notes = {**counted, **made_of.notes[i]}
             if told := instances[i].notes.get(TOLD):
                 notes[TOLD] = told
             if "num_unknown" in read:
@@ -377,13 +378,6 @@ class Answerer:
                 **({"fields": own} if (own := own_fields(instance)) else {}),
             },
         )
-
-
-def _count_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> list[dict[str, int]]:
-    """Returns `num_unknown` of each text; empty if no word is unknown to the tokenizer."""
-    if tokenizer.unk_id is None:
-        return [{} for _ in texts]
-    return [{"num_unknown": sum(counts)} for counts in _where_unknown(tokenizer, texts)]
 
 
 def _where_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, int]]:

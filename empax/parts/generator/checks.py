@@ -162,11 +162,7 @@ def check_fusion(run: RunContext) -> None:
 
 
 def check_losses(losses: Sequence[LossSettings], run: RunContext) -> None:
-    """Traces users' losses on the shapes of two rows.
-
-    Raises:
-      ConfigError: one fails, or the logits are not computed at once.
-    """
+    """Raises ConfigError if a user's loss fails on the shapes of two rows, or the logits are not computed at once."""
     if not losses:
         return
     settings = run.shared_settings(DialogueSettings)
@@ -181,12 +177,7 @@ def check_losses(losses: Sequence[LossSettings], run: RunContext) -> None:
 
 
 def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
-    """Checks a generator's losses, lengths, decoding, and the stage that it starts from.
-
-    Raises:
-      ConfigError: a loss fails, contexts would be cut, decoding needs exemplars, or the stage is missing, later, or
-        trains something else.
-    """
+    """Raises ConfigError if a loss fails, contexts would be cut, decoding needs exemplars, or `start_from` is wrong."""
     check_prepared(run)
     check_contrast(stage.contrast, run)
     check_losses(stage.losses, run)

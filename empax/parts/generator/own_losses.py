@@ -24,11 +24,7 @@ def own_loss(settings: LossSettings, logits: Float[Array, "B T V"], batch: Any, 
 
 
 def try_losses(losses: Sequence[LossSettings], batch: Any, vocab_size: int) -> None:
-    """Traces each function on the shapes of a batch, without computing anything.
-
-    Raises:
-      ConfigError: a function does not exist, fails, or does not return a number for each row or target token.
-    """
+    """Raises ConfigError unless each function, traced on the shapes of a batch, has a number for each row or token."""
     rows, length = batch.target.shape
     logits = jax.ShapeDtypeStruct((rows, length, vocab_size), jnp.float32)
     for one in losses:

@@ -120,10 +120,8 @@ class GeneratorParts:
 
     def with_lora(self, task: AdaptableTask) -> LoraTask:
         """Returns `task` with adapters in the generator; parameters that the task names are trained in full."""
-        settings = self.settings.lora
-        if settings is None or not self.settings.generator.pretrained:
-            raise ConfigError("lora adapts a pretrained generator; set generator.pretrained beside it, or drop it.")
-        return lora_task(task, settings, dtype=self.generator.model.config.dtype)
+        assert self.settings.lora is not None
+        return lora_task(task, self.settings.lora, dtype=self.generator.model.config.dtype)
 
     def merged(self, task: AdaptableTask, params: Params, base: Params) -> Params:
         """Returns the parameters of `task`: those of `with_lora(task)`, merged into the weights `base`.
@@ -187,11 +185,7 @@ class GeneratorParts:
 
     @property
     def fusion(self) -> Fusion:
-        """The generator as a model of several exemplars.
-
-        Raises:
-          ConfigError: it does not support the settings' form of exemplars.
-        """
+        """The generator as a model of several exemplars; raises ConfigError if it cannot read those of the settings."""
         reader, form, exemplars = self.reader, self.form(), self.settings.exemplars
         if isinstance(form, PlainForm) and (exemplars != "joined" or isinstance(reader, PromptedDecoder)):
             raise ConfigError(

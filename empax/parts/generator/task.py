@@ -182,17 +182,19 @@ class ResponseTask:
         def exemplars() -> States:
             shown = shown_responses(batch)
             assert shown is not None
-            return response_states(*shown, self.decoder.eos_id, lambda said: self._hidden(params, said, read))
+            return response_states(*shown, self.decoder.eos_id, lambda said: self._hidden(params, said, read, None))
 
         return mixing(self.neighbours, params.get("neighbours"), exemplars)
 
-    def _hidden(self, params: Params, target: Int[Array, "B T"], read: Read) -> Float[Array, "B T D"]:
+    def _hidden(
+        self, params: Params, target: Int[Array, "B T"], read: Read, rng: jax.Array | None
+    ) -> Float[Array, "B T D"]:
         given = target, read.states, read.mask
-        return apply(self.model, params["model"], *given, method="decode_hidden", rng=None, **read.beside)
+        return apply(self.model, params["model"], *given, method="decode_hidden", rng=rng, **read.beside)
 
     def target_states(self, params: Params, batch: Any) -> Float[Array, "B T D"]:
         """Returns the decoder's state before each token of the responses."""
-        return self._hidden(params, batch.target, self.encode(params, batch, None))
+        return self._hidden(params, batch.target, self.encode(params, batch, None), None)
 
     def with_states(self, params: Params, states: States) -> Params:
         """Returns the parameters with the states for `neighbours.knn_weight`."""
@@ -264,8 +266,7 @@ class Generator(ResponseTask):
         """Returns the likelihood, the loss of the emotion head on the encoding, the contrast, and users' losses."""
         logits: Any = None
         if self.logits_at_once:
-            given = batch.target, read.states, read.mask
-            hidden = apply(self.model, params["model"], *given, method="decode_hidden", rng=rngs[0])
+            hidden = self._hidden(params, batch.target, read, rngs[0])
             weights: Any = self.model.apply({"params": params["model"]}, method="output_weights")
             entropy = functools.partial(fused_cross_entropy, hidden, weights, chunk=self.logits_at_once)
         else:

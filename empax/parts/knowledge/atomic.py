@@ -30,6 +30,8 @@ FOLDER = "knowledge"
 Events = Mapping[str, Sequence[Fact]]
 """Facts by event."""
 
+_VALIDATION_EVERY = 20  # events of training
+
 _PEOPLE = (
     (re.compile(r"\bPersonX's\b"), "my"),
     (re.compile(r"\bPersonX\b"), "I"),
@@ -38,11 +40,7 @@ _PEOPLE = (
 
 
 def find_files(folder: str | Path, splits: Sequence[str] = ("trn", "dev", "tst")) -> list[Path]:
-    """Returns the existing files of the splits, in `folder` or in `knowledge/` inside it.
-
-    Raises:
-      DataError: there is no file.
-    """
+    """Returns the files of the splits, in `folder` or in `knowledge/` inside it; raises DataError if there is none."""
     root = expand(folder)
     for place in (root, root / FOLDER):
         names = [place / f"v4_atomic_{split}.csv{end}" for split in splits for end in ("", ".gz")]
@@ -122,22 +120,16 @@ def pairs(events: Events, *, first: bool = False) -> list[dict[str, str]]:
     ]
 
 
-def write_pairs(folder: str | Path, output: str | Path, *, validation_share: float = 0.05) -> dict[str, int]:
-    """Writes `train.jsonl`, `validation.jsonl` and `test.jsonl` for a COMET; no event is in two of them.
+def write_pairs(folder: str | Path, output: str | Path) -> dict[str, int]:
+    """Writes `train.jsonl`, `validation.jsonl` and `test.jsonl` for a COMET; returns the number of pairs of each.
 
-    Args:
-      folder: folder of ATOMIC. Its training and dev events are for training, its test events for the test.
-      output: output folder.
-      validation_share: share of the training events kept for validation, at regular intervals; in (0, 1).
-
-    Returns:
-      The number of pairs of each file.
+    No event is in two of them. Of ATOMIC's training and dev events, every twentieth is for validation and the others
+    for training; its test events are for the test.
     """
     known, held_out = (read_events(find_files(folder, splits)) for splits in (("trn", "dev"), ("tst",)))
-    every = round(1 / validation_share)
     splits: dict[str, dict[str, list[Fact]]] = {"train": {}, "validation": {}, "test": {}}
     for number, (event, facts) in enumerate(known.items()):
-        splits["validation" if number % every == 0 else "train"][event] = facts
+        splits["validation" if number % _VALIDATION_EVERY == 0 else "train"][event] = facts
     splits["test"] = {event: facts for event, facts in held_out.items() if event not in known}
     counts = {}
     for split, events in splits.items():

@@ -20,7 +20,7 @@ class Finder:
 
     Attributes:
       sources: the sources, each with whether it is queried about people.
-      shuffled: whether instances of a split exchange their facts.
+      shuffled: whether the dialogues of a split exchange the tails of their facts.
     """
 
     sources: tuple[tuple[bool, FactSource], ...]
@@ -36,7 +36,7 @@ class Finder:
     def name(self) -> str:
         """The names of the sources."""
         names = "; ".join(dict.fromkeys(source.name for _, source in self.sources))
-        return f"{names}; exchanged between instances" if self.shuffled else names
+        return f"{names}; tails exchanged between dialogues" if self.shuffled else names
 
     def __call__(self, instances: Sequence[Instance], split: str) -> tuple[list[list[Fact]], int]:
         """Returns the facts of each instance, and how many could not be parsed; `split` is empty outside the corpus."""
@@ -48,7 +48,7 @@ class Finder:
             columns.append([[fact for fact in facts if fact.social == social] for facts in rows])
             dropped += lost
         rows = [list(itertools.chain(*facts)) for facts in zip(*columns, strict=True)]
-        return (exchanged(rows) if self.shuffled else rows), dropped
+        return (exchanged(instances, rows) if self.shuffled else rows), dropped
 
 
 def check_finder(settings: KnowledgeSettings, run: RunContext) -> None:
@@ -85,12 +85,9 @@ def find_finder(run: RunContext) -> Finder | None:
 
 
 def check_knowledge(run: RunContext, **needed: str) -> None:
-    """Checks that an earlier stage finds the facts that this stage reads.
+    """Raises ConfigError unless an earlier stage finds the facts that this stage reads.
 
     `needed` maps "social" (facts about people) and "entity" (about things), if read, to the setting that avoids them.
-
-    Raises:
-      ConfigError: no earlier stage finds facts, or none of a kind that is needed.
     """
     stages = _stages(run)
     if needed and not stages:

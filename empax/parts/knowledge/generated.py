@@ -76,11 +76,7 @@ class Writer:
 
 
 def load_writer(settings: SourceSettings, decoding: DecodeSettings, *, prefix: str = "") -> Writer:
-    """Loads the model of `settings`; a decoder-only one reads `prefix` before every text.
-
-    Raises:
-      ConfigError: the model does not exist.
-    """
+    """Loads the model of `settings`, or raises ConfigError; a decoder-only one reads `prefix` before every text."""
     tokenizer = load_tokenizer(resolve(settings.path))
     generator = GeneratorSettings("pretrained", settings.path, dropout=0.0)
     loaded = load_generator(generator, tokenizer)
@@ -109,11 +105,7 @@ class Comet:
 
     @classmethod
     def of(cls, settings: SourceSettings, relations: tuple[str, ...]) -> Comet:
-        """Loads the model that `settings` name, for `relations`.
-
-        Raises:
-          ConfigError: it is not an encoder-decoder.
-        """
+        """Loads the model that `settings` name, for `relations`; raises ConfigError if it is no encoder-decoder."""
         things = any(relation not in SOCIAL_RELATIONS for relation in relations)
         decoding = DecodeSettings("beam", 24, num_beams=settings.tails)
         writer = load_writer(settings, decoding)
@@ -184,11 +176,7 @@ class Prompted:
 
     @classmethod
     def of(cls, settings: SourceSettings) -> Prompted:
-        """Loads the model that `settings` name.
-
-        Raises:
-          ConfigError: it is not a decoder-only model.
-        """
+        """Loads the model that `settings` name; raises ConfigError if it is not decoder-only."""
         shown = "".join(f"{question(text)} {tails[0]}\n{_rest(tails)}\n\n" for text, tails in _SHOWN)
         writer = load_writer(settings, DecodeSettings("greedy", 48), prefix=shown)
         if not isinstance(writer.model, PromptedDecoder):

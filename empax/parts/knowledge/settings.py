@@ -56,7 +56,7 @@ class KnowledgeSettings:
     Attributes:
       social: source of facts about people; None = no such facts.
       entity: source of facts about things; None = no such facts.
-      shuffled: whether instances exchange their facts: a control, named in reports.
+      shuffled: whether dialogues exchange the tails of their facts: a control, named in reports.
     """
 
     social: SourceSettings | None = None

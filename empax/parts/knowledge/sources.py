@@ -178,11 +178,7 @@ class OfClauses:
 
 
 def load_source(settings: SourceSettings, run: RunContext, *, social: bool) -> FactSource:
-    """Loads the source that `settings` name, for facts about people (`social`) or things.
-
-    Raises:
-      ConfigError, DataError: see `check_source`.
-    """
+    """Loads the source that `settings` name, for facts about people (`social`) or things, if it passes the check."""
     check_source(settings, run, social=social)
     found: FactSource
     match settings.source:

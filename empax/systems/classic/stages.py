@@ -57,11 +57,7 @@ def check_system(run: RunContext) -> None:
 
 
 def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
-    """Checks the weights of the losses, and the facts and earlier stages that the stage reads.
-
-    Raises:
-      ConfigError: a loss has no weight; facts or an earlier stage are missing; or contexts would be cut.
-    """
+    """Raises ConfigError if a loss has no weight, facts or an earlier stage are missing, or contexts would be cut."""
     check_prepared(run)
     settings, where = run.shared_settings(ClassicSettings), f"config.{run.stage}.weights"
     check_whole_contexts(run.shared, settings.max_context_tokens, run)

@@ -133,7 +133,7 @@ class EmpathyReward:
     @functools.cached_property
     def _probabilities(self) -> Probabilities:
         # Cached: a new function for every batch would be compiled for every batch.
-        return make_probabilities(self.judges)[0]
+        return make_probabilities(self.judges)
 
     def judged(self, instances: Sequence[Instance], cache: Path) -> JudgedContexts:
         """Returns the contexts as the identifiers read them, and the wanted levels of the responses.

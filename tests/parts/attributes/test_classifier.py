@@ -16,6 +16,7 @@ from empax.parts.attributes import ClassifierTaskSettings, load_holdout, load_ju
 from empax.parts.attributes.classifier import Classifier, PairExamples, encode
 from empax.parts.attributes.pairs import AttributeBatch, Pair, class_weights, load_pairs
 from tests.plans import plan_of
+from tests.systems.learning import random_like
 
 # --------------------------------------------------------------------------------------------------------- the input
 
@@ -96,7 +97,7 @@ def test_the_loss_is_the_sum_of_weighted_cross_entropies():
     weights = ((1.0, 2.0, 3.0), (0.5, 1.0, 4.0), (1.0, 1.0, 7.0))
     task = classifier(weights)
     shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
-    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), shapes)
+    params = random_like(shapes, rng, scale=1.0)
     logits = np.asarray(jax.jit(task.read, static_argnums=3)(params, batch.source, batch.source_mask, None))
     assert logits.shape == (3, 3, 3)
     loss, metrics = jax.jit(lambda p: task.loss(p, {}, batch, jax.random.key(0), train=False))(params)

@@ -10,7 +10,6 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json
 from empax.core.system import RunContext
-from empax.data.bpe import train_bpe
 from empax.data.sample import load_annotated_pairs
 from empax.evaluation.empathy import sentiment
 from empax.models.bert import BertConfig, BertEncoder
@@ -25,13 +24,9 @@ from empax.parts.attributes.sentiment import (
     check_sentiment,
 )
 from tests.plans import plan_of
+from tests.systems.learning import random_like
 
 TEXTS = ["That is great!", "What a terrible day.", "The table is brown."]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_bpe(TEXTS, vocab_size=300)
 
 
 def regressor():
@@ -52,9 +47,8 @@ def test_the_loss_is_the_squared_error_of_a_tanh(tokenizer):
     task = regressor()
     batch = SentimentExamples(TEXTS, tokenizer, 40).collate(np.array([0, 1, -1]), 40, np.random.default_rng(0))
     batch = jax.tree.map(jnp.asarray, batch)
-    rng = np.random.default_rng(0)
     shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
-    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), shapes)
+    params = random_like(shapes, scale=1.0)
     loss, metrics = jax.jit(lambda p: task.loss(p, {}, batch, jax.random.key(0), train=False))(params)
     embed = jax.jit(functools.partial(task.encoder.apply, method="embed"))
     encoding = embed({"params": params["encoder"]}, batch.source, batch.source_mask)

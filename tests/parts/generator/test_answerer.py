@@ -90,11 +90,16 @@ class Searched:
         return self(instances)
 
 
+WHAT, WHY = QuestionSettings("emotion", "what?"), QuestionSettings("intent", "why?")
+
+
+def asks_first(*questions, task=None, searched=None, **options):
+    given = task or Bag(tokens=9), PARAMS, searched or Searched(), TOKENIZER, (64,)
+    return Answerer(*given, labels={"intent": INTENTS}, questions=questions, **options)
+
+
 def test_what_a_model_is_asked_first_is_told_to_the_next_question_and_to_the_reply():
-    questions = (QuestionSettings("emotion", "what?"), QuestionSettings("intent", "why?"))
-    parts = Bag(tokens=9), PARAMS, Searched(), TOKENIZER, (64,)
-    made = Answerer(*parts, labels={"intent": INTENTS}, questions=questions)
-    found = made.respond(ASKED, batch_size=2, seed=0)
+    found = asks_first(WHAT, WHY).respond(ASKED, batch_size=2, seed=0)
 
     def said(text):
         logits = PARAMS["weights"][TOKENIZER.encode(text)].sum(axis=0)
@@ -112,8 +117,8 @@ def test_what_a_model_is_asked_first_is_told_to_the_next_question_and_to_the_rep
         assert row.response == said(" ".join([context, *told.values()]))
         assert (row.context, row.reference, row.id) == (instance.context, instance.response, instance.id)
     assert any("told" in row.notes for row in found)
-    plain = Answerer(*parts, labels={"intent": INTENTS})
-    assert [row.response for row in plain.respond(ASKED, batch_size=2, seed=0)] == [said(i.context[-1]) for i in ASKED]
+    plain = asks_first().respond(ASKED, batch_size=2, seed=0)
+    assert [row.response for row in plain] == [said(i.context[-1]) for i in ASKED]
 
 
 def test_who_answers_people_notes_an_answer_without_an_end():
@@ -134,16 +139,14 @@ def test_what_was_told_is_the_seeds_and_is_forgotten_with_the_parameters_and_by_
             asked.append(len(instances))
             return super().find(instances)
 
-    questions = (QuestionSettings("emotion", "what?"),)
-    parts = Bag(tokens=9), PARAMS, Counting(), TOKENIZER, (64,)
-    made = Answerer(*parts, labels={"intent": INTENTS}, questions=questions)
+    made = asks_first(WHAT, searched=Counting())
     for seed in (0, 0, 1, 0):
         made.respond(ASKED, batch_size=2, seed=seed)
     assert asked == [2, 2]  # the two contexts once for each seed
     made.take(PARAMS)
     made.respond(ASKED, batch_size=2, seed=0)
     assert asked == [2, 2, 2]
-    served = Answerer(*parts, labels={"intent": INTENTS}, questions=questions, single=True)
+    served = asks_first(WHAT, searched=Counting(), single=True)
     for _ in range(2):
         served.respond(ASKED[:1], batch_size=1, seed=0)
     assert asked[3:] == [1, 1]
@@ -170,10 +173,7 @@ def test_questions_are_asked_beside_the_exemplars_that_are_given(weighed, monkey
             shown.append((instances[0].context[-1].endswith("what?"), rows.ravel().tolist()))
             return super().show(instances, rows, scores)
 
-    made = Answerer(
-        Bag(tokens=9), PARAMS, Showing(), TOKENIZER, (64,), labels={"intent": INTENTS},
-        questions=(QuestionSettings("emotion", "what?"),),
-    )  # fmt: skip
+    made = asks_first(WHAT, searched=Showing())
     monkeypatch.setattr(made, "_each", lambda examples, *_: [Prediction(("a",), "b", "")] * len(examples))
     for rows in ([-1, 7, -1], [-1, 7, -1], [7, 7, -1]):
         given = np.array(rows)[:, None]
@@ -187,10 +187,7 @@ def test_questions_are_asked_beside_the_exemplars_that_are_given(weighed, monkey
 
 @pytest.mark.parametrize("seed", [0, [7, 8]])
 def test_each_question_and_the_reply_draw_by_keys_of_their_own(seed):
-    made = Answerer(
-        Drawing(tokens=9), PARAMS, Searched(), TOKENIZER, (64,), labels={"intent": INTENTS},
-        questions=(QuestionSettings("emotion", "what?"), QuestionSettings("intent", "why?")),
-    )  # fmt: skip
+    made = asks_first(WHAT, WHY, task=Drawing(tokens=9))
     keys, ask = [], made._answer
     made._answer = lambda params, batch, rng: keys.append(getattr(rng, "keys", rng)) or ask(params, batch, rng)
     made.respond(ASKED[:2], batch_size=2, seed=seed)
@@ -199,11 +196,7 @@ def test_each_question_and_the_reply_draw_by_keys_of_their_own(seed):
 
 
 def test_with_a_seed_for_each_an_answer_is_the_same_alone_and_among_others():
-    questions = (QuestionSettings("emotion", "what?"),)
-    made = Answerer(
-        Drawing(tokens=9), PARAMS, Searched(), TOKENIZER, (64,), labels={"intent": INTENTS}, questions=questions,
-        single=True,
-    )  # fmt: skip
+    made = asks_first(WHAT, task=Drawing(tokens=9), single=True)
     asked, seeds = [ASKED[1], ASKED[0], ASKED[0], ASKED[1]], [7, 7, 8, 7]
     alone = [made.respond([i], batch_size=1, seed=seed)[0] for i, seed in zip(asked, seeds, strict=True)]
     assert len({row.response for row in alone}) == 3

@@ -28,13 +28,18 @@ def test_a_hypothesis_is_compared_as_one_text_where_prompts_hold_exemplars(monke
     )
     fusion = FusionInPrompt(model, (3,), START, split=4)
     source = jnp.full((2, 3, 7), 4)
-    params = fusion.init(jax.random.key(0), source, source > 0, source[:, 0])["params"]
+    params = jax.jit(fusion.init)(jax.random.key(0), source, source > 0, source[:, 0])["params"]
     settings = DecodeSettings("sample", 3, num_samples=2, rerank="similarity")
-    Decoder(settings, START, EOS, PAD)(fusion, params, source, source > 0, jax.random.key(1))
     ids = jnp.array([[5, 6, PAD]])  # shorter than an exemplar's columns
-    found = kept[0].encode(ids, ids > 0)
     prompted = PromptedDecoder(model, (3,), START)
-    hidden = prompted.apply({"params": params}, ids[:, :2], ids[:, :2] > 0, method="encode").hidden
+
+    @jax.jit
+    def encoded(params):
+        Decoder(settings, START, EOS, PAD)(fusion, params, source, source > 0, jax.random.key(1))
+        alone = prompted.apply({"params": params}, ids[:, :2], ids[:, :2] > 0, method="encode")
+        return kept[0].encode(ids, ids > 0), alone.hidden
+
+    found, hidden = encoded(params)
     np.testing.assert_allclose(found, hidden.mean(axis=1), atol=1e-5)
 
 
@@ -49,9 +54,13 @@ def test_every_end_token_is_an_end_and_no_word(monkeypatch, more):
     monkeypatch.setattr(decoders, "make_reranker", lambda *_: kept)
     settings = DecodeSettings("sample", 6, num_samples=4, rerank="consensus", more_eos_ids=more)
     source = jnp.full((2, 3), 4)
-    params = MODEL.init(jax.random.key(0), source, source > 0, source)["params"]
-    decoder = Decoder(settings, start_id=START, eos_id=EOS, pad_id=PAD)
-    decoder(MODEL, params, source, source > 0, jax.random.key(1))
-    tokens, mask = np.asarray(seen[0].tokens), np.asarray(seen[0].mask)
+    params = jax.jit(MODEL.init)(jax.random.key(0), source, source > 0, source)["params"]
+
+    @jax.jit
+    def said(params):
+        Decoder(settings, START, EOS, PAD)(MODEL, params, source, source > 0, jax.random.key(1))
+        return seen[0].tokens, seen[0].mask
+
+    tokens, mask = map(np.asarray, said(params))
     assert np.isin(tokens, (5, 7)).any()
     np.testing.assert_array_equal(mask, ~np.isin(tokens, (EOS, PAD, *more)))

@@ -2,13 +2,13 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from empax.decoding.settings import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.task import Generator
+from tests.systems.learning import random_like
 
 V = 20
 MODEL = EncoderDecoder(
@@ -24,9 +24,7 @@ def generator(decoding: DecodeSettings):
 
 
 def drawn(task, batch):
-    rng = np.random.default_rng(1)
-    shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, leaf.dtype), shapes)
+    return random_like(jax.eval_shape(task.init, jax.random.key(0), batch), seed=1)
 
 
 def random_ids(rng, width):

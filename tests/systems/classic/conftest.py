@@ -1,9 +1,16 @@
 import pytest
 
-from tests.systems.classic.small import FORMS, make
+from tests.systems.classic.small import make
+
+
+class Forms(dict):
+    """By form, each made when it is first asked for."""
+
+    def __missing__(self, form):
+        self[form] = make(form)
+        return self[form]
 
 
 @pytest.fixture(scope="session")
 def made():
-    """By form, each made once."""
-    return {form: make(form) for form in FORMS}
+    return Forms()

@@ -19,6 +19,7 @@ from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch, ConceptWords, EmotionSettings, FactTexts
 from empax.systems.classic.settings import ClassicSettings
 from empax.systems.classic.task import ClassicTask
+from tests.systems.learning import random_like
 
 VOCAB, START, END, PAD = 30, 2, 1, 0
 SMALL = {"d_model": 12, "num_heads": 2, "head_dim": 4, "d_ff": 6, "num_decoder_layers": 1}
@@ -32,10 +33,6 @@ FORMS = {
     "case": {"readers": ("alignment",)},
     "kemp": {"readers": ("concepts", "emotion"), "emotion": EmotionSettings(start=True), "copies": True},
 }
-
-
-def random_like(shapes, rng, scale=0.3):
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * scale, leaf.dtype), shapes)
 
 
 def in_torch(params):
@@ -129,6 +126,11 @@ class Made:
         """Of the batch's targets, likewise."""
         return self.apply(batch or self.batch, params=params, method="__call__")
 
+    def nll(self, read, rows=3):
+        """Per word of the first rows' responses, in numpy."""
+        found = token_nll(self.apply(self.batch.target, read, train=False, method="decode"), self.batch)
+        return found[:rows].sum() / self.batch.target_mask[:rows].sum()
+
     @functools.cached_property
     def loss(self):
         """(parameters, batch, key, train=) -> loss and metrics."""
@@ -144,6 +146,6 @@ def make(form: str, **changes) -> Made:
     decoder = Decoder(DecodeSettings(max_tokens=4), START, END, PAD)
     weights = dict.fromkeys(settings.losses, 0.5)
     task = ClassicTask(model, decoder, weights, label_smoothing=0.1, heads=("emotion",) if weights else ())
-    batch, rng = make_batch(), np.random.default_rng(1)
+    batch = make_batch()
     shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
-    return Made(settings, task, random_like(shapes, rng), batch)
+    return Made(settings, task, random_like(shapes, seed=1), batch)

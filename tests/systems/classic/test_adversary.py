@@ -9,7 +9,8 @@ import pytest
 
 from empax.core.tree import named_leaves
 from empax.systems.classic.adversary import LOSSES, AdversarySettings, Critic, adversarial_losses, gradient_penalty
-from tests.systems.classic.small import VOCAB, in_torch, make, make_batch, random_like
+from tests.systems.classic.small import VOCAB, in_torch, make, make_batch
+from tests.systems.learning import random_like
 
 RNG = np.random.default_rng(4)
 LEXICON = jnp.arange(VOCAB) % 3 == 0

@@ -21,7 +21,8 @@ from empax.systems.classic.alignment import (
     nearness,
 )
 from empax.systems.classic.readers import COGNITION, next_rows
-from tests.systems.classic.small import in_torch, linear, make, random_like, rows_of, token_nll
+from tests.systems.classic.small import in_torch, linear, make, rows_of
+from tests.systems.learning import random_like
 
 RNG = np.random.default_rng(6)
 
@@ -40,15 +41,11 @@ def test_facts_are_exchanged_whole_and_graphs_for_the_decoder_alone(made):
     def given(tree):
         return jax.tree.map(lambda leaf: leaf[np.array([1, 2, 0])], tree)
 
-    def nll(read):
-        found = one.apply(batch.target, read, train=False, method="decode")
-        return token_nll(found, batch).sum() / batch.target_mask.sum()
-
     read = one.read()
     whole = one.read(dataclasses.replace(batch, cognition=given(batch.cognition)))
     memory = read.replace(memories={**read.memories, "cognition": given(read.memories["cognition"])})
-    np.testing.assert_allclose(metrics["nll_exchanged_cognition"].value(), nll(whole), rtol=1e-4)
-    np.testing.assert_allclose(metrics["nll_exchanged_cognition_memory"].value(), nll(memory), rtol=1e-4)
+    np.testing.assert_allclose(metrics["nll_exchanged_cognition"].value(), one.nll(whole), rtol=1e-4)
+    np.testing.assert_allclose(metrics["nll_exchanged_cognition_memory"].value(), one.nll(memory), rtol=1e-4)
 
 
 def test_turns_clauses_and_facts_are_joined_both_ways(made):

@@ -11,7 +11,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.types import Instance
 from empax.data.english import vader_lexicon
-from empax.data.knowledge import Fact
+from empax.data.knowledge import Fact, exchanged
 from empax.data.words import train_words
 from empax.systems.classic.concepts import ConceptPicker, ConceptsSettings
 from tests.systems.classic.small import rows_of
@@ -65,6 +65,30 @@ def test_rows_have_the_concepts_of_the_words_that_stay():
     np.testing.assert_allclose(batch.intensity[0], expected, rtol=1e-6)
     assert shown(5)[1] == [("sad", "miss"), ("friend", "dog")]  # [CLS] miss my dog .
     assert rows_of([told], WORDS).collate(np.array([0]), 12, np.random.default_rng(0)).intensity is None
+
+
+def test_the_control_leaves_as_many_concepts_and_facts_of_the_same_clauses():
+    """Words and clauses have another dialogue's concepts and facts in place of their own."""
+    facts = [
+        [Fact("dog", "IsA", "domestic animal"), Fact("i miss my dog.", "xReact", "sad")],
+        [Fact("cat", "IsA", "friend"), Fact("oh no!", "xReact", "happy")],
+    ]
+    asked = [Instance("a#2", ("My dog ran. I miss my dog.",), "", ""), Instance("b#2", ("My cat! Oh no!",), "", "")]
+    picker = ConceptPicker.of(ConceptsSettings(most=4), WORDS)
+
+    def read(rows):
+        given = zip(asked, rows, strict=True)
+        told = [dataclasses.replace(i, notes={"facts": [fact.row() for fact in own]}) for i, own in given]
+        batch = rows_of(told, WORDS, readers=("alignment",), picker=picker).collate(np.array([0, 1]), 12, None)
+        found = zip(batch.concepts.ids, batch.concepts.mask, strict=True)
+        words = [[picker.words[i] for i in ids[mask]] for ids, mask in found]
+        return batch, words, [[WORDS.decode(list(map(int, ids))) for ids in row] for row in batch.cognition.feelings]
+
+    (real, words, feelings), (control, others, felt) = read(facts), read(exchanged(asked, facts))
+    assert (words, others) == ([["animal", "animal"], ["friend"]], [["friend", "friend"], ["animal"]])
+    np.testing.assert_array_equal(control.concepts.place, real.concepts.place)
+    assert (feelings[0][:3], feelings[1][:3]) == (["", "", "sad"], ["", "", "happy"])
+    assert felt == feelings[::-1]
 
 
 def test_intensities_of_a_file_are_those_of_valence_and_arousal(tmp_path):

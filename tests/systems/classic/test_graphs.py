@@ -11,7 +11,8 @@ from empax.core.tree import named_leaves
 from empax.systems.classic.concepts import ConceptsSettings
 from empax.systems.classic.graphs import GraphAttention, attention_loss, concept_edges
 from empax.systems.classic.readers import EmotionSettings
-from tests.systems.classic.small import in_torch, make, random_like, token_nll
+from tests.systems.classic.small import in_torch, make
+from tests.systems.learning import random_like
 
 RNG = np.random.default_rng(5)
 
@@ -176,15 +177,11 @@ def test_what_concepts_and_signal_are_worth_is_told_of_validation(made, caplog):
     def given(tree):
         return jax.tree.map(lambda leaf: leaf[np.array([1, 0, 2])], tree)  # filler gives nobody anything
 
-    def nll(read):
-        found = one.apply(batch.target, read, train=False, method="decode")
-        return token_nll(found, batch)[:2].sum() / batch.target_mask[:2].sum()
-
     read = one.read()
     concepts = one.read(dataclasses.replace(batch, concepts=given(batch.concepts)))
-    np.testing.assert_allclose(metrics["nll_exchanged_concepts"].value(), nll(concepts), rtol=1e-4)
+    np.testing.assert_allclose(metrics["nll_exchanged_concepts"].value(), one.nll(concepts, rows=2), rtol=1e-4)
     signal = read.replace(memories={"signal": given(read.memories["signal"])})
-    np.testing.assert_allclose(metrics["nll_exchanged_signal"].value(), nll(signal), rtol=1e-4)
+    np.testing.assert_allclose(metrics["nll_exchanged_signal"].value(), one.nll(signal, rows=2), rtol=1e-4)
     averages = {"nll": 2.0, "nll_exchanged_concepts": 2.5, "nll_exchanged_signal": 2.0}
     assert one.task.summarize(averages) == {**averages, "concepts_gain": 0.5, "signal_gain": 0.0}
     assert "signal unused" in caplog.text

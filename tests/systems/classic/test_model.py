@@ -183,8 +183,6 @@ def test_orders_that_are_advised_lose_nothing(readers, width):
 
 
 def test_recipes_name_their_forms():
-    for name in classic.FORMS:
-        assert classic.get_config(f"{name},tiny").data.name == "sample"
     for wrong in ("mole", "moel,small", "moel+tiny"):
         with pytest.raises(ValueError, match="it takes transformer, multi_trs"):
             classic.get_config(wrong)

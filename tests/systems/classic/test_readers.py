@@ -12,7 +12,8 @@ from empax.core.types import EMOTIONS, IS_POSITIVE
 from empax.systems.classic.mimicry import MimicrySettings
 from empax.systems.classic.model import Listeners
 from empax.systems.classic.readers import EmotionSettings, ListenersSettings, Read, teacher_probability
-from tests.systems.classic.small import in_torch, linear, make, random_like
+from tests.systems.classic.small import in_torch, linear, make
+from tests.systems.learning import random_like
 
 RNG = np.random.default_rng(3)
 
