@@ -19,7 +19,7 @@ from empax.core.paths import expand, given_folder
 from empax.core.recipe import load_recipe, override, sized_for_this_machine
 from empax.core.types import Prediction
 from empax.evaluation.comparing import compare_systems
-from empax.evaluation.rows import read_predictions, to_prediction
+from empax.evaluation.rows import read_all, to_prediction
 from empax.evaluation.scoring import METRICS, VARIANTS, Scores, ScoringSettings
 from empax.evaluation.scoring import score as score_predictions
 from empax.pipeline.plan import plain
@@ -145,10 +145,7 @@ def _in_python(message: str) -> str:
 
 def _predictions(rows: Rows) -> list[Prediction]:
     if isinstance(rows, str | Path):
-        found, bad = read_predictions(expand(rows))
-        if bad:
-            raise DataError(f"{rows}, {bad[0]}" + (f"; {len(bad) - 1} more bad lines" if bad[1:] else ""))
-        return found
+        return read_all(expand(rows))
     table: Any = rows
     if hasattr(rows, "columns"):  # a pandas table, where NaN marks a missing value
         rows = [

@@ -34,6 +34,7 @@ def main(argv: list[str]) -> int:
         print("error: --data=FOLDER is needed, the folder with human_ratings/empathy_ratings.csv.", file=sys.stderr)
         return 2
     # Imported here so that --help and a mistyped flag answer at once.
+    from empax.core.files import write_json
     from empax.pipeline.run import quiet_logging
     from empax.reporting import judges
 
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
     found = judges.check_judges(_DATA.value, _WORKDIR.value, samples=_SAMPLES.value, seed=_SEED.value)
     print(judges.text(found))
     if output:
-        judges.write(found, output)
+        write_json(output / "report.json", found)
         print(f"\nwrote report.json to {output}")
     return 0
 

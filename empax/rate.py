@@ -26,7 +26,7 @@ from empax.core.paths import expand
 from empax.core.text_files import visible
 from empax.core.types import Prediction
 from empax.data.empathetic_dialogues import load_corpus
-from empax.evaluation.rows import read_predictions
+from empax.evaluation.rows import read_all
 from empax.rating.answers import preferred, read_answers, read_key
 from empax.rating.page import write_study
 from empax.rating.scores import needed_ratings, score, text
@@ -102,10 +102,7 @@ def _systems(words: Sequence[str], data: str) -> dict[str, Sequence[Prediction]]
         name, equals, file = word.partition("=")
         if not equals or not name or name in systems:
             raise ConfigError(f"{word!r} must be NAME=FILE with a name of its own, such as ours=predictions.jsonl.")
-        rows, bad = read_predictions(expand(file), corpus)
-        if bad:
-            raise DataError(f"{file}, {bad[0]}; correct the line.")
-        systems[name] = rows
+        systems[name] = read_all(expand(file), corpus)
     return systems
 
 

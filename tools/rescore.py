@@ -26,7 +26,7 @@ from empax.data.empathetic_dialogues import find_archive, load_corpus, read_dial
 from empax.evaluation.comparing import compare_systems
 from empax.evaluation.controls import score_controls
 from empax.evaluation.normalisation import MOEL_METRICS
-from empax.evaluation.rows import read_predictions
+from empax.evaluation.rows import read_all
 from empax.evaluation.scoring import JUDGES, VARIANTS, ScoringSettings, make_statistics, score
 from empax.evaluation.statistics import estimate
 from empax.evaluation.text import SAMPLED_VARIANT
@@ -72,17 +72,10 @@ class Source:
 
     def read(self, run: Path, skip: int) -> tuple[list[Prediction], int]:
         """Returns a run's rows in order, without the first `skip` if it has more, and the number of rows left out."""
-        rows = _read(run / "outputs.jsonl.gz", self.corpus)
+        rows = read_all(run / "outputs.jsonl.gz", self.corpus)
         skipped = skip if len(rows) > skip else 0
         rows = rows[skipped:]
         return self.jury(rows), skipped
-
-
-def _read(path: Path, corpus: Mapping[str, Instance] | None = None) -> list[Prediction]:
-    rows, bad = read_predictions(path, corpus)
-    if bad:
-        raise DataError(f"{path}, {bad[0]}; {len(bad)} bad lines in all.")
-    return rows
 
 
 def load_source(data: str, *, samples: int) -> Source:
@@ -217,7 +210,7 @@ def _compare(
     log.info("comparing %s", ", ".join(group["systems"]))
     skip = {name: plan["skip_rows"].get(name.partition("/")[0], 0) for name in group["systems"]}
     systems = {name: source.read(folder / "runs" / name, skip[name])[0] for name in group["systems"]}
-    released = {f"{name} (released)": _read(path) for name, path in files.items()}
+    released = {f"{name} (released)": read_all(path) for name, path in files.items()}
     pairs = [tuple(pair) for pair in group["pairs"]]
     names = group["metrics"]
     found = compare_systems(systems, pairs, peers=released, settings=source.settings, names=names)

@@ -11,7 +11,7 @@ import numpy as np
 
 from empax.core.types import LEVELS, MECHANISMS, Instance, Prediction
 from empax.evaluation import text
-from empax.evaluation.empathy import cohens_kappa, f1_of_confusion, kappa_of_confusion
+from empax.evaluation.empathy import cohens_kappa, confusion_matrix, f1_of_confusion, kappa_of_confusion
 from empax.evaluation.scoring import make_statistics
 from empax.evaluation.statistics import estimate
 
@@ -28,12 +28,7 @@ _SHUFFLES = 20
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """Replies to the rows of a test set.
-
-    Attributes:
-      about: a description in one sentence.
-      rows: the test set with these replies instead of the system's.
-    """
+    """A description, and the test set with the control's replies instead of the system's."""
 
     about: str
     rows: list[Prediction]
@@ -164,29 +159,23 @@ def _means(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _one_mechanism(golds: list[str], guesses: list[str], rng: np.random.Generator) -> dict[str, Any]:
-    index = {level: i for i, level in enumerate(LEVELS)}
-    gold, guess = (np.asarray([index[level] for level in levels]) for levels in (golds, guesses))
-    gold_counts, guess_counts = (np.bincount(levels, minlength=len(LEVELS)) for levels in (gold, guess))
-    most = int(gold_counts.argmax())
-    shuffles = np.stack([_confusion(gold, rng.permutation(guess)) for _ in range(_SHUFFLES)])
+    count = len(golds)
+    gold_counts, guess_counts = (np.asarray([levels.count(level) for level in LEVELS]) for levels in (golds, guesses))
+    most = LEVELS[int(gold_counts.argmax())]
     return {
-        **_agreement(_confusion(gold, guess)[None]),
-        "rows": len(gold),
-        "majority_level": LEVELS[most],
-        "majority": _agreement(_confusion(gold, np.full_like(gold, most))[None]),
-        "shuffled": _agreement(shuffles),
-        "replies": dict(zip(LEVELS, (100.0 * guess_counts / len(gold)).tolist(), strict=True)),
-        "references": dict(zip(LEVELS, (100.0 * gold_counts / len(gold)).tolist(), strict=True)),
+        **_agreement(golds, [guesses]),
+        "rows": count,
+        "majority_level": most,
+        "majority": _agreement(golds, [[most] * count]),
+        "shuffled": _agreement(golds, [rng.permutation(guesses).tolist() for _ in range(_SHUFFLES)]),
+        "replies": dict(zip(LEVELS, (100.0 * guess_counts / count).tolist(), strict=True)),
+        "references": dict(zip(LEVELS, (100.0 * gold_counts / count).tolist(), strict=True)),
     }
 
 
-def _confusion(gold: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    size = len(LEVELS)
-    return np.bincount(gold * size + guess, minlength=size * size).reshape(size, size).astype(np.float64)
-
-
-def _agreement(matrices: np.ndarray) -> dict[str, float]:
-    """Returns means over the confusion matrices [R, C, C]."""
+def _agreement(golds: list[str], several: Sequence[list[str]]) -> dict[str, float]:
+    """Returns means over several lists of guesses."""
+    matrices = np.stack([confusion_matrix(golds, guesses, LEVELS) for guesses in several]).astype(np.float64)
     return {
         "weighted_f1": float(f1_of_confusion(matrices, "weighted").mean()),
         "macro_f1": float(f1_of_confusion(matrices, "macro").mean()),

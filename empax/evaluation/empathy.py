@@ -24,7 +24,6 @@ def accuracy(labels: Sequence[str], predictions: Sequence[str]) -> float:
     Raises:
       ValueError: the numbers of labels and predictions differ.
     """
-    _check_lengths(labels, predictions)
     hits = sum(label == prediction for label, prediction in zip(labels, predictions, strict=True))
     return 100.0 * hits / len(labels) if labels else 0.0
 
@@ -56,7 +55,6 @@ def sentiment(text: str) -> float:
 
 def sentiment_distances(responses: Sequence[str], references: Sequence[str]) -> Float[np.ndarray, " N"]:
     """Returns |compound(response) - compound(reference)| of every row, in [0, 2]. Source: LEMPEx."""
-    _check_lengths(responses, references)
     pairs = zip(responses, references, strict=True)
     return np.asarray([abs(sentiment(a) - sentiment(b)) for a, b in pairs], np.float64)
 
@@ -129,11 +127,7 @@ def f1_statistic(
 ) -> SumStatistic:
     """Returns the mean F1 of several classifiers over the same N rows, for intervals.
 
-    Args:
-      labels: N labels for each classifier; rows with an unknown label "" are ignored.
-      predictions: N predictions for each classifier.
-      names: the classes.
-      average: average over classes.
+    Rows with an unknown label or prediction "" are ignored; `names` are the classes.
     """
     num_classes, num_rows = len(names), len(labels[0])
     cells = np.zeros((num_rows, len(labels), num_classes, num_classes))
@@ -153,7 +147,8 @@ def f1_statistic(
 def _indices(
     labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
 ) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
-    _check_lengths(labels, predictions)
+    if len(labels) != len(predictions):
+        raise ValueError(f"{len(labels)} and {len(predictions)} items; there must be one for each row.")
     index = {name: i for i, name in enumerate(names)}
     unknown = sorted({*labels, *predictions} - set(index))
     if unknown:
@@ -162,8 +157,3 @@ def _indices(
         np.asarray([index[label] for label in labels], np.int64),
         np.asarray([index[prediction] for prediction in predictions], np.int64),
     )
-
-
-def _check_lengths(first: Sequence[str], second: Sequence[str]) -> None:
-    if len(first) != len(second):
-        raise ValueError(f"{len(first)} and {len(second)} items; there must be one for each row.")

@@ -79,13 +79,7 @@ Scores = Float[np.ndarray, " N"]
 def correlations(
     scores: Scores, replies: Sequence[RatedReply], *, samples: int = 1000, seed: int = 0
 ) -> dict[str, dict[str, float]]:
-    """Returns rank correlations of a judge's scores with the ratings.
-
-    Args:
-      scores: scores of the replies, higher = more empathetic.
-      replies: N replies.
-      samples: resamples of the dialogues per interval.
-      seed: seed of the resamples.
+    """Returns rank correlations of a judge's scores, higher = more empathetic, with the ratings.
 
     Returns:
       `by_row` over all replies (the three sources also differ in other ways); `human_replies` over human replies alone,

@@ -98,15 +98,9 @@ def fingerprint(rows: Sequence[Prediction]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TestSet:
-    """A test set.
+    """A number of rows of a corpus and split, which are empty if unknown, and a further description of the rows.
 
-    Attributes:
-      corpus: name of the corpus; empty = unknown.
-      split: split of the corpus; empty = unknown.
-      rows: number of rows.
-      whole: whether they are known to be the whole test split of CORPUS.
-      about: a further description of the rows; may be empty.
-      fingerprint: fingerprint of the rows.
+    `whole`: whether they are known to be the whole test split of CORPUS.
     """
 
     __test__ = False  # not a class of tests, despite its name
@@ -148,11 +142,8 @@ def identify(
 ) -> TestSet:
     """Identifies the test set by its texts if they are known, else by a run's information on its data.
 
-    Args:
-      rows: rows with contexts and references.
-      data: `prepare/counts.json` of the run: the hash of the archive as `source_hash`, instances by split.
-      config: config of the run.
-      stage: its evaluate stage.
+    `data` is `prepare/counts.json` of the run (the hash of the archive as `source_hash`, instances by split), `stage`
+    its evaluate stage.
     """
     found = fingerprint(rows)
     if found in KNOWN_ROWS:

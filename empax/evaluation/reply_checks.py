@@ -46,13 +46,7 @@ _WORDS = re.compile(r"\w+(?:'\w+)*")
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """The result of one check.
-
-    Attributes:
-      name: name of the check.
-      ok: False if the run is degenerate in this respect.
-      found: the finding, as a clause of a sentence.
-    """
+    """The result of one check: the finding is a clause of a sentence; unless `ok`, the run is degenerate."""
 
     name: str
     ok: bool

@@ -17,12 +17,9 @@ _MAX_NATS = 700.0
 
 @dataclasses.dataclass(frozen=True)
 class BadLine:
-    """A line that is not a prediction.
+    """A line that is not a prediction: its number, from 1, and why.
 
-    Attributes:
-      number: 1-based number of the line.
-      reason: why it is not a prediction.
-      id_alone: whether it has an `id` but neither context nor reference, and no corpus was given.
+    `id_alone`: whether it has an `id` but neither context nor reference, and no corpus was given.
     """
 
     number: int
@@ -61,6 +58,20 @@ def read_predictions(
             known = {name for name in ("id", "context", "reference") if value.get(name) is not None}
             bad.append(BadLine(number, str(error), id_alone=corpus is None and known == {"id"}))
     return rows, bad
+
+
+def read_all(
+    path: Path, corpus: Mapping[str, Instance] | None = None, *, remedy: str = "Correct the line."
+) -> list[Prediction]:
+    """Reads predictions as `read_predictions` does, all of them.
+
+    Raises:
+      DataError: as there, or a line is bad; the message names the first one and ends in `remedy`.
+    """
+    rows, bad = read_predictions(path, corpus)
+    if bad:
+        raise DataError(f"{path}, {bad[0]} (bad lines: {len(bad)}). {remedy}")
+    return rows
 
 
 def with_notes(rows: Sequence[Prediction], notes: Mapping[str, Sequence[Any]]) -> list[Prediction]:

@@ -32,13 +32,10 @@ def score_swaps(
     samples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Returns the table of a file of swaps, with 95% intervals over dialogues; differences are paired.
+    """Returns the table of the lines of a swaps.jsonl.gz, with 95% intervals over dialogues; differences are paired.
 
-    Args:
-      lines: lines of swaps.jsonl.gz.
-      references: rows of the test set by id.
-      samples: bootstrap resamples.
-      seed: seed of the resamples, and of the bigrams sampled for an equal number.
+    `references` are rows of the test set by id; `seed` is that of the resamples, and of the bigrams sampled for an
+    equal number.
 
     Returns:
       `rows`; `given`, for each kind of exemplars: `nll` (nats per reply), `nll_per_token`, `nll_first`, `nll_rest`,

@@ -85,12 +85,7 @@ def count_matches(
     """Returns the counts of each row for BLEU.
 
     Columns 0-3: clipped n-gram matches for n = 1..4; 4-7: n-grams of the hypothesis; 8: its length; 9: the reference's.
-
-    Args:
-      hypotheses: hypotheses of N rows.
-      references: references of the same rows.
-      variant: one of BLEU_VARIANTS.
-      longest: maximum number of the hypothesis's tokens to use per row; None = all.
+    `longest` is the maximum number of the hypothesis's tokens to use per row; None = all.
     """
     split = bleu_tokens(variant)
     if len(hypotheses) != len(references):

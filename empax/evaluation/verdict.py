@@ -23,13 +23,13 @@ _MAX_COPIED = 0.5
 _SHORTEST, _LONGEST = 0.5, 2.0
 
 
-def verdict(rows: Sequence[Prediction], *, retrieves: bool | None = None) -> dict[str, Any]:
+def verdict(rows: Sequence[Prediction], *, retrieves: bool = False) -> dict[str, Any]:
     """Checks the predictions as a whole.
 
     Args:
       rows: predictions, at least one. Notes `response_without_exemplars`, and `nll_without_exemplars` or
         `nll_of_other_exemplars` beside `nll` and `num_tokens`, show the effect of exemplars.
-      retrieves: whether the system should use exemplars; None = unknown.
+      retrieves: whether every row should have exemplars.
 
     Returns:
       `degenerate`, `line` (one sentence for the top of a report) and `checks` (each `name`, `ok`, `found`).
@@ -128,9 +128,9 @@ def _chance(rows: Sequence[Prediction]) -> list[Check]:
     return checks
 
 
-def _retrieval(rows: Sequence[Prediction], retrieves: bool | None) -> list[Check]:
+def _retrieval(rows: Sequence[Prediction], retrieves: bool) -> list[Check]:
     shown = [row for row in rows if row.exemplars]
-    if retrieves is False or (retrieves is None and not shown):
+    if not retrieves and not shown:
         return []
     none = len(rows) - len(shown)
     checks = [Check("exemplars", none <= _MAX_EMPTY * len(rows), f"{share(none, len(rows))} rows have no exemplar")]

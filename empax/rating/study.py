@@ -96,12 +96,7 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """The items in rating order.
-
-    Attributes:
-      systems: names of the systems.
-      settings: settings of the study.
-    """
+    """The names of the systems, and the items in rating order."""
 
     systems: tuple[str, ...]
     settings: StudySettings

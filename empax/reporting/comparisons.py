@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from empax.evaluation.scoring import LOWER_IS_BETTER, is_own
@@ -28,7 +28,7 @@ _ALPHA = 0.05
 def text(found: Comparison) -> str:
     """Formats aligned tables for a terminal."""
     names, systems = _names(found), found["systems"]
-    parts = ["\n".join([_head(found, names), *_notes(found)])]
+    parts = ["\n".join([describe(found["rows"], names, corpus=found["corpus"]), *_notes(found)])]
     if len(systems) > 2:  # for two, the pair's table has the same numbers
         labels = list(systems)
         for start in range(0, len(labels), _ACROSS):
@@ -72,7 +72,8 @@ def parts(report: Mapping[str, Any]) -> Parts | None:
         ("peer" if label in found["peers"] else "ours", f"{label}, {one['rows']:,} rows", intervals(one["metrics"]))
         for label, one in found["systems"].items()
     ]
-    return Parts(conclusions(found), _head(found, names), names, rows, _notes(found), pairs)
+    head = describe(found["rows"], names, corpus=found["corpus"])
+    return Parts(conclusions(found), head, names, rows, _notes(found), pairs)
 
 
 def conclusions(found: Comparison) -> list[str]:
@@ -105,10 +106,6 @@ def _conclusion(pair: Mapping[str, Any], found: Comparison) -> str:
 def _names(found: Comparison) -> list[str]:
     """Returns all metrics of the systems, in order of first appearance."""
     return list(dict.fromkeys(name for system in found["systems"].values() for name in system["metrics"]))
-
-
-def _head(found: Comparison, names: Sequence[str]) -> str:
-    return describe(found["rows"], names, corpus=found["corpus"])
 
 
 def _notes(found: Comparison) -> list[str]:

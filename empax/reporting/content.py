@@ -140,13 +140,7 @@ def _cleaned(keys: Mapping[str, str]) -> str:
 
 
 class Panel(NamedTuple):
-    """One metric of the run beside those of other systems.
-
-    Attributes:
-      name: name of the metric.
-      ours: `value`, `low`, `high`.
-      others: values by system; published numbers have only a `value`.
-    """
+    """One metric of the run, with its interval, beside those of other systems, of which published ones have none."""
 
     name: str
     ours: Mapping[str, float]

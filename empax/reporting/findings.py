@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from empax.core.files import WorkDir, read_json, read_jsonl
+from empax.core.files import WorkDir, read_json
 from empax.core.system import RunPlan
-from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS, MECHANISMS, Instance, Prediction
-from empax.data.dialogues import instance_from_row
+from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS, MECHANISMS, Prediction
 from empax.evaluation.empathy import confusion_matrix
 
 
@@ -49,22 +48,14 @@ def find_classifiers(files: WorkDir, stages: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def load_training(files: WorkDir) -> list[Instance]:
-    """Loads the training split that `prepare` wrote; empty if there is none."""
-    path = files.instances("train")
-    return [instance_from_row(row) for row in read_jsonl(path)] if path.exists() else []
-
-
-def retrieves(plan: RunPlan, stage: str) -> bool | None:
-    """Returns True if the evaluate stage `stage` answers with exemplars, None otherwise."""
+def retrieves(plan: RunPlan, stage: str) -> bool:
+    """Whether the evaluate stage `stage` answers with exemplars."""
     answering = plan.stages.get(plan.stages[stage].settings.stage) if stage else None
-    spec = None if answering is None else answering.spec
-    return True if answering and spec and spec.reads_exemplars(answering.settings) else None
+    spec = answering.spec if answering else None
+    return bool(answering and spec and spec.reads_exemplars(answering.settings))
 
 
-def find_speed(
-    history: Sequence[Mapping[str, Any]], stage_seconds: Mapping[str, float] | None = None
-) -> dict[str, float]:
+def find_speed(history: Sequence[Mapping[str, Any]], stage_seconds: Mapping[str, float]) -> dict[str, float]:
     """Returns each training stage's median rate as "STAGE/examples_per_second", and each stage's seconds.
 
     Args:
@@ -72,10 +63,10 @@ def find_speed(
       stage_seconds: see `find_seconds`.
 
     Returns:
-      Also "stages/seconds", the sum, if `stage_seconds` are given.
+      Also "stages/seconds", the sum, if there are `stage_seconds`.
     """
     rates: dict[str, list[float]] = {}
-    seconds = {f"{stage}/seconds": value for stage, value in (stage_seconds or {}).items()}
+    seconds = {f"{stage}/seconds": value for stage, value in stage_seconds.items()}
     for row in history:
         if row.get("split", "train") != "train":
             continue

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from empax.core.config import ConfigError
-from empax.core.files import hash_file, write_json
+from empax.core.files import hash_file
 from empax.core.types import MECHANISMS
 from empax.data.wheels import MINILM, NAMED
 from empax.evaluation.empathy import sentiment
@@ -27,11 +27,8 @@ Scores = Mapping[str, np.ndarray]
 def check_judges(data: str, workdir: str = "", *, samples: int = 1000, seed: int = 0) -> dict[str, Any]:
     """Returns rank correlations of every judge and of reply metrics with human ratings.
 
-    Args:
-      data: folder with the ratings (`human_ratings.FILE`) and, for the linear judge, EPITOME.
-      workdir: a run with neural judges to include; empty = none.
-      samples: resamples of dialogues per interval.
-      seed: seed of the resamples.
+    `data` is the folder with the ratings (`human_ratings.FILE`) and, for the linear judge, EPITOME; `workdir` a run
+    with neural judges to include, if any. Intervals are of `samples` resamples of the dialogues.
 
     Returns:
       `ratings` (the data), `judges` (name → `human_ratings.correlations`), `references` (the same for metrics that
@@ -154,8 +151,3 @@ def text(found: Mapping[str, Any]) -> str:
 def _cell(part: Mapping[str, float]) -> str:
     spans = (f"{part[name]:+.3f} [{part[f'{name}_low']:+.3f}, {part[f'{name}_high']:+.3f}]" for name in _RANKS)
     return "  ".join(spans)
-
-
-def write(found: Mapping[str, Any], folder: Path) -> None:
-    """Writes report.json, which holds no text of replies, to `folder`."""
-    write_json(folder / "report.json", found)

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from empax.core.files import DataError, WorkDir, read_json
+from empax.core.files import WorkDir, read_json
 from empax.core.manifest import remedy
 from empax.evaluation.published import OTHER_CORPORA
-from empax.evaluation.rows import read_predictions
+from empax.evaluation.rows import read_all
 from empax.evaluation.scoring import METRICS, ScoringSettings, score
 from empax.reporting.tables import Row, describe, format_value, intervals
 
@@ -40,11 +40,8 @@ def score_evaluations(
         path = files.evaluation(name)
         if not path.exists():
             continue
-        rows, bad = read_predictions(path)
-        if bad:
-            raise DataError(f"{path}, {bad[0]}. {remedy(name)}")
         about = read_json(path.with_name("evaluate.json"))
-        scores = score(rows, settings=settings)
+        scores = score(read_all(path, remedy=remedy(name)), settings=settings)
         dropped = _OF_EMOTION if about["corpus"] else frozenset()
         found[name] = {
             **about,

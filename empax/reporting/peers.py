@@ -7,11 +7,10 @@ import functools
 from pathlib import Path
 
 from empax.core.cache import kept
-from empax.core.files import DataError, hash_file, hash_json, read_json, write_json
-from empax.core.types import Prediction
+from empax.core.files import hash_file, hash_json, read_json, write_json
 from empax.evaluation import published
 from empax.evaluation.published import TestSet
-from empax.evaluation.rows import read_predictions
+from empax.evaluation.rows import read_all
 from empax.evaluation.scoring import METRICS, VARIANTS, ScoringSettings, score
 from empax.reporting.content import CLEANED
 
@@ -19,29 +18,27 @@ OF_LABELS = tuple(name for name in METRICS if name.endswith(("accuracy", "_match
 """Metrics that do not depend on the cleaning of texts."""
 
 
-def score_peers(
-    folder: Path, *, cache: Path | None = None, settings: ScoringSettings | None = None
-) -> dict[str, dict[str, dict[str, float]]]:
+def score_peers(folder: Path, *, cache: Path, settings: ScoringSettings) -> dict[str, dict[str, dict[str, float]]]:
     """Scores every *.jsonl in `folder`, by file name; caches results in `cache` by the hash of file and settings.
 
     The references of released outputs are cleaned, so metrics of the text are the variants "…:moel", which clean both
     sides.
 
     Raises:
-      DataError: the folder does not exist, or a file has a bad line.
+      DataError: a file has a bad line.
     """
     cleaned = tuple(name for name in VARIANTS if name.endswith(CLEANED))
-    settings = dataclasses.replace(settings or ScoringSettings(), variants=cleaned, own=())
+    settings = dataclasses.replace(settings, variants=cleaned, own=())
     peers = {}
-    for path in _peer_files(folder):
-        stored = cache / f"{hash_json([hash_file(path), settings])}.json" if cache else None
+    for path in sorted(folder.glob("*.jsonl")):
+        stored = cache / f"{hash_json([hash_file(path), settings])}.json"
         make = functools.partial(_score_peer, path, settings)
-        peers[path.stem] = kept(stored, make, write=write_json, read=read_json) if stored else make()
+        peers[path.stem] = kept(stored, make, write=write_json, read=read_json)
     return peers
 
 
 def _score_peer(path: Path, settings: ScoringSettings) -> dict[str, dict[str, float]]:
-    scores = score(_read_peer(path), settings=settings)
+    scores = score(read_all(path), settings=settings)
     of_labels = {name: value for name, value in scores.metrics.items() if name in OF_LABELS or not settings.variants}
     return {**scores.variants, **of_labels}
 
@@ -52,20 +49,7 @@ def read_peer_sets(folder: Path) -> dict[str, TestSet]:
     Raises:
       DataError: see `score_peers`.
     """
-    return {path.stem: published.identify(_read_peer(path)) for path in _peer_files(folder)}
-
-
-def _peer_files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise DataError(f"there is no folder {folder} with outputs of other systems; set config.report.peers.")
-    return sorted(folder.glob("*.jsonl"))
-
-
-def _read_peer(path: Path) -> list[Prediction]:
-    rows, bad = read_predictions(path)
-    if bad:
-        raise DataError(f"{path}, {bad[0]} ({len(bad)} bad lines).")
-    return rows
+    return {path.stem: published.identify(read_all(path)) for path in sorted(folder.glob("*.jsonl"))}
 
 
 def why_apart(ours: TestSet, theirs: TestSet) -> str:

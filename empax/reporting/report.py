@@ -19,10 +19,11 @@ from empax.core.system import RunContext
 from empax.core.text_files import visible
 from empax.core.text_functions import TWO_ROWS
 from empax.core.types import Instance, Prediction
+from empax.data.store import prepared_instances
 from empax.evaluation import controls, published
 from empax.evaluation.pairing import describe_rows
 from empax.evaluation.published import NOT_COMPARABLE, PAPER_OF, REG_PAPER, TABLES, TestSet
-from empax.evaluation.rows import read_predictions
+from empax.evaluation.rows import read_all
 from empax.evaluation.scoring import JUDGES, VARIANTS, Scores, ScoringSettings, score, try_own
 from empax.evaluation.verdict import verdict
 from empax.pipeline.evaluate import main_stage
@@ -95,9 +96,7 @@ def run(settings: Settings, run: RunContext) -> None:
       DataError: there are no predictions yet, or a file of the work directory is damaged.
     """
     files = run.files
-    predictions, bad = read_predictions(files.predictions)
-    if bad:
-        raise DataError(f"{files.predictions}, {bad[0]}; run again with --redo of the stage that decodes.")
+    predictions = read_all(files.predictions, remedy="Run again with --redo of the stage that decodes.")
     config = dict(run.plan.config)
     stages, main = tuple(config["run"]), main_stage(run.plan)
     history = list(read_jsonl(files.metrics)) if files.metrics.exists() else []
@@ -134,7 +133,7 @@ def run(settings: Settings, run: RunContext) -> None:
         replies=findings.find_replies(files, stages),
         evaluations=others,
         swaps=swaps.score_stages(files, config, samples=settings.bootstrap_samples, seed=settings.seed),
-        training=findings.load_training(files),
+        training=prepared_instances(run, "train") if files.instances("train").exists() else (),
         stage=main,
         retrieves=findings.retrieves(run.plan, main),
         seed=settings.seed,
@@ -162,7 +161,7 @@ def build_report(
     peer_sets: Mapping[str, TestSet] | None = None,
     training: Sequence[Instance] = (),
     stage: str = "",
-    retrieves: bool | None = None,
+    retrieves: bool = False,
     seed: int = 0,
     swaps: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Report:

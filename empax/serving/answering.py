@@ -39,12 +39,7 @@ _ENDLESS = 10**6
 
 
 class Likelihoods(NamedTuple):
-    """Likelihoods of targets given their sources, including the end of the text.
-
-    Attributes:
-      nll: negative log-likelihood of each target, in nats.
-      num_tokens: number of tokens of each target.
-    """
+    """Negative log-likelihoods of targets given their sources, in nats, with the end of the text; and their tokens."""
 
     nll: Float[np.ndarray, " N"]
     num_tokens: Int[np.ndarray, " N"]
@@ -59,8 +54,7 @@ class Likelihoods(NamedTuple):
 class TextGenerator:
     """A generator with its tokenizer: converts options to decoding settings, texts to batches, and ids to texts.
 
-    Attributes:
-      model, params, tokenizer, decoding, source: as in `text_model.TextModel`.
+    Its fields are those of `text_model.TextModel`.
     """
 
     model: EncoderDecoder | DecoderOnly

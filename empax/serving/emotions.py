@@ -20,13 +20,8 @@ FILE = "head.safetensors"
 class EmotionHead:
     r"""The emotion classifier of unit vectors: the argmax of s = x W + b.
 
-    Source: `retrieval.filters.fit_emotions`, by `tools.emotion_head`.
-
-    Attributes:
-      emotions: E names.
-      weight: W, [D, E].
-      bias: b, [E].
-      accuracy: its accuracy on the test split of EmpatheticDialogues.
+    Source: `retrieval.filters.fit_emotions`, by `tools.emotion_head`. `accuracy` is that on the test split of
+    EmpatheticDialogues.
     """
 
     emotions: tuple[str, ...]

@@ -106,10 +106,7 @@ def lora_settings(lora: LoraSettings | int | bool, *, width: int) -> LoraSetting
 def working_folder(workdir: Path | str | None, inputs: str, *, learning_rate: float) -> Iterator[Path]:
     """Yields the folder of one fine-tuning, a temporary one without `workdir`; adds advice to early ends.
 
-    Args:
-      workdir: the caller's folder.
-      inputs: hash of everything that the result depends on.
-      learning_rate: named in the message if training diverges.
+    `inputs` is a hash of everything that the result depends on. If training diverges, the error names `learning_rate`.
 
     Raises:
       ConfigError: `workdir` is not a path, is not writable, or holds a fine-tuning on other pairs, weights or settings.

@@ -42,12 +42,9 @@ _LENGTHS = (16, 32, 64)
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One sentence.
+    """One sentence, and its section, which is a kind of danger or not.
 
-    Attributes:
-      kind: the section of the example.
-      dangerous: whether that section is a kind of danger.
-      half: 0 or 1; `serving.safety_rates` compares each half only with the other.
+    `half` is 0 or 1; `serving.safety_rates` compares each half only with the other.
     """
 
     text: str
@@ -86,11 +83,7 @@ class Nearest:
     with y = 1 for examples of danger and -1 for the others. The threshold is the quantile of the leave-one-out values
     of f at which a share of ALARMS of the harmless examples lies above it.
 
-    Attributes:
-      encoder: encoder of sentences to unit vectors.
-      vectors: vectors of the examples, [N, D].
-      weights: alpha, [N].
-      threshold: sentences with a higher score speak of danger.
+    `vectors` are the unit vectors of the examples, `weights` is alpha.
     """
 
     encoder: TextEncoder

@@ -24,12 +24,7 @@ _SHAPE = {"rows": 4, "lengths": (64,)}
 
 
 class Similar(NamedTuple):
-    """A retrieved exemplar.
-
-    Attributes:
-      instance: its context, the response to it, and the emotion.
-      score: cosine between the two contexts' vectors, in [-1, 1].
-    """
+    """A retrieved exemplar, and the cosine between its context's vector and the query's."""
 
     instance: Instance
     score: float
@@ -37,13 +32,7 @@ class Similar(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SimilarReplies:
-    """An index of exemplars by the cosine of their contexts.
-
-    Attributes:
-      encoder: encoder of texts to unit vectors.
-      instances: the exemplars.
-      vectors: vectors of their contexts, [N, D].
-    """
+    """An index of exemplars by the unit vectors of their contexts."""
 
     encoder: TextEncoder
     instances: tuple[Instance, ...]

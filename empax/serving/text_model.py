@@ -51,13 +51,7 @@ MAX_TOKENS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Adapters:
-    """Trained LoRA adapters.
-
-    Attributes:
-      settings: rank, alpha, dropout.
-      params: the adapters alone, as from `models.lora.init_adapters`.
-      base: the folder or name of the base model; empty = no folder holds its weights.
-    """
+    """Trained LoRA adapters alone, and the folder or name of their base model; empty = no folder holds its weights."""
 
     settings: LoraSettings
     params: Params

@@ -13,12 +13,12 @@ FAST = ScoringSettings(bootstrap_samples=20)
 NAMES = ("bleu_1", "rouge_l", "distinct_1", "emotion_accuracy", "perplexity", "perplexity_per_word")
 
 
-def rows_of(responses, **notes):
+def rows_of(responses):
     return [
         Prediction(
             (f"turn {i}",), response, f"that is really great number {i} !", id=f"d{i // 2}#{2 + 2 * (i % 2)}",
             emotion="proud", emotion_prediction="proud" if i % 3 else "sad",
-            notes={"nll": 9.0 + i, "num_tokens": 6, **notes},
+            notes={"nll": 9.0 + i, "num_tokens": 6},
         )
         for i, response in enumerate(responses)
     ]  # fmt: skip
@@ -91,14 +91,6 @@ def test_intervals_draw_whole_dialogues():
     assert found["pairs"][0]["metrics"]["rouge_l"]["first"] == own
     by_row = score([dataclasses.replace(row, id="") for row in some], settings=FAST).metrics["rouge_l"]
     assert own["low"] < by_row["low"] < by_row["high"] < own["high"]
-
-
-def test_metrics_with_inputs_of_different_kinds_are_left_out_with_the_reason():
-    others = rows_of([row.response for row in OTHER], num_tokens=7)
-    (pair,) = compare_systems({"a": GOOD, "b": others}, settings=FAST, names=NAMES)["pairs"]
-    assert "perplexity" not in pair["metrics"]
-    assert "perplexity_per_word" in pair["metrics"]
-    assert "other tokenizers" in pair["left_out"]["perplexity"]
 
 
 def test_peers_are_compared_on_the_rows_that_they_share():

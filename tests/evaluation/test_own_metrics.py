@@ -53,6 +53,7 @@ def test_its_mean_stands_behind_the_other_metrics_with_an_interval(settings):
     assert value["value"] == pytest.approx(0.75)
     assert value["low"] <= 0.75 <= value["high"]
     assert NAME not in score(ROWS, settings=FAST).metrics
+    assert empax.score(ROWS, own=[NAME], settings=FAST).metrics[NAME] == value
 
 
 def test_it_may_read_contexts_and_fields():
@@ -95,10 +96,6 @@ def test_in_a_comparison_it_sees_the_rows_of_one_system_at_a_time():
 def test_what_is_no_metric_is_named(name, message):
     with pytest.raises(ConfigError, match=message):
         empax.score(ROWS, own=[name])
-
-
-def test_from_python_it_is_named_beside_the_rows():
-    assert empax.score(ROWS, own=[NAME], settings=FAST).metrics[NAME]["value"] == 0.75
 
 
 def test_tables_call_it_by_its_function_and_promise_no_direction():

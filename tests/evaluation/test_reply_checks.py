@@ -113,16 +113,6 @@ def test_openings_are_alike_from_a_quarter_on_beyond_doubt(people):
     assert f"{last + 1} of 62 replies begin with “i'm so glad”" in found["line"]
 
 
-def test_a_banner_that_was_green_is_red(people):
-    """29 of 62 replies begin alike, nearly all to sad contexts are glad, and they fit any context."""
-    glad = answered(beginning(people, 0), "That's a good thing to hear about, {}!", "I'm glad that it was {} then.")
-    rows = [
-        dataclasses.replace(row, response=f"I'm so glad you've done it {i}" if i < 29 else row.response.format(i))
-        for i, row in enumerate(glad)
-    ]
-    assert {"openings", TONES[0], "own replies, shuffled"} <= failed(rows)
-
-
 def test_replies_may_begin_as_references_do(people):
     rows = [
         dataclasses.replace(row, reference=f"Thank you for calling. {row.reference}")

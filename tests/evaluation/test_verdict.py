@@ -90,8 +90,7 @@ def test_a_few_empty_or_equal_replies_are_no_degeneracy():
 
 def test_without_retrieval_exemplars_are_not_missed():
     rows = changed(exemplars=())
-    for retrieves in (None, False):
-        assert not verdict(rows, retrieves=retrieves)["degenerate"]
+    assert not verdict(rows)["degenerate"]
     assert verdict(rows, retrieves=True)["degenerate"]
     assert [c["name"] for c in verdict(healthy())["checks"] if "exemplars" in c["name"]]
 
@@ -106,13 +105,6 @@ def test_too_few_rows_are_not_judged_by_their_spread():
 
 def test_one_class_is_no_fault_where_the_labels_have_one_too():
     assert not verdict(changed(emotion="sad", emotion_prediction="sad"))["degenerate"]
-
-
-def test_a_head_above_chance_is_above_it_beyond_doubt():
-    rows = healthy(64)
-    lucky = [dataclasses.replace(row, emotion_prediction=EMOTIONS[0] if i else "sad") for i, row in enumerate(rows)]
-    lucky[3] = dataclasses.replace(lucky[3], emotion_prediction=lucky[3].emotion)
-    assert "chance: emotion head" in failed(verdict(lucky))
 
 
 def first(count, rows, **fields):

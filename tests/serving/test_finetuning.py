@@ -8,61 +8,13 @@ import signal
 import jax
 import numpy as np
 import pytest
-import torch
-import transformers
 
 import empax
-from empax.data.bpe import train_bpe
 from empax.serving.finetuning import working_folder
 from empax.training import loop
 from empax.training.accumulation import NonFiniteError
 from empax.training.interruption import Interrupted
-
-PAIRS = [("I feel sad today", "oh no"), ("what happened", "I feel sad")] * 4
-SIDES = {f"{side}_{name}": value for side in ("encoder", "decoder")
-         for name, value in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 16))}  # fmt: skip
-HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1}
-LLAMA = {"hidden_size": 16, **HEADS}
-T5 = {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 16, "num_layers": 1, "decoder_start_token_id": 0}
-GPT2 = {"n_embd": 16, "n_head": 2, "n_layer": 1}
-OPT = {"hidden_size": 16, "num_attention_heads": 2, "ffn_dim": 16, "num_hidden_layers": 1, "word_embed_proj_dim": 16}
-NO_BART = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-NO_GPT2 = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
-
-# Settings, model, sizes, and what makes it one without dropout; nothing = it has none by itself.
-KINDS = {
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, LLAMA, {}),
-    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, LLAMA, {}),
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, LLAMA | {"head_dim": 8}, {}),
-    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, LLAMA, {}),
-    "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel, GPT2, NO_GPT2),
-    "opt": (transformers.OPTConfig, transformers.OPTForCausalLM, OPT, {"dropout": 0.0}),
-    "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration, T5, {"dropout_rate": 0.0}),
-    "mt5": (transformers.MT5Config, transformers.MT5ForConditionalGeneration, T5, {"dropout_rate": 0.0}),
-    "bart": (transformers.BartConfig, transformers.BartForConditionalGeneration, {"d_model": 16} | SIDES, NO_BART),
-    "blenderbot": (transformers.BlenderbotConfig, transformers.BlenderbotForConditionalGeneration,
-                   {"d_model": 16} | SIDES, NO_BART),
-    "mbart": (transformers.MBartConfig, transformers.MBartForConditionalGeneration, {"d_model": 16} | SIDES, NO_BART),
-    "marian": (transformers.MarianConfig, transformers.MarianMTModel, {"d_model": 16} | SIDES, NO_BART),
-    "pegasus": (transformers.PegasusConfig, transformers.PegasusForConditionalGeneration,
-                {"d_model": 16} | SIDES, NO_BART),
-}  # fmt: skip
-
-
-def saved(folder, kind, **fields):
-    """A random model with its tokenizer, as transformers writes one."""
-    tokenizer = train_bpe([text for pair in PAIRS for text in pair], vocab_size=300)
-    settings, model, sizes, _ = KINDS[kind]
-    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "decoder_start_token_id": 2}
-    torch.manual_seed(0)
-    made = model(settings(vocab_size=tokenizer.vocab_size, **{**ids, **sizes, **fields}))
-    with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            if parameter.ndim > 1 and "embed_positions" not in name:
-                parameter.copy_(0.4 * torch.randn_like(parameter))
-    made.save_pretrained(folder)
-    tokenizer.save(folder)
-    return folder
+from tests.serving.models import KINDS, PAIRS, saved
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +33,7 @@ slow = pytest.mark.slow
     "kind", [kind if kind in ("llama", "t5") else pytest.param(kind, marks=slow) for kind in KINDS]
 )
 def test_the_first_loss_is_that_of_the_model_without_dropout(kind, tmp_path):
-    model = empax.load(saved(tmp_path / "model", kind, **KINDS[kind][3]))
+    model = empax.load(saved(tmp_path / "model", kind, **KINDS[kind][2]))
     found = model.nll(*zip(*PAIRS, strict=True))
     tuned = model.finetune(PAIRS, epochs=1, learning_rate=0.0, workdir=tmp_path / "run")
     assert rows_of(tmp_path / "run")[0]["nll"] == pytest.approx(np.log(found.perplexity), rel=1e-5)

@@ -17,7 +17,7 @@ from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 from empax.serving import answering
 from empax.serving.answering import TextGenerator
-from tests.serving.test_finetuning import PAIRS, saved
+from tests.serving.models import PAIRS, saved
 
 TEXTS = ["I feel sad today", "no", "oh no what happened to you and to me, I feel so sad"]
 

@@ -17,6 +17,7 @@ from empax.data import wheels
 from empax.data.bpe import train_bpe
 from empax.data.sample import load_dialogues
 from empax.data.wheels import FLAN_T5, NAMED, PUBLISHED, T5_REPLIES
+from tests.serving.models import WIDER, saved
 
 TEXTS = ["I feel sad today", "oh no what happened to you"]
 CASES = [pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED]
@@ -32,14 +33,7 @@ def published(tmp_path, monkeypatch):
     tokenizer.backend.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", tokenizer.eos_id)]
     )
-    torch.manual_seed(0)
-    sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 24, "d_kv": 8, "num_heads": 3, "d_ff": 32, "num_layers": 2}
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
-    with torch.no_grad():
-        for parameter in (p for p in model.parameters() if p.ndim > 1):
-            parameter.copy_(0.4 * torch.randn_like(parameter))
-    model.save_pretrained(base)
-    tokenizer.save(base)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(saved(base, "t5", tokenizer, **WIDER["t5"]))
     settings = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=3, target_modules="all-linear", init_lora_weights=False)
     peft.get_peft_model(model, settings).save_pretrained(weights)
     fields = json.loads((weights / "adapter_config.json").read_text())

@@ -16,28 +16,11 @@ from tokenizers import processors
 import empax
 from empax.data.bpe import train_bpe
 from empax.serving.safety import ANSWER
+from tests.serving.models import WIDER, saved
 
 TEXTS = ["I feel sad today", "oh no what happened to you", "no"]
 PAIRS = [("I feel sad today", "oh no"), ("what happened to you", "I feel sad")] * 10
 TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }} {{ m['content'] }}</s>{% endfor %}{% if add_generation_prompt %}<s>bot {% endif %}"  # noqa: E501
-
-
-def tiny(kind, size):
-    shape = {"vocab_size": size, "d_model": 24, "dropout": 0.0}
-    if kind == "t5":
-        config = transformers.T5Config(**shape, d_kv=8, num_heads=3, d_ff=32, num_layers=2, decoder_start_token_id=0)
-        return transformers.T5ForConditionalGeneration(config)
-    if kind == "bart":
-        layers = {f"{side}_{name}": value for side in ("encoder", "decoder")
-                  for name, value in (("layers", 2), ("attention_heads", 3), ("ffn_dim", 32))}  # fmt: skip
-        ids = {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 1}
-        config = transformers.BartConfig(**shape, **layers, **ids, forced_eos_token_id=None)
-        return transformers.BartForConditionalGeneration(config)
-    common = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "vocab_size": size}
-    if kind == "gpt2":
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=24, n_head=3, n_layer=2, **common))
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(hidden_size=24, **heads, **common))
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +36,7 @@ def folder(tmp_path_factory, request):
         )
     if kind == "llama":
         tokenizer.chat_template = TEMPLATE
-    torch.manual_seed(0)
-    model = tiny(kind, tokenizer.vocab_size)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.copy_(0.4 * torch.randn_like(parameter))
-    model.save_pretrained(path)
-    tokenizer.save(path)
-    return kind, path
+    return kind, saved(path, kind, tokenizer, **WIDER[kind])
 
 
 # A second kind of each sort is in test-slow: what differs between them is tested in interop.

@@ -70,5 +70,5 @@ def test_released_outputs_are_compared_where_their_folder_is_given(results):
     assert document._read(results / "comparisons.json")["two"]["pairs"][0]["second"] == "p (released)"
     with (results / "peers" / "p.jsonl").open("a", encoding="utf-8") as file:
         file.write("no JSON\n")
-    with pytest.raises(DataError, match=r"p\.jsonl, line 13: not valid JSON.*; 1 bad lines in all"):
+    with pytest.raises(DataError, match=r"p\.jsonl, line 13: not valid JSON.* \(bad lines: 1\)\. Correct"):
         rescore(results, make_source(), results / "peers")

@@ -47,9 +47,7 @@ class ApiError(Exception):
 class ChatRequest:
     """A checked request for replies.
 
-    Attributes:
-      usage: whether a last chunk with the token usage is wanted.
-      limit: the request's field with the maximum length.
+    `usage`: whether a last chunk has the token usage. `limit`: the request's field with the maximum length.
     """
 
     model: str

@@ -63,13 +63,9 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """A reply.
+    """A reply, the numbers of tokens read and generated, and the system's explanation, if it has one.
 
-    Attributes:
-      prompt_tokens: number of tokens read.
-      completion_tokens: number of tokens generated, including the end; 0 for a fixed answer.
-      cut: whether it was truncated at the maximum length.
-      why: the system's explanation; empty if it has none.
+    The end counts as a token; a fixed answer has none. `cut`: whether it was truncated at the maximum length.
     """
 
     text: str
@@ -89,13 +85,7 @@ def _all_wait(row: int) -> bool:
 
 
 class System(Protocol):
-    """A model or run behind the server.
-
-    Attributes:
-      name: its name in requests.
-      options: the fields of `Asked` that it supports.
-      batch_size: maximum number of replies to generate at once.
-    """
+    """A model or run behind the server: its name in requests, and the fields of `Asked` that it supports."""
 
     name: str
     options: frozenset[str]

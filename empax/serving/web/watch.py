@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from empax.core.config import ConfigError, UserError
 from empax.core.files import WorkDir, message_of, metric_rows, read_json
 from empax.core.lock import holder
+from empax.core.progress import duration
 from empax.core.system import AnswerOptions, RunContext, RunPlan, Stage
 from empax.data.store import load_instances
 from empax.pipeline import evaluate
@@ -40,9 +41,7 @@ class Said(NamedTuple):
 class Replies:
     """Replies of a run in training: `look` generates them in a separate thread when there are new best parameters.
 
-    Args:
-      workdir: the run's work directory.
-      count: number of contexts of the validation split to answer; 0 = none.
+    `count` is the number of contexts of the validation split to answer; 0 = none.
     """
 
     def __init__(self, workdir: Path, count: int):
@@ -149,13 +148,7 @@ def left(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], stage: st
     # Patience or a small user corpus ends a stage sooner.
     most = "at most " * bool(section.get("patience") or config.get("data", {}).get("name") == "jsonl")
     about = most or "about "
-    return f"{row['stage']}: step {row['step']} of {most}{steps}, {about}{_duration(seconds)} left in this stage."
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return f"{row['stage']}: step {row['step']} of {most}{steps}, {about}{duration(seconds)} left in this stage."
 
 
 def memory() -> str:

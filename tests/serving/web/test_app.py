@@ -47,6 +47,13 @@ async def busied(http, stub):
     return first
 
 
+async def queued(app, count):
+    """Waits until so many requests wait."""
+    async with asyncio.timeout(20):
+        while len(app.state.server.batcher) != count:
+            await asyncio.sleep(0.01)
+
+
 def chat(**changes):
     return ask("/v1/chat/completions", {**SAY, **changes})
 
@@ -77,33 +84,25 @@ def test_a_stream_says_the_same_in_pieces_and_ends():
     assert "keys" not in cut
 
 
-def test_a_fixed_answer_waits_for_no_model():
-    stub = Stub()
-    stub.free.clear()
-    danger = [{"role": "user", "content": "danger"}]
-    for stream in (False, True):
-        answer = ask("/v1/chat/completions", {"model": "stub", "messages": danger, "stream": stream}, stub=stub)
-        assert "Please call somebody." in answer.text
-        assert '"fixed"' in answer.text
-    assert stub.batches == []
-
-
-def test_a_fixed_answer_needs_no_place_in_the_queue():
+def test_a_fixed_answer_waits_for_no_model_and_needs_no_place_in_the_queue():
     stub = Stub()
     app = make_app([stub], ServerSettings(places=1))
 
     async def go(http):
         first = await busied(http, stub)
         waiting = begun(http, "1")
-        await asyncio.sleep(0.2)
-        answers = [await begun(http, text) for text in ("2", "danger")]
+        await queued(app, 1)
+        answers = [await begun(http, "2"), await begun(http, "danger"), await begun(http, "danger", stream=True)]
         stub.free.set()
         await asyncio.gather(first, waiting)
         return answers
 
-    full, fixed = talk(app, go)
+    full, *fixed = talk(app, go)
     assert full.status_code == 503
-    assert "Please call somebody." in fixed.text
+    for answer in fixed:
+        assert "Please call somebody." in answer.text
+        assert '"fixed"' in answer.text
+    assert stub.batches == [["0"], ["1"]]
 
 
 def test_more_choices_than_may_wait_are_no_matter_of_waiting():
@@ -218,7 +217,7 @@ def test_models_health_metrics_and_what_there_is_not():
     assert 'empax_tokens_total{kind="written"} 4.0' in numbers
 
 
-def test_a_body_must_be_json_and_not_too_long():
+def test_a_body_must_be_json_of_whole_characters_and_not_too_long():
     app = make_app([Stub()], ServerSettings())
 
     async def go(http):
@@ -230,18 +229,12 @@ def test_a_body_must_be_json_and_not_too_long():
             await http.post(url, content=b"{}", headers={"content-type": "text/plain"}),
             await http.post(url, content=b"x" * 300_000, headers=json_type),
             await http.post(url, content=aiter_of(yield_long), headers=json_type),
+            await http.post(url, content=json.dumps({**SAY, "\ud800": 1}), headers=json_type),
         ]
 
-    assert [answer.status_code for answer in talk(app, go)] == [400, 400, 415, 413, 413]
-
-
-def test_a_field_may_be_called_by_half_a_character():
-    async def go(http):
-        body = json.dumps({**SAY, "\ud800": 1})
-        return await http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
-
-    answer = talk(make_app([Stub()], ServerSettings()), go)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "?")
+    answers = talk(app, go)
+    assert [answer.status_code for answer in answers] == [400, 400, 415, 413, 413, 400]
+    assert answers[-1].json()["error"]["param"] == "?"  # half a character
 
 
 async def aiter_of(parts):
@@ -256,9 +249,9 @@ def test_those_that_wait_together_are_answered_together_and_beyond_the_queue_is_
     async def go(http):
         say, first = functools.partial(begun, http), await busied(http, stub)
         rest = [say(str(i)) for i in range(1, 4)]
-        await asyncio.sleep(0.2)
+        await queued(app, 3)
         rest += [say("warm", temperature=1.0), say("4")]
-        await asyncio.sleep(0.2)
+        await queued(app, 5)
         full = await say("too many")
         stub.free.set()
         return full, [(await task).json()["choices"][0]["message"]["content"] for task in (first, *rest)]
@@ -278,11 +271,9 @@ def test_a_client_that_goes_away_is_not_answered_and_one_that_fails_spoils_no_ot
     async def go(http):
         say, first = functools.partial(begun, http), await busied(http, stub)
         gone, broken, fine = say("gone"), say("break"), say("fine")
-        await asyncio.sleep(0.2)
-        assert len(app.state.server.batcher) == 3
+        await queued(app, 3)
         gone.cancel()
-        await asyncio.sleep(0.1)
-        assert len(app.state.server.batcher) == 2  # its place is free at once
+        await queued(app, 2)  # its place is free at once
         stub.free.set()
         return [(await task).status_code for task in (first, broken, fine)]
 
