@@ -217,7 +217,7 @@ def test_a_metric_of_ones_own_is_scored_and_compared(tmp_path, three, capsys, mo
     assert run(three[0], metric=["my_metrics:polite"]) == 0
     assert "my_metrics:polite " in capsys.readouterr().out
     assert "my_metrics has no function 'rude'" in refused(three[0], metric=["my_metrics:rude"])
-    assert "leave out --peers" in refused(three[0], metric=["my_metrics:polite"], peers=str(tmp_path))
+    assert "leave out --peers, or the metrics" in refused(three[0], metric=["my_metrics:polite"], peers=str(tmp_path))
 
 
 def test_peers_stand_beside_cleaned_text(tmp_path, three, capsys, refused):

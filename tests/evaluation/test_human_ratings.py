@@ -54,7 +54,7 @@ def test_a_bad_rating_is_named(tmp_path, row, said):
 
 
 def test_what_is_no_file_of_ratings_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"holds no human_ratings/empathy_ratings\.csv; set --data"):
+    with pytest.raises(ConfigError, match=r"holds no human_ratings/empathy_ratings\.csv; set --data to the"):
         find_ratings(tmp_path)
     with pytest.raises(DataError, match="lacks the columns rating_chatgpt_empathy"):
         load_ratings(write(tmp_path / "r.csv", [], COLUMNS[:-1]))
