@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import gc
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -115,6 +116,39 @@ def command_in(tmp: Path) -> Command:
 def command(shared_tmp: Path) -> Command:
     """See `command_in`."""
     return command_in(shared_tmp)
+
+
+COMMAND_LINES = """
+import contextlib, importlib, io, json, sys
+from absl import flags
+
+module, said = importlib.import_module(sys.argv[1]), []
+for words in json.loads(sys.argv[2]):
+    getattr(module, "_OVERRIDES", {}).clear()
+    flags.FLAGS.unparse_flags()
+    for flag in flags.FLAGS.get_flags_for_module(module.__name__):
+        flag.unparse()
+    sys.argv = [module.__name__, *words]
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        try:
+            code = module.command_line() or 0
+        except SystemExit as stopped:
+            code = stopped.code
+    said.append([code, stderr.getvalue()])
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="session")
+def command_lines(command: Command) -> Callable[[str, Sequence[Sequence[str]]], list[tuple[int, str]]]:
+    """Runs several command lines of a module in one process, each from a clean start: exit code, standard error."""
+
+    def run(module: str, lines: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
+        made = command("-c", COMMAND_LINES, module, json.dumps(lines))
+        assert made.returncode == 0, made.stderr
+        return [(code, said) for code, said in json.loads(made.stdout.splitlines()[-1])]
+
+    return run
 
 
 @pytest.fixture(scope="session")

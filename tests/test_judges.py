@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,17 +9,12 @@ from empax.core.types import MECHANISMS
 from empax.data.sample import load_annotated_pairs
 from empax.parts.attributes.linear import train_linear
 from empax.reporting import judges
-from tests.evaluation.test_human_ratings import write
+from tests.evaluation.test_human_ratings import write, write_rated
 
 
 @pytest.fixture
 def folder(tmp_path):
-    pairs = load_annotated_pairs()[:90]
-    replies = [pair.response_post for pair in pairs]
-    rows = [[f"d{i}", "hi", *replies[3 * i : 3 * i + 3], 1 + i % 3, 1 + (i // 3) % 3, 2] for i in range(30)]
-    (tmp_path / "human_ratings").mkdir()
-    write(tmp_path / "human_ratings" / "empathy_ratings.csv", rows)
-    return tmp_path
+    return write_rated(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -89,17 +81,8 @@ def test_neural_judges_of_a_work_directory_take_part(folder, monkeypatch):
         judges.check_judges(str(folder / "none"))
 
 
-def test_the_command_prints_and_writes(folder):
-    env = {name: value for name, value in os.environ.items() if name != "EMPAX_DATA_DIR"}
-
-    def run(*flags):
-        command = [sys.executable, "-m", "empax.judges", *flags]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-
-    found = run(f"--data={folder}", "--bootstrap_samples=5", f"--output={folder / 'out'}")
-    assert (found.returncode, found.stderr) == (0, "")
-    assert "VADER" in found.stdout
-    assert (folder / "out" / "report.json").exists()
-    found = run()
-    assert (found.returncode, found.stdout) == (2, "")
-    assert "--data=FOLDER is needed" in found.stderr
+def test_the_command_needs_a_folder(command_lines):
+    """That it prints and writes is seen in tests/end_to_end/test_readme.py."""
+    ((code, said),) = command_lines("empax.judges", [[]])
+    assert code == 2
+    assert "--data=FOLDER is needed" in said

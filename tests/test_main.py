@@ -1,6 +1,5 @@
 """The command line of a run: help at once, errors that name the mistake, exit codes."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,29 +10,6 @@ from empax.core.config import ConfigError
 from empax.planning import plan
 
 TINY = "--config=configs/reg_transformer.py:tiny"
-
-# Several command lines in one process, each from a clean start: [exit code, what it said].
-SCRIPT = """
-import contextlib, io, json, sys
-from absl import flags
-from empax import main
-
-said = []
-for words in json.loads(sys.argv[1]):
-    main._OVERRIDES.clear()
-    flags.FLAGS.unparse_flags()
-    for name in ("config", "workdir", "mode", "reuse"):
-        flags.FLAGS[name].unparse()
-    sys.argv = ["empax.main", *words]
-    with contextlib.redirect_stderr(io.StringIO()) as stderr:
-        try:
-            main.command_line()
-            code = 0
-        except SystemExit as stopped:
-            code = stopped.code
-    said.append([code, stderr.getvalue()])
-print(json.dumps(said))
-"""
 
 
 def test_help_is_there_before_any_array_library(command):
@@ -69,7 +45,7 @@ def test_a_plan_says_in_words_of_the_settings_what_a_model_would_refuse(monkeypa
     assert plan.show(made, tmp_path) == 0
 
 
-def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command, finished, tmp_path):
+def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command_lines, finished, tmp_path):
     here = f"--workdir={tmp_path / 'run'}"
     real = "--config=configs/reg_transformer.py"
     taken = tmp_path / "taken"
@@ -104,9 +80,8 @@ def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command, finished, tm
         ([TINY, here, "--reuse=~nobody-of-this-name/run"], "begins with the home folder of nobody"),
         ([TINY, here, "--reuse=~/no-run-of-this-name"], f"--reuse={Path.home() / 'no-run-of-this-name'}"),
     ]
-    result = command("-c", SCRIPT, json.dumps([words for words, _ in cases]))
-    assert result.returncode == 0, result.stderr
-    for (words, message), (code, said) in zip(cases, json.loads(result.stdout.splitlines()[-1]), strict=True):
+    found = command_lines("empax.main", [words for words, _ in cases])
+    for (words, message), (code, said) in zip(cases, found, strict=True):
         errors = [line for line in said.splitlines() if line.startswith("error: ")]
         assert code == 2, (words, said)
         assert len(errors) == 1, (words, said)

@@ -27,54 +27,36 @@ serve.serve(make_app([stub], ServerSettings()), serve._place())
 """
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["one", "two"], "error: name one model or run, such as: empax serve empathetic-t5-small"),
-        (
-            ["x", "--host=0.0.0.0"],
-            "error: --host=0.0.0.0 is open to others; set EMPAX_TOKEN, or take --host=127",
-        ),
-        (["no/such/model"], "error: "),
-        (
-            ["x", "--watch", "--compare=y"],
-            "error: --watch shows how a run trains, and --compare would do nothing; leave",
-        ),
-        (["x", "--watch", "--rate=5", "--log_texts"], "error: --watch shows how a run trains, and --rate, --log_texts"),
-        (["x", "--votes=there"], "error: without --compare nobody votes, and --votes would do nothing; leave it out."),
-        (["x", "--compare=./x"], "error: both systems are called x; give them folders with names of their own."),
-        (["x", "--replies=1"], "error: without --watch nothing trains, and --replies would do nothing; leave it out."),
-    ],
-)
-def test_what_cannot_be_served_is_one_line(words, said, command):
-    ran = command("-m", "empax", "serve", *words)
-    assert ran.returncode == 2
-    (line,) = ran.stderr.splitlines()
-    assert line.startswith(said)
-
-
-def test_a_reply_of_a_run_has_the_limit_of_the_run(command, tmp_path):
-    (tmp_path / "run.json").write_text("{}")
-    ran = command("-m", "empax", "serve", str(tmp_path), "--max_tokens=10")
-    assert ran.returncode == 2
-    assert ran.stderr == "error: a run has its own limit, and --max_tokens would do nothing; leave it out.\n"
-
-
-def test_votes_on_other_systems_are_named_before_anything_is_loaded(command, tmp_path):
-    (tmp_path / "key.json").write_text('{"systems": ["x", "z"]}')
-    ran = command("-m", "empax", "serve", "x", "--compare=y", f"--votes={tmp_path}")
-    assert ran.returncode == 2
-    assert ran.stderr == f"error: {tmp_path} has votes on x and z; give --votes another folder.\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["key.json"]
-
-
-def test_a_port_in_use_is_named_before_anything_is_loaded(command):
+def test_what_cannot_be_served_is_one_line_before_anything_is_loaded(command_lines, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    votes = tmp_path / "votes"
+    votes.mkdir()
+    (votes / "key.json").write_text('{"systems": ["x", "z"]}')
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ran = command("-m", "empax", "serve", "empathetic-t5-small", f"--port={port}")
-    assert ran.returncode == 2
-    (line,) = ran.stderr.splitlines()
-    assert line.startswith(f"error: --host=127.0.0.1 --port={port}: Address already in use; take another host or port")
+        cases = [
+            (["one", "two"], "name one model or run, such as: empax serve empathetic-t5-small"),
+            (["x", "--host=0.0.0.0"], "--host=0.0.0.0 is open to others; set EMPAX_TOKEN, or take --host=127.0.0.1."),
+            (["no/such/model"], "'no/such/model'"),
+            (["x", "--watch", "--compare=y"], "--watch shows how a run trains, and --compare would do nothing; leave"),
+            (["x", "--watch", "--rate=5", "--log_texts"], "--watch shows how a run trains, and --rate, --log_texts "),
+            (["x", "--votes=there"], "without --compare nobody votes, and --votes would do nothing; leave it out."),
+            (["x", "--compare=./x"], "both systems are called x; give them folders with names of their own."),
+            (["x", "--replies=1"], "without --watch nothing trains, and --replies would do nothing; leave it out."),
+            (
+                [str(tmp_path / "run"), "--max_tokens=10"],
+                "a run has its own limit, and --max_tokens would do nothing; ",
+            ),
+            (["x", "--compare=y", f"--votes={votes}"], f"{votes} has votes on x and z; give --votes another folder."),
+            (["x", f"--port={port}"], f"--host=127.0.0.1 --port={port}: Address already in use; take another host or"),
+        ]
+        found = command_lines("empax.serve", [words for words, _ in cases])
+    for (words, message), (code, said) in zip(cases, found, strict=True):
+        assert code == 2, words
+        (line,) = said.splitlines()
+        assert line.startswith(f"error: {message}"), words
+    assert [path.name for path in votes.iterdir()] == ["key.json"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

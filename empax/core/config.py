@@ -184,6 +184,6 @@ def _convert_plain(value: Any, hint: Any, where: str) -> Any:
 def split_keys(values: Mapping[str, Any], *groups: type, where: str) -> list[dict[str, Any]]:
     """Splits the keys of one section among several dataclasses; raises ConfigError for a key that none has."""
     names = [{field.name for field in dataclasses.fields(group)} for group in groups]
-    owner = " + ".join(group.__name__ for group in groups if not group.__name__.startswith("_"))
+    owner = " + ".join(group.__name__ for group in groups)
     check_keys(values, set().union(*names), where=where, owner=owner)
     return [{key: values[key] for key in values if key in group} for group in names]

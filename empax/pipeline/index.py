@@ -244,7 +244,6 @@ def _quality(
 
 
 def _embedded_by_beam(settings: Settings, run: RunContext, encoder_hash: str) -> np.ndarray:
-    own.check_beam(settings.beam, f"config.{run.stage}.beam")
     from empax.retrieval.beam import embed_file  # imported here: Beam is rarely installed
 
     path = run.files.instances("train")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,26 +27,22 @@ _THRESHOLD = annotate.Settings.sentiment_threshold
 
 
 def load_judges(names: str | Sequence[str], run: RunContext) -> tuple[list[Judge], float]:
-    """Loads the judges of the named stages of this run; also returns the threshold of VADER.
+    """Loads the judges of stages that passed `check_judges`; also returns the threshold of VADER.
 
     An annotate stage stands for its classifiers; the other stages train judges.
 
     Raises:
-      ConfigError: a stage is neither, or a mechanism has no judge and no annotate stage leaves it out.
+      ConfigError: a stage is neither.
     """
     judges: list[Judge] = []
-    left_out: list[str] = []
     threshold = _THRESHOLD
     for name in [names] if isinstance(names, str) else names:
         if run.named(name).kind == "annotate":
             labels = run.settings(name, annotate.Settings)
             judges += annotate.load_judges(labels, run)
-            left_out += labels.left_out
             threshold = labels.sentiment_threshold
         else:
             judges.append(attributes.load_judge(run, name))
-    levelled = [judge.task.mechanisms for judge in judges]
-    annotate.check_coverage(itertools.chain(*levelled, left_out), f"config.{run.stage}.judge")
     return judges, threshold
 
 

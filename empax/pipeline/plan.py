@@ -137,13 +137,6 @@ def _make_stage(name: str, config: Mapping[str, Any], system: System) -> Stage:
     return dataclasses.replace(stage, reads=_reads(stage, config, system), modules=modules)
 
 
-@dataclasses.dataclass(frozen=True)
-class _TaskName:
-    """`task` is "SYSTEM.TASK", or a task of the run's own system."""
-
-    task: str
-
-
 def _training_stage(name: str, section: Mapping[str, Any], system: str) -> tuple[Stage, str]:
     """Splits one flat section between the loop and its task; also returns the name of the task's system.
 
@@ -155,8 +148,8 @@ def _training_stage(name: str, section: Mapping[str, Any], system: str) -> tuple
         raise ConfigError(f"{where} lacks task, the name of what to train.")
     owner, task = find_task(section["task"], system, where)
     spec = owner.tasks[task]
-    named, loop, own = split_keys(section, _TaskName, LoopSettings, spec.settings, where=where)
-    to_settings(_TaskName, named, where=where)
+    rest = {key: value for key, value in section.items() if key != "task"}
+    loop, own = split_keys(rest, LoopSettings, spec.settings, where=where)
     made, settings = to_settings(LoopSettings, loop, where=where), to_settings(spec.settings, own, where=where)
     alone = spec.alone is not None and spec.alone(settings)
     stage = Stage(name, "train", settings, f"{owner.name}.{task}", spec, made, section.get("seed"), alone=alone)

@@ -68,7 +68,7 @@ def test_a_folder_that_takes_no_files_is_refused_before_work(tmp_path, monkeypat
         check_folder(tmp_path / "gone", "--output")
     # Tests may run as root, who may write everywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path or not mode & os.W_OK)
-    with pytest.raises(ConfigError, match=rf"--output={tmp_path}/new: {tmp_path} is not writable"):
+    with pytest.raises(ConfigError, match=f"--output={tmp_path}/new: {tmp_path} is not writable; choose"):
         check_folder(tmp_path / "new", "--output")
 
 

@@ -14,7 +14,7 @@ def test_settings_are_taken_out_of_the_command_line():
 
 @pytest.mark.parametrize("behind", [(), ("--workdir=w",)])
 def test_a_setting_needs_a_value(behind):
-    with pytest.raises(ConfigError, match=r"--config\.a has no value"):
+    with pytest.raises(ConfigError, match=r"--config\.a has no value; write --config\.a=VALUE"):
         split_overrides(["main", "--config.a", *behind])
 
 

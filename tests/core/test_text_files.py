@@ -129,7 +129,7 @@ REFUSED: dict[str, tuple[Change, str, bool]] = {
     "CR alone": (lambda raw: raw.replace(b"\n", b"\r"), "a carriage return", False),
     "UTF-16": (lambda raw: raw.decode().encode("utf-16"), "UTF-16, must be UTF-8", False),
     "UTF-16, no mark": (lambda raw: raw.replace(WORD.encode(), b"").decode().encode("utf-16-le"), "a NUL byte", False),
-    "UTF-32": (lambda raw: raw.decode().encode("utf-32"), "UTF-32, must be UTF-8", False),
+    "UTF-32": (lambda raw: raw.decode().encode("utf-32"), "UTF-32, must be UTF-8; save it so", False),
 }
 
 REFUSED_JSON: dict[str, tuple[bytes, str]] = {

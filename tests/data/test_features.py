@@ -128,7 +128,7 @@ def test_source_always_fits_and_never_loses_attributes(max_tokens, num_context, 
 
 
 def test_source_without_room_is_refused():
-    with pytest.raises(ConfigError, match="max_tokens = 8 leaves 3 tokens beside 5"):
+    with pytest.raises(ConfigError, match="max_tokens = 8 leaves 3 tokens beside 5 attribute tokens and separators"):
         source([10], [20], 8)
 
 

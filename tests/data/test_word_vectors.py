@@ -2,6 +2,7 @@
 
 import gzip
 import logging
+import sys
 
 import msgpack
 import numpy as np
@@ -113,6 +114,10 @@ def test_gloves_files(monkeypatch, tmp_path):
     np.save(tmp_path / "glove_6B_50d_emb.npy", np.arange(6, dtype=np.float32).reshape(3, 2))
     parquet.write_table(arrow.table({"index": ["the", "sad", "."]}), tmp_path / "glove_6B_index.parquet")
     monkeypatch.setitem(word_vectors.VECTORS, "glove-6b-50d", lambda: tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pyarrow.parquet", None)
+        with pytest.raises(ConfigError, match="keeps its words in a Parquet file; run `pip install pyarrow`"):
+            load_vectors("glove-6b-50d", WORDS, 2)
     found = load_vectors("glove-6b-50d", WORDS, 2)
     assert found.known.sum() == 2
     assert found.table[WORDS.token_id("sad")].tolist() == [2.0, 3.0]

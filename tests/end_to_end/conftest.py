@@ -45,18 +45,13 @@ def write_model(folder: Path, name: str, template: str = "", **sizes: Any) -> Pa
 def write_tokenizer(folder: Path, template: str = "") -> None:
     """Bytes and a few words."""
     # Not above: slow to import, and most tests here want neither.
-    import tokenizers as rust
     import transformers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    backend = rust.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
+    from tests.data.small_tokenizers import trained
+
     special = ["<|pad|>", "<|start|>", "<|end|>"]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = "somebody said i am so sad happy that you my dog a good answer what happened to the short warm sentences"
-    trainer = trainers.BpeTrainer(vocab_size=380, special_tokens=special, initial_alphabet=alphabet)
-    backend.train_from_iterator([words + " " + words.title()] * 3, trainer=trainer)
+    backend = trained("BPE", [words + " " + words.title()] * 3, special, vocab_size=380)
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token=special[0], bos_token=special[1], eos_token=special[2]
     )

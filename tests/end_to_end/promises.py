@@ -1,6 +1,7 @@
 """What every system promises: answers from the context alone, and the same bits after a kill."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import jax
@@ -33,8 +34,9 @@ def assert_gold_is_not_read(workdir: Path) -> None:
 
 
 def assert_a_killed_run_ends_the_same(whole: Path, broken: Path, recipe, config: str, stage: str, last: str) -> None:
-    """Killed at the third update of `stage` and begun again, a run has the parameters and predictions of `whole`."""
-    recipe(broken, f"--stop={stage}:3:SIGKILL", config=config, code=-9)
+    """A copy of `whole`, redone from `stage` on, killed at its third update and resumed, ends with the same bits."""
+    shutil.copytree(whole, broken)
+    recipe(broken, f"--stop={stage}:3:SIGKILL", f"--redo={stage}", config=config, code=-9)
     assert not (broken / stage / "DONE").exists()
     recipe(broken, config=config)
     for trained in (stage, last):

@@ -113,4 +113,4 @@ def test_which_judges_of_a_work_directory_are_meant(workdir, tmp_path):
     with pytest.raises(ConfigError, match=r"config\.assess trains no judge"):
         judging.load_judges("assess", run)
     with pytest.raises(ConfigError, match=r"config\.evaluate\.judge lacks a classifier of emotional_reaction"):
-        judging.load_judges(("second_seed",), run)
+        judging.check_judges("judge", ("second_seed",), run)

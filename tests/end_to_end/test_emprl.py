@@ -70,7 +70,7 @@ def test_the_report_has_empathy_and_replies_over_training(workdir):
 
 @pytest.mark.parametrize("form", ["expected", "grpo", "dpo", "trajectory"])
 def test_the_other_forms(recipe, workdir, tmp_path, form):
-    recipe(tmp_path / "run", config=f"configs/emprl_transformer.py:{form},tiny")
+    recipe(tmp_path / "run", f"--reuse={workdir}", config=f"configs/emprl_transformer.py:{form},tiny")
     assert (tmp_path / "run" / "report" / "DONE").exists()
     assert set(load_params(tmp_path / "run" / "ppo")) == (
         {"model", "value"} if form in ("expected", "trajectory") else {"model"}

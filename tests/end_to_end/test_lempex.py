@@ -79,8 +79,8 @@ def test_a_killed_run_ends_with_the_same_bits(workdir, recipe, tmp_path, stage):
 @pytest.mark.parametrize(
     "form", ["t5_glove", "eq10", "unfrozen,time_axis", "t5,gumbel", "no_exemplars,binary", "q=3,weights_1"]
 )
-def test_the_other_forms(recipe, tmp_path, form):
-    recipe(tmp_path / "run", config=f"{RECIPE}:{form},tiny")
+def test_the_other_forms(workdir, recipe, tmp_path, form):
+    recipe(tmp_path / "run", f"--reuse={workdir}", config=f"{RECIPE}:{form},tiny")
     params = load_params(tmp_path / "run" / "generator")
     expected = {"model", "speakers"}
     expected |= {"fusion"} if form not in ("t5_glove", "no_exemplars,binary") else set()
@@ -88,8 +88,8 @@ def test_the_other_forms(recipe, tmp_path, form):
     assert set(params) == expected
 
 
-def test_exemplars_of_the_gold_emotion_are_called_a_leak(recipe, tmp_path):
-    recipe(tmp_path / "run", config=f"{RECIPE}:gold_emotion,no_losses,tiny")
+def test_exemplars_of_the_gold_emotion_are_called_a_leak(workdir, recipe, tmp_path):
+    recipe(tmp_path / "run", f"--reuse={workdir}", config=f"{RECIPE}:gold_emotion,no_losses,tiny")
     assert read_json(tmp_path / "run" / "index" / "index.json")["leak"] == "gold_emotion"
     assert "leak" in (tmp_path / "run" / "report.md").read_text()
     with pytest.raises(AssertionError):

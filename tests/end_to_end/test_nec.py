@@ -73,8 +73,8 @@ def test_a_killed_run_ends_with_the_same_bits(workdir, recipe, tmp_path, stage):
 @pytest.mark.parametrize(
     "form", ["no_social,no_self", "scratch,no_entity,no_frequent,no_emotion,no_rerank,shuffled", "no_contrast,ranker"]
 )
-def test_the_other_forms(recipe, tmp_path, form):
-    recipe(tmp_path / "run", config=f"{RECIPE}:{form},tiny")
+def test_the_other_forms(workdir, recipe, tmp_path, form):
+    recipe(tmp_path / "run", f"--reuse={workdir}", config=f"{RECIPE}:{form},tiny")
     params = load_params(tmp_path / "run" / ("generator" if "no_contrast" in form else "contrastive"))
     expected = {"model"} | (set() if "no_social" in form else {"social"})
     assert set(params) == expected | (set() if "no_contrast" in form else {"projection"})

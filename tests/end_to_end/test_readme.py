@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from empax.data.sample import load_annotated_pairs
 from empax.pipeline import run
 from empax.pipeline.absent import leave_out_absent
 from empax.pipeline.plan import make_plan, plain
-from tests.evaluation.test_human_ratings import write
+from tests.evaluation.test_human_ratings import write_rated
 from tests.own_corpus import write_own_corpus
 
 ROOT = Path(__file__).parents[2]
@@ -98,17 +99,16 @@ class Machine:
     def __init__(self, folder):
         self.folder = folder
         (folder / "configs").symlink_to(ROOT / "configs")
-        pairs = load_annotated_pairs()[:90]
-        replies = [pair.response_post for pair in pairs]
-        rated = [[f"d{i}", "hi", *replies[3 * i : 3 * i + 3], 1 + i % 3, 1 + i // 3 % 3, 2] for i in range(30)]
-        (folder / "DATA" / "human_ratings").mkdir(parents=True)
-        write(folder / "DATA" / "human_ratings" / "empathy_ratings.csv", rated)
+        (folder / "DATA").mkdir()
+        write_rated(folder / "DATA")
+        pairs = load_annotated_pairs()[:43]
         write_own_corpus(folder / "FOLDER", every=4)
         for name, shift in (("A", 0), ("B", 1), ("C", 2)):
             rows = [
-                {"id": f"d{i}#2", "context": [p.seeker_post], "response": replies[i + shift], "reference": replies[i]}
-                for i, p in enumerate(pairs[:40])
-            ]
+                {"id": f"d{i}#2", "context": [pair.seeker_post], "response": pairs[i + shift].response_post,
+                 "reference": pair.response_post}
+                for i, pair in enumerate(pairs[:40])
+            ]  # fmt: skip
             write_jsonl(folder / f"{name}.jsonl", rows)
 
     def run(self, *words, said=""):
@@ -133,13 +133,18 @@ def test_outputs_are_evaluated(machine):
 
 
 def test_judges_stand_beside_peoples_ratings(machine):
-    assert "VADER" in machine.run(*printed("empax.judges")).stdout
+    found = machine.run(*printed("empax.judges"), "--bootstrap_samples=5", "--output=JUDGED")
+    assert "VADER" in found.stdout
+    assert found.stderr == ""
+    assert (machine.folder / "JUDGED" / "report.json").is_file()
 
 
 @pytest.mark.slow
-def test_a_run_is_trained_and_talked_to(machine):
+def test_a_run_goes_on_by_its_command_and_is_talked_to(machine, finished):
     first = next(words for words in MODULES if words[0] == "empax.main")
-    machine.run(*(w.replace(".py", ".py:tiny") for w in first), "--workdir=runs/reg_transformer")
+    shutil.copytree(finished, machine.folder / "runs" / "reg_transformer")
+    again = machine.run(*(w.replace(".py", ".py:tiny") for w in first), "--workdir=runs/reg_transformer")
+    assert "report: done before" in again.stderr
     assert "empax> " in machine.run(*printed("empax.chat"), said="I lost my dog.\n").stdout
 
 

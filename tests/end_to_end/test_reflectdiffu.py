@@ -78,12 +78,9 @@ def test_a_run_killed_in_the_joint_stage_ends_with_the_same_bits(whole, recipe, 
     """
     files = WorkDir(tmp_path / "run")
     shutil.copytree(whole.root, files.root)
-    for name in ("generator", "evaluate", "report"):
-        shutil.rmtree(files.stage(name))
-    rows = [row for row in read_jsonl(files.metrics) if row["stage"] != "generator"]
-    files.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for stop, code in (("generator:3:SIGINT", 130), ("generator:4:SIGKILL", -9)):
-        recipe(files.root, f"--stop={stop}", config=f"{RECIPE}:tiny", code=code)
+    stops = (("generator:3:SIGINT", 130, ("--redo=generator",)), ("generator:4:SIGKILL", -9, ()))
+    for stop, code, flags in stops:
+        recipe(files.root, f"--stop={stop}", *flags, config=f"{RECIPE}:tiny", code=code)
         assert not files.done("generator").exists()
     resumed = recipe(files.root, config=f"{RECIPE}:tiny")
     assert re.search(r"parameters, from step [34]\.", resumed.stderr)
@@ -94,9 +91,9 @@ def test_a_run_killed_in_the_joint_stage_ends_with_the_same_bits(whole, recipe, 
 
 
 @pytest.fixture(scope="module")
-def rewarded(recipe, tmp_path_factory):
+def rewarded(recipe, whole, tmp_path_factory):
     folder = tmp_path_factory.mktemp("rewarded") / "run"
-    recipe(folder, config=f"{RECIPE}:empathy_reward,tiny")
+    recipe(folder, f"--reuse={whole.root}", config=f"{RECIPE}:empathy_reward,tiny")
     return WorkDir(folder)
 
 
@@ -132,8 +129,8 @@ def test_emprls_reward_teaches_its_policy(rewarded):
 
 
 @pytest.mark.parametrize("form", [*ABLATIONS, "plain", "eq10", "batch_majority,eq5,eq7,table_1"])
-def test_every_form_runs(form, recipe, tmp_path):
-    recipe(tmp_path, config=f"{RECIPE}:{form},tiny")
+def test_every_form_runs(form, whole, recipe, tmp_path):
+    recipe(tmp_path, f"--reuse={whole.root}", config=f"{RECIPE}:{form},tiny")
     row = next(iter(read_jsonl(tmp_path / "predictions.jsonl")))
     assert ("reasons" in row["notes"]) == (form not in ("no_reasons", "plain"))
     assert ("intent_second" in row["notes"]) == (form not in ("no_second_intent", "plain", "constant_second"))

@@ -1,5 +1,7 @@
 """The ablations that are recipes of their own, in small: the parts that they leave out are left out."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -9,20 +11,15 @@ from empax.systems.reg.parts import RegParts
 from empax.training.checkpoint import load_params
 from tests.plans import context_of
 
-RECIPE = """
-from configs import common, reg_transformer
 
-def get_config():
-    return common.shrink(reg_transformer.get_config({variant!r}))
-"""
+@pytest.fixture(scope="module")
+def run_variant(recipe, finished, tmp_path_factory):
+    """Runs a variant, once, behind the stages that it shares with the whole system."""
 
-
-@pytest.fixture
-def run_variant(recipe, tmp_path, finished):  # after the finished run, most programs are compiled
+    @functools.cache
     def run(variant):
-        config, workdir = tmp_path / f"{variant}.py", tmp_path / variant
-        config.write_text(RECIPE.format(variant=variant))
-        recipe(workdir, config=str(config))
+        workdir = tmp_path_factory.mktemp("variants") / variant
+        recipe(workdir, f"--reuse={finished}", config=f"configs/reg_transformer.py:{variant},tiny")
         return workdir, list(read_jsonl(workdir / "predictions.jsonl"))
 
     return run

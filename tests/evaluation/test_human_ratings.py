@@ -6,6 +6,7 @@ from scipy import stats
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
+from empax.data.sample import load_annotated_pairs
 from empax.evaluation.human_ratings import SOURCES, RatedReply, correlations, find_ratings, load_ratings
 
 COLUMNS = ["dialog_id", "speaker_uttr", *(f"{kind}_{who}" for kind in ("response", "rating") for who in SOURCES)]
@@ -17,6 +18,15 @@ def write(path, rows, columns=COLUMNS):
         writer.writerow(columns)
         writer.writerows(rows)
     return path
+
+
+def write_rated(folder):
+    """Writes ratings of replies of the built-in sample below `folder`: thirty dialogues with three replies each."""
+    replies = [pair.response_post for pair in load_annotated_pairs()[:90]]
+    rows = [[f"d{i}", "hi", *replies[3 * i : 3 * i + 3], 1 + i % 3, 1 + i // 3 % 3, 2] for i in range(30)]
+    (folder / "human_ratings").mkdir()
+    write(folder / "human_ratings" / "empathy_ratings.csv", rows)
+    return folder
 
 
 def made(count=60, seed=0):
@@ -54,7 +64,7 @@ def test_a_bad_rating_is_named(tmp_path, row, said):
 
 
 def test_what_is_no_file_of_ratings_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"holds no human_ratings/empathy_ratings\.csv; set --data"):
+    with pytest.raises(ConfigError, match=r"holds no human_ratings/empathy_ratings\.csv; set --data to the"):
         find_ratings(tmp_path)
     with pytest.raises(DataError, match="lacks the columns rating_chatgpt_empathy"):
         load_ratings(write(tmp_path / "r.csv", [], COLUMNS[:-1]))

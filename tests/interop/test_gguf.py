@@ -248,7 +248,7 @@ def test_files_that_are_no_llama_of_one_part(tmp_path):
     content = file.read_bytes()
     for old, new, message in (
         (b"GGUF\x03", b"GGUF\x01", "version 1"),
-        (b"GGUF", b"FUGG", "not a GGUF"),
+        (b"GGUF", b"FUGG", "is not a GGUF file; fetch the model again"),
         (
             b"\x05\0\0\0\0\0\0\0llama",
             b"\x05\0\0\0\0\0\0\0mamba",

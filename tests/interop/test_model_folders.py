@@ -95,13 +95,13 @@ def test_what_is_wrong_in_a_config_is_said_in_its_own_words(tmp_path, bert, chan
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is empty"),
+        ("", "is empty; fetch the model again"),
         (POINTER, "pointer of Git LFS.*git lfs pull"),
         ("\ufeff{}", "byte-order mark; save it as UTF-8 without one"),
         ("[]", "must hold a JSON object, but is a list"),
         ("null", "but is null"),
         ('{"model_type": "be', "not valid JSON.*fetch the model again"),
-        ("[" * 100_000, "not valid JSON"),
+        ("[" * 100_000, r"is not valid JSON \(.*; fetch the model again"),
         ('{"hidden_size": ' + "1" * 5000 + "}", "not valid JSON"),
         ("{}", "names no model_type"),
     ],
@@ -187,7 +187,7 @@ def test_two_tokens_of_one_id_are_refused(bpe):
     fields = json.loads(file.read_text())
     fields["model"]["vocab"]["\u0120sad"] = fields["model"]["vocab"]["a"]
     file.write_text(json.dumps(fields))
-    with pytest.raises(ConfigError, match="have the same id"):
+    with pytest.raises(ConfigError, match=r"have the same id .*; fetch the model's tokenizer"):
         load_tokenizer(bpe)
 
 

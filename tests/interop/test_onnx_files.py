@@ -84,7 +84,7 @@ def test_files_that_are_cut_short_or_no_onnx_are_refused_at_every_length(tmp_pat
     for length in range(0, len(whole), 7):
         if length < min(behind, len(whole)):
             file.write_bytes(whole[:length])
-            with pytest.raises(DataError, match=r"a\.onnx"):
+            with pytest.raises(DataError, match=r"a\.onnx is (not a whole ONNX file|empty)"):
                 read_onnx(file)
     rng = np.random.default_rng(0)
     for _ in range(200):

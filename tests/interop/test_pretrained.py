@@ -159,9 +159,9 @@ def test_a_folder_that_generates_no_text_is_refused(tmp_path):
     ("values", "message"),
     [
         ({"preset": "t5-small"}, "pretrained and preset go with architecture = 't5'"),
-        ({"architecture": "t5"}, "needs pretrained"),
+        ({"architecture": "t5"}, r"needs pretrained \(a folder or a Hub name\) or preset \('t5-small'\)"),
         ({"architecture": "bart", "preset": "bart-base", "embeddings": "minilm"}, "a 'bart' brings its own"),
-        ({"architecture": "pretrained", "preset": "bart-base"}, "needs pretrained .*, and no preset"),
+        ({"architecture": "pretrained", "preset": "bart-base"}, r"\(a folder or a Hub name\), and no preset"),
         ({"architecture": "gpt"}, "one of 'transformer', 't5'"),
         ({"d_modle": 3}, "did you mean 'd_model'"),
     ],

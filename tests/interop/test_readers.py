@@ -84,7 +84,7 @@ def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
     assert set(open_tensors(inside)) == {"a"}
     for content, message in (
         ("[]", "must hold a JSON object"),
-        ("{}", "no weight_map"),
+        ("{}", "has no weight_map from names of weights to files"),
         ('{"weight_map": {"a": 1}}', "no weight_map"),
     ):
         index.write_text(content)

@@ -121,7 +121,7 @@ def change(folder, **fields):
         (lambda f: (f / "0.0").write_bytes((f / "0.0").read_bytes()[:-9]), "not a whole compressed file"),
         (lambda f: (f / "0.0").write_bytes(gzip.compress(bytes(599))), "holds other than its 600 bytes"),
         (lambda f: (f / "0.0").write_bytes(gzip.compress(bytes(1 << 24))), "not a whole compressed file"),
-        (lambda f: (f / ".zarray").unlink(), "is no zarr array"),
+        (lambda f: (f / ".zarray").unlink(), "is no zarr array: it lacks"),
         (lambda f: (f / ".zarray").write_text('{"chunks": [1]}'), "says zarr_format = None, shape = None"),
         (lambda f: change(f, shape=[2**62, 2**62]), "says shape"),
         (lambda f: change(f, shape=[-1, 15]), "says shape"),

@@ -263,7 +263,7 @@ def test_an_archive_that_says_two_things(tmp_path):
         file = archive(tmp_path, state_dict(a=tensor()))
         with zipfile.ZipFile(file, "a") as more:
             more.writestr("archive/data/0", b"\0" * 16)
-    with pytest.raises(DataError, match="more than once"):
+    with pytest.raises(DataError, match="more than once; fetch it again"):
         read_torch(file)
     file = archive(tmp_path, state_dict(a=tensor()))
     with zipfile.ZipFile(file, "a") as more:
@@ -272,8 +272,18 @@ def test_an_archive_that_says_two_things(tmp_path):
         read_torch(file)
 
 
-@pytest.mark.parametrize(("field", "value"), [(42, 0), (42, 10**6), (20, 4), (24, 4), (20, 2**31), (10, 8), (8, 1)])
-def test_a_directory_that_lies(tmp_path, field, value):
+COMPRESSED = r"pytorch_model\.bin: archive/data/0 is compressed or encrypted"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        (42, 0, "have another checksum; fetch it again"),
+        (42, 10**6, "is not where its directory says; fetch it again"),
+        *((field, value, COMPRESSED) for field, value in ((20, 4), (24, 4), (20, 2**31), (10, 8), (8, 1))),
+    ],
+)
+def test_a_directory_that_lies(tmp_path, field, value, said):
     """Of the storage's row in the central directory: its place, its sizes, its compression, its flags."""
     file = archive(tmp_path, state_dict(a=tensor()))
     content = bytearray(file.read_bytes())
@@ -282,8 +292,21 @@ def test_a_directory_that_lies(tmp_path, field, value):
     size = 4 if field >= 20 else 2
     content[at + field : at + field + size] = value.to_bytes(size, "little")
     file.write_bytes(content)
-    with pytest.raises(DataError, match=r"pytorch_model\.bin"):
+    with pytest.raises(DataError, match=said):
         np.asarray(read_torch(file)["a"])
+
+
+def test_a_storage_that_is_shorter_than_the_file_says(tmp_path):
+    with pytest.raises(DataError, match="the storage of a has another size; fetch it again"):
+        read_torch(archive(tmp_path, state_dict(a=tensor()), **{"data/0": bytes(8)}))
+    file = archive(tmp_path, state_dict(a=tensor()))
+    with zipfile.ZipFile(file) as written:
+        at = written.getinfo("archive/data/0").header_offset
+    content = bytearray(file.read_bytes())
+    content[at + 28 : at + 30] = b"\xff\xff"  # of the local header: how much stands before the numbers
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="is cut short: archive/data/0 ends beyond it; fetch it again"):
+        read_torch(file)
 
 
 def test_every_flipped_bit_of_pickle_and_numbers_is_noticed(tmp_path):
@@ -296,7 +319,7 @@ def test_every_flipped_bit_of_pickle_and_numbers_is_noticed(tmp_path):
     assert len(places) > 100
     for place in sorted(places):
         file.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
-        with pytest.raises(DataError, match="damaged"):
+        with pytest.raises(DataError, match=r"is damaged: .* (does not fit its checksum|have another checksum)"):
             [np.asarray(found) for found in read_torch(file).values()]
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from empax.core.files import read_json
-
 ROOT = Path(__file__).resolve().parents[2]
 TINY = "--config=configs/reg_transformer.py:tiny"
 LINE = "Interrupted; what was finished is kept, run again to go on."
@@ -22,11 +20,11 @@ def start(shared_tmp):
     """Starts `empax.main`, its words in a file; all that was started ends with the test."""
     running = []
 
-    def begin(workdir, *words):
+    def begin(workdir):
         log = workdir.with_name(f"{workdir.name}-{len(running)}.log")
         environment = {**os.environ, "EMPAX_CACHE_DIR": str(shared_tmp / "cache"), "PYTHONPATH": str(ROOT)}
         with log.open("w") as file:
-            command = [sys.executable, "-m", "empax.main", *(words or (TINY,)), f"--workdir={workdir}"]
+            command = [sys.executable, "-m", "empax.main", TINY, f"--workdir={workdir}"]
             running.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file))
         return running[-1], log
 
@@ -88,20 +86,3 @@ def test_ctrl_c_in_evaluate_and_again_ends_with_the_same_predictions(finished, s
         interrupted(process, log)
     recipe(workdir)
     assert (workdir / "predictions.jsonl").read_bytes() == (finished / "predictions.jsonl").read_bytes()
-
-
-@pytest.mark.slow
-def test_redo_makes_a_stage_and_its_followers_anew_alike(finished, start, tmp_path):
-    workdir = tmp_path / "run"
-    shutil.copytree(finished, workdir)
-    process, log = start(workdir, TINY, "--redo=evaluate")
-    assert process.wait(timeout=600) == 0, log.read_text()
-    said = log.read_text()
-    assert "evaluate: begins" in said
-    assert "joint: done before" in said
-    assert (workdir / "predictions.jsonl").read_bytes() == (finished / "predictions.jsonl").read_bytes()
-    metrics = [read_json(folder / "report.json")["metrics"] for folder in (finished, workdir)]
-    assert metrics[0] == metrics[1]
-    process, log = start(workdir, TINY, "--redo=evalate")
-    assert process.wait(timeout=60) == 2
-    assert "--redo=evalate: there is no such stage; config.run has prepare, attributes, " in log.read_text()

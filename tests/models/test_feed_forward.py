@@ -68,6 +68,6 @@ def test_padding_and_what_comes_later_change_nothing():
 
 
 def test_a_gated_convolution_is_refused():
-    with pytest.raises(ConfigError, match="gated-gelu"):
+    with pytest.raises(ConfigError, match="'gated-gelu' is gated, and convolutions are not; set"):
         scratch(10, feed_forward_kernel=3, activation="gated-gelu")
     scratch(10, feed_forward_kernel=3, activation="gelu")  # as the message advises

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_jsonl, write_jsonl
 from empax.core.system import RunContext
 from empax.core.types import ATTRIBUTES, Instance
@@ -123,17 +122,3 @@ def test_annotations_are_kept_under_what_made_them(run, monkeypatch):
     partly, found = annotated(run, monkeypatch)
     assert partly.seen == [(("I am glad",), "")]
     assert found["test"][0]["context_attributes"]["sentiment"] == "high"
-
-
-def test_all_mechanisms_need_a_classifier(run, monkeypatch):
-    judge = CountingJudge(("interpretation",))
-    monkeypatch.setattr(annotate.attributes, "load_judge", lambda context, stage: judge)
-    with pytest.raises(ConfigError, match="lacks a classifier of emotional_reaction, exploration"):
-        annotate.load_judges(annotate.Settings(), run)
-
-
-def test_identifiers_cannot_annotate_contexts(run, monkeypatch):
-    identifiers = object.__new__(annotate.attributes.IdentifierJudge)
-    monkeypatch.setattr(annotate.attributes, "load_judge", lambda context, stage: identifiers)
-    with pytest.raises(ConfigError, match="'attributes', whose identifiers read no context without its response"):
-        annotate.load_judges(annotate.Settings(), run)

@@ -16,6 +16,7 @@ from empax.evaluation.comparable import not_comparable
 from empax.evaluation.rows import to_prediction
 from empax.pipeline.bart_score import BartScorer, bart_scored, check_bart
 from empax.reporting.score_file import score_file
+from tests.data.small_tokenizers import trained
 
 TEXTS = ["I lost my dog.", "Oh no, I am so sorry to hear that!", "", "We won the cup, it was great " * 6]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -25,12 +26,7 @@ SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 def folder(tmp_path_factory):
     """Of a random BART, with its tokenizer."""
     place = tmp_path_factory.mktemp("bart")
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=SPECIAL, initial_alphabet=alphabet)
-    backend.train_from_iterator(TEXTS, trainer)
+    backend = trained("BPE", TEXTS, SPECIAL, vocab_size=300)
     frame = tokenizers.processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
     backend.post_processor = frame
     names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}

@@ -71,11 +71,17 @@ REG = {
     ),
     "mechanisms": ({"attributes.mechanisms": ["exploration"]}, "lacks a classifier of emotional_reaction, interpret"),
     "index of another kind": ({"exemplars.index": "annotate"}, r"that stage is of kind 'annotate'.*are: index\)"),
-    "no such stage": ({"joint.generator": "g1"}, r"config\.joint\.generator = 'g1': config\.run has no such stage"),
+    "no such stage": (
+        {"joint.generator": "g1"},
+        r"config\.joint\.generator = 'g1': config\.run has no such stage; name .* before this one \(there are: ",
+    ),
     "stage of another task": ({"retriever.generator": "emotions"}, r"that stage trains 'reg\.emotions'"),
     "later stage": ({"index.encoder": "retriever"}, "does not come before this one"),
-    "searched splits": ({"reindex.queries": {"train": 0}}, r"config\.reindex\.queries lacks validation"),
-    "passages": ({"reg.passages": 9}, r"config\.index\.candidates = 4, but config\.exemplars reads 9 passages"),
+    "searched splits": (
+        {"reindex.queries": {"train": 0}},
+        r"config\.reindex\.queries lacks validation, .*; set it to how many instances are to be searched",
+    ),
+    "passages": ({"reg.passages": 9}, r"candidates = 4, but config\.exemplars reads 9 passages; set it to at least"),
     "candidates": ({"joint.candidates": 1}, r"config\.joint\.candidates = 1 must be at least passages = 2, or 0"),
     "passages of another encoder": (
         {"joint.passage_encoder": "trained"},
@@ -92,6 +98,10 @@ REG = {
     "another source": (
         {"evaluate.decoding": {"encoder_no_repeat_ngram": 3}},
         r"reads several passages; set them to 0 and 1 in config\.evaluate\.decoding",
+    ),
+    "fewer rows than candidates": (
+        {"index.filter": "gold_emotion", "index.searched": 3},
+        r"searched = 3 rows are looked at and filtered, but candidates = 4 are wanted; set it to at least as many",
     ),
     "a loss that is 0": (
         {"retriever.best_metric": "loss", "retriever.distillation.emotion_weight": 0.0},
@@ -110,7 +120,10 @@ REG = {
         {"retriever.passage_encoder": "frozen", "reg.emotion_share": 0.0},
         r"config\.index\.encoder = '', but what config\.retriever asks it with .* of 'emotions'",
     ),
-    "positions": ({"reg.retriever.pretrained": "", "reg.retriever.max_positions": 8}, "reads at most 8 tokens"),
+    "positions": (
+        {"reg.retriever.pretrained": "", "reg.retriever.max_positions": 8},
+        "but the model reads at most 8 tokens; set it to at most that",
+    ),
     "queries and buckets": (
         {"reg.layout.max_query_tokens": 128},
         r"max_query_tokens = 128 is more than the longest of config\.emotions\.buckets; set it to at most \d+, or add",
@@ -214,6 +227,7 @@ EMPRL = {
         {"ppo.index": "reindex", "ppo.rollout.encoder_repetition_penalty": 1.2},
         r"several passages; set them to 0 and 1 in config\.ppo\.rollout",
     ),
+    "nobody to assess": ({"assess.judges": ()}, "judges must name at least one stage that trains a judge"),
     "only the critic": (
         {"ppo.value_warmup_steps": 2, "ppo.steps": 2},
         r"config\.ppo\.value_warmup_steps = 2 must be below steps = 2",
@@ -368,8 +382,11 @@ def test_a_generator_with_an_index_of_its_own_searches_no_other(tmp_path, refuse
 
 
 def test_negatives_of_other_emotions_need_two(tmp_path, refused):
-    config = changed(plain(lempex.get_config("tiny")), own_corpus(tmp_path / "one", EMOTIONS[0]))
-    assert "'train' have fewer than two emotions; give them emotions" in refused(config, tmp_path / "run")
+    tiny = plain(lempex.get_config("tiny"))
+    without = changed(tiny, own_corpus(tmp_path / "none", ""))
+    assert "; give them emotions, or set negatives = ()" in refused(without, tmp_path / "run")
+    config = changed(tiny, own_corpus(tmp_path / "one", EMOTIONS[0]))
+    assert "fewer than two emotions; give them emotions, or set negatives = ()" in refused(config, tmp_path / "run")
     config["retriever"]["negatives"] = ("same_emotion",)
     assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
 
@@ -417,8 +434,8 @@ def test_a_damaged_or_empty_archive_is_told_in_a_plan_too(reg, tmp_path, made, m
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["hello"], "no dialogue of the split 'train' has a reply"),
-        (["", "\n\n"], "the file ends without a dialogue"),
+        (["hello"], "no dialogue of the split 'train' has a reply, so there is nothing to learn"),
+        (["", "\n\n"], "the file ends without a dialogue; one a line, or delete it"),
         (["", "{"], "train.jsonl, line 1"),
         ([""], "holds no train"),
     ],

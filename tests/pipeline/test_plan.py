@@ -42,22 +42,6 @@ def test_a_stage_may_name_a_task_of_another_system():
     assert find_task("attributes.classifier", "reg", "c") == (attributes.SYSTEM, "classifier")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"task": "jiont"}, r"config\.joint\.task = 'jiont' is unknown; reg has generator, emotions, dense, retr"),
-        ({"task": "attributes.joint"}, "attributes has classifier"),
-        ({"retriever_wieght": 1.0}, r"config\.joint\.retriever_wieght .* did you mean 'retriever_weight'\?"),
-        ({"hide_response_probability": 1.0}, r"config\.joint\.hide_response_probability is not a setting"),
-        ({"retriever_weight": "much"}, r"config\.joint\.retriever_weight = 'much' is of type str; it must be float"),
-        ({"buckets": [8, 4]}, "must be ascending"),
-    ],
-)
-def test_mistakes_are_named_with_their_section(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        make_stage("joint", {**SECTION, **changes}, "reg")
-
-
 def test_a_system_is_a_module_that_has_one():
     with pytest.raises(ConfigError, match="'generator' names no System"):
         load_system("generator")

@@ -130,7 +130,7 @@ def test_one_report_or_none_is_an_error(paths):
     for given in ([], paths[:1]):
         with pytest.raises(DataError, match=f"{len(given)} reports given; .* at least two"):
             seeds.summarize(given)
-    with pytest.raises(DataError, match=r"there is no file .*gone"):
+    with pytest.raises(DataError, match=r"there is no file .*gone.json; give the report\.json of finished"):
         seeds.summarize([*paths, paths[0].with_name("gone.json")])
 
 

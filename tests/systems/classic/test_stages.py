@@ -37,7 +37,10 @@ def test_recipes_are_right(name):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("multi_trs", {"generator__weights": {}}, "config.generator.weights lacks emotion, a loss of config.classic."),
+        (
+            "multi_trs", {"generator__weights": {}},
+            "config.generator.weights lacks emotion, a loss of config.classic.readers; set it (0 = it teaches nothing)",
+        ),
         ("mime", {"generator__weights": {"emotion": 1.0}}, "weights lacks kl"),
         ("transformer", {"generator__weights": {"kl": 1.0}}, "weights.kl is no loss of this model; it has nll, f"),
         ("transformer", {"classic__vectors": "glove.txt"}, "vectors = 'glove.txt' is no file"),
