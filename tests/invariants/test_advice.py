@@ -906,7 +906,7 @@ CLASSIC = [
 
 REFLECTDIFFU = [
     recipe_case(
-        "systems/reflectdiffu/labels.py", "but Table 1 has three intents for each emotion; set it to at most 3",
+        "systems/reflectdiffu/settings.py", "but Table 1 has three intents for each emotion; set it to at most 3",
         {"generator.actions": "table_1", "generator.num_actions": 4},
         {"generator.actions": "table_1", "generator.num_actions": 3}, of="reflectdiffu",
     ),
