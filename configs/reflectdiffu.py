@@ -29,7 +29,7 @@ on a shared H200: 40.8, 5.9, 41.9%, 41.5% (docs/results/reflectdiffu.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -94,13 +94,12 @@ def get_config(arg: str = "") -> ConfigDict:
     budget(config, chosen.machine or "cpu")
     forms = [form for form in FORMS if form in chosen.flags]
     common.check_together(arg, "reflectdiffu.py", tuple(forms), read)
-    for form in forms:
-        config.generator.update(FORMS[form])
+    changes = {name: value for form in forms for name, value in FORMS[form].items()}
+    idle = unread({**config.generator, **changes})
+    config.generator.update({name: value for name, value in changes.items() if name not in idle})
     if "untrained_reasons" in forms:
         config.reasons.optimizer.learning_rate = 0.0
     if not config.generator.reasons:
-        if "no_tags" in forms:  # the stage has no tags
-            del config.generator.reason_tags
         config.run = tuple(name for name in config.run if name != "reasons")
         del config["reasons"]
     config = shrink(config) if chosen.tiny else config
@@ -116,10 +115,15 @@ def read(forms: Sequence[str]) -> dict[str, Any]:
     settings = {"reason_tags": "marked", "constant_second": False, **generator().to_dict()}
     for form in forms:
         settings |= FORMS[form]
-    unread = {name for (setting, value), names in UNREAD.items() if settings[setting] == value for name in names}
     trained = bool(settings["reasons"]) and "untrained_reasons" not in forms
-    found = {name: value for name, value in settings.items() if name not in unread}
+    idle = unread(settings)
+    found = {name: value for name, value in settings.items() if name not in idle}
     return {"generator": found, "reasons": {"trained": trained}}
+
+
+def unread(settings: Mapping[str, Any]) -> set[str]:
+    """Returns the names of the joint stage's settings that are unused beside the others."""
+    return {name for (setting, value), names in UNREAD.items() if settings.get(setting) == value for name in names}
 
 
 def recipe() -> ConfigDict:

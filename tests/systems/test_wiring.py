@@ -26,7 +26,7 @@ from empax.parts.generator.task import Generator, target_weights
 from empax.pipeline import annotate
 from empax.systems.emprl import ppo
 from empax.systems.emprl.kl import kl_penalty
-from empax.systems.emprl.rewards import CompiledReward, EmpathyReward, Reward
+from empax.systems.emprl.rewards import EmpathyReward
 from empax.systems.emprl.settings import GrpoTaskSettings, PpoTaskSettings
 from empax.systems.emprl.tasks import Grpo, Ppo
 from empax.systems.reg.tasks import Joint
@@ -281,18 +281,6 @@ def test_rewards_read_the_mechanisms_in_their_order_whoever_says_them():
 
 
 # ------------------------------------------------------------------------------------------------------------- policy
-
-
-def test_a_reward_is_the_weighted_sum_of_its_parts_each_with_its_own_parameters():
-    def part(value):
-        function = lambda params, rollout: params * jnp.arange(3.0)  # noqa: E731
-        function.params = jnp.float32(value)
-        return CompiledReward(function)
-
-    reward = Reward(((2.0, part(1.0)), (-0.5, part(10.0))))
-    frozen = reward.frozen()
-    assert frozen == {"0": 1.0, "1": 10.0}
-    np.testing.assert_allclose(reward.rate(frozen, None), (2.0 - 5.0) * np.arange(3.0))
 
 
 ANSWER_MASK = np.arange(TARGET) < np.array([[5], [2], [0]])

@@ -44,13 +44,8 @@ def token_rewards(scores: Float[Array, " B"], kl: Tokens, mask: Mask, *, beta: F
 
     .. math:: r_t = [t = T] \, R - \beta \, \mathrm{KL}_t
 
-    Source: EmpRL, Eq. 7 and 8; Ziegler et al. 2019, Eq. 2.
-
-    Args:
-      scores: R of whole responses.
-      kl: `kl_penalty`, nats per token.
-      mask: the last True of a row is t = T. Rows without True get 0.
-      beta: the KL coefficient; a controller's `coefficient`.
+    with the `scores` R of whole responses, and the `kl` in nats per token. The last True of a row's mask is t = T; rows
+    without True get 0. Source: EmpRL, Eq. 7 and 8; Ziegler et al. 2019, Eq. 2.
     """
     rewards = -beta * real(kl, mask) + jnp.where(_remaining(mask) == 1, scores.astype(jnp.float32)[:, None], 0.0)
     return jax.lax.stop_gradient(jnp.where(mask, rewards, 0.0))
@@ -61,13 +56,9 @@ def whiten(values: Float[Array, "..."], mask: Bool[Array, "..."], *, shift_mean:
 
     .. math:: w = (v - m) / \sqrt{s^2 + 10^{-8}} \quad (+ m \text{ unless } \texttt{shift\_mean})
 
-    with the unbiased variance. Call it on the whole rollout, before it is split into mini-batches. Source: the code of
-    Ziegler et al. 2019, and TRL's, which keeps the mean of rewards, but not of advantages.
-
-    Args:
-      values: rewards or advantages.
-      mask: True at the values that count. Fewer than two have no variance: they become their own mean or 0.
-      shift_mean: whether the mean becomes 0.
+    with the unbiased variance. Fewer than two values have none: they become their own mean or 0. Call it on the whole
+    rollout, before it is split into mini-batches. Source: the code of Ziegler et al. 2019, and TRL's, which keeps the
+    mean of rewards, but not of advantages.
     """
     values = real(values, mask)
     count = jnp.sum(mask.astype(jnp.float32))
@@ -137,16 +128,7 @@ def generalized_advantages(
 
     .. math:: A_t = \sum_{l=0}^{T-2-t} (\gamma\lambda)^l \delta_{t+l} + (\gamma\lambda)^{T-t+1} \delta_{T-1}
 
-    Args:
-      rewards: r_t, `token_rewards`.
-      values: V(s_t) of the policy that sampled.
-      mask: the tokens that count.
-      gamma: discount, in [0, 1].
-      lam: lambda, in [0, 1].
-      form: which of the two sums.
-
-    Returns:
-      Advantages, not whitened, and returns.
+    `rewards` are r_t (`token_rewards`), `values` V(s_t) of the policy that sampled. The advantages are not whitened.
     """
     rewards, values = real(rewards, mask), real(values, mask)
     decay = gamma * lam

@@ -28,12 +28,8 @@ def expected_levels(
     """Returns the cross-validated probability of each level of the response to each context.
 
     For each mechanism, a multinomial logistic regression is fitted on four of five folds and predicts the fifth, in
-    turn. Source: ours.
-
-    Args:
-      embeddings: embeddings of the contexts, of about unit length.
-      levels: levels of the gold responses, index into LEVELS.
-      groups: the dialogue of each row; all rows of a dialogue are in one fold.
+    turn. All rows of a dialogue, which `groups` names, are in one fold. Embeddings have about unit length; levels, here
+    and below, are indices into LEVELS. Source: ours.
     """
     from sklearn.linear_model import LogisticRegression  # takes a second to import
 
@@ -65,10 +61,8 @@ def f1_gains(expected: Float[np.ndarray, "N M 3"]) -> Float[np.ndarray, "N M 3"]
     with a = 1 where response n has level l, s and t the shares of the levels in q and in a. G depends on all responses
     through F and t; these are taken at the optimum, a = 1 at the largest G of each response, found by iteration.
     Source: ours; in Koyejo et al. 2014 (Consistent binary classification with generalized performance metrics) optimal
-    decisions compare probabilities with a threshold, which for F1 is half the optimal value.
-
-    Args:
-      expected: q, probability that the gold response to each context has each level.
+    decisions compare probabilities with a threshold, which for F1 is half the optimal value. `expected` is q, the
+    probability that the gold response to each context has each level.
     """
     shares = expected.mean(axis=0)
     f1, weights = np.full(shares.shape, 0.5), np.ones(shares.shape)
@@ -89,9 +83,6 @@ def balanced_gains(levels: Int[np.ndarray, "N M"]) -> Float[np.ndarray, "N M 3"]
     with s the shares of the gold levels. Without knowledge of the gold level, every level earns 1/3 on average, so the
     most common one is worth no more than the others. Source: ours; the weights are those of balanced accuracy
     (Brodersen et al. 2010).
-
-    Args:
-      levels: levels of the gold responses, index into LEVELS.
     """
     gold = np.eye(len(LEVELS), dtype=np.float32)[levels]
     shares = np.maximum(gold.mean(axis=0), 1.0 / len(levels))  # absent levels earn nothing anyway
@@ -122,13 +113,7 @@ class Novelty:
 
     @classmethod
     def of(cls, responses: Sequence[Sequence[int]], *, outputs: int, share: float) -> Novelty:
-        """Counts the pairs of the gold responses.
-
-        Args:
-          responses: ids of the gold responses, including the end of sequence.
-          outputs: n, the number of responses among which a pair should be new.
-          share: D.
-        """
+        """Counts the pairs of the gold responses, ids with the end of sequence; `outputs` is n, `share` is D."""
         counts = np.zeros(2**_BITS, np.float64)
         pairs = [slots(np.array(ids[:-1]), np.array(ids[1:])) for ids in responses]
         np.add.at(counts, np.concatenate(pairs), outputs / len(responses))

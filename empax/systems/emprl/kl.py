@@ -31,12 +31,8 @@ def kl_penalty(log_probs: Tokens, reference_log_probs: Tokens, mask: Mask, *, es
 
     Departure: Eq. 6 prints log pi(.) / rho(.) without a token; ours takes the sampled token.
 
-    Args:
-      log_probs: log-probabilities of the sampled tokens under the policy; the gradient flows here, with the estimator's
-        own bias: the gradient of k1 has mean 0, so use k3 in a loss.
-      reference_log_probs: those of the same tokens under the frozen reference; no gradient flows.
-      mask: the tokens that count; elsewhere the KL is 0.
-      estimator: the estimator.
+    The gradient flows to `log_probs` alone, with the estimator's own bias: the gradient of k1 has mean 0, so use k3 in
+    a loss. Under a False mask the KL is 0.
     """
     log_ratio = real(log_probs, mask) - jax.lax.stop_gradient(real(reference_log_probs, mask))
     if estimator == "k1":

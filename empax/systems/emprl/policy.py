@@ -40,14 +40,9 @@ class Policy:
 
     Parameters are {"model"}, with PPO also {"value"}. `frozen` has "reference", the initial {"model"} of training, and
     "reward", the parameters of `reward`.
-
-    Attributes:
-      generator: the model and its sampling of responses.
-      reward: rates the responses.
-      settings: settings of the stage.
     """
 
-    generator: Generator
+    generator: Generator  # the model and its sampling of responses
     reward: Reward
     settings: Any
 
@@ -56,11 +51,12 @@ class Policy:
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
         first, second = jax.random.split(rng)
-        params = {"model": self.generator.init(first, _inputs(batch))["model"]}
+        contexts: PolicyBatch = getattr(batch, "batch", batch)  # of a rollout, or themselves
+        params = {"model": self.generator.init(first, contexts.inputs)["model"]}
         if self.has_values:
             width = self.generator.model.config.d_model
             if self.settings.value_sees_levels:
-                width += int(np.prod(_contexts(batch).wanted.shape[1:]))
+                width += int(np.prod(contexts.wanted.shape[1:]))
             params["value"] = value_head(self.settings).init(second, jnp.zeros((1, width)))["params"]
         return params
 
@@ -92,7 +88,7 @@ class Policy:
 
     def encoded(self, params: Params, batch: PolicyBatch) -> Read:
         """Encodes the contexts, without dropout."""
-        return self.generator.encode(params, _inputs(batch), None)
+        return self.generator.encode(params, batch.inputs, None)
 
     def read(
         self,
@@ -177,10 +173,7 @@ class Policy:
     def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
         """Returns the loss, its metrics, and the factor of the gold responses' likelihood.
 
-        Args:
-          found: the result of `read` on the responses.
-          batch: the result of `credit`.
-          mask: mask of the tokens that are trained on.
+        `found` is the result of `read` on the responses, `batch` that of `credit`; the mask is `counted`.
         """
         raise NotImplementedError
 
@@ -205,7 +198,7 @@ class Policy:
 
         `focus` is PolicyTaskSettings.likelihood_focus.
         """
-        found = self.generator.nll(params, _inputs(batch), encoded)
+        found = self.generator.nll(params, batch.inputs, encoded)
         nll, tokens = (jnp.where(batch.valid, found[name], 0.0) for name in ("nll", "num_tokens"))
         weights = jnp.exp(focus * batch.merit)
         weighted = Mean((weights * nll).sum(), (weights * tokens).sum())
@@ -247,16 +240,6 @@ class Policy:
 def value_head(settings: PpoTaskSettings) -> ClassificationHead:
     """Returns a value head that is linear, or has a hidden layer of tanh."""
     return ClassificationHead(num_classes=1, hidden=settings.value_hidden or None)
-
-
-def _inputs(batch: Any) -> Any:
-    """Returns the generator's inputs of a batch in any state."""
-    batch = _contexts(batch)
-    return batch.inputs if isinstance(batch, PolicyBatch) else batch
-
-
-def _contexts(batch: Any) -> Any:
-    return getattr(batch, "batch", batch)
 
 
 def once(value: Float[Array, ""]) -> Mean:

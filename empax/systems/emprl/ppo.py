@@ -134,17 +134,9 @@ def value_loss(
     Source: EmpRL, Eq. 15, which prints `clip=None, reduction="sequences"` and no half; its runs (TRL) clip at 0.2 and
     halve, as Dhariwal et al. 2017 (OpenAI Baselines) do.
 
-    Args:
-      values: values of the head being trained.
-      old_values: values at the time of the rollout; no gradient flows.
-      returns: R_t of `generalized_advantages`; no gradient flows.
-      mask: the tokens that count.
-      clip: epsilon > 0, in units of the values; None = no clipping.
-      reduction: as in `policy_loss`.
-      keep: as in `policy_loss`.
-
-    Returns:
-      The loss, and `value_clip_fraction`: share of tokens where the clipped error is the larger.
+    `clip` is epsilon > 0, in units of the values; None = no clipping. No gradient flows to the `old_values` of the
+    rollout and the `returns` of `generalized_advantages`. Other arguments are those of `policy_loss`. The metric
+    `value_clip_fraction` is the share of tokens where the clipped error is the larger.
     """
     counted = mask if keep is None else mask & keep
     values, returns = real(values, counted), jax.lax.stop_gradient(real(returns, counted))
@@ -178,19 +170,10 @@ def grpo_loss(
     Source: Shao et al. 2024 (GRPO), Eq. 3 and 4. Dr. GRPO (Liu et al. 2025) is `reduction="sequences"`, over a constant
     length, which the learning rate absorbs; DAPO (Yu et al. 2025) is "tokens".
 
-    Args:
-      log_probs: as in `policy_loss`.
-      old_log_probs: as in `policy_loss`.
-      reference_log_probs: log-probabilities under the frozen reference; no gradient flows.
-      advantages: those of `grpo_advantages`.
-      mask: the tokens that count.
-      kl_coefficient: beta, at least 0.
-      reduction: the form of `mean`, for both parts.
-      keep: as in `policy_loss`.
-      options: options of `policy_loss`; importance_sampling_level = "sequence" is GSPO.
-
-    Returns:
-      The loss; the metrics of `policy_loss`, `policy_loss` itself, and `kl` = mean k3 in nats per token.
+    `advantages` are those of `grpo_advantages`, `kl_coefficient` is beta, at least 0; `reduction` is of both parts. No
+    gradient flows to the frozen reference. Other arguments and `options` are those of `policy_loss`;
+    importance_sampling_level = "sequence" is GSPO. Further metrics are `policy_loss` itself, and `kl` = mean k3 in nats
+    per token.
     """
     spread = jnp.broadcast_to(advantages[:, None], mask.shape)
     policy, metrics = policy_loss(log_probs, old_log_probs, spread, mask, reduction=reduction, keep=keep, **options)

@@ -82,14 +82,9 @@ def dpo_loss(
 
     .. math:: L = -(1 - \epsilon) \log \sigma(\beta h) - \epsilon \log \sigma(-\beta h), \quad h = r_w - r_l
 
+    with the log-ratios r_w of the `chosen` and r_l of the `rejected` responses, in nats, and epsilon, the share of
+    wrong preferences, in [0, 0.5). Where `counts` is False there is no preference: values (NaN too) have no effect.
     Source: Rafailov et al. 2023 (DPO), Eq. 7; Mitchell 2023 (conservative DPO) for epsilon.
-
-    Args:
-      chosen: r of the preferred responses, in nats.
-      rejected: r of the rejected responses.
-      counts: False where there is no preference; values there (NaN too) have no effect.
-      beta: above 0.
-      label_smoothing: epsilon, the share of wrong preferences; in [0, 0.5).
     """
     margin = beta * (real(chosen, counts) - real(rejected, counts))
     right, wrong = jax.nn.log_sigmoid(margin), jax.nn.log_sigmoid(-margin)
@@ -117,13 +112,9 @@ def kto_loss(
 
     .. math:: L = 1 - \sigma(s \, \beta (r - z_0)), \quad s = 1 \text{ (wanted)}, -1 \text{ (unwanted)}
 
-    Source: Ethayarajh et al. 2024 (KTO), Eq. 8, both of its weights 1.
-
-    Args:
-      ratios: r of each response, in nats.
-      side: s; 0 where a response does not count.
-      reference_point: z_0, at least 0, the KL to the reference in nats per response; no gradient flows.
-      beta: above 0.
+    with s the `side`, 0 where a response does not count, and z_0 the `reference_point`, at least 0: the KL to the
+    reference in nats per response, to which no gradient flows. Source: Ethayarajh et al. 2024 (KTO), Eq. 8, both of its
+    weights 1.
     """
     counts = side != 0.0
     gain = real(ratios, counts) - jax.lax.stop_gradient(real(reference_point, counts))

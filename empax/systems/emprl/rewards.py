@@ -76,15 +76,9 @@ def trajectory_reward(
       \max(0, |E[l_{t,m}] - E[l_{t-1,m}]| - |g_{t,m} - g_{t-1,m}|)
 
     with E[l] the expected level (0 to 2) and g the wanted one: a shift as in the gold responses costs nothing.
+    `scores` are R_t of single turns, and g is the mean level of `wanted`. `turn` is the number of the turn in its
+    dialogue; the turns of a dialogue are adjacent rows, 0 first. lambda is `shift_penalty`.
     Source: ours; EmpRL, Sec. VII names it as future work, without a formula.
-
-    Args:
-      scores: R_t of single turns.
-      probabilities: probabilities of each mechanism's levels.
-      wanted: as in `empathy_reward`; g is its mean level.
-      turn: number of the turn in its dialogue; the turns of a dialogue are adjacent rows, 0 first.
-      valid: False on filler rows.
-      shift_penalty: lambda.
     """
     rows = jnp.arange(scores.shape[0])
     dialogue = rows - turn  # the row of the dialogue's first turn
@@ -138,9 +132,7 @@ class EmpathyReward:
     def judged(self, instances: Sequence[Instance], cache: Path) -> JudgedContexts:
         """Returns the contexts as the identifiers read them, and the wanted levels of the responses.
 
-        Args:
-          instances: N instances.
-          cache: folder where the levels are kept for resumed and later runs.
+        The folder `cache` keeps the levels for resumed and later runs.
         """
         first, most = self.judges[0], self.judges[0].stage.max_context_tokens
         contexts, responses = [i.context for i in instances], [i.response for i in instances]
@@ -189,7 +181,7 @@ class EmpathyReward:
 
 def decoded(tokenizer: Tokenizer, tokens: Int[np.ndarray, "B T"]) -> list[str]:
     """Decodes responses to texts."""
-    return [tokenizer.decode([int(t) for t in row]).strip() for row in tokens]
+    return [tokenizer.decode(row).strip() for row in tokens.tolist()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,12 +226,9 @@ class TextReward:
         whole = np.zeros(len(rows), np.float32)
         if distributed.is_writer():  # the function may be expensive, or not deterministic
             real = np.flatnonzero(rows >= 0)
-            whole[real] = self._asked(rows[real], tokens[real])
+            asked, texts = [self.instances[int(i)] for i in rows[real]], decoded(self.tokenizer, tokens[real])
+            whole[real] = call_text_function(self.function, self.name, asked, texts, self._known)
         return jnp.asarray(distributed.from_writer(whole))
-
-    def _asked(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        asked = [self.instances[int(i)] for i in rows]
-        return call_text_function(self.function, self.name, asked, decoded(self.tokenizer, tokens), self._known)
 
     @functools.cached_property
     def _known(self) -> tuple[str, ...]:
@@ -250,15 +239,10 @@ class TextReward:
 
 @dataclasses.dataclass(frozen=True)
 class Reward:
-    """The weighted sum of its parts.
+    """The weighted sum of its parts."""
 
-    Attributes:
-      parts: the weights with their parts.
-      names: names of the parts, under which they are logged.
-    """
-
-    parts: tuple[tuple[float, EmpathyReward | CompiledReward | TextReward], ...]
-    names: tuple[str, ...] = ()
+    parts: tuple[tuple[float, EmpathyReward | CompiledReward | TextReward], ...]  # with their weights
+    names: tuple[str, ...] = ()  # of the parts, under which they are logged
 
     @property
     def on_host(self) -> bool:
@@ -304,8 +288,8 @@ def make_reward(
       tokenizer: the generator's.
       instances: the instances that the row numbers of batches index.
       judges: loads the identifiers of a stage.
-      encoder: builds the encoder of contexts; needed, and called, if goal = "f1".
-      responses: loads all gold responses; needed, and called, if kind = "novelty".
+      encoder: builds the encoder of contexts; called if goal = "f1".
+      responses: loads all gold responses; called if kind = "novelty".
 
     Raises:
       ConfigError: a function does not exist, or the identifiers have different tokenizers.
@@ -383,11 +367,8 @@ def try_functions(
 ) -> None:
     """Loads the functions that `settings` name, and calls each on a few rows.
 
-    Args:
-      settings: settings of all rewards; those without a function are skipped.
-      rows: returns the rows for a text function, if possible with the fields of given names; it rates their responses.
-      rollout: shapes of as many answers, with which a compiled function is traced.
-      later: notes that stages will add to the rows.
+    A text function rates the responses of the rows that `rows` returns, if possible with the fields of given names; a
+    compiled one is traced with `rollout`, shapes of as many answers. `later` are notes that stages will add to rows.
 
     Raises:
       ConfigError: a function does not exist, needs a field that no row will have, fails, or does not return one number
@@ -414,14 +395,11 @@ def try_functions(
         args = (getattr(function, "params"), rollout) if hasattr(function, "params") else (rollout,)  # noqa: B009
         with blamed(f"the reward {part.function}"):
             found = jax.eval_shape(function, *args)
-        shape, kind = getattr(found, "shape", None), getattr(found, "dtype", None)
+        shape, kind = getattr(found, "shape", None), getattr(found, "dtype", object)
         count = jax.tree.leaves(rollout)[0].shape[0]
-        if shape != (count,) or kind is None or not _is_real(kind):
+        real = (jnp.floating, jnp.integer, jnp.bool_)
+        if shape != (count,) or not any(jnp.issubdtype(kind, one) for one in real):
             raise ConfigError(
                 f"the reward {part.function} returns {found} for {count} rows; it must return an array of shape "
                 f"({count},) of numbers."
             )
-
-
-def _is_real(dtype: Any) -> bool:
-    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))

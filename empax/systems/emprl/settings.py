@@ -57,8 +57,6 @@ class RewardSettings:
         check_numbers(self, "shift_penalty", least=0)
         check_numbers(self, "outputs", least=1)
         check_numbers(self, "share", least=0, below=1)
-        if self.function and self.function.count(":") != 1:
-            raise ConfigError(f"function = {self.function!r} must be 'module:name'.")
         own = {"empathy": ("shift_penalty", "goal"), "novelty": ("outputs", "share")}
         for kind, name in ((kind, name) for kind, names in own.items() for name in names):
             if self.kind != kind and getattr(self, name) != getattr(RewardSettings, name):

@@ -22,8 +22,7 @@ def sequence_score(
     labels: Int[Array, "B T"],
     mask: Bool[Array, "B T"],
 ) -> Float[Array, " B"]:
-    r"""Returns the sum of the emissions and transitions of `labels`; 0 for a row without a real position."""
-
+    """Returns the sum of the emissions and transitions of `labels`; 0 for a row without a real position."""
     flat = transitions.reshape(-1, 1)
 
     def body(carry: tuple[jax.Array, ...], part: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], None]:
@@ -42,7 +41,7 @@ def sequence_score(
 def log_partition(
     emissions: Float[Array, "B T C"], transitions: Float[Array, "C C"], mask: Bool[Array, "B T"]
 ) -> Float[Array, " B"]:
-    r"""Returns log Z, the log of the sum of exp(score) over label sequences; 0 for a row without a real position."""
+    """Returns log Z, the log of the sum of exp(score) over label sequences; 0 for a row without a real position."""
 
     def body(carry: tuple[jax.Array, jax.Array], part: tuple[jax.Array, ...]) -> tuple[Any, None]:
         alpha, begun = carry

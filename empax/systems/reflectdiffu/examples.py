@@ -98,17 +98,11 @@ def polarities(contexts: Sequence[Sequence[str]]) -> Int[np.ndarray, " N"]:
 
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """Ids after a vocabulary for the unknown words of a context, numbered per context.
+    """Ids after a vocabulary for the unknown words of a context, numbered per context."""
 
-    Attributes:
-      first: id of the first slot.
-      unknown_id: id of all other unknown words.
-      most: number of slots.
-    """
-
-    first: int
-    unknown_id: int
-    most: int
+    first: int  # id of the first slot
+    unknown_id: int  # of all other unknown words
+    most: int  # number of slots
 
     def named(self, ids: Sequence[int], texts: Sequence[str]) -> list[str]:
         """Returns the words of the slots, the newest first."""

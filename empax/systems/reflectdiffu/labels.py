@@ -137,15 +137,9 @@ class IntentTable:
 def references(
     kind: Literal["train_statistics", "table_1"], train: IntentTable, n: int
 ) -> Mapping[str, tuple[str, ...]]:
-    """Returns the reference intents of each emotion: the n most common in training, or the first n of Table 1.
-
-    Raises:
-      ConfigError: `n` is above 3, the number that Table 1 has for each emotion.
-    """
+    """Returns the reference intents of each emotion: the n most common in training, or the first n of Table 1."""
     if kind == "train_statistics":
         return train.top(n)
-    if n > 3:
-        raise ConfigError(f"num_actions = {n}, but Table 1 has three intents for each emotion; set it to at most 3.")
     return {emotion: intents[:n] for emotion, intents in TABLE_1.items()}
 
 

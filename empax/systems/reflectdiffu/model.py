@@ -27,10 +27,6 @@ class Contagion(nn.Module):
     """Embeds reasons for the context encoder, and pools its states by attention to the reasoning representations.
 
     Source: ReflectDiffu, Eq. 1 to 3.
-
-    Attributes:
-      d_model: width of the encoder's states.
-      num_heads, head_dim: heads of the attention to the reasoning representations.
     """
 
     d_model: int
@@ -106,10 +102,6 @@ class IntentTwice(nn.Module):
 
     Source: ReflectDiffu, Sec. 3.3.1. The paper does not specify these, which are ours: the temperature of similarities,
     the policy's input besides the state (the number of turns), and how two intents are combined.
-
-    Attributes:
-      num_intents: I.
-      d_model: width of intent embeddings and states.
     """
 
     num_intents: int
@@ -187,15 +179,10 @@ class IntentDenoiser(nn.Module):
     from the denoiser's inputs; the posterior also reads the clean vector (Sohn et al. 2015, conditional VAE).
     With recognition = "noisy", the posterior reads the denoiser's inputs alone, and the prior is the standard Gaussian:
     the latent then adds no information for the denoiser, and its KL falls to 0.
-
-    Attributes:
-      latent: dimensions of the latent.
-      hidden: width of the hidden layers.
-      recognition: inputs of the posterior, see above.
     """
 
-    latent: int
-    hidden: int
+    latent: int  # its dimensions
+    hidden: int  # width of the hidden layers
     recognition: Recognition = "clean"
 
     @nn.compact
@@ -238,17 +225,12 @@ class Mimicry(nn.Module):
     with a separate attention A for each, and a gate g for each word. Source: ReflectDiffu, Eq. 7 and 8. Departure:
     Eq. 8 leaves shapes and fusion open; ours returns as many states as the context has, so that the decoder attends to
     words and can copy them.
-
-    Attributes:
-      d_model: width of the states.
-      num_heads, head_dim: heads of the attentions.
-      latent, hidden, recognition: options of the denoisers.
     """
 
     d_model: int
     num_heads: int
     head_dim: int
-    latent: int
+    latent: int  # of the denoisers
     hidden: int
     recognition: Recognition = "clean"
 

@@ -58,7 +58,6 @@ class PointerGenerator(nn.Module):
 
     @property
     def config(self) -> Any:
-        """The model's config."""
         return self.model.config
 
     @nn.nowrap

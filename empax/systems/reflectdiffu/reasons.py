@@ -54,12 +54,9 @@ class ReasonAnnotator(nn.Module):
     be identical; the paper does not specify the score of a pair.
 
     Parameters are the encoder's under "encoder", and those of the composition and the CRF ("transitions").
-
-    Attributes:
-      encoder: `(ids[B,S], mask[B,S], deterministic=) -> states[B,S,D]`, a BertEncoder.
     """
 
-    encoder: nn.Module
+    encoder: nn.Module  # a BertEncoder: `(ids[B,S], mask[B,S], deterministic=) -> states[B,S,D]`
 
     @nn.compact
     def __call__(

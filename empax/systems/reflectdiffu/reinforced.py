@@ -7,7 +7,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,14 +68,6 @@ class ReplyEmpathy:
         return np.concatenate([judge(contexts, texts, progress=False) for judge in self.judges], axis=1)
 
 
-@flax.struct.dataclass
-class Baseline:
-    """The two sums of a running mean of rewards."""
-
-    total: Any  # Float[Array, ""]
-    weight: Any  # Float[Array, ""]
-
-
 @dataclasses.dataclass(frozen=True)
 class ReinforcedReflectDiffu(ReflectDiffu):
     """`ReflectDiffu` with rewards for the second intent: a `core.protocols.ReinforcedTask`.
@@ -95,8 +86,9 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         del name
         return 0
 
-    def init_memory(self) -> Baseline:
-        return Baseline(jnp.zeros(()), jnp.zeros(()))
+    def init_memory(self) -> Mean:
+        """Returns the running mean of rewards."""
+        return Mean.zero()
 
     def rollout(self, params: Params, frozen: Params, batch: ReflectBatch, rng: jax.Array) -> ReflectBatch:
         """Samples a second intent for each row, and adds results that the update need not recompute."""
@@ -157,15 +149,15 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         """Returns the mask of rows whose choice has a reward."""
         return batch.valid & (batch.intent >= 0) if self.stage.reward == "label" else batch.valid
 
-    def credit(self, frozen: Params, batch: ReflectBatch, memory: Baseline) -> tuple[ReflectBatch, Baseline, Metrics]:
+    def credit(self, frozen: Params, batch: ReflectBatch, memory: Mean) -> tuple[ReflectBatch, Mean, Metrics]:
         """Computes advantages over the running mean of earlier rewards; at first, over the batch's mean."""
         del frozen
         assert batch.reward is not None
         counted = self.rewarded(batch)
         reward = Mean.of(batch.reward, counted)
-        before = jnp.where(memory.weight > 0, memory.total / jnp.maximum(memory.weight, 1e-9), reward.value())
+        before = jnp.where(memory.weight > 0, memory.value(), reward.value())
         keep, new = _BASELINE_DECAY, 1.0 - _BASELINE_DECAY
-        after = Baseline(keep * memory.total + new * reward.value(), keep * memory.weight + new)
+        after = Mean(keep * memory.total + new * reward.value(), keep * memory.weight + new)
         positive = jnp.asarray(IS_POSITIVE)[jnp.maximum(batch.emotion, 0)] & (batch.emotion >= 0)
         metrics = {
             "reward": reward,

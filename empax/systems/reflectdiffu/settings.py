@@ -81,12 +81,16 @@ _UNREAD = (
     ("experts", "none", ("contrastive_weight", "temperature")),
     ("emotion_weight", 0.0, ("contrastive_weight", "temperature")),
     ("contrastive_weight", 0.0, ("temperature",)),
-    ("second_intent", False, ("actions", "num_actions")),
-    ("constant_second", True, ("actions", "num_actions")),
-    ("mimicry", False, ("restore", "restore_steps")),
+    ("second_intent", False, ("actions", "num_actions", "policy_weight", "first_weight", "final_prior")),
+    ("constant_second", True, ("actions", "num_actions", "policy_weight")),
+    ("twice_weight", 0.0, ("policy_weight", "first_weight", "noise_error", "kl_weight")),
+    ("mimicry", False, ("restore", "restore_steps", "noise_error", "recognition", "kl_weight")),
+    ("mimicry", False, ("diffusion", "state_time", "noise")),
     ("restore", "printed", ("restore_steps",)),
 )
 """A setting, a value of it, and the settings that are not read with that value."""
+
+_SCHEDULE = Schedule()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +157,7 @@ class GeneratorTaskSettings:
     reward: Literal["alignment", "label", "empathy"] = "alignment"
     judges: tuple[str, ...] = ()
     mimicry: bool = True
-    diffusion: Schedule = dataclasses.field(default_factory=Schedule)
+    diffusion: Schedule = _SCHEDULE
     state_time: int = 200
     restore: Literal["ddim", "printed"] = "ddim"
     restore_steps: int = 1
@@ -194,13 +198,21 @@ class GeneratorTaskSettings:
             raise ConfigError(f"reason_tags = {self.reason_tags!r} needs reasons, the stage of an annotator.")
         if self.constant_second and (not self.second_intent or self.reward == "empathy"):
             raise ConfigError("constant_second = True needs second_intent = True and no reward of replies.")
+        if self.actions == "table_1" and self.num_actions > 3:
+            raise ConfigError(
+                f"num_actions = {self.num_actions}, but Table 1 has three intents for each emotion; set it to at most "
+                "3."
+            )
         for setting, value, unread in _UNREAD:
             for name in unread if getattr(self, setting) == value else ():
                 if getattr(self, name) != getattr(GeneratorTaskSettings, name):
                     raise ConfigError(
                         f"{name} = {getattr(self, name)!r} changes nothing where {setting} = {value!r}; leave it out."
                     )
-        self.diffusion.check_time("state_time", self.state_time)
+        if not 1 <= self.state_time <= self.diffusion.steps:
+            raise ConfigError(
+                f"state_time = {self.state_time} must be a time of the schedule, 1 to {self.diffusion.steps}."
+            )
         if self.restore_steps > self.state_time:
             raise ConfigError(f"restore_steps = {self.restore_steps} must be at most state_time = {self.state_time}.")
 

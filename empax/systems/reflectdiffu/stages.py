@@ -132,7 +132,6 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
             f"cannot learn with it; set it to 0, or config.{run.stage}.policy_weight to 0."
         )
     load_intents(run.plan.data)
-    references(stage.actions, IntentTable.of((), {}), stage.num_actions)
 
 
 def check_system(run: RunContext) -> None:

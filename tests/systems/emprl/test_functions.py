@@ -85,12 +85,6 @@ def test_a_function_that_fails_is_named_with_the_place():
         call_text_function(lambda contexts, responses: [1.0, 1.0], "m:f", ROWS, ["yes", "no"])
 
 
-def test_a_function_sees_contexts_responses_and_references():
-    asked = []
-    call_text_function(lambda *given: asked.append(given) or [0.0, 0.0], "m:f", ROWS, ["x", "y"])
-    assert asked == [([("hi",), ("oh",)], ["x", "y"], ["yes", "no"])]
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

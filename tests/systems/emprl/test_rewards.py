@@ -36,9 +36,7 @@ from empax.systems.emprl.rollouts import (
     Rollout,
     repeat_rows,
 )
-from empax.systems.emprl.settings import (
-    RewardSettings,
-)
+from empax.systems.emprl.settings import RewardSettings
 from tests.systems.learning import random_like
 
 
@@ -85,12 +83,12 @@ def test_a_trajectory_pays_for_sudden_shifts_alone():
         shift_penalty=0.5,
     )
     expected = given @ np.arange(3.0)
-    for row, mean in ((0, 0.5), (1, 0.5), (2, 0.5), (3, 0.5)):
+    for row in range(4):
         shift = 0.0
         if turn[row]:
             change, gold = np.abs(expected[row] - expected[row - 1]), np.abs(levels[row] - levels[row - 1])
             shift = np.mean([max(0.0, c - g) for c, g in zip(change, gold, strict=True)])
-        assert float(found[row]) == pytest.approx(0.5 * (scores[row] + mean) - 0.5 * shift, rel=1e-5)
+        assert float(found[row]) == pytest.approx(0.5 * (scores[row] + 0.5) - 0.5 * shift, rel=1e-5)  # both means: 0.5
     assert float(found[1]) < 0.45  # it did shift
     np.testing.assert_array_equal(found[4:], 0.0)
 
@@ -149,6 +147,10 @@ class Scorer:
 scorer = Scorer()
 
 
+def reward_of(toy, *parts, instances=()):
+    return make_reward(parts, tokenizer=toy.Words(), instances=instances, judges=lambda stage: None)
+
+
 def lengths_of_texts(contexts, responses, references):
     return [float(len(response.split())) for response in responses]
 
@@ -158,19 +160,20 @@ def too_few(contexts, responses, references):
 
 
 def test_parts_are_summed_with_their_weights(toy):
-    here = __name__
-    reward = make_reward(
-        [RewardSettings("compiled", 0.5, function=f"{here}:constant"),
-         RewardSettings("text", 2.0, function=f"{here}:lengths_of_texts")],
-        tokenizer=toy.Words(), instances=toy.Contexts(8).instances, judges=lambda stage: None,
-    )  # fmt: skip
+    reward = reward_of(
+        toy,
+        RewardSettings("compiled", 0.5, function=f"{__name__}:constant"),
+        RewardSettings("text", 2.0, function=f"{__name__}:lengths_of_texts"),
+        RewardSettings("compiled", -1.0, function=f"{__name__}:scorer"),
+        instances=toy.Contexts(8).instances,
+    )
     assert reward.on_host
-    assert reward.frozen() == {"0": {}, "1": {}}
+    assert reward.frozen() == {"0": {}, "1": {}, "2": scorer.params}
     batch = toy.Contexts(8).collate(np.array([3, -1]), toy.SOURCE, np.random.default_rng(0))
     rollout = types.SimpleNamespace(batch=batch, tokens=jnp.asarray([[5, 6, 1], [7, 1, 0]]))
-    np.testing.assert_allclose(reward.rate(reward.frozen(), rollout), [0.5 * 2 + 2.0 * 2, 0.5 * 2])
-    assert reward.names == ("constant", "lengths_of_texts")
-    np.testing.assert_allclose(reward.rate_parts(reward.frozen(), rollout), [[2, 2], [2, 0]])
+    assert reward.names == ("constant", "lengths_of_texts", "scorer")
+    np.testing.assert_allclose(reward.rate_parts(reward.frozen(), rollout), [[2, 2, 24], [2, 0, 16]])
+    np.testing.assert_allclose(reward.rate(reward.frozen(), rollout), [0.5 * 2 + 2.0 * 2 - 24, 0.5 * 2 - 16])
 
 
 def test_parts_have_the_names_of_their_functions_or_kinds():
@@ -179,10 +182,8 @@ def test_parts_have_the_names_of_their_functions_or_kinds():
 
 
 def test_a_scorer_gets_its_parameters_from_what_is_frozen(toy):
-    part = RewardSettings("compiled", function=f"{__name__}:scorer")
-    reward = make_reward([part], tokenizer=toy.Words(), instances=(), judges=lambda stage: None)
+    reward = reward_of(toy, RewardSettings("compiled", function=f"{__name__}:scorer"))
     assert not reward.on_host
-    assert reward.frozen() == {"0": scorer.params}
     rollout = types.SimpleNamespace(tokens=jnp.asarray([[5.0, 6.0, 1.0], [7.0, 1.0, 0.0]]))
     rated = jax.jit(lambda params: reward.rate(params, rollout))
     np.testing.assert_allclose(rated(reward.frozen()), [24.0, 16.0])
@@ -265,7 +266,7 @@ def test_the_levels_of_gold_responses_are_asked_for_once(judge, tmp_path, monkey
 
 
 def test_without_parts_the_kl_is_left(toy):
-    reward = make_reward([], tokenizer=toy.Words(), instances=[], judges=lambda stage: None)
+    reward = reward_of(toy)
     assert not reward.on_host
     np.testing.assert_array_equal(reward.rate(reward.frozen(), types.SimpleNamespace(tokens=jnp.zeros((3, 2)))), 0.0)
 

@@ -22,7 +22,6 @@ OWN = RewardSettings("text", function="a:b")
     ("settings", "changes", "message"),
     [
         (RewardSettings, {"kind": "text"}, "need 'module:name'"),
-        (RewardSettings, {"kind": "text", "function": "module.name"}, "must be 'module:name'"),
         (RewardSettings, {"kind": "text", "function": "a:b", "shift_penalty": 1.0}, "goes with kind = 'empathy'"),
         (RewardSettings, {"kind": "text", "function": "a:b", "goal": "f1"}, "goal goes with kind = 'empathy'"),
         (RewardSettings, {"goal": "f1", "shift_penalty": 1.0}, "shift_penalty = 1.0 goes with goal = 'gold'"),

@@ -371,7 +371,7 @@ def test_a_collapse_is_a_warning(toy, caplog, sign, value, least):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("grpo", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("grpo", [False, True])
 def test_batches_that_are_too_far_away_teach_nothing_whatever_is_in_the_loss(toy, rolled, grpo):
     _, params, frozen, _ = rolled
     task = toy.policy(grpo=grpo, entropy_weight=0.1, likelihood_weight=0.2, max_ratio=1.5)

@@ -9,22 +9,23 @@ from empax.models.bert import BertConfig, BertEncoder
 from empax.systems.reflectdiffu.crf import viterbi
 from empax.systems.reflectdiffu.model import Contagion, EmotionExperts
 from empax.systems.reflectdiffu.reasons import ReasonAnnotator
+from tests.systems.learning import random_like
 
 B, S, P, D = 4, 5, 6, 8
 RNG = np.random.default_rng(0)
 
 
-def made_up(shapes, seed=1):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: jnp.asarray(0.5 * rng.normal(size=leaf.shape), jnp.float32), shapes)
+def made_up(model, *given):
+    """Parameters of a model."""
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), *given))["params"]
+    return random_like(shapes, seed=1, scale=0.5)
 
 
 @pytest.fixture(scope="module")
 def experts():
     model, valid = EmotionExperts(), jnp.ones(B, bool)
     summary = jnp.asarray(RNG.normal(size=(B, D)), jnp.float32)
-    rest = (jnp.zeros(B, int), valid)
-    params = made_up(jax.eval_shape(lambda: model.init(jax.random.key(0), summary, *rest))["params"])
+    params = made_up(model, summary, jnp.zeros(B, int), valid)
     run = jax.jit(lambda *given: model.apply({"params": params}, *given), static_argnums=3)
     return params, summary, run
 
@@ -61,7 +62,7 @@ def test_reasons_reach_the_inputs_and_padding_of_pieces_reaches_nothing():
     states, reasoning = (jnp.asarray(RNG.normal(size=(B, n, D + k)), jnp.float32) for n, k in ((S, 0), (P, 3)))
     mask, pieces = jnp.ones((B, S), bool), jnp.arange(P)[None] < jnp.asarray([6, 4, 3, 1])[:, None]
     given = (jnp.zeros((B, S), int), states, mask, reasoning, pieces)
-    params = made_up(jax.eval_shape(lambda: model.init(jax.random.key(0), *given))["params"])
+    params = made_up(model, *given)
     run = jax.jit(lambda *given: model.apply({"params": params}, *given))
     added, summary = run(*given)
     np.testing.assert_array_equal(added, np.broadcast_to(params["reason_embedding"][0], added.shape))
@@ -80,7 +81,7 @@ def test_the_annotator_marks_the_speakers_words_alone_and_ignores_padding():
     ids = jnp.asarray(RNG.integers(0, 20, (2, 8)))
     mask = jnp.arange(8)[None] < jnp.asarray([8, 5])[:, None]
     told = jnp.asarray([[0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1]], bool) & mask
-    params = made_up(jax.eval_shape(lambda: annotator.init(jax.random.key(0), ids, mask))["params"])
+    params = made_up(annotator, ids, mask)
     params["emission_bias"] = jnp.asarray([-50.0, 50.0])  # all that may be a reason is one
 
     @jax.jit

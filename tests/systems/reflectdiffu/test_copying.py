@@ -21,6 +21,7 @@ from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReflectSettings
 from empax.systems.reflectdiffu.stages import Parts
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
+from tests.systems.learning import random_like
 
 TOKENIZER = train_words(["i lost my dog , .", "i am so sorry ."] * 2 + ["unique gems"], min_count=2)
 V, UNK, SLOTS = TOKENIZER.vocab_size, TOKENIZER.unk_id, 2
@@ -34,11 +35,8 @@ FORM = GeneratorTaskSettings(
 
 
 def examples(instances=INSTANCES, slots=SLOTS):
-    settings, prior = (
-        ReflectSettings(max_context_tokens=16, max_target_tokens=12),
-        np.stack([NO_PRIOR] * len(instances)),
-    )
-    return ReflectExamples(instances, TOKENIZER, settings, prior, {}, slots=slots)
+    settings = ReflectSettings(max_context_tokens=16, max_target_tokens=12)
+    return ReflectExamples(instances, TOKENIZER, settings, np.stack([NO_PRIOR] * len(instances)), {}, slots=slots)
 
 
 def collate(made, length=16):
@@ -87,9 +85,8 @@ def answerer():
     settings = DecodeSettings("greedy", 4, suppress_tokens=(UNK, TOKENIZER.cls_id, TOKENIZER.token_id(SPEAKER_TOKEN)))
     decoder = Decoder(settings, TOKENIZER.start_id, TOKENIZER.eos_id, TOKENIZER.pad_id)
     task = ReflectDiffu(PointerGenerator(plain, SLOTS, UNK), decoder, FORM, None, ((0, 1, 2),) * 32)
-    rng = np.random.default_rng(1)
     shapes = jax.eval_shape(task.init, jax.random.key(0), jax.tree.map(jnp.asarray, collate(examples())))
-    own = jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32), shapes)
+    own = random_like(shapes, seed=1)
     own["model"] |= {"gate": jnp.zeros_like(own["model"]["gate"]), "gate_bias": jnp.float32(-50.0)}
 
     def make(instances):

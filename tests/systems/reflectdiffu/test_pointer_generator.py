@@ -7,6 +7,7 @@ import pytest
 
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
+from tests.systems.learning import random_like
 
 B, S, T, V, D, SLOTS = 2, 6, 4, 17, 12, 2
 SMALL = {"d_model": D, "num_heads": 2, "head_dim": 6, "d_ff": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -18,8 +19,7 @@ def made():
     model = PointerGenerator(base, slots=SLOTS, unknown_id=3)
     source, mask, target, states = example()
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), target, states, mask, source, method="decode"))
-    rng = np.random.default_rng(3)
-    params = jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32), shapes["params"])
+    params = random_like(shapes["params"], seed=3)
     run = jax.jit(lambda params, target, states, mask, source: model.apply(
         {"params": params}, target, states, mask, source, method="decode"))  # fmt: skip
     return model, params, run

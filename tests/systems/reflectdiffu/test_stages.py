@@ -12,12 +12,15 @@ from empax.core.types import EMOTIONS, Instance
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.spans import Span, SpanExample
+from empax.decoding.settings import DecodeSettings
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
 from empax.planning.sketches import sketch_stage
+from empax.systems.reflectdiffu.diffusion import Schedule
 from empax.systems.reflectdiffu.examples import NO_PRIOR, ReasonExamples, ReflectExamples, polarities
 from empax.systems.reflectdiffu.labels import INTENTS
-from empax.systems.reflectdiffu.settings import ReflectSettings
+from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReasonTaskSettings, ReflectSettings
+from tests.plans import changed
 
 CONTEXT = ("My dog died, it is horrible.", "Oh no!", "I miss him.")
 LENGTHS = ReflectSettings(max_context_tokens=40, max_piece_tokens=40, max_target_tokens=10)
@@ -82,8 +85,8 @@ def test_forms_change_the_joint_stage_and_go_together():
     usual = reflectdiffu.get_config()
     both = reflectdiffu.get_config("table_1,no_reasons")
     assert both.run == tuple(name for name in usual.run if name != "reasons")
-    changed = {name for name, value in both.generator.items() if value != usual.generator[name]}
-    assert changed == {"actions", "reasons"}
+    other = {name for name, value in both.generator.items() if value != usual.generator[name]}
+    assert other == {"actions", "reasons"}
     assert reflectdiffu.get_config("machine=gpu").generator.steps == 6500
     for form, changes in reflectdiffu.FORMS.items():
         config = reflectdiffu.get_config(form)
@@ -91,93 +94,105 @@ def test_forms_change_the_joint_stage_and_go_together():
         assert make_plan(plain(config)).stages["generator"].settings
 
 
-def tiny(*words, **changes):
+def tiny(*words, changes=()):
     config = plain(reflectdiffu.get_config(",".join([*words, "tiny"])))
-    config["mesh"]["data"] = 1
-    for path, value in changes.items():
-        section, _, name = path.partition("__")
-        config[section][name] = value
-    return config
+    return changed(config, {"mesh.data": 1, **dict(changes)})
 
 
 REFUSED = {
-    "config.generator.reasons = 'intents'": {"generator__reasons": "intents"},
-    "config.generator.intents = 'nowhere'": {"generator__intents": "nowhere"},
+    "config.generator.reasons = 'intents'": {"generator.reasons": "intents"},
+    "config.generator.intents = 'nowhere'": {"generator.intents": "nowhere"},
     "so that the policy cannot learn with it; set it to 0, or config.generator.policy_weight to 0": {
-        "reflectdiffu__model": {"dropout": 0.1}
+        "reflectdiffu.model": {"dropout": 0.1}
     },
-    "config.generator.judges = 'intents'": {"generator__reward": "empathy", "generator__judges": ["intents"]},
-    "has no response intents": {"data__name": "jsonl"},
-    "num_actions = 4, but Table 1": {"generator__num_actions": 4, "generator__actions": "table_1"},
-    "are each other's negatives": {"generator__accumulate": 2},
-    "buckets end at 20": {"reasons__buckets": [20]},
-    "ReflectDiffu marks who speaks": {"prepare__tokenizer": {"tags": False, "vocab_size": 600}},
-    "holds no RECCON": {"reasons__data": "reccon", "data__dir": "configs"},
-    "must hold train.jsonl": {"reasons__data": "file", "reasons__spans": "configs"},
+    "config.generator.judges = 'intents'": {"generator.reward": "empathy", "generator.judges": ["intents"]},
+    "has no response intents": {"data.name": "jsonl"},
+    "are each other's negatives": {"generator.accumulate": 2},
+    "buckets end at 20": {"reasons.buckets": [20]},
+    "ReflectDiffu marks who speaks": {"prepare.tokenizer": {"tags": False, "vocab_size": 600}},
+    "holds no RECCON": {"reasons.data": "reccon", "data.dir": "configs"},
+    "must hold train.jsonl": {"reasons.data": "file", "reasons.spans": "configs"},
 }
 
 
 @pytest.mark.parametrize("said", REFUSED)
 def test_what_cannot_work_is_refused_before_any_work(said, tmp_path):
-    problems = list(run.find_problems(make_plan(tiny(**REFUSED[said])), WorkDir(tmp_path)))
+    problems = list(run.find_problems(make_plan(tiny(changes=REFUSED[said])), WorkDir(tmp_path)))
     assert any(said in str(problem) for problem in problems), problems
     assert "config.config." not in "".join(map(str, problems))
 
 
-WRONG = {
-    "state_time = 1001": {"generator__state_time": 1001},
-    "restore_steps = 201": {"generator__restore_steps": 201},
-    "spans = ''": {"reasons__data": "file"},
-    "num_actions": {"generator__num_actions": 1},
-    "judges = ()": {"generator__reward": "empathy"},
-    "needs intent_start = True": {
-        "generator__reward": "empathy",
-        "generator__judges": ["intents"],
-        "generator__intent_start": False,
-    },
-    "policy_weight = 0.1 and twice_weight = 0.0 leave untaught": {
-        "generator__reward": "label",
-        "generator__twice_weight": 0.0,
-    },
-    "restore_steps = 5 changes nothing where restore = 'printed'; leave it out": {
-        "generator__restore": "printed",
-        "generator__restore_steps": 5,
-    },
-    "restore = 'printed' changes nothing where mimicry = False": {
-        "generator__mimicry": False,
-        "generator__restore": "printed",
-    },
-    "contrastive_weight = 0.5 changes nothing where experts = 'none'": {
-        "generator__experts": "none",
-        "generator__contrastive_weight": 0.5,
-    },
-    "temperature = 0.5 changes nothing where emotion_weight = 0.0": {
-        "generator__emotion_weight": 0.0,
-        "generator__temperature": 0.5,
-    },
-    "actions = 'table_1' changes nothing where second_intent = False": {
-        "generator__second_intent": False,
-        "generator__actions": "table_1",
-    },
-    "actions = 'table_1' changes nothing where constant_second = True": {
-        "generator__constant_second": True,
-        "generator__actions": "table_1",
-    },
-    "encoder_no_repeat_ngram": {"reflectdiffu__decoding": {"encoder_no_repeat_ngram": 3}},
-}
+WRONG = [
+    ({"state_time": 1001}, "state_time = 1001 must be a time of the schedule, 1 to 1000"),
+    ({"restore_steps": 201}, "restore_steps = 201 must be at most state_time = 200"),
+    ({"num_actions": 1}, "num_actions"),
+    ({"num_actions": 4, "actions": "table_1"}, "num_actions = 4, but Table 1 has three intents"),
+    ({"reward": "empathy"}, "judges = () goes with reward = 'empathy'"),
+    ({"reward": "empathy", "judges": ("intents",), "intent_start": False}, "needs intent_start = True"),
+    ({"reward": "label", "twice_weight": 0.0}, "policy_weight = 0.1 and twice_weight = 0.0 leave untaught"),
+    ({"constant_second": True, "second_intent": False}, "needs second_intent = True"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), WRONG)
+def test_settings_that_cannot_be_are_refused(changes, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        GeneratorTaskSettings(**changes)
+
+
+IDLE = [
+    ("experts", "none", {"contrastive_weight": 0.5, "temperature": 0.5}),
+    ("emotion_weight", 0.0, {"contrastive_weight": 0.5, "temperature": 0.5}),
+    ("contrastive_weight", 0.0, {"temperature": 0.5}),
+    ("second_intent", False, {"actions": "table_1", "num_actions": 4, "policy_weight": 0.0}),
+    ("second_intent", False, {"first_weight": 0.0, "final_prior": False}),
+    ("constant_second", True, {"actions": "table_1", "num_actions": 4, "policy_weight": 0.0}),
+    ("twice_weight", 0.0, {"policy_weight": 0.5, "first_weight": 0.0, "noise_error": False, "kl_weight": 1.0}),
+    ("mimicry", False, {"restore": "printed", "restore_steps": 5, "noise": 0.5, "state_time": 100}),
+    ("mimicry", False, {"noise_error": False, "recognition": "noisy", "kl_weight": 1.0, "diffusion": Schedule(300)}),
+    ("restore", "printed", {"restore_steps": 5}),
+]
+
+
+@pytest.mark.parametrize(("setting", "value", "unread"), IDLE)
+def test_settings_that_change_nothing_are_refused(setting, value, unread):
+    GeneratorTaskSettings(**{setting: value})
+    for name, other in unread.items():
+        said = f"{name} = {other!r} changes nothing where {setting} = {value!r}; leave it out"
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            GeneratorTaskSettings(**{setting: value, name: other})
+
+
+def test_settings_of_other_sections_are_refused():
+    with pytest.raises(ConfigError, match="spans = '' goes with data = 'file'"):
+        ReasonTaskSettings(data="file")
+    with pytest.raises(ConfigError, match="encoder_no_repeat_ngram"):
+        ReflectSettings(decoding=DecodeSettings(encoder_no_repeat_ngram=3))
+
+
+@pytest.mark.parametrize(
+    ("form", "idle"),
+    [
+        ("no_mimicry", {"noise_error", "recognition", "kl_weight"}),
+        ("no_second_intent", {"policy_weight", "first_weight"}),
+        ("constant_second", {"policy_weight"}),
+    ],
+)
+def test_a_form_leaves_what_nothing_reads_beside_another(form, idle):
+    """Whichever is named first; the rest of it is set."""
+    usual = reflectdiffu.get_config().generator
+    for forms in (f"{form},eq10", f"eq10,{form}"):
+        config = reflectdiffu.get_config(forms)
+        assert {name for name in reflectdiffu.FORMS["eq10"] if config.generator[name] == usual[name]} == idle
+        make_plan(plain(config))
+    make_plan(plain(reflectdiffu.get_config("no_prior,no_second_intent")))
 
 
 def test_without_the_loss_of_intents_nothing_is_reinforced(tmp_path):
     """So that dropout does not matter."""
     changes = REFUSED["so that the policy cannot learn with it; set it to 0, or config.generator.policy_weight to 0"]
-    plan = make_plan(tiny(**changes, generator__twice_weight=0.0))
+    plan = make_plan(tiny(changes={**changes, "generator.twice_weight": 0.0}))
     assert not list(run.find_problems(plan, WorkDir(tmp_path)))
-
-
-@pytest.mark.parametrize("said", WRONG)
-def test_settings_out_of_range_are_refused(said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        make_plan(tiny(**WRONG[said]))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from empax.core.types import EMOTIONS, IS_POSITIVE
+from empax.core.types import EMOTIONS, IS_POSITIVE, Mean
 from empax.decoding.settings import DecodeSettings
 from empax.losses.cross_entropy import token_log_probs
 from empax.models.bert import BertConfig, BertEncoder
@@ -19,10 +19,11 @@ from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.labels import INTENTS
 from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
 from empax.systems.reflectdiffu.reasons import ReasonAnnotator, Reasons, _span_starts
-from empax.systems.reflectdiffu.reinforced import Baseline, ReinforcedReflectDiffu, policy_loss
+from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu, policy_loss
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 from empax.systems.reflectdiffu.tasks import ReflectDiffu, Thought, shown_tags, standardized
 from empax.training.accumulation import TrainingError
+from tests.systems.learning import random_like
 
 B, S, T, P, V, N = 4, 7, 5, 9, 23, 3
 SMALL = WordLevelSettings(d_model=16, num_heads=2, head_dim=6, d_ff=12)
@@ -40,12 +41,12 @@ def make(**changes):
     kind = ReinforcedReflectDiffu if stage.reinforced else ReflectDiffu
     decoder = Decoder(DecodeSettings("greedy", T), 2, 1, 0)
     task = kind(PointerGenerator(plain) if stage.copying else plain, decoder, stage, annotator, REFERENCES)
-    batch, rng = example(reasons=bool(stage.reasons)), np.random.default_rng(5)
+    batch = example(reasons=bool(stage.reasons))
     shapes = {"own": jax.eval_shape(task.init, KEY, batch), "frozen": {}}
     if annotator is not None:
         made = jax.eval_shape(lambda: annotator.init(KEY, batch.piece, batch.piece_mask))
         shapes["frozen"] = {"reasons": made["params"]}
-    params = jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32), shapes)
+    params = random_like(shapes, seed=5)
     return task, params["own"], params["frozen"]
 
 
@@ -147,7 +148,7 @@ def test_a_rollout_draws_rewards_and_the_update_reads_the_same(whole):
     np.testing.assert_allclose(rolled.advantage, rolled.reward - mean, atol=1e-6)  # the first has no mean before it
     np.testing.assert_allclose(memory.total / memory.weight, mean, rtol=1e-5)
     assert float(metrics["reward_spread"].value()) > 1e-4
-    later, _, _ = run["roll"](batch, Baseline(jnp.float32(0.2), jnp.float32(0.4)))
+    later, _, _ = run["roll"](batch, Mean(jnp.float32(0.2), jnp.float32(0.4)))
     np.testing.assert_allclose(later.advantage, rolled.reward - 0.5, atol=1e-6)
 
 
