@@ -160,9 +160,10 @@ def _frames(rendered: Sequence[Mapping[str, str]], system: str) -> ChatTemplate 
     first, answer, second = _TURNS[:3]
     if not system:
         if parts := _between(text, first, answer, second):
-            found = ChatTemplate(parts[0], "", *parts[1:])
+            opening, to_assistant, to_user, ending = parts
+            found = ChatTemplate(opening, "", to_assistant, to_user, ending)
     elif parts := _between(text, system, first, answer, second):
-        found = ChatTemplate(*parts)
+        found = ChatTemplate(*parts, system_last=False)
     elif parts := _between(text, first, answer, system, second):
         opening, to_assistant, to_user, before_turn, ending = parts
         found = ChatTemplate(opening, before_turn, to_assistant, to_user, ending, system_last=True)
