@@ -44,14 +44,8 @@ def check_numbers(
 ) -> None:
     """Raises ConfigError unless each named field of `settings` lies in a range; None passes, NaN never does.
 
-    Args:
-      settings: a dataclass.
-      names: names of fields, int, float or None.
-      least: lower bound; without it and `above`, minus the largest number.
-      above: exclusive lower bound.
-      most: upper bound; without it and `below`, LARGEST_INT for an int, LARGEST_FLOAT for a float.
-      below: exclusive upper bound.
-      hint: text to add to the message.
+    `least` and `most` are in the range, `above` and `below` are not. A side without a bound ends at LARGEST_INT for an
+    int, at LARGEST_FLOAT for a float. The message ends with `hint`.
     """
     for name in names:
         value = getattr(settings, name)
@@ -99,12 +93,9 @@ def check_keys(values: Mapping[str, Any], allowed: typing.Iterable[str], *, wher
 
 
 def to_settings(cls: type[S], values: Mapping[str, Any], *, where: str) -> S:
-    """Builds the frozen dataclass `cls` from `values`, checking names and types recursively.
+    """Builds the frozen dataclass `cls` from a section of a ConfigDict or a dict, checking names and types recursively.
 
-    Args:
-      cls: a dataclass; its annotations are the types, its defaults the only defaults.
-      values: a ConfigDict section or a dict.
-      where: path of the section, as on the command line (`config.index`).
+    `where` is the path of the section, as on the command line (`config.index`).
 
     Raises:
       ConfigError: an unknown or missing key, a value of the wrong type, or a value that `__post_init__` rejects.

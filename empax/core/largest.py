@@ -20,14 +20,10 @@ def largest(logits: Float[Array, "*B V"], k: int) -> tuple[Float[Array, "*B k"],
     """Returns the `k` largest entries, best first, and their ids: like `jax.lax.top_k`, faster on large vocabularies.
 
     Exact, ties included (lowest id first): each of the k groups with the largest maxima holds at least one entry that
-    ranks before everything in the other groups, so these groups hold all k winners.
-
-    Args:
-      logits: logits without NaN.
-      k: 1 to V.
+    ranks before everything in the other groups, so these groups hold all k winners. There must be no NaN.
 
     Raises:
-      ValueError: k out of range.
+      ValueError: k is not in 1 to V.
     """
     *lead, vocab_size = logits.shape
     if not 1 <= k <= vocab_size:

@@ -100,11 +100,9 @@ def is_by_product(name: str, stage: str) -> bool:
 
 
 def verify(path: Path, *, stage: Path | None = None) -> None:
-    """Compares a file or folder with the `DONE` of the finished stage that made it.
+    """Compares a file or folder with the `DONE` of the stage that made it; an unfinished stage has none.
 
-    Args:
-      path: file or folder of a stage; an unfinished stage has nothing to compare with.
-      stage: folder of the stage; None = the nearest one around `path`.
+    `stage` is the folder of that stage; None = the nearest one around `path`.
 
     Raises:
       DataError: a file is missing, truncated, changed or of other origin; the message names it and the remedy.

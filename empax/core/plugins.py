@@ -14,9 +14,7 @@ from empax.core.config import ConfigError
 def load_named(name: str, where: str) -> Any:
     """Imports the object "module:name"; returns None if the module does not define the name.
 
-    Args:
-      name: name of the object; the module must be importable.
-      where: setting that gives the name, for messages ("config.system").
+    Messages name `where`, the setting that gives the name ("config.system").
 
     Raises:
       ConfigError: the module does not exist or cannot be imported.

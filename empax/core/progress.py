@@ -22,13 +22,8 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
     """Counts progress towards `total`, on standard error or, if that is not a terminal, in the log.
 
     Lines appear even without progress, so that compilation does not look like a hang. With several processes, only the
-    first one reports.
-
-    Args:
-      label: label of the bar and the lines; None = show nothing.
-      total: number of items.
-      unit: name of the items, in the plural.
-      initial: number of items done before.
+    first one reports. Without a `label` for the bar and the lines, nothing is shown. `unit` names the items, in the
+    plural; `initial` of them were done before.
     """
 
     def __init__(self, label: str | None, *, total: int, unit: str, initial: int = 0) -> None:

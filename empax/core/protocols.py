@@ -69,11 +69,9 @@ class ReinforcedTask(Task, Protocol):
         ...
 
     def check_start(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Checks the metrics of `loss` on the first answers of a process, before training on them.
+        """Checks the averages of `loss` on the first answers of a process, before training on them.
 
-        Args:
-          metrics: averages.
-          step: number of batches trained on; 0 = the model still has its initial parameters.
+        `step` is the number of batches trained on; 0 = the model still has its initial parameters.
 
         Raises:
           TrainingError: the numbers are implausible.

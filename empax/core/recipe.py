@@ -68,22 +68,19 @@ def load_recipe(spec: str) -> Any:
         raise ConfigError(f"--config={spec}: {error}") from error
 
 
-def sized_for(machine: str, spec: str) -> str:
-    """Adds "machine=MACHINE" to `spec` if the recipe lists it in MACHINES and `spec` names no machine.
+def sized_for_this_machine(spec: str) -> str:
+    """Adds "machine=gpu" to `spec` if there is a GPU, the recipe lists it in MACHINES, and `spec` names no machine.
 
     A trial ("tiny") fits any machine. Raises ConfigError like `load_recipe`.
     """
+    if not has_gpu():
+        return spec
     name, _, argument = spec.partition(":")
     words = [word.strip() for word in argument.split(",") if word.strip()]
     if "tiny" in words or any(word.startswith("machine=") for word in words):
         return spec
     known = getattr(_module(_find(name, spec)), "MACHINES", ())
-    return f"{name}:{','.join([*words, f'machine={machine}'])}" if machine in known else spec
-
-
-def sized_for_this_machine(spec: str) -> str:
-    """Applies `sized_for` for a GPU if there is one."""
-    return sized_for("gpu", spec) if has_gpu() else spec
+    return f"{name}:{','.join([*words, 'machine=gpu'])}" if "gpu" in known else spec
 
 
 def run_name(spec: str) -> str:

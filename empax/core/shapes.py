@@ -17,11 +17,10 @@ _DTYPES: Any = ((Int, jnp.int32), (Bool, jnp.bool_), (Float, jnp.float32))
 
 
 def shapes_of(cls: type[T], /, **sizes: int) -> T:
-    """Builds an instance of `cls` whose arrays are `jax.ShapeDtypeStruct`s.
+    """Builds an instance of `cls` whose arrays are `jax.ShapeDtypeStruct`s: `shapes_of(Batch, B=8, S=128, T=32)`.
 
-    Args:
-      cls: a dataclass of arrays with shape annotations, or of such dataclasses: `shapes_of(Batch, B=8, S=128, T=32)`.
-      sizes: size of each letter in the annotations. An optional field is None if one of its letters has no size.
+    `cls` is a dataclass of arrays with shape annotations, or of such dataclasses; `sizes` are those of the letters in
+    them. An optional field is None if one of its letters has no size.
 
     Raises:
       ValueError: a letter has no size, or a field has no shape annotation; the message names it.

@@ -343,10 +343,7 @@ def _check_text(name: object, where: str) -> None:
 def find_task(name: str, system: str, where: str) -> tuple[System, str]:
     """Returns the system that has the task, and the task's name in it.
 
-    Args:
-      name: "TASK" of the run's own system, or "SYSTEM.TASK" ("module:name.TASK").
-      system: the run's own system.
-      where: section that names the task.
+    The section `where` names the task: "TASK" of `system`, the run's own, or "SYSTEM.TASK" ("module:name.TASK").
 
     Raises:
       ConfigError: the system or the task does not exist.

@@ -15,6 +15,8 @@ from empax.data.features import pad
 
 T = TypeVar("T")
 
+_TARGET_MULTIPLE = 8
+
 WINDOW_BATCHES = 64
 """Examples are sorted by length within windows of this many batches: little padding, and nearly random batches."""
 
@@ -105,24 +107,12 @@ def train_batches(
     seed: int,
     start_step: int,
     stop_step: int,
-    num_threads: int = 1,
-    prefetch: int = 8,
 ) -> Iterator[Batch]:
-    """Yields the batches of steps `start_step` to `stop_step` - 1, prefetched in threads.
+    """Yields the batches of steps `start_step` to `stop_step` - 1, prefetched in a thread, which calls `collate`.
 
-    The batch of a step depends on `seed` and the step alone, not on the first step or the number of threads. With
-    several processes, each makes the whole batch, so that shapes and random draws agree, and places its own rows
-    (`core.distributed.place`).
-
-    Args:
-      examples: examples of the batches; `collate` must be thread-safe.
-      batch_size: rows over all processes.
-      buckets: see `BatchPlan`.
-      seed: seed of the order and of `collate`'s random draws, at least 0.
-      start_step: first step, 0 for a new run.
-      stop_step: end of the steps, exclusive.
-      num_threads: threads that collate; 0 = the caller's thread.
-      prefetch: number of batches to prefetch.
+    The batch of a step depends on `seed` and the step alone, not on the first step. With several processes, each makes
+    the whole batch, so that shapes and random draws agree, and places its own rows (`core.distributed.place`). For the
+    arguments see `BatchPlan`; the random draws of `collate` depend on `seed` too.
 
     Raises:
       ConfigError: if values are out of range.
@@ -139,7 +129,7 @@ def train_batches(
     import grain  # slow to import, and only needed for training
 
     steps = grain.MapDataset.range(start_step, stop_step).map(make)
-    return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)))
+    return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)))
 
 
 def eval_batches(
@@ -232,8 +222,7 @@ class SequenceExamples:
       sources: ids of each source; one longer than its bucket keeps its last ids.
       targets: ids of each target, the end-of-sequence id included; a truncated target keeps its last id.
       pad_id: padding id.
-      max_target_tokens: maximum number of ids of a target.
-      target_multiple: targets are padded to the next multiple, or to `max_target_tokens` if that is less.
+      max_target_tokens: maximum number of ids of a target. Targets are padded to the next multiple of 8, or to this.
 
     Raises:
       ValueError: if the numbers of targets and sources differ, or a target is empty.
@@ -246,19 +235,18 @@ class SequenceExamples:
         *,
         pad_id: int,
         max_target_tokens: int,
-        target_multiple: int = 8,
     ):
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources and {len(targets)} targets; there must be one for each.")
         if not all(targets):
             raise ValueError("a target is empty; it must hold at least the end-of-sequence id.")
-        if max_target_tokens < 1 or target_multiple < 1:
-            raise ConfigError("max_target_tokens and target_multiple must be at least 1.")
+        if max_target_tokens < 1:
+            raise ConfigError(f"max_target_tokens = {max_target_tokens} must be at least 1.")
         self.sources = sources
         self.targets = [
             [*ids[: max_target_tokens - 1], ids[-1]] if len(ids) > max_target_tokens else list(ids) for ids in targets
         ]
-        self.pad_id, self.max_target_tokens, self.target_multiple = pad_id, max_target_tokens, target_multiple
+        self.pad_id, self.max_target_tokens = pad_id, max_target_tokens
         self.lengths = np.fromiter(map(len, sources), np.int64, len(sources))
 
     def __len__(self) -> int:
@@ -270,8 +258,7 @@ class SequenceExamples:
         sources = [self.sources[i][-length:] if i >= 0 else [] for i in indices]
         targets = [self.targets[i] if i >= 0 else [] for i in indices]
         longest = max(map(len, targets), default=1)
-        multiple = self.target_multiple
-        columns = min(max(-(-longest // multiple), 1) * multiple, self.max_target_tokens)
+        columns = min(max(-(-longest // _TARGET_MULTIPLE), 1) * _TARGET_MULTIPLE, self.max_target_tokens)
         source, source_mask = pad(sources, length, self.pad_id)
         target, target_mask = pad(targets, columns, self.pad_id)
         # NumPy arrays until they are placed on devices; the annotations of Batch are those in the training step.

@@ -25,11 +25,8 @@ from empax.data.dialogues import alternate
 class DialogueBuilder(tfds.core.GeneratorBasedBuilder):
     """A TFDS builder with one example per dialogue (`data.dialogues.example_of`); each corpus has a subclass.
 
-    `file_format="array_record"` avoids TensorFlow.
-
-    Args:
-      examples: returns the examples of each split, like TFDS' `_split_generators`; needed to prepare, not to read.
-      kwargs: arguments of every TFDS builder.
+    `file_format="array_record"` avoids TensorFlow. `examples` returns the examples of each split, like TFDS'
+    `_split_generators`; it is needed to prepare, not to read.
     """
 
     VERSION = tfds.core.Version("1.0.0")

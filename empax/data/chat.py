@@ -107,20 +107,12 @@ def chat_template(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_T
     # Some templates do not support a system message, or drop it: its text is then put before the user's first turn.
     without = [_chat([f"{_SYSTEM}\n\n{_TURNS[0]}", *_TURNS[1:size]]) for size in _SIZES]
     rendered = _render(source, [*with_system, *without], {"pad_token": pad_token, **tokens}, where)
-    problem = ""
-    for texts in (rendered[:3], rendered[3:]):
-        if "error" in texts[0]:
-            problem = f"cannot be rendered: {texts[0]['error']}"
-            continue
-        found = _frames(texts[0]["text"])
-        if found is None:
-            problem = "leaves a turn out, repeats or changes one, or changes the order of turns"
-            continue
-        wanted = [found.opened(_SYSTEM) + found.continued(_TURNS[:size], _SYSTEM) for size in _SIZES]
-        if wanted == [text.get("text") for text in texts]:
-            return found
-        problem = "frames a turn otherwise in a chat of one, three or five turns"
-    raise ConfigError(_REFUSED.format(where, problem))
+    found = _frames(rendered[:3], _SYSTEM)
+    if isinstance(found, str):
+        found = _frames(rendered[3:], _SYSTEM)
+    if isinstance(found, str):
+        raise ConfigError(_REFUSED.format(where, found))
+    return found
 
 
 @functools.lru_cache(maxsize=32)
@@ -130,20 +122,10 @@ def without_system(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_
     Arguments and errors as in `chat_template`.
     """
     rendered = _render(source, [_chat(_TURNS[:size]) for size in _SIZES], {"pad_token": pad_token, **tokens}, where)
-    if "error" in rendered[0]:
-        problem = f"cannot be rendered: {rendered[0]['error']}"
-    else:
-        text = rendered[0]["text"]
-        found = re.fullmatch("(.*?)" + "(.*?)".join(map(re.escape, _TURNS[:3])) + "(.*)", text, re.DOTALL)
-        problem = "leaves a turn out, repeats or changes one, or changes the order of turns"
-        if found is not None and not any(mark in part for part in found.groups() for mark in _TURNS):
-            opening, to_assistant, to_user, ending = found.groups()
-            frames = ChatTemplate(opening, "", to_assistant, to_user, ending)
-            wanted = [opening + frames.continued(_TURNS[:size], "") for size in _SIZES]
-            if wanted == [text.get("text") for text in rendered]:
-                return frames
-            problem = "frames a turn otherwise in a chat of one, three or five turns"
-    raise ConfigError(_REFUSED.format(where, problem))
+    found = _frames(rendered, "")
+    if isinstance(found, str):
+        raise ConfigError(_REFUSED.format(where, found))
+    return found
 
 
 @functools.lru_cache(maxsize=32)
@@ -167,19 +149,37 @@ def _chat(turns: Sequence[str]) -> list[tuple[str, str]]:
     return [("assistant" if place % 2 else "user", turn) for place, turn in enumerate(turns)]
 
 
-def _frames(text: str) -> ChatTemplate | None:
-    """Returns the frames around the marks of a chat of three turns; None unless each occurs once and in order."""
+def _frames(rendered: Sequence[Mapping[str, str]], system: str) -> ChatTemplate | str:
+    """Returns the frames in chats of three, one and five turns (`_SIZES`), or says what is wrong with the template.
+
+    `system` is the mark of the system message; empty if the chats have none.
+    """
+    if "error" in rendered[0]:
+        return f"cannot be rendered: {rendered[0]['error']}"
+    text, found = rendered[0]["text"], None
     first, answer, second = _TURNS[:3]
-    for marks, system_last in (((_SYSTEM, first, answer, second), False), ((first, answer, _SYSTEM, second), True)):
-        found = re.fullmatch("".join(f"(.*?){re.escape(mark)}" for mark in marks) + "(.*)", text, re.DOTALL)
-        if found is None or any(mark in part for part in found.groups() for mark in marks):
-            continue
-        parts = list(found.groups())
-        if system_last:  # in the order of `ChatTemplate`
-            opening, to_assistant, to_user, before_turn, ending = parts
-            parts = [opening, before_turn, to_assistant, to_user, ending]
-        return ChatTemplate(*parts, system_last=system_last)
-    return None
+    if not system:
+        if parts := _between(text, first, answer, second):
+            opening, to_assistant, to_user, ending = parts
+            found = ChatTemplate(opening, "", to_assistant, to_user, ending)
+    elif parts := _between(text, system, first, answer, second):
+        found = ChatTemplate(*parts, system_last=False)
+    elif parts := _between(text, first, answer, system, second):
+        opening, to_assistant, to_user, before_turn, ending = parts
+        found = ChatTemplate(opening, before_turn, to_assistant, to_user, ending, system_last=True)
+    if found is None:
+        return "leaves a turn out, repeats or changes one, or changes the order of turns"
+    wanted = [found.opened(system) + found.continued(_TURNS[:size], system) for size in _SIZES]
+    if wanted != [chat.get("text") for chat in rendered]:
+        return "frames a turn otherwise in a chat of one, three or five turns"
+    return found
+
+
+def _between(text: str, *marks: str) -> list[str]:
+    """Returns the texts around the marks; none unless each mark occurs once and in order."""
+    found = re.fullmatch("".join(f"(.*?){re.escape(mark)}" for mark in marks) + "(.*)", text, re.DOTALL)
+    parts = list(found.groups()) if found else []
+    return [] if any(mark in part for part in parts for mark in marks) else parts
 
 
 def _render(

@@ -21,13 +21,7 @@ def data_folder(data_dir: str | os.PathLike[str] | None) -> tuple[str | os.PathL
 
 
 def find_corpus(what: str, files: Sequence[str], under: str, data_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Returns the folder with `files`: the folder that the user names, or `under`/ in it.
-
-    Args:
-      what: name of the corpus, for messages.
-      files: names of all files of the corpus.
-      under: name of the corpus' folder in a folder of corpora.
-      data_dir: as in the settings; empty = that of the environment.
+    """Returns the folder with all `files` of the corpus `what`: the user's (`data_folder`), or `under`/ in it.
 
     Raises:
       ConfigError: if no folder is named, or it does not hold the files.

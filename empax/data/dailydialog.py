@@ -11,7 +11,7 @@ from empax.core.inputs import note
 from empax.core.text_files import DataError, check_length, located, read_lines
 from empax.core.types import Dialogue, Instance, Utterance
 from empax.data.corpora import find_corpus
-from empax.data.dialogues import to_instances
+from empax.data.dialogues import alternate, to_instances
 
 FOLDER = "dailydialog"
 """Name of the corpus' folder inside a data folder."""
@@ -78,7 +78,7 @@ def _turns(line: str, where: str) -> tuple[Utterance, ...]:
     if blank := [turn for turn, text in enumerate(texts, start=1) if not text.strip()]:
         raise DataError(f"{where}: turn {blank[0]} is blank; remove it or the dialogue.")
     located(check_length, *texts, place=where)
-    return tuple(Utterance("listener" if number % 2 else "speaker", written(text)) for number, text in enumerate(texts))
+    return alternate([written(text) for text in texts])
 
 
 def written(text: str) -> str:

@@ -58,10 +58,8 @@ _POINT_TO_FOLDER = (
 def find_archive(data_dir: str | os.PathLike[str] | None = None) -> Path:
     """Returns the archive: in `data_dir`, else in EMPAX_DATA_DIR, else downloaded into the cache (28 MB).
 
-    Only a downloaded archive must have the pinned SHA-256; a local one is not checked.
-
-    Args:
-      data_dir: the archive, a folder that holds it, or one that holds it under `empathetic_dialogues/`.
+    Only a downloaded archive must have the pinned SHA-256; a local one is not checked. `data_dir` is the archive, a
+    folder that holds it, or one that holds it under `empathetic_dialogues/`.
 
     Raises:
       DataError: if the user's folder has no archive, there is no network, or the download is not the official archive.
@@ -238,23 +236,16 @@ def _split_examples(archive: Path) -> dict[str, Iterator[tuple[int, dict[str, An
     return {split: enumerate(map(example_of, read_dialogues(archive, split))) for split in SPLITS}
 
 
-def load_dialogues(
-    data_dir: str | os.PathLike[str] | None = None, prepared_dir: str | os.PathLike[str] | None = None
-) -> dict[str, list[Dialogue]]:
+def load_dialogues(data_dir: str | os.PathLike[str] | None = None) -> dict[str, list[Dialogue]]:
     """Loads the dialogues by split ("train", "validation", "test"), each in the archive's order.
 
-    The first call writes `array_record` files to `prepared_dir`, under the archive's hash; later calls read them.
-
-    Args:
-      data_dir: see `find_archive`.
-      prepared_dir: folder for prepared data; None = `core.settings.cache_dir()`.
+    The first call writes `array_record` files to the cache, under the archive's hash; later calls read them.
 
     Raises:
       DataError: see `find_archive` and `read_dialogues`.
     """
     archive = find_archive(data_dir)
-    root = Path(prepared_dir) if prepared_dir else cache_dir()
-    folder = root / "tfds" / f"empathetic_dialogues-{hash_file(archive)[:16]}"
+    folder = cache_dir() / "tfds" / f"empathetic_dialogues-{hash_file(archive)[:16]}"
     from empax.data.builder import EmpatheticDialogues, load
 
     examples = functools.partial(_split_examples, archive)

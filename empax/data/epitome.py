@@ -132,32 +132,23 @@ def _checked_row(cells: list[str], where: str) -> dict[str, str]:
 
 
 def split_by_seeker(
-    pairs: Sequence[EpitomePair], *, mechanism: str | None = None, holdout: float = 0.2, seed: int = 0
+    pairs: Sequence[EpitomePair], *, holdout: float = 0.2, seed: int = 0
 ) -> tuple[list[EpitomePair], list[EpitomePair]]:
-    """Splits pairs so that no seeker's post is on both sides and each level keeps its share.
+    """Splits pairs so that no seeker's post is on both sides and each level of each mechanism keeps its share.
 
     Greedy: posts in seeded random order change sides while that brings the level counts of the held-out side closer to
     `holdout` times the total counts, with a larger weight for rare levels. Source: ours.
-
-    Args:
-      pairs: pairs from `load_epitome`.
-      mechanism: mechanism whose levels are balanced; None balances all three.
-      holdout: share of the held-out side, in (0, 1).
-      seed: seed of the order, at least 0.
 
     Returns:
       The training side and the held-out side, each in the order of `pairs`.
 
     Raises:
-      ConfigError: if the mechanism is unknown, or the share is outside (0, 1).
+      ConfigError: if the share is outside (0, 1).
     """
-    if mechanism is not None and mechanism not in MECHANISMS:
-        raise ConfigError(f"mechanism {mechanism!r} must be one of {', '.join(MECHANISMS)}, or None for all.")
     if not 0.0 < holdout < 1.0:
         raise ConfigError(f"holdout = {holdout} must lie between 0 and 1, both excluded.")
-    chosen = MECHANISMS if mechanism is None else (mechanism,)
-    # One column per level of each balanced mechanism.
-    labels = np.array([[pair.levels[m] == level for m in chosen for level in LEVELS] for pair in pairs], np.float64)
+    # One column per level of each mechanism.
+    labels = np.array([[pair.levels[m] == level for m in MECHANISMS for level in LEVELS] for pair in pairs], np.float64)
     wanted = holdout * labels.sum(axis=0)
     groups = _seeker_groups(pairs)
     sums = np.array([labels[rows].sum(axis=0) for rows in groups])

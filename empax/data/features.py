@@ -62,14 +62,9 @@ def render_contexts(
 ) -> list[list[int]]:
     """Encodes each context: every turn after the token of its speaker, truncated on the left to keep the newest turns.
 
-    A truncated turn keeps its speaker's token. Turns that several contexts share are tokenised once.
-
-    Args:
-      tokenizer: tokenizer with `turn_tokens`.
-      contexts: turns, oldest first; they alternate.
-      max_tokens: maximum number of ids of a row, at least 2.
-      last: author of the last turn: the speaker in a context, the listener if the response is included.
-      turn_tokens: tokens of speaker and listener.
+    A truncated turn keeps its speaker's token. Turns that several contexts share are tokenised once. `last` is the
+    author of the last turn: the speaker in a context, the listener if the response is included. `max_tokens` is at
+    least 2.
     """
     _at_least("max_tokens", max_tokens, 2)
     turns = list(dict.fromkeys(turn for context in contexts for turn in context))
@@ -134,14 +129,8 @@ def render_source(
     If that is too long, the passage is truncated first, down to half of the room besides attributes and separator; then
     the context. The context loses its oldest ids, the passage its last; attributes and separator are never cut.
 
-    Args:
-      attributes: ids of the context's attribute tokens; may be empty.
-      context: ids from `render_contexts`.
-      passage_attributes: ids of the passage's attribute tokens; may be empty.
-      passage: ids of an exemplar's turns from `render_exemplars`; may be empty.
-      sep_id: id of the separator.
-      max_tokens: maximum number of ids of the row.
-      turn_ids: ids of `<speaker>` and `<listener>`, so that a truncated turn keeps its token.
+    `context` is a row of `render_contexts`, `passage` one of `render_exemplars`. With `turn_ids`, the ids of
+    `<speaker>` and `<listener>`, a truncated turn keeps its token.
 
     Raises:
       ConfigError: if `max_tokens` does not leave room for 2 ids of each text.
@@ -177,15 +166,11 @@ def encode_for_bert(
     *,
     prompt: str = "",
 ) -> list[list[int]]:
-    """Encodes each text as `[CLS] text [SEP]` (the tokenizer's `cls_id` and `sep_id`), at most `max_tokens` ids each.
+    """Encodes each text as `[CLS] text [SEP]` (the tokenizer's `cls_id` and `sep_id`); equal texts are tokenised once.
 
-    Args:
-      tokenizer: tokenizer with `cls_id` and `sep_id`.
-      texts: texts; equal ones are tokenised once.
-      max_tokens: maximum number of ids, both frame tokens included; at least 3.
-      keep: part of an overlong text to keep: "right" for contexts (newest turns), "left" for single posts, "ends" half
-        from each end (Sun et al. 2019, Sec. 5.3.1).
-      prompt: prefix of every text, never truncated.
+    A row has at most `max_tokens` ids (at least 3), frame and `prompt` included; the prompt precedes every text and is
+    never cut. A longer text keeps its "right" end for contexts (newest turns), its "left" end for single posts, or half
+    from each of the "ends" (Sun et al. 2019, Sec. 5.3.1).
     """
     _at_least("max_tokens", max_tokens, 3)
     if keep not in ("left", "right", "ends"):

@@ -205,23 +205,17 @@ def _split_examples(folder: str, beam: bool) -> dict[str, Any]:
     return found
 
 
-def load_dialogues(
-    folder: str, *, beam: Sequence[str] = (), prepared_dir: str | os.PathLike[str] | None = None
-) -> dict[str, list[Dialogue]]:
-    """Loads the dialogues by split; prepared once, under the hash of the files.
+def load_dialogues(folder: str, *, beam: Sequence[str] = ()) -> dict[str, list[Dialogue]]:
+    """Loads the dialogues by split; prepared once in the cache, under the hash of the files.
 
-    Args:
-      folder: as in `find_files`.
-      beam: options of Apache Beam, which then prepares the corpus: ("--runner=DirectRunner",) in this process,
-        ("--runner=FlinkRunner", ...) on a cluster with access to the folder and the cache; none = without Beam.
-      prepared_dir: folder for prepared data; None = `core.settings.cache_dir()`.
+    With options `beam`, Apache Beam prepares the corpus: ("--runner=DirectRunner",) in this process,
+    ("--runner=FlinkRunner", ...) on a cluster with access to the folder and the cache.
 
     Raises:
       DataError: see `find_files` and `read_file`; also if an id occurs twice in a split.
       ConfigError: if `beam` has options and Beam is not installed.
     """
-    root = Path(prepared_dir) if prepared_dir else cache_dir()
-    prepared = root / "tfds" / f"own-{files_hash(folder)}"
+    prepared = cache_dir() / "tfds" / f"own-{files_hash(folder)}"
     from empax.data.builder import OwnDialogues, load
 
     options = None

@@ -349,12 +349,9 @@ class PlainForm:
     def encode(
         self, texts: Sequence[str], *, max_tokens: int | None = None, keep: Literal["end", "start"] = "end"
     ) -> list[list[int]]:
-        """Encodes each text with the frame that the model expects; at least one id.
+        """Encodes each text with the frame that the model expects; at least one id, at most `max_tokens` if given.
 
-        Args:
-          texts: plain texts.
-          max_tokens: maximum number of ids of a row; the text is truncated, not its frame. None = no limit.
-          keep: the end of a longer text to keep.
+        Of a longer text, but not of its frame, it truncates all but the end `keep`.
 
         Raises:
           ConfigError: if `max_tokens` leaves no room besides the frame.

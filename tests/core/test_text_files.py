@@ -5,11 +5,9 @@ And no text of others commands a terminal or a page.
 
 import dataclasses
 import gzip
-import io
 import json
 import os
 import re
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from empax.core.text_files import parse_json, visible
 from empax.data import dailydialog, empathetic_dialogues, epitome, own
 from empax.data.dialogues import instance_from_row
 from empax.evaluation.rows import read_predictions
+from tests.own_corpus import archive_of
 
 WORD = "café"  # in line 2 or 3 of every example
 
@@ -54,11 +53,8 @@ def predictions(path: Path) -> Any:
 def dialogues_of_an_archive(path: Path) -> Any:
     if not path.is_file():  # the file in the archive cannot be a folder or a pipe, the archive itself can
         return list(empathetic_dialogues.read_dialogues(path, "test"))
-    raw, archive = path.read_bytes(), path.with_name("archive.tar.gz")
-    with tarfile.open(archive, "w:gz") as tar:
-        entry = tarfile.TarInfo("empatheticdialogues/test.csv")
-        entry.size = len(raw)
-        tar.addfile(entry, io.BytesIO(raw))
+    archive = path.with_name("archive.tar.gz")
+    archive.write_bytes(archive_of(path.read_bytes(), ["test"]))
     return list(empathetic_dialogues.read_dialogues(archive, "test"))
 
 
@@ -303,36 +299,21 @@ def test_an_empty_first_line_counts(raw, says):
 
 
 def test_the_bounds_are_the_last_that_are_taken(tmp_path, monkeypatch):
+    assert (text_files.MAX_LINE_BYTES, text_files.MAX_FILE_BYTES, text_files.MAX_DEPTH) == (2**26, 2**30, 64)
     assert text_files.parse_object(json.dumps({"a": "x" * 100_000})) == {"a": "x" * 100_000}
     with pytest.raises(DataError, match="a text of 100001 characters; at most 100000"):
         text_files.parse_object(json.dumps({"a": "x" * 100_001}))
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"abc\nabcd\n")
-    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 5)
-    assert list(text_files.read_lines(path)) == [(1, "abc"), (2, "abcd")]
-    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 4)
-    with pytest.raises(DataError, match="line 2: more than"):
-        list(text_files.read_lines(path))
-    monkeypatch.setattr(text_files, "MAX_FILE_BYTES", 9)
-    assert text_files.read_text(path) == "abc\nabcd\n"
-    monkeypatch.setattr(text_files, "MAX_FILE_BYTES", 8)
-    with pytest.raises(DataError, match="holds more than"):
-        text_files.read_text(path)
-
-
-def test_the_bounds_are_told_in_mebibytes(tmp_path, monkeypatch):
     path, most = tmp_path / "a.txt", 3 << 20
-    path.write_bytes(b"x" * (most + 1))
+    path.write_bytes(b"abc\n" + b"x" * (most - 1) + b"\n")
     monkeypatch.setattr(text_files, "MAX_LINE_BYTES", most)
-    monkeypatch.setattr(text_files, "MAX_FILE_BYTES", most)
-    with pytest.raises(DataError, match="line 1: more than 3 MiB"):
+    assert [(number, len(line)) for number, line in text_files.read_lines(path)] == [(1, 3), (2, most - 1)]
+    monkeypatch.setattr(text_files, "MAX_FILE_BYTES", most + 4)
+    assert len(text_files.read_text(path)) == most + 4
+    path.write_bytes(b"abc\n" + b"x" * most + b"\n")
+    with pytest.raises(DataError, match="line 2: more than 3 MiB"):
         list(text_files.read_lines(path))
     with pytest.raises(DataError, match="holds more than 3 MiB"):
         text_files.read_text(path)
-
-
-def test_the_bounds_are_as_documented():
-    assert (text_files.MAX_LINE_BYTES, text_files.MAX_FILE_BYTES, text_files.MAX_DEPTH) == (2**26, 2**30, 64)
 
 
 @pytest.mark.parametrize(

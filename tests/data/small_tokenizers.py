@@ -1,7 +1,22 @@
-"""Tokenizers of every kind of model, trained on a few texts, as their tokenizer.json would have them."""
+"""Tokenizers of every kind of model, trained on a few texts, as their tokenizer.json would have them; and of wheels."""
 
+import functools
+
+import pytest
 import tokenizers as rust
 from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from empax.core.config import ConfigError
+from empax.data.tokenizer_folders import load_tokenizer
+
+
+@functools.cache
+def of_wheel(name, *extra_tokens):
+    """The tokenizer of a wheel; skips the test where that is not installed."""
+    try:
+        return load_tokenizer(name, extra_tokens=extra_tokens)
+    except ConfigError as error:
+        pytest.skip(str(error))
 
 
 def trained(kind, texts, special, *, vocab_size=400, normalizer=None, splitter=None):

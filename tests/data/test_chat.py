@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 
 import pytest
 
@@ -95,9 +96,8 @@ def test_parts_make_the_prompt_that_transformers_renders(name):
     parts = chat_template(TEMPLATES[name], **TOKENS)
     assert parts.system_last == (name == "system last")
     for turns in CHATS:
-        turns = [
-            turn if name != "escape" else turn.replace("&", "").replace("<", "").replace(">", "") for turn in turns
-        ]
+        if name == "escape":
+            turns = [re.sub("[&<>]", "", turn) for turn in turns]
         messages = [{"role": ["user", "assistant"][i % 2], "content": turn} for i, turn in enumerate(turns)]
         messages = [{"role": "system", "content": "Be kind."}, *messages]
         options = {"chat_template": TEMPLATES[name], "add_generation_prompt": True, **TOKENS}
@@ -146,9 +146,8 @@ def test_the_date_does_not_change_with_the_day():
     ],
 )
 def test_what_is_no_template_of_a_chat_is_refused(source, message):
-    with pytest.raises(ConfigError, match=f"^template of x .*({message})") as error:
+    with pytest.raises(ConfigError, match=f"^template of x .*({message})"):
         chat_template(source, where="template of x")
-    assert "template of x" in str(error.value)
 
 
 def test_a_template_that_does_not_end_is_ended(monkeypatch):

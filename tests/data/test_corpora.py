@@ -5,7 +5,7 @@ import re
 import pytest
 
 from empax.core.config import ConfigError
-from empax.data.corpora import data_folder, find_corpus
+from empax.data.corpora import find_corpus
 from empax.data.dailydialog import find_dailydialog
 from empax.data.epitome import FILES, find_epitome
 from empax.data.spans import find_causes
@@ -14,19 +14,6 @@ from empax.data.spans import find_causes
 @pytest.fixture(autouse=True)
 def nothing_named(monkeypatch):
     monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
-
-
-def test_a_corpus_lies_in_the_named_folder_or_in_one_of_its_own(tmp_path, monkeypatch):
-    own = tmp_path / "songs"
-    own.mkdir()
-    for name in ("a.txt", "b.txt"):
-        (own / name).write_text("la\n")
-    assert find_corpus("Songs", ["a.txt", "b.txt"], "songs", own) == own
-    assert find_corpus("Songs", ["a.txt", "b.txt"], "songs", tmp_path) == own
-    monkeypatch.setenv("EMPAX_DATA_DIR", str(tmp_path))
-    assert find_corpus("Songs", ["a.txt"], "songs") == own
-    assert data_folder(own) == (own, "config.data.dir")
-    assert data_folder("") == (str(tmp_path), "EMPAX_DATA_DIR")
 
 
 CORPORA = {

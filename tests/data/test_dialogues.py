@@ -43,15 +43,12 @@ def test_moel_compat_merges_neighbours_and_loses_the_last():
     assert found[2] == Instance("a#6", ("a1", "a2", "a3", "b1", "b2"), "b3", "sad")
     strangers = [dialogue(name, 2, "") for name in "abc"]  # without a situation nothing says that they belong together
     assert [i.id for i in to_instances(strangers, moel_compat=True)] == ["a#2", "b#2"]
+    assert to_instances([], moel_compat=True) == to_instances([dialogue("a", 4)], moel_compat=True) == []
 
 
 def test_every_turn_answers_where_there_is_no_listener():
     found = to_instances([dialogue("a", 3), dialogue("b", 1)], every_turn=True)
     assert found == [Instance("a#2", ("a1",), "a2", "sad"), Instance("a#3", ("a1", "a2"), "a3", "sad")]
-
-
-def test_moel_compat_of_nothing_is_nothing():
-    assert to_instances([], moel_compat=True) == to_instances([dialogue("a", 4)], moel_compat=True) == []
 
 
 def test_blank_and_swapped_turns_name_the_dialogue():

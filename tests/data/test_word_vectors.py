@@ -89,12 +89,6 @@ def test_no_such_file_and_no_such_wheel(monkeypatch, tmp_path):
             check_vectors(name)
 
 
-def test_a_file_that_is_no_text(tmp_path):
-    (tmp_path / "zipped.txt").write_bytes(b"PK\xff\xfe")
-    with pytest.raises(DataError, match=r"line 1: not UTF-8"):
-        load_vectors(str(tmp_path / "zipped.txt"), WORDS, 2)
-
-
 def test_spacys_files(monkeypatch, tmp_path):
     assert spacy_key("coffee") == 3197928453018144401  # of spaCy's documentation
     np.save(tmp_path / "made.npy", np.arange(6, dtype=np.float32).reshape(2, 3))

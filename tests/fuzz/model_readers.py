@@ -77,20 +77,16 @@ def read_tokenizer(files: dict[str, bytes]) -> str:
     return "read"
 
 
-def read_model(config: bytes, weights: bytes) -> str:
+def read_model(config: bytes, weights: bytes, *, prefix: str = "") -> str:
     """A folder with config.json and weights: the whole model."""
-    return _load({"config.json": config, "model.safetensors": weights})
+    with _folder({f"{prefix}config.json": config, f"{prefix}model.safetensors": weights}) as folder:
+        load_pretrained(folder)
+    return "read"
 
 
 def read_adapter(config: bytes, weights: bytes) -> str:
     """A folder with an adapter, on the model that its config names."""
-    return _load({"adapter_config.json": config, "adapter_model.safetensors": weights})
-
-
-def _load(files: dict[str, bytes]) -> str:
-    with _folder(files) as folder:
-        load_pretrained(folder)
-    return "read"
+    return read_model(config, weights, prefix="adapter_")
 
 
 def repacked(content: bytes, changed: dict[str, bytes]) -> bytes:

@@ -11,7 +11,7 @@ import resource
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 EXAMPLES = 400
@@ -176,13 +176,31 @@ def _serve(pipe: Any, read: Callable[..., str], memory: int) -> None:
         pipe.send(outcome)
 
 
-def count(reader: str, outcomes: Iterable[str]) -> dict[str, Any]:
-    """Prints how often each outcome came, as one JSON line, and returns it; `faults` must be 0."""
-    counts = collections.Counter(outcome.split(":")[0].split(" (")[0] for outcome in outcomes)
-    fine = {name: counts.pop(name, 0) for name in ("read", "refused")}
-    crashes = {name: counts.pop(name, 0) for name in ("damaged", "crash", "hang")}
-    total = sum(fine.values()) + sum(crashes.values()) + counts.total()
-    others = counts.total()
-    row = {"reader": reader, "inputs": total, **fine, **crashes, "other_exceptions": others}
-    print(json.dumps(row), flush=True)
-    return {**row, "faults": sum(crashes.values()) + others}
+def check(reader: str, read: Callable[..., str], inputs: st.SearchStrategy[tuple[Any, ...]], **options: Any) -> None:
+    """Reads EXAMPLES damaged inputs, and prints how often each outcome came, as one JSON line; none may be a fault.
+
+    Args:
+      reader: what the line calls it.
+      read: see `Worker`, which takes the `options` too.
+      inputs: arguments of `read`.
+    """
+    worker, outcomes = Worker(read, **options), collections.Counter[str]()
+
+    @FUZZ
+    @given(inputs)
+    def run(damaged: tuple[Any, ...]) -> None:
+        outcome = worker(*damaged)
+        outcomes[outcome.split(":")[0].split(" (")[0]] += 1
+        if outcome not in ("read", "refused"):
+            print(outcome, repr(damaged)[:300])
+
+    try:
+        run()
+    finally:
+        worker.close()
+    total, known = outcomes.total(), ("read", "refused", "damaged", "crash", "hang")
+    row = {"reader": reader, "inputs": total, **{name: outcomes[name] for name in known}}
+    print(json.dumps({**row, "other_exceptions": total - sum(outcomes[name] for name in known)}), flush=True)
+    assert total >= 300
+    assert outcomes["refused"] > 0
+    assert outcomes["read"] + outcomes["refused"] == total

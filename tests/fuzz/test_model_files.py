@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
@@ -23,32 +22,11 @@ from tests.fuzz.model_readers import (
     repacked,
     with_header,
 )
-from tests.fuzz.mutations import FUZZ, Worker, count, json_mutations, mutations
+from tests.fuzz.mutations import check, json_mutations, mutations
 
 pytestmark = pytest.mark.slow
 
 RNG = np.random.default_rng(0)
-
-
-def check(name, read, inputs, **options):
-    """Counts what a reader says of each input that hypothesis makes; what was no refusal is printed with it."""
-    worker, outcomes = Worker(read, **options), []
-
-    @FUZZ
-    @given(inputs)
-    def run(given_):
-        outcome = worker(*given_)
-        outcomes.append(outcome)
-        if outcome not in ("read", "refused"):
-            print(outcome, repr(given_)[:300])
-
-    try:
-        run()
-    finally:
-        worker.close()
-    row = count(name, outcomes)
-    assert row["inputs"] >= 300
-    assert row["faults"] == 0
 
 
 def safetensors_file():
