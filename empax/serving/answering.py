@@ -225,7 +225,7 @@ def answers_of(
     while True:
         decoder = dataclasses.replace(task.decoder, settings=dataclasses.replace(settings, max_tokens=room))
         found = np.asarray(_generate(dataclasses.replace(task, decoder=decoder), params, batch, rng, limits).tokens)
-        ended = np.isin(found, (decoder.eos_id, *settings.more_eos_ids)).any(axis=2) | (limits[1] <= room)[:, None]
+        ended = np.isin(found, decoder.eos_ids).any(axis=2) | (limits[1] <= room)[:, None]
         if room == settings.max_tokens or ended[real].all():
             return found
         room = min(2 * room, settings.max_tokens)

@@ -110,6 +110,8 @@ class Answerer:
         fuses = hasattr(task, "read_before") and isinstance(task.model, FusionInDecoder)
         fuses &= jax.default_backend() == "cpu"  # elsewhere encoding them separately costs more than their padding
         self._reader = PassageReader(task.model) if fuses and not single and self._mesh is None else None
+        decoder = getattr(task, "decoder", None)
+        self._ends = {tokenizer.pad_id, *(decoder.eos_ids if decoder else (tokenizer.eos_id,))}
         self.take(params)
         rows = batch_sharding(self._mesh) if self._mesh else None
 
@@ -246,7 +248,7 @@ class Answerer:
                 notes[TOLD] = told
             if "num_unknown" in read:
                 notes["num_unknown"] = int(read["num_unknown"])
-            if self._single and int(tokens[-1]) not in (self.tokenizer.eos_id, self.tokenizer.pad_id):
+            if self._single and int(tokens[-1]) not in self._ends:
                 notes["cut"] = True
             words = made_of.words[i] if made_of.words else ()
             answer = self.tokenizer.decode([int(t) for t in tokens], words).strip()

@@ -35,6 +35,15 @@ class Decoder:
     eos_id: int
     pad_id: int
 
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """All ids that end a response."""
+        return (self.eos_id, *self.settings.more_eos_ids)
+
+    def made(self, tokens: Int[Array, "*B"]) -> Bool[Array, "*B"]:
+        """Returns the mask of the tokens of a response, without its end and the padding behind it."""
+        return ~jnp.isin(tokens, jnp.array((*self.eos_ids, self.pad_id)))
+
     @classmethod
     def of(cls, tokenizer: Tokenizer, settings: DecodeSettings) -> Decoder:
         """Builds a decoder with the ids of `tokenizer`, which never generates the unknown word."""
@@ -139,8 +148,7 @@ class Decoder:
         def pool(states: Any, mask: Bool[Array, "..."]) -> Float[Array, "N D"]:
             return masked_mean(pooled_states(states), model.states_mask(mask))
 
-        made = ~jnp.isin(found.tokens, jnp.array((self.eos_id, *self.settings.more_eos_ids, self.pad_id)))
         compared = compared or ((lambda: pool(states, mask)), encode)
         drawn = folded(rng, self.settings.max_tokens)  # the search folds in each position below it
-        hypotheses = Hypotheses(found.tokens, made, found.log_probs, *compared, drawn, exemplars)
+        hypotheses = Hypotheses(found.tokens, self.made(found.tokens), found.log_probs, *compared, drawn, exemplars)
         return rerank(found, reranker(hypotheses))

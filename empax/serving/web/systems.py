@@ -176,7 +176,7 @@ class ModelSystem:
         if drawn:
             settings = dataclasses.replace(settings, temperature=1.0, top_p=1.0)
         task = model.task(settings, eos_id=call.eos_id, start_id=call.start_id)
-        ends, examples = (task.decoder.eos_id, *settings.more_eos_ids), self._examples(asked)
+        ends, examples = task.decoder.eos_ids, self._examples(asked)
         # A small batch gets few padding rows.
         size = min(1 << (len(asked) - 1).bit_length(), self.batch_size)
         [(rows, batch)] = batches_of(examples, size, least=_LEAST_SOURCE)

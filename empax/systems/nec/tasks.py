@@ -88,7 +88,7 @@ class Contrastive(Nec):
         if self.explorer is None:
             return batch
         found = self.search(self.explorer, params, batch, self.encode(params, batch, None), rng).tokens
-        made = (found != self.explorer.eos_id) & (found != self.explorer.pad_id)
+        made = self.explorer.made(found)
         mask = jnp.arange(found.shape[2])[None, None] <= made.sum(axis=2, keepdims=True)  # the end token too
         return batch.replace(own=found, own_mask=mask)
 

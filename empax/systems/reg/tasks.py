@@ -145,8 +145,7 @@ class RetrieverTask:
         target, target_mask = jnp.repeat(batch.target, k, axis=0), jnp.repeat(batch.target_mask, k, axis=0)
         if self.settings.signal == "metrics":
             tokens = self.decoder(self.model, generator["model"], source, mask, rng).tokens[:, 0]
-            made = tokens != self.decoder.pad_id
-            made &= tokens != self.decoder.eos_id
+            made = self.decoder.made(tokens)
             gold = target_mask & (target != self.decoder.eos_id)
             return utility(tokens, made, target, gold, weights=self.settings.utility).reshape(rows, k)
         logits = apply(self.model, generator["model"], source, mask, target, rng=None)

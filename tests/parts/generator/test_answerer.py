@@ -14,11 +14,13 @@ from empax.data.batches import SequenceExamples
 from empax.data.bpe import train_bpe
 from empax.data.words import train_words
 from empax.decoding import sampling
+from empax.decoding.settings import DecodeSettings
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 from empax.parts.generator import answerer as answerer_module
 from empax.parts.generator.answerer import Answerer, AnswerExamples
+from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.settings import QuestionSettings
 from empax.pipeline import answers
 from empax.pipeline.answers import KeptAnswers
@@ -38,6 +40,7 @@ class Bag:
 
     heads: tuple[str, ...] = ()
     tokens: int = 2
+    decoder: Decoder | None = None
 
     def logits(self, params, batch):
         seen = jax.nn.one_hot(batch.source, TOKENIZER.vocab_size) * batch.source_mask[..., None]
@@ -122,11 +125,18 @@ def test_what_a_model_is_asked_first_is_told_to_the_next_question_and_to_the_rep
 
 
 def test_who_answers_people_notes_an_answer_without_an_end():
-    ended = np.zeros_like(PARAMS["weights"])
-    ended[:, [7, TOKENIZER.eos_id]] = 2.0, 1.0  # the likeliest first
-    for params, single, cut in ((ended, True, False), (ended[:, ::-1], True, True), (ended[:, ::-1], False, False)):
-        made = answerer(single=single)
-        made.take({"weights": params})
+    other = TOKENIZER.eos_id + 8
+    both = Decoder(DecodeSettings(more_eos_ids=(other,)), TOKENIZER.start_id, TOKENIZER.eos_id, TOKENIZER.pad_id)
+    for last, decoder, single, cut in (
+        (TOKENIZER.eos_id, None, True, False),
+        (other, None, True, True),
+        (other, None, False, False),
+        (other, both, True, False),
+    ):
+        made = answerer(Bag(decoder=decoder), single=single)
+        weights = np.zeros_like(PARAMS["weights"])
+        weights[:, [7, last]] = 2.0, 1.0  # the likeliest first
+        made.take({"weights": weights})
         (found,) = made.respond(ASKED[:1], batch_size=1, seed=0)
         assert found.notes.get("cut", False) is cut
 
