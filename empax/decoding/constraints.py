@@ -66,15 +66,9 @@ def constrain(
 ) -> Float[Array, "B K V"]:
     """Sets the scores of tokens that `settings` forbid to -inf.
 
-    Args:
-      scores: scores of the next token.
-      text: tokens of each hypothesis: its prompt if that counts, the start token, the response; -1 = no token.
-      place: column of the latest token in `text`; later columns are meaningless.
-      index: number of response tokens of each hypothesis.
-      eos_ids: ids that end a response.
-      settings: constraints.
-      source: source tokens for `encoder_no_repeat_ngram`; -1 = no token.
-      min_tokens: fewest tokens before the end of each response; None = that of the settings.
+    The `text` of a hypothesis is its prompt if that counts, the start token and the response; in text and source,
+    -1 = no token. `place` is the column of its latest token; later columns are meaningless. `index` is the number of
+    response tokens. `min_tokens` are the fewest tokens before each end; None = that of the settings.
     """
     single = {word[0] for word in settings.bad_words if len(word) == 1} - set(eos_ids)
     scores = _ban(scores, (*settings.suppress_tokens, *single))

@@ -85,15 +85,11 @@ class ModelDecoding:
 
     Attributes:
       settings: for `decoding.search.generate`; `more_eos_ids` are those other than `eos_id`.
-      start_id: first token of an encoder-decoder's decoder; None = not specified.
       eos_id: ends a response, and is the token that `end_at_limit` forces; None = not specified.
-      pad_id: padding token; None = not specified.
     """
 
     settings: DecodeSettings
-    start_id: int | None
     eos_id: int | None
-    pad_id: int | None
 
     def with_eos(self, eos_id: int) -> DecodeSettings:
         """Returns settings for a search with the end-of-sequence token `eos_id`, which may differ from `self.eos_id`.
@@ -142,18 +138,12 @@ def generation_fields_of(folder: Path) -> tuple[Path, dict[str, Any]]:
     return path, {name: value for name, value in fields.items() if name in KNOWN}
 
 
-def decoding_of(
-    fields: Mapping[str, Any], origin: Origin, *, encoder_decoder: bool, prompt_tokens: int = 0
-) -> ModelDecoding:
+def decoding_of(fields: Mapping[str, Any], origin: Origin, *, encoder_decoder: bool) -> ModelDecoding:
     """Converts options under transformers' names to settings; an option of None counts as absent.
 
     Defaults are those of transformers: 20 new tokens, the likeliest token at each step, top_k = 50 for sampling.
 
-    Args:
-      fields: the options.
-      origin: source of the options.
-      encoder_decoder: whether the model is an encoder-decoder; otherwise the response continues a prompt.
-      prompt_tokens: length of the prompt with its padding, which `max_length` and `min_length` include.
+    The response of a model that is no encoder-decoder continues a prompt, whose tokens do not count here.
 
     Raises:
       ConfigError: if an option that changes the text is unsupported, or a value is not allowed.
@@ -173,12 +163,10 @@ def decoding_of(
     values |= {"method": method, "more_eos_ids": eos_ids[1:], "end_at_limit": forced}
     if encoder_decoder and "forced_bos_token_id" in fields:  # after a prompt, transformers forces nothing
         values["first_token"] = fields["forced_bos_token_id"]
-    values |= _lengths(fields, 1 if encoder_decoder else prompt_tokens, origin)
+    values |= _lengths(fields, int(encoder_decoder), origin)
     return ModelDecoding(
         settings=to_settings(DecodeSettings, values, where=origin.where),
-        start_id=fields.get("decoder_start_token_id", fields.get("bos_token_id")) if encoder_decoder else None,
         eos_id=eos_ids[0] if eos_ids else None,
-        pad_id=fields.get("pad_token_id"),
     )
 
 
@@ -271,7 +259,7 @@ def listed(value: Any) -> tuple[Any, ...]:
 
 
 def _lengths(fields: Mapping[str, Any], given: int, origin: Origin) -> dict[str, Any]:
-    """Returns `max_tokens` and `min_tokens`, which count new tokens alone; `given` is the number of other tokens."""
+    """Returns `max_tokens` and `min_tokens`, which count new tokens alone; `given` is the number of start tokens."""
     found = {}
     for ours, whole, new, default in (
         ("min_tokens", "min_length", "min_new_tokens", 0),

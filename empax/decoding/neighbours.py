@@ -46,12 +46,8 @@ def knn_probabilities(
 
     Source: Khandelwal et al. 2020 (kNN-LM), Eq. 2, with a temperature (kNN-MT; Khandelwal et al. 2021, Eq. 4).
 
-    Args:
-      states: h.
-      corpus: keys [M, D] and tokens [M].
-      num: n, the number of neighbours; at most M are used.
-      temperature: tau, in units of the distance.
-      vocab_size: V.
+    The corpus has keys [M, D] and tokens [M]. `num` is n; at most M neighbours are used. The temperature tau is in
+    units of the distance.
     """
     flat = states.reshape(-1, states.shape[-1])
     near, rows = largest(-squared_distances(flat, corpus.keys), min(num, corpus.keys.shape[0]))

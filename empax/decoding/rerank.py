@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -44,11 +44,8 @@ class Hypotheses:
     exemplars: tuple[Int[Array, "B M S"], Bool[Array, "B M S"]] | None = None
 
 
-@runtime_checkable
-class Reranker(Protocol):
-    def __call__(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
-        """Scores each hypothesis; the one with the highest score comes first."""
-        ...
+Reranker: TypeAlias = Callable[[Hypotheses], Float[Array, "B K"]]
+"""Scores each hypothesis; the one with the highest score comes first."""
 
 
 @dataclasses.dataclass(frozen=True)

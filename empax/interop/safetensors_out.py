@@ -24,12 +24,7 @@ def write_tensors(folder: Path, tensors: Tensors, *, max_shard_bytes: int = SHAR
     """Writes `STEM.safetensors`, or shards and `STEM.safetensors.index.json` if they exceed `max_shard_bytes`.
 
     A larger tensor gets a separate file. The index is written last: without it, the shards are ignored.
-
-    Raises:
-      ConfigError: max_shard_bytes is below 1.
     """
-    if max_shard_bytes < 1:
-        raise ConfigError(f"max_shard_bytes = {max_shard_bytes} must be at least 1.")
     shards = _plan(tensors, max_shard_bytes)
     if len(shards) == 1:
         _write(folder / f"{stem}.safetensors", tensors)

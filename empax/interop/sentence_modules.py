@@ -93,9 +93,7 @@ class SentenceModules:
 def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
     """Reads the modules of `folder`; if it is not a sentence-transformers folder, at most the pooling.
 
-    Args:
-      folder: folder of a model.
-      pooling: False ignores the folder's pooling, even an unsupported one.
+    `pooling` = False ignores the folder's pooling, even an unsupported one.
 
     Source: the files that sentence-transformers 2 to 6 write.
 
@@ -296,13 +294,7 @@ def write_modules(
 ) -> None:
     """Writes the modules of a sentence-transformers folder, under names that all its versions read.
 
-    Args:
-      folder: folder with encoder and tokenizer.
-      model: the model.
-      params: its parameters; those of the projections are written.
-      reading: prompts.
-      size: number of entries of a state.
-      max_tokens: length limit of a text.
+    Of `params`, the projections are written. `size` is the number of entries of a state.
     """
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     switches = {f"pooling_mode_{_OLD_NAMES.get(mode, mode)}": model.pooling == mode for mode in get_args(Pooling)}

@@ -68,9 +68,7 @@ _MOST_BITS = 64
 def read_state_dict(content: bytes, types: frozenset[str]) -> Any:
     """Reads a pickle: dicts, lists, tuples, numbers, texts, and tokens in place of anything else.
 
-    Args:
-      content: the pickle.
-      types: names in the module `torch` of the types of storages and numbers that a pickle may name.
+    `types` are the names in the module `torch` of the types of storages and numbers that a pickle may name.
 
     Raises:
       BadPickleError: the pickle is broken.
@@ -82,9 +80,7 @@ def read_state_dict(content: bytes, types: frozenset[str]) -> Any:
 def read_plain(content: bytes, names: Collection[Token]) -> Any:
     """Reads a pickle of plain data: dicts, lists, tuples, numbers, texts.
 
-    Args:
-      content: the pickle.
-      names: functions and classes that it may also name; a call of one becomes a `Call`, whose state is discarded.
+    `names` are functions and classes that it may also name; a call of one becomes a `Call`, whose state is discarded.
 
     Raises:
       BadPickleError: the pickle is broken.

@@ -65,14 +65,7 @@ def dtypes_of(text: str) -> dict[str, np.dtype]:
 
 
 class Checksum:
-    """The CRC-32 of a part of a file, checked once, when the first tensor in it is read.
-
-    Args:
-      file: the file.
-      offset: first byte of the part.
-      num_bytes: length of the part.
-      crc: the expected CRC-32; 0 = unknown.
-    """
+    """A part of a file with its CRC-32 (0 = unknown), checked once, when the first tensor in it is read."""
 
     def __init__(self, file: Path, offset: int, num_bytes: int, crc: int):
         self.file, self.offset, self.num_bytes, self.crc = file, offset, num_bytes, crc

@@ -27,20 +27,11 @@ _UNTIE = (
 )
 
 
-def untie(tensors: dict[str, Tensor], embedding: str) -> None:
-    """Adds a head equal to the embedding if `tensors` lack one, for an untied model: a tied file holds one copy."""
-    if embedding in tensors:
-        tensors.setdefault(HEAD, tensors[embedding])
-
-
 def disagreements(tensors: Tensors, embedding: str, *, tied: bool, scaled: bool = False) -> list[str]:
     """Lists where the model has one embedding and `tensors` two different ones.
 
-    Args:
-      tensors: tensors by their foreign names.
-      embedding: the foreign name of the token embedding.
-      tied: whether the model's head is its token embedding.
-      scaled: whether its logits are scaled, as those of a T5 v1.0 are.
+    `tied`: whether the model's head is its token embedding; `scaled`: whether its logits are scaled, as those of a T5
+    v1.0 are. `embedding` is the foreign name of the token embedding.
     """
     if embedding not in tensors:
         return []
@@ -88,10 +79,7 @@ def _same(one: Tensor, other: Tensor, rows: int = 4096) -> bool:
 def check_adapted(folder: Path, mapping: Table, modules: Iterable[str]) -> None:
     """Raises ConfigError for a low-rank adapter on one of several names of the token embedding.
 
-    Args:
-      folder: folder of the adapter, for the message.
-      mapping: the model's table.
-      modules: the adapted modules, by the table's names.
+    `modules` are the adapted modules of the adapter in `folder`, by the table's names.
     """
     for module in modules:
         weight = f"{module}.weight"
@@ -106,12 +94,8 @@ def check_replaced(
 ) -> None:
     """Raises ConfigError for a tensor that replaces only one of the token embedding's names, or no weight.
 
-    Args:
-      folder: folder of the adapter, for the message.
-      mapping: the model's table.
-      saved: tensors of the adapter that replace weights, by the table's names.
-      asked: names of tensors in `modules_to_save`.
-      known: all names of the model's weights.
+    All names are the table's: of the tensors in the adapter that replace weights (`saved`), of those in its
+    `modules_to_save` (`asked`), and of all weights of the model (`known`).
     """
     embedding = mapping.embedding()
     copies = [name for name in saved if mapping.ties(name) and name != HEAD]

@@ -80,12 +80,8 @@ def embed_file(
 
     Parts that already exist in `folder` are kept, so a failed pipeline continues where it stopped.
 
-    Args:
-      path: file with one instance per line, as written by the stage "prepare".
-      make_encoder: see `MakeEncoder`.
-      folder: output folder of parts and result; a separate one for each encoder and file.
-      options: Beam options, ("--runner=FlinkRunner", ...); none = the direct runner, in this process.
-      rows_per_part: lines that a worker processes at a time.
+    The file has one instance per line, as written by the stage "prepare"; each encoder and file needs a separate
+    `folder`. `options` are Beam's, ("--runner=FlinkRunner", ...); none = the direct runner, in this process.
 
     Raises:
       DataError: if the file is empty, or a part's vectors have the wrong shape.

@@ -262,9 +262,8 @@ def _products_of_halves(queries: Float[Array, "Q D"], rows: Float[Array, "R D"])
 
 def _best_of_rows(rows, groups, queries, query_groups, num_rows, first, *, k, chunks, gpu):
     size = rows.shape[0] // chunks
-    best_of = (
-        jax.lax.top_k if size % group_width(size) else largest
-    )  # `largest` would copy all scores to fill the last group
+    # `largest` would copy all scores to fill the last group.
+    best_of = jax.lax.top_k if size % group_width(size) else largest
 
     def one_chunk(best, chunk):
         vectors, chunk_groups, start = chunk

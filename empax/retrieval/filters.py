@@ -56,36 +56,6 @@ class ExemplarFilter:
             return np.full(len(queries), -1, np.int32)
         return gold if self.kind == "gold_emotion" else self.predict(queries)
 
-    def search(
-        self,
-        index: Index,
-        queries: Float[np.ndarray, "Q D"],
-        k: int,
-        groups: np.ndarray,
-        gold: np.ndarray,
-        turns: np.ndarray,
-    ) -> Retrieved:
-        """Searches like `Index.search`, without rows that do not match; id -1 if too few searched rows match."""
-        wanted, most = self.wanted(queries, gold), min(max(self.searched, k), len(index))
-        ids, scores = np.full((len(queries), k), -1, np.int32), np.full((len(queries), k), -np.inf, np.float32)
-        for start in range(0, len(queries), _QUERIES):
-            part = slice(start, start + _QUERIES)
-            found = index.search(queries[part], most, query_groups=groups[part])
-            rows = np.maximum(found.ids, 0)
-            fits = (found.ids >= 0) & ((self.emotions[rows] == wanted[part, None]) | (wanted[part, None] < 0))
-            later = np.zeros_like(fits) if self.turns is None else self.turns[rows] != turns[part, None]
-            order = np.argsort(2 * ~fits + later, axis=1, kind="stable")  # matching rows first, best first
-            if self.one_per_dialogue:
-                assert index.groups is not None
-                repeated = _repeats(np.take_along_axis(index.groups[rows], order, axis=1))
-                fits &= ~np.take_along_axis(repeated, np.argsort(order, axis=1), axis=1)
-                order = np.take_along_axis(order, np.argsort(repeated, axis=1, kind="stable"), axis=1)
-            best = order[:, :k]
-            there, width = np.take_along_axis(fits, best, axis=1), best.shape[1]
-            ids[part, :width] = np.where(there, np.take_along_axis(found.ids, best, axis=1), -1)
-            scores[part, :width] = np.where(there, np.take_along_axis(found.scores, best, axis=1), -np.inf)
-        return Retrieved(ids=ids, scores=scores)
-
     def save(self, folder: Path) -> None:
         """Writes the filter into the folder of the index stage."""
         about: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
@@ -130,11 +100,29 @@ def find_exemplars(
     """Finds the k best rows of each query, through `filter` if given; never of the query's own group.
 
     Groups, emotions and turns are those of the queries. Emotions are the gold ones, index into EMOTIONS, -1 = unknown;
-    only the filter "gold_emotion" uses them.
+    only the filter "gold_emotion" uses them. Rows have id -1 where too few of the searched rows match.
     """
     if filter is None:
         return index.search(queries, k, query_groups=groups)
-    return filter.search(index, queries, k, groups, emotions, turns)
+    wanted, most = filter.wanted(queries, emotions), min(max(filter.searched, k), len(index))
+    ids, scores = np.full((len(queries), k), -1, np.int32), np.full((len(queries), k), -np.inf, np.float32)
+    for start in range(0, len(queries), _QUERIES):
+        part = slice(start, start + _QUERIES)
+        found = index.search(queries[part], most, query_groups=groups[part])
+        rows = np.maximum(found.ids, 0)
+        fits = (found.ids >= 0) & ((filter.emotions[rows] == wanted[part, None]) | (wanted[part, None] < 0))
+        later = np.zeros_like(fits) if filter.turns is None else filter.turns[rows] != turns[part, None]
+        order = np.argsort(2 * ~fits + later, axis=1, kind="stable")  # matching rows first, best first
+        if filter.one_per_dialogue:
+            assert index.groups is not None
+            repeated = _repeats(np.take_along_axis(index.groups[rows], order, axis=1))
+            fits &= ~np.take_along_axis(repeated, np.argsort(order, axis=1), axis=1)
+            order = np.take_along_axis(order, np.argsort(repeated, axis=1, kind="stable"), axis=1)
+        best = order[:, :k]
+        there, width = np.take_along_axis(fits, best, axis=1), best.shape[1]
+        ids[part, :width] = np.where(there, np.take_along_axis(found.ids, best, axis=1), -1)
+        scores[part, :width] = np.where(there, np.take_along_axis(found.scores, best, axis=1), -np.inf)
+    return Retrieved(ids=ids, scores=scores)
 
 
 def fit_emotions(vectors: Float[np.ndarray, "N D"], emotions: Int[np.ndarray, " N"]) -> Float[np.ndarray, "E C"]:

@@ -104,14 +104,8 @@ class Index:
     ) -> Retrieved:
         """Finds the k best rows of each query, best first; id -1 and score -inf if there are fewer.
 
-        Args:
-          queries: float32, from the encoder of the index.
-          k: at least 1.
-          query_groups: rows of the query's own group are never returned (a dialogue must not retrieve itself);
-            -1 excludes nothing, None excludes nothing for all queries.
-
-        Raises:
-          ValueError: if k < 1, or the queries have another dimension than the index, or the groups do not match.
+        Rows of the query's own group are never returned (a dialogue must not retrieve itself); -1 excludes nothing, and
+        None excludes nothing for all queries. Raises as `ExactIndex.search`.
         """
         return self.searcher.search(queries, k, query_groups=query_groups)
 
@@ -132,7 +126,8 @@ class Index:
             if isinstance(self._searcher, ScannIndex):
                 self._searcher.save(partial / _SCANN)
             write_json(partial / _DESCRIPTION, self._describe(partial))
-            _flush(partial)
+            for path in (*partial.rglob("*"), partial):  # so that a renamed folder is complete
+                sync(path)
             if folder.exists():
                 os.rename(folder, old)
             os.rename(partial, folder)
@@ -172,12 +167,9 @@ def build_index(
 ) -> Index:
     """Builds an index in memory.
 
-    Args:
-      embeddings: N >= 1 rows; stored as `settings.dtype`, so results are the same before and after saving.
-      settings: search and storage.
-      encoder_hash: hash of the encoder's parameters and settings; `load_index` compares it.
-      groups: one number >= 0 per row, or -1; rows of a query's own group can be excluded.
-      mesh: devices of an exact index; None = one device.
+    Embeddings are stored as `settings.dtype`, so results are the same before and after saving. `encoder_hash` is the
+    hash of the encoder's parameters and settings, which `load_index` compares. `groups` has one number >= 0 per row, or
+    -1; rows of a query's own group can be excluded. `mesh`: devices of an exact index; None = one device.
 
     Raises:
       ConfigError: if the package of the method is not installed, or the settings do not suit the rows.
@@ -201,10 +193,7 @@ def build_index(
 def load_index(folder: Path, *, encoder_hash: str | None = None, mesh: Mesh | None = None) -> Index:
     """Loads a saved index; the embeddings stay on disk until they are used.
 
-    Args:
-      folder: output of `Index.save`.
-      encoder_hash: hash of the encoder of the queries; None = do not compare.
-      mesh: devices of an exact index; None = one device.
+    `encoder_hash` is the hash of the encoder of the queries; None = do not compare. `mesh` as for `build_index`.
 
     Raises:
       StaleIndexError: if the index was made with another encoder.
@@ -270,9 +259,3 @@ def _open(path: Path, shape: tuple[int, ...], dtype: str, again: str) -> np.ndar
     if array.shape != shape or array.dtype != dtype:
         raise DataError(f"{path} holds {array.dtype}{array.shape}, must be {dtype}{shape}. {again}")
     return array
-
-
-def _flush(folder: Path) -> None:
-    """Flushes the files to disk before the folder is renamed, so that a renamed folder is complete."""
-    for path in (*folder.rglob("*"), folder):
-        sync(path)

@@ -55,13 +55,8 @@ class MilvusIndex:
     """An index in a Milvus collection, which is created if it does not exist yet.
 
     While it is filled, the collection has a temporary name, nine characters longer; one left incomplete may be dropped.
-
-    Args:
-      embeddings: N >= 1 rows; may be memory-mapped: they are sent in parts.
-      settings: location and search options.
-      encoder_hash: part of the digest in the collection's name, with the rows.
-      groups: as for ExactIndex; stored with the rows.
-      mesh: devices of `exact`.
+    Rows may be memory-mapped: they are sent in parts. The digest in the name is of the rows, their groups (as for
+    ExactIndex) and `encoder_hash`. `mesh`: devices of `exact`.
 
     Raises:
       ConfigError: if pymilvus is not installed, or the server cannot be reached or refuses the settings.

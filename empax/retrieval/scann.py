@@ -96,12 +96,8 @@ class ScannIndex:
     exact index answers a query with too few remaining candidates. Equal embeddings and settings train the same tree and
     codes, bit for bit.
 
-    Args:
-      embeddings: N >= 1 rows, float32 or float16, finite; may be memory-mapped.
-      settings: trade-off between speed and recall.
-      groups: as for ExactIndex.
-      mesh: devices of the exact index, if it is needed.
-      folder: output of `save` for these embeddings and settings; None = train.
+    Embeddings and groups are as for ExactIndex, `mesh` is for the exact index. `folder` holds the output of `save` for
+    these embeddings and settings; None = train.
 
     Raises:
       ConfigError: if ScaNN is not installed, or the tree has more leaves than there are rows.

@@ -8,17 +8,8 @@ from transformers import GenerationConfig
 def found_by(model, inputs, mask, *, skip, num, new, eos, pad, given=None, **options):
     """Tokens [N, num, new], and scores of a beam: log-probabilities over lengths. `num` = 1 is greedy.
 
-    Args:
-      model: of transformers.
-      inputs: prompts, or sources of an encoder.
-      mask: which of them are real.
-      skip: how many columns of what it gives stand before the response.
-      num: hypotheses of each example.
-      new: tokens of a response.
-      eos: the end.
-      pad: behind the end.
-      given: what the decoder has read; None = as `options` say.
-      options: of its GenerationConfig.
+    `inputs` are prompts, or sources of an encoder. `skip` columns of what it gives stand before the response. `given`
+    is what the decoder has read; None = as `options` of the GenerationConfig say.
     """
     config = GenerationConfig(
         num_beams=num, num_return_sequences=num, do_sample=False, pad_token_id=pad, eos_token_id=eos,

@@ -15,6 +15,7 @@ from empax.interop.architectures import ARCHITECTURES
 from empax.interop.parameters import import_params
 from empax.models.transformer import EncoderDecoder
 from tests.decoding.hugging_face import found_by
+from tests.interop.tiny import class_of
 
 VOCAB, LENGTH, BATCH = 61, 9, 12
 IDS = {
@@ -56,33 +57,22 @@ CASES += [
 ]
 
 
-CLASSES = {
-    "bart": ("BartForConditionalGeneration", "BartConfig"),
-    "blenderbot": ("BlenderbotForConditionalGeneration", "BlenderbotConfig"),
-    "mbart": ("MBartForConditionalGeneration", "MBartConfig"),
-    "marian": ("MarianMTModel", "MarianConfig"),
-    "pegasus": ("PegasusForConditionalGeneration", "PegasusConfig"),
-    "t5": ("T5ForConditionalGeneration", "T5Config"),
-    "mt5": ("MT5ForConditionalGeneration", "MT5Config"),
-}
-
-
 @functools.cache
 def models(name):
     torch.manual_seed(0)
     ids = IDS[name]
     is_t5 = name in ("t5", "mt5")
-    model, config = (getattr(transformers, part) for part in CLASSES[name])
+    kind = class_of(name)
     if not is_t5:
         sizes = {"attention_heads": 3, "ffn_dim": 40, "layers": 2}
         both = {f"{stack}_{key}": value for key, value in sizes.items() for stack in ("encoder", "decoder")}
         both |= {"vocab_size": VOCAB, "d_model": 21, "max_position_embeddings": 16}
         both |= {"decoder_start_token_id": ids["start"], "eos_token_id": ids["eos"], "pad_token_id": ids["pad"]}
-        theirs = model(config(**both, scale_embedding=name == "mbart")).eval()
+        theirs = kind(kind.config_class(**both, scale_embedding=name == "mbart")).eval()
     else:
         sizes = {"d_model": 20, "d_kv": 5, "d_ff": 40, "num_layers": 2, "num_heads": 3}
         sizes |= {"vocab_size": VOCAB, "decoder_start_token_id": 0, "relative_attention_num_buckets": 8}
-        theirs = model(config(**sizes)).eval()
+        theirs = kind(kind.config_class(**sizes)).eval()
     size = theirs.config.d_model
     # Untied and scaled up, so that responses differ, do not repeat one token, and end.
     head = torch.randn(VOCAB, size) * {"t5": 2.0, "mt5": 0.8}.get(name, 2.0 * size**-0.5)

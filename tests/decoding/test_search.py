@@ -121,7 +121,6 @@ def beam(**changes):
 BEAMS = [
     beam(num_beams=num, length_penalty=penalty, early_stopping=early, **rest)
     for num, penalty, early, rest in [
-        (1, 1.0, False, {}),
         (2, 0.6, False, {}),
         (2, 1.0, True, {}),
         (2, 2.0, False, {"min_tokens": 4}),
@@ -129,7 +128,6 @@ BEAMS = [
         (4, 0.6, True, {"no_repeat_ngram": 2}),
         (4, 2.0, False, {"no_repeat_ngram": 3}),
         (2, 0.6, "never", {}),
-        (4, 1.0, "never", {"min_tokens": 2}),
         (4, 2.0, "never", {}),
         (4, 0.0, "never", {}),
         (4, -1.0, "never", {}),

@@ -11,6 +11,7 @@ from empax.core.files import DataError
 from empax.interop import adapter_config
 from empax.interop.adapter_config import read_adapter_config
 from empax.models.lora import MAX_RANK
+from tests.interop import oracle
 
 PLAIN = {"base_model_name_or_path": "base", "target_modules": ["q_proj"]}
 NAME = "model.layers.0.self_attn.q_proj"
@@ -26,7 +27,7 @@ def read(tmp_path):
 
 
 def test_every_field_of_peft_is_known():
-    peft = pytest.importorskip("peft", reason="the oracle for adapters is not installed")
+    peft = oracle.import_peft()
     theirs = {field.name for field in dataclasses.fields(peft.LoraConfig)}
     known = adapter_config._READ | adapter_config._IDLE | adapter_config._OFF
     assert theirs <= known
@@ -93,7 +94,7 @@ def test_what_is_no_pattern_is_refused(pattern, read):
     ],
 )
 def test_a_pattern_of_ranks_counts_as_in_peft(key, fits, read):
-    peft = pytest.importorskip("peft", reason="the oracle for adapters is not installed")
+    peft = oracle.import_peft()
     assert read(r=5, rank_pattern={key: 3}).rank_of(NAME) == (3 if fits else 5)
     assert (peft.utils.other.get_pattern_key([key], NAME) == key) == fits
 

@@ -61,7 +61,9 @@ def test_every_linear_layer_is_read_as_peft_merges_it(kind, written, saved):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["BertForMaskedLM", "DistilBertModel", "ElectraModel", "MPNetModel", "DPRContextEncoder"]
+)
 def test_one_layer_with_embeddings_and_norms_saved(kind, written, saved):
     kept = ["word_embeddings", "position_embeddings", "LayerNorm", "layer_norm"]
     folder, merged = written(kind, target_modules=of_queries(kind), layers_to_transform=[1], modules_to_save=kept)

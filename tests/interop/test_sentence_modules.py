@@ -282,6 +282,7 @@ def test_old_switches_and_folders_without_modules(tmp_path):
     assert read_modules(tmp_path / "1_Pooling").pooling is None
     for old, new in [
         ("cls_token", "cls"),
+        ("mean_tokens", "mean"),
         ("mean_sqrt_len_tokens", "mean_sqrt_len_tokens"),
         ("lasttoken", "lasttoken"),
     ]:

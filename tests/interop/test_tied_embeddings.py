@@ -1,5 +1,6 @@
 """Whether a T5 has a head of its own, and whether its logits are scaled: as transformers reads the same folder."""
 
+import dataclasses
 import functools
 import json
 
@@ -9,6 +10,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from empax.core.config import ConfigError
+from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Generation, export_generator
 from empax.interop.huggingface import load_config, load_pretrained, model_config
 from empax.models.transformer import EncoderDecoder
@@ -62,7 +64,7 @@ def test_logits_and_gradients_are_those_of_transformers(case, tmp_path):
     folder = folder_of(tmp_path / "saved", head=head, **said)
     assert_as_transformers(folder)
     pretrained = load_pretrained(folder)
-    greedy = Generation({"max_tokens": 4, "method": "greedy", "min_tokens": 0}, start_id=0, eos_id=1, pad_id=0)
+    greedy = Generation(dataclasses.asdict(DecodeSettings()), start_id=0, eos_id=1, pad_id=0)
     export_generator(tmp_path / "exported", EncoderDecoder(pretrained.config), pretrained.params, NoTokenizer(), greedy)
     assert_as_transformers(tmp_path / "exported")
 

@@ -230,15 +230,13 @@ def test_without_retriever_weight_nothing_is_tried_out():
 
 
 @dataclasses.dataclass(frozen=True)
-class Answers:
+class Answers(Decoder):
     """A decoder that gives these tokens whatever it reads."""
 
-    tokens: tuple
-    eos_id: int = EOS
-    pad_id: int = PAD
+    answers: tuple = ()
 
     def __call__(self, model, params, source, mask, rng):
-        tokens = jnp.asarray(self.tokens, jnp.int32)[:, None]
+        tokens = jnp.asarray(self.answers, jnp.int32)[:, None]
         return Generated(tokens=tokens, log_probs=jnp.zeros(tokens.shape[:2]))
 
 
@@ -246,12 +244,15 @@ def test_utilities_are_f_of_the_answers_without_end_and_padding():
     gold = np.array([[5, 6, 7, 8, EOS, PAD], [9, 10, EOS, 0, 0, 0], [11, 12, 13, EOS, 0, 0]], np.int32)
     mask = np.cumsum(gold == EOS, axis=1) - (gold == EOS) == 0
     batch = exemplar_batch(K, target=gold, target_mask=mask)
+    other = 14  # another end
     answers = [
         [5, 6, 7, 8, EOS, PAD], [3, 4, 3, 4, EOS, PAD],
-        [9, 10, EOS, PAD, PAD, PAD], [10, 4, EOS, PAD, PAD, PAD],
+        [9, 10, EOS, PAD, PAD, PAD], [10, 4, other, PAD, PAD, PAD],
         [11, 12, 13, 3, 4, 3], [EOS, PAD, PAD, PAD, PAD, PAD],
     ]  # fmt: skip
-    task = dataclasses.replace(retriever(), decoder=Answers(tuple(map(tuple, answers))))
+    settings = DecodeSettings(more_eos_ids=(other,))
+    decoder = Answers(settings, START, EOS, PAD, tuple(map(tuple, answers)))
+    task = dataclasses.replace(retriever(), decoder=decoder)
     found = np.asarray(jax.jit(task.utilities)(g1_params(), batch, jax.random.key(0)))
     assert found.shape == (ROWS, K)
     assert found[0, 0] == pytest.approx(1.0)
