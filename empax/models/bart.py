@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from empax.core.config import ConfigError
-from empax.models.foreign_fields import preset, required
+from empax.models.foreign_fields import head_size, one, one_of, preset, required
 from empax.models.layers import ACTIVATIONS
 from empax.models.transformer import TransformerConfig
 
@@ -67,7 +67,7 @@ def bart_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Tran
       ConfigError: if the preset is unknown, or a field is missing or has an unsupported value.
     """
     fields = _preset(name_or_fields, "BART", _BART) if isinstance(name_or_fields, str) else name_or_fields
-    family = _Family("a BART", pre_norm=False, embedding_norm=True, final_norm=False, position_offset=2, start_id=2)
+    family = _Family("BART", pre_norm=False, embedding_norm=True, final_norm=False, position_offset=2, start_id=2)
     return _config(fields, family, changes)
 
 
@@ -79,9 +79,7 @@ def blenderbot_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -
     fields = name_or_fields
     if isinstance(fields, str):
         fields = _preset(fields, "BlenderBot", _BLENDERBOT) | {"max_position_embeddings": 128, "scale_embedding": True}
-    family = _Family(
-        "a BlenderBot", pre_norm=True, embedding_norm=False, final_norm=True, max_positions=128, start_id=1
-    )
+    family = _Family("BlenderBot", pre_norm=True, embedding_norm=False, final_norm=True, max_positions=128, start_id=1)
     return _config(fields, family, changes)
 
 
@@ -93,7 +91,7 @@ def mbart_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig
     Source: Liu et al. 2020, Sec. 2.2; Tang et al. 2020 (mBART-50).
     """
     start = "the id of the token that names the language to write ('ro_RO'), or in an mBART-50 to eos_token_id"
-    family = _Family("an mBART", pre_norm=True, embedding_norm=True, final_norm=True, position_offset=2, start=start)
+    family = _Family("mBART", pre_norm=True, embedding_norm=True, final_norm=True, position_offset=2, start=start)
     return _config(fields, family, changes)
 
 
@@ -106,7 +104,7 @@ def marian_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfi
         raise ConfigError(
             "share_encoder_decoder_embeddings = False: this Marian has a vocabulary for either side; here there is one."
         )
-    family = _Family("a Marian", pre_norm=False, embedding_norm=False, final_norm=False, learned=False)
+    family = _Family("Marian", pre_norm=False, embedding_norm=False, final_norm=False, learned=False)
     return _config(fields, dataclasses.replace(family, start_id=fields.get("pad_token_id")), changes)
 
 
@@ -115,7 +113,7 @@ def pegasus_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConf
 
     Source: Zhang et al. 2020, Sec. 3; the released configurations, whose `extra_pos_embeddings` is ignored.
     """
-    family = _Family("a Pegasus", pre_norm=True, embedding_norm=False, final_norm=True, learned=False, start_id=0)
+    family = _Family("Pegasus", pre_norm=True, embedding_norm=False, final_norm=True, learned=False, start_id=0)
     return _config(fields, family, changes)
 
 
@@ -138,12 +136,12 @@ def _config(fields: Mapping[str, Any], family: _Family, changes: Mapping[str, An
     given |= {ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}
     given |= changes
     if given["start_id"] is None:
-        raise ConfigError(f"{family.title} lacks decoder_start_token_id: set it to {family.start}.")
+        raise ConfigError(f"{one(family.title)} lacks decoder_start_token_id: set it to {family.start}.")
     config = TransformerConfig(
         vocab_size=fields["vocab_size"],
         d_model=fields["d_model"],
         num_heads=fields["encoder_attention_heads"],
-        head_dim=fields["d_model"] // fields["encoder_attention_heads"],
+        head_dim=head_size(fields, "d_model", "encoder_attention_heads", family.title),
         d_ff=fields["encoder_ffn_dim"],
         num_encoder_layers=fields["encoder_layers"],
         num_decoder_layers=fields["decoder_layers"],
@@ -162,21 +160,15 @@ def _config(fields: Mapping[str, Any], family: _Family, changes: Mapping[str, An
 
 
 def _check(fields: Mapping[str, Any], family: _Family) -> None:
-    title, twice = family.title, ("attention_heads", "ffn_dim")
+    title, twice = one(family.title), ("attention_heads", "ffn_dim")
     names = ["vocab_size", "d_model", "encoder_layers", "decoder_layers"]
     names += [f"{stack}_{name}" for name in twice for stack in ("encoder", "decoder")]
-    required(fields, dict(zip(names, names, strict=True)), title.split()[1])
+    required(fields, dict(zip(names, names, strict=True)), family.title)
     for name in twice:
         ours, theirs = fields[f"encoder_{name}"], fields[f"decoder_{name}"]
         if ours != theirs:
             raise ConfigError(f"encoder_{name} = {ours} and decoder_{name} = {theirs} must be equal in {title} here.")
-    size, heads = fields["d_model"], fields["encoder_attention_heads"]
-    if size % heads:
-        raise ConfigError(f"d_model = {size} must be a multiple of encoder_attention_heads = {heads} in {title}.")
-    activation = fields["activation_function"]
-    if activation not in ACTIVATIONS:
-        allowed = ", ".join(sorted(ACTIVATIONS))
-        raise ConfigError(f"activation_function = {activation!r} of {title} is unknown; it is one of {allowed}.")
+    one_of({name: name for name in ACTIVATIONS}, fields["activation_function"], f"activation_function of {title}")
     # Fine-tuned copies of some families name another family, and these fields give the difference.
     said = {
         "normalize_before": family.pre_norm,

@@ -11,7 +11,7 @@ from typing import Any
 
 from empax.core.config import ConfigError
 from empax.models.decoder_only_config import DecoderOnlyConfig
-from empax.models.foreign_fields import field_or, one_of, only, preset, required
+from empax.models.foreign_fields import field_or, head_size, one_of, only, preset, required
 from empax.models.layers import ACTIVATIONS
 from empax.models.rotary import AnyScaling, LinearScaling, RopeScaling, YarnScaling
 
@@ -114,16 +114,14 @@ def opt_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
     }
     given = required(fields, names, "OPT")
     only(fields, {"layer_norm_elementwise_affine": True}, "OPT")
-    size, heads = given["d_model"], given["num_heads"]
-    if size % heads:
-        raise ConfigError(f"hidden_size = {size} must be a multiple of num_attention_heads = {heads} in an OPT.")
+    size = given["d_model"]
     activations = {name: name for name in ACTIVATIONS}
     activation = one_of(activations, field_or(fields, "activation_function", "relu"), "activation_function of an OPT")
     before, biases = field_or(fields, "do_layer_norm_before", True), field_or(fields, "enable_bias", True)
     embedding = field_or(fields, "word_embed_proj_dim", size)
     defaults = {
-        "num_kv_heads": heads,
-        "head_dim": size // heads,
+        "num_kv_heads": given["num_heads"],
+        "head_dim": head_size(fields, "hidden_size", "num_attention_heads", "OPT"),
         "position": "learned",
         "position_offset": 2,
         "activation": activation,
@@ -154,15 +152,11 @@ def gpt2_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Deco
     given = required(fields, names, "GPT-2")
     demanded = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     only(fields, demanded, "GPT-2")
-    if given["d_model"] % given["num_heads"]:
-        raise ConfigError(
-            f"n_embd = {given['d_model']} must be a multiple of n_head = {given['num_heads']} in a GPT-2."
-        )
     activations = {name: name for name in ACTIVATIONS} | {"gelu_pytorch_tanh": "gelu_new"}
     chosen = field_or(fields, "activation_function", "gelu_new")
     defaults = {
         "num_kv_heads": given["num_heads"],
-        "head_dim": given["d_model"] // given["num_heads"],
+        "head_dim": head_size(fields, "n_embd", "n_head", "GPT-2"),
         "d_ff": field_or(fields, "n_inner", 4 * given["d_model"]),
         "position": "learned",
         "activation": one_of(activations, chosen, "activation_function of a GPT-2"),

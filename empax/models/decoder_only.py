@@ -19,7 +19,7 @@ from empax.models.arithmetic import contract, rows_of
 from empax.models.decoder_families import gpt2_config, llama_config
 from empax.models.decoder_only_config import DecoderOnlyConfig
 from empax.models.feed_forward import FeedForward
-from empax.models.layers import Attention, Dropout, Norm, normal
+from empax.models.layers import Attention, Dropout, Norm, causal, normal
 from empax.models.rotary import Rotary, rotary, rotation_rates, rotation_size
 from empax.models.scanned import DecodeCache, cache_dtype, extend_cache, rematerialized, scan_layers, step_layers
 
@@ -163,11 +163,7 @@ class DecoderOnly(nn.Module):
 
     Padding may be on either side, or in between: positions count real tokens only.
 
-    To answer prompts, run `start_cache` and pass the last token of each prompt to `decoding.search.generate`: the first
-    step reads it and returns the logits of the first token of the response.
-
-        cache = apply(tokens, mask, num_hypotheses=K, max_length=settings.max_tokens, method="start_cache")
-        generate(functools.partial(apply, method="step"), cache, start_id=last_tokens(tokens, mask), ...)
+    To answer prompts, wrap it in a `models.prompted.PromptedDecoder`.
 
     Attributes:
       config: sizes and options of the family.
@@ -234,7 +230,6 @@ class DecoderOnly(nn.Module):
         length = tokens.shape[1]
         self._check_length(length)
         positions = _positions(mask)
-        causal = jnp.tril(jnp.ones((1, length, length), bool)) & mask[:, None, :]
 
         def body(layer: DecoderLayer, states: jax.Array, window: Any, mask: Any, *shared: Any) -> tuple[jax.Array, Any]:
             mask = _within(mask, positions, positions, window)
@@ -243,7 +238,7 @@ class DecoderOnly(nn.Module):
 
         body = rematerialized(body, self.config.remat)
         states = keep_rows_split(self._embed(tokens, positions, deterministic))
-        return self._scan(body, states, self._windows(), causal, self._angles(positions))
+        return self._scan(body, states, self._windows(), causal(length) & mask[:, None, :], self._angles(positions))
 
     def hidden(
         self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, deterministic: bool = True
@@ -274,8 +269,7 @@ class DecoderOnly(nn.Module):
         self._check_length(mask.shape[1] + length)
         positions = jnp.sum(mask.astype(jnp.int32), axis=1)[:, None] + jnp.arange(length)[None]
         before = jnp.broadcast_to(mask[:, None, :], (batch, length, mask.shape[1]))
-        causal = jnp.broadcast_to(jnp.tril(jnp.ones((1, length, length), bool)), (batch, length, length))
-
+        both = jnp.concatenate([before, jnp.broadcast_to(causal(length), (batch, length, length))], axis=2)
         every = jnp.concatenate([_positions(mask), positions], axis=1)
 
         def body(layer: DecoderLayer, states: jax.Array, own: Any, mask: Any, angles: Any) -> tuple[jax.Array, None]:
@@ -286,7 +280,6 @@ class DecoderOnly(nn.Module):
 
         body = rematerialized(body, self.config.remat)
         states = keep_rows_split(self._embed(tokens, positions, deterministic))
-        both = jnp.concatenate([before, causal], axis=2)
         per_layer = (key, value, self._windows())
         return self._finished(self._scan(body, states, per_layer, both, self._angles(positions))[0])
 
@@ -307,29 +300,6 @@ class DecoderOnly(nn.Module):
         """Returns next-token logits: logits[:, t] predict tokens[:, t + 1]."""
         return self.logits_from(self.hidden(tokens, mask, deterministic=deterministic))
 
-    def start_cache(
-        self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, num_hypotheses: int, max_length: int
-    ) -> PromptCache:
-        """Reads prompts without their last tokens, once per example.
-
-        Args:
-          tokens: prompts, with at least one real token each (a filler row without any gives meaningless numbers).
-          mask: True at real tokens.
-          num_hypotheses: K continuations of each prompt.
-          max_length: maximum length of a continuation, in tokens.
-
-        Returns:
-          A cache whose first `step` must read `last_tokens(tokens, mask)`.
-
-        Raises:
-          ConfigError: if prompt and continuation together are longer than the table of learned positions.
-        """
-        self._check_length(tokens.shape[1] - 1 + max_length)
-        _, kept = self._read(tokens, mask, keep=True, deterministic=True)
-        assert kept is not None
-        # The last token is left to the first step, so that only steps compute logits.
-        return self._cache(*kept, before_last(mask), num_hypotheses, max_length)
-
     def cache_behind(
         self,
         key: Float[Array, "L B G S N"],
@@ -339,22 +309,12 @@ class DecoderOnly(nn.Module):
         num_hypotheses: int,
         max_length: int,
     ) -> PromptCache:
-        """Returns a cache that continues a prompt from `read` with `mask`.
+        """Returns a cache for continuations, of at most `max_length` tokens, of a prompt from `read` with `mask`.
 
         Raises:
-          ConfigError: as in `start_cache`.
+          ConfigError: if prompt and continuation together are longer than the table of learned positions.
         """
         self._check_length(mask.shape[1] + max_length)
-        return self._cache(key, value, mask, num_hypotheses, max_length)
-
-    def _cache(
-        self,
-        key: Float[Array, "L B G S N"],
-        value: Float[Array, "L B G S N"],
-        mask: Bool[Array, "B S"],
-        num_hypotheses: int,
-        max_length: int,
-    ) -> PromptCache:
         c = self.config
         shape = (c.num_layers, mask.shape[0], num_hypotheses, c.num_kv_heads, max_length, c.head_dim)
         empty, key = jnp.zeros(shape, cache_dtype(c.dtype)), jnp.swapaxes(key, -2, -1)

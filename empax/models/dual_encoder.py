@@ -106,12 +106,6 @@ class DualEncoder(nn.Module):
         return min(self.truncate, whole) if self.truncate else whole
 
     def __call__(
-        self, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, unpooled: int = 0, deterministic: bool = True
-    ) -> Float[Array, "B D"]:
-        """Calls `embed`."""
-        return self.embed(ids, mask, unpooled=unpooled, deterministic=deterministic)
-
-    def embed(
         self,
         ids: Int[Array, "B S"] | None,
         mask: Bool[Array, "B S"],

@@ -18,14 +18,15 @@ def preset(name: str, title: str, known: Mapping[str, T]) -> T:
     return known[short]
 
 
-def _one(model: str) -> str:
+def one(model: str) -> str:
+    """Returns the model's name after its article."""
     return f"an {model}" if model[0] in "AEIO" or model.startswith("mB") else f"a {model}"
 
 
 def required(fields: Mapping[str, Any], names: Mapping[str, str], model: str) -> dict[str, Any]:
     """Returns fields by our names, which `names` maps to theirs; raises ConfigError if one is absent or null."""
     if missing := [theirs for theirs in names.values() if fields.get(theirs) is None]:
-        raise ConfigError(f"{_one(model)} lacks {', '.join(missing)}.")
+        raise ConfigError(f"{one(model)} lacks {', '.join(missing)}.")
     return {ours: fields[theirs] for ours, theirs in names.items()}
 
 
@@ -39,9 +40,14 @@ def only(fields: Mapping[str, Any], allowed: Mapping[str, Any], model: str) -> N
     """Raises ConfigError if a field differs from its only supported value; absent and null pass."""
     for name, value in allowed.items():
         if field_or(fields, name, value) != value:
-            raise ConfigError(
-                f"{name} = {fields[name]!r} of {_one(model)} is not supported here; it must be {value!r}."
-            )
+            raise ConfigError(f"{name} = {fields[name]!r} of {one(model)} is not supported here; it must be {value!r}.")
+
+
+def head_size(fields: Mapping[str, Any], size: str, heads: str, model: str) -> int:
+    """Returns the width of an attention head, `size` / `heads`; raises ConfigError if that is no whole number."""
+    if fields[size] % fields[heads]:
+        raise ConfigError(f"{size} = {fields[size]} must be a multiple of {heads} = {fields[heads]} in {one(model)}.")
+    return fields[size] // fields[heads]
 
 
 def one_of(known: Mapping[str, str], value: str, what: str) -> str:

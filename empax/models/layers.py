@@ -229,6 +229,13 @@ class Attention(nn.Module):
         key = self._finished_keys(self._project(states, self.key_weight, self.key_offset), angles)
         return key, self._project(states, self.value_weight, self.value_offset)
 
+    def cached_keys_values(
+        self, states: Float[Array, "B S D"]
+    ) -> tuple[Float[Array, "B G N S"], Float[Array, "B G S N"]]:
+        """Returns `keys_values` in the layout of the cache."""
+        key, value = self.keys_values(states)
+        return jnp.swapaxes(key, -2, -1), value
+
     def _finished_keys(self, key: Float[Array, "B G S N"], angles: Rotary | None) -> Float[Array, "B G S N"]:
         key = key if self.head_norm_eps is None else self.key_norm(key)
         return key if angles is None else rotate(key, angles)
@@ -349,6 +356,11 @@ class Attention(nn.Module):
             self.queries_keys_values(target) if target is source else (self.queries(target), *self.keys_values(source))
         )
         return self.attend(*parts, mask=mask, bias=bias, deterministic=deterministic)
+
+
+def causal(length: int) -> Bool[Array, "1 T T"]:
+    """Returns the causal attention mask."""
+    return jnp.tril(jnp.ones((1, length, length), bool))
 
 
 def _regroup(values: Float[Array, "B H T N"], heads: int) -> Float[Array, "B G R N"]:

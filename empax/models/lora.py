@@ -139,12 +139,6 @@ def _axes(name: str, shape: tuple[int, ...]) -> _Axes | None:
     return _Axes(stacked, 2 if len(axes) == 3 and axes[0] != "embed" else 1)
 
 
-def _sides(shape: tuple[int, ...], axes: _Axes) -> tuple[int, int]:
-    """Returns the input and output size of one layer's matrix."""
-    shape = shape[int(axes.stacked) :]
-    return math.prod(shape[: axes.inputs]), math.prod(shape[axes.inputs :])
-
-
 def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Params:
     """Initializes adapters for `base`, parameters or their shapes; with B zero, they do not change the model.
 
@@ -167,19 +161,20 @@ def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Param
             f"pattern = {settings.pattern!r} is found in the name of no weight that LoRA can adapt; they are "
             f"{some_names(names)}."
         )
-    sides = [_sides(shape, axes) for shape, axes in found.values()]
-    if settings.rank > (most := max(map(min, sides))):
+    parts: list[tuple[tuple[int, ...], ...]] = []
+    for shape, axes in found.values():
+        layers, shape = (shape[:1], shape[1:]) if axes.stacked else ((), shape)
+        parts.append((layers, shape[: axes.inputs], shape[axes.inputs :]))
+    most = max(min(math.prod(inputs), math.prod(outputs)) for _, inputs, outputs in parts)
+    if settings.rank > most:
         raise ConfigError(
             f"rank = {settings.rank} is more than {most}, the smaller side of the largest weight that pattern = "
             f"{settings.pattern!r} finds, with which adapters can be anything; take a lower one."
         )
     # Each adapter has its own key; adapters of one shape are drawn together, since every draw takes time to compile.
     alike: dict[tuple[int, ...], list[int]] = {}
-    parts: list[tuple[tuple[int, ...], ...]] = []
-    for number, (shape, axes) in enumerate(found.values()):
-        layers, shape = (shape[:1], shape[1:]) if axes.stacked else ((), shape)
-        parts.append((layers, shape[: axes.inputs], shape[axes.inputs :]))
-        alike.setdefault((*layers, *parts[-1][1], settings.rank), []).append(number)
+    for number, (layers, inputs, _) in enumerate(parts):
+        alike.setdefault((*layers, *inputs, settings.rank), []).append(number)
     normal: dict[int, jax.Array] = {}
     for shape, numbers in alike.items():
         keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.array(numbers))

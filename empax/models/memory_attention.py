@@ -52,8 +52,7 @@ class MemoryAttention(nn.Module):
 
     def keys_values(self, states: Float[Array, "B M D"]) -> tuple[Float[Array, "B H N M"], Float[Array, "B H M N"]]:
         """Returns keys and values in the layout of the cache."""
-        key, value = self.attention.keys_values(states)
-        return jnp.swapaxes(key, -2, -1), value
+        return self.attention.cached_keys_values(states)
 
     def __call__(
         self,

@@ -34,6 +34,9 @@ class PromptStates:
 class PromptedDecoder(Around):
     """`model` with the methods of `EncoderDecoder`.
 
+    To answer, run `encode` and `start_cache`, and pass the states' `start` to `decoding.search.generate`: the first
+    step reads it and returns the logits of the first token of the response.
+
     Attributes:
       prefix: F ids before every source: the beginning of a chat and its instruction.
       start_id: the prompt's last token, the same for all examples; it predicts the first token of the response. None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 
 Rotary: TypeAlias = tuple[Float[Array, "B P M"], Float[Array, "B P M"]]
 """Cosines and sines of the angles of P positions, float32; M = head_dim / 2."""
+
+
+_HINT = "it is a field of the rope scaling"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +38,7 @@ class RopeScaling:
     original_positions: int
 
     def __post_init__(self) -> None:
-        _check_at_least_1(self, "factor", "original_positions")
+        check_numbers(self, "factor", "original_positions", least=1, hint=_HINT)
         if not 0.0 < self.low_freq_factor < self.high_freq_factor:
             raise ConfigError(
                 f"rope scaling: low_freq_factor = {self.low_freq_factor} must be above 0 and below "
@@ -56,7 +59,7 @@ class LinearScaling:
     factor: float
 
     def __post_init__(self) -> None:
-        _check_at_least_1(self, "factor")
+        check_numbers(self, "factor", least=1, hint=_HINT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,13 +86,12 @@ class YarnScaling:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        _check_at_least_1(self, "factor", "original_positions")
+        check_numbers(self, "factor", "original_positions", least=1, hint=_HINT)
+        check_numbers(self, "attention_factor", above=0, hint=_HINT)
         if not 0.0 < self.beta_slow <= self.beta_fast:
             raise ConfigError(
                 f"rope scaling: beta_slow = {self.beta_slow} must be above 0 and at most beta_fast = {self.beta_fast}."
             )
-        if self.attention_factor is not None and self.attention_factor <= 0.0:
-            raise ConfigError(f"rope scaling: attention_factor = {self.attention_factor} must be above 0.")
 
     def slowed(self, rates: Float[np.ndarray, " M"], theta: float) -> Float[np.ndarray, " M"]:
         ends = [self._feature(turns, len(rates), theta) for turns in (self.beta_fast, self.beta_slow)]
@@ -103,12 +105,6 @@ class YarnScaling:
     def _feature(self, turns: float, pairs: int, theta: float) -> float:
         """Returns the index of the feature pair with this many full turns within the context of pretraining."""
         return pairs * math.log(self.original_positions / (turns * 2 * math.pi)) / math.log(theta)
-
-
-def _check_at_least_1(scaling: Any, *names: str) -> None:
-    for name in names:
-        if getattr(scaling, name) < 1:
-            raise ConfigError(f"rope scaling: {name} = {getattr(scaling, name)} must be at least 1.")
 
 
 AnyScaling: TypeAlias = RopeScaling | LinearScaling | YarnScaling

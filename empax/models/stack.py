@@ -146,15 +146,6 @@ class Layer(nn.Module):
         weights = self.cross_attention.weights(query, key, mask=mask, bias=None, turned=turned)
         return jnp.mean(weights, axis=1)
 
-    def keys_values(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "B H N S"], Float[Array, "B H S N"]]:
-        """Returns keys and values of cross-attention, in the layout of the cache."""
-        key, value = self.cross_attention.keys_values(source)
-        return jnp.swapaxes(key, -2, -1), value
-
-    def memory_keys_values(self, memories: Memories) -> dict[str, tuple[jax.Array, jax.Array]]:
-        """Returns keys and values of each memory, in the layout of the cache."""
-        return {name: getattr(self, name).keys_values(one.states) for name, one in memories.items()}
-
     def step(
         self, states: Float[Array, "B K D"], past: Past, read: StepInputs, *, with_weights: bool = False
     ) -> tuple[Float[Array, "B K D"], Past, Float[Array, "B K S"] | None]:
@@ -296,7 +287,7 @@ class Stack(nn.Module):
         """Returns keys and values of cross-attention in every layer, in the layout of the cache."""
 
         def body(layer: Layer, carry: None, _: None, source: jax.Array) -> tuple[None, Any]:
-            return carry, layer.keys_values(source)
+            return carry, layer.cross_attention.cached_keys_values(source)
 
         return self._scan(body, None, None, source)[1]
 
@@ -306,7 +297,7 @@ class Stack(nn.Module):
             return {}
 
         def body(layer: Layer, carry: None, _: None, memories: Any) -> tuple[None, Any]:
-            return carry, layer.memory_keys_values(memories)
+            return carry, {name: getattr(layer, name).keys_values(one.states) for name, one in memories.items()}
 
         found = self._scan(body, None, None, dict(memories))[1]
         return {name: (*found[name], memories[name].mask) for name in memories}

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
 from empax.models.arithmetic import contract, rows_of
-from empax.models.layers import Dropout, normal, sinusoidal_positions
+from empax.models.layers import Dropout, causal, normal, sinusoidal_positions
 from empax.models.memory_attention import Memories, Memory
 from empax.models.scanned import DecodeCache, cache_dtype
 from empax.models.stack import Stack
@@ -53,11 +53,6 @@ def word_level(vocab_size: int, **changes: Any) -> TransformerConfig:
         "embedding_projection": True,
     }
     return TransformerConfig(vocab_size, **{**lineage, **changes})
-
-
-def causal(length: int) -> Bool[Array, "1 T T"]:
-    """Returns the causal attention mask."""
-    return jnp.tril(jnp.ones((1, length, length), bool))
 
 
 class EncoderDecoder(nn.Module):

@@ -68,7 +68,6 @@ class Estimate:
     """One step on one chip of a topology: an update, or all updates of a reinforced task on its answers.
 
     Attributes:
-      chips: number of chips.
       batch: rows on all chips together; for a reinforced task, the contexts that it answers.
       updates: updates in a step.
       parameter_bytes, optimizer_bytes, frozen_bytes: bytes of the trained parameters, the optimizer state, and the

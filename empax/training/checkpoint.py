@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 
 from empax.core import distributed
 from empax.core.config import UserError
-from empax.core.files import DataError, read_json
+from empax.core.files import DataError
 from empax.core.manifest import read_sealed, remedy, verify, write_sealed
 from empax.core.tree import named_leaves
 from empax.core.types import Params, TrainState
@@ -32,8 +32,6 @@ RESULT = "result.json"
 """A stage's metrics after training, in its folder, including the step of the best parameters."""
 
 _COMPLETE = "COMPLETE"
-_UNSEALED = ({"extra", "leaves", "checksums"}, {"value", "checksums"})
-"""Keys of records of older versions, which lack their own checksum."""
 _FOLDERS = {"last": "checkpoints", "best": "best"}
 _DAMAGE = (OSError, ValueError, KeyError)  # errors from reading a missing, truncated or changed file
 _KEPT = 2  # number of recent checkpoints: one, and a fallback
@@ -122,7 +120,7 @@ class Checkpointer:
             except _DAMAGE as error:
                 log.warning("%s is damaged (%s); falling back to the checkpoint before it.", path, error)
                 continue
-            if problem := self._best_problem(step, record):
+            if problem := self._best_problem(step, record["best"]):
                 lost.append(problem)
                 log.warning("%s; %s builds on it. Falling back to the checkpoint before that.", problem, path)
                 continue
@@ -164,19 +162,16 @@ class Checkpointer:
         if not distributed.is_writer():
             return
         if path.parent.name == _FOLDERS["last"]:  # `save_best` of the same step came first
-            record = {**record, "best": max(self._best_steps(int(path.name)), default=None)}
+            found = [step for step, _ in _complete(self._directory / _FOLDERS["best"]) if step <= int(path.name)]
+            record = {**record, "best": max(found, default=None)}
         write_sealed(path / _COMPLETE, {**record, "checksums": _checksums(path)})
         for _, old in list(_complete(self._directory / _FOLDERS["last"]))[:-_KEPT]:
             _remove(old)
         if path.parent.name == _FOLDERS["last"]:
             self._drop_old_best()
 
-    def _best_steps(self, latest: int) -> list[int]:
-        return [step for step, _ in _complete(self._directory / _FOLDERS["best"]) if step <= latest]
-
-    def _best_problem(self, step: int, record: Mapping[str, Any]) -> str:
-        """Describes the damage to the best parameters that the checkpoint of `step` depends on; empty without any."""
-        best = record["best"] if "best" in record else max(self._best_steps(step), default=None)
+    def _best_problem(self, step: int, best: int | None) -> str:
+        """Describes the damage to the best parameters (of step `best`) until `step`; empty without any."""
         if best is None:
             return ""
         path = self._directory / _FOLDERS["best"] / str(best)
@@ -306,8 +301,7 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def _checksums(path: Path) -> dict[str, int]:
-    files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith(f".{_COMPLETE}"))
-    return {str(file.relative_to(path)): _crc32(file) for file in files if file.name != _COMPLETE}
+    return {str(file.relative_to(path)): _crc32(file) for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 def _crc32(file: Path) -> int:
@@ -336,10 +330,7 @@ def _rest(state: TrainState, rng: Any) -> dict[str, Any]:
 
 def _verified(path: Path) -> dict[str, Any]:
     """Returns the record of a checkpoint with intact files; otherwise raises ValueError or OSError."""
-    file = path / _COMPLETE
-    record = read_json(file)
-    if not isinstance(record, dict) or set(record) not in _UNSEALED:
-        record = read_sealed(file)
+    record = read_sealed(path / _COMPLETE)
     for name, expected in record["checksums"].items():
         if _crc32(path / name) != expected:
             raise ValueError(f"{name} is not what was written: its checksum differs")

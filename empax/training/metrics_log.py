@@ -112,7 +112,6 @@ class MetricsLog:
 
     Args:
       path: the run's metrics.jsonl, shared by all stages.
-      stage: name of the stage, in each row.
       resume_step: step that the run resumes from; 0 drops every row of the stage.
       rows: lines of the stage so far, from a checkpoint; None = the lines of the file.
       tensorboard: folder for the stage's event files; None = no TensorBoard.

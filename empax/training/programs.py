@@ -38,11 +38,9 @@ class Programs:
     Attributes:
       template: shapes, types and shardings of the state.
       initialise: () -> a new state, created in its shards.
-      train: see `make_train_step`.
-      evaluate: see `make_eval_step`.
-      average: (optimizer state, parameters) -> their running mean; fails if `optimizer.ema_decay` is 0.
-      explore: see `make_explore_step`; None unless the task is an `OnlineTask`.
-      begin: see `make_iteration_start`; None unless the task is a `ReinforcedTask`.
+      train, evaluate, explore, begin: see `training.step`; the last two are None unless the task is an `OnlineTask`, or
+        a `ReinforcedTask`.
+      average: (optimizer state, parameters) -> their running mean, or the parameters if `optimizer.ema_decay` is 0.
       learning_rate: learning rate of an update, numbered from 0.
     """
 

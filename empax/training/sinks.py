@@ -39,13 +39,7 @@ class Sink(Protocol):
 
 
 class _Stage(NamedTuple):
-    """Description of a stage for trackers.
-
-    Attributes:
-      directory: folder of the stage.
-      settings: settings of its training.
-      ids: ids of its runs, which a sink may extend.
-    """
+    """A stage's folder, the settings of its training, and the ids of its runs, which a sink may extend."""
 
     directory: Path
     settings: Mapping[str, Any]

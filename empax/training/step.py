@@ -97,20 +97,16 @@ def make_train_step(
         return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state), metrics
 
     def step(state: TrainState, frozen: Params, given: AnyBatch) -> tuple[TrainState, Metrics]:
-        with rows_split_as(batch):
-            return every_update(state, frozen, given)
-
-    def every_update(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[TrainState, Metrics]:
-        if epochs * minibatches == 1:
-            return update(state, frozen, batch)
-        rng = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), _ORDER_STREAM)
-        rows = _drawn(rng, batch.valid.shape[0], epochs, minibatches)
-
         def one(state: TrainState, picked: jax.Array) -> tuple[TrainState, Metrics]:
-            return update(state, frozen, jax.tree.map(lambda leaf: leaf[picked], batch))
+            return update(state, frozen, jax.tree.map(lambda leaf: leaf[picked], given))
 
-        state, metrics = jax.lax.scan(one, state, rows)
-        return state, jax.tree.map(lambda leaf: leaf.sum(axis=0), metrics)
+        with rows_split_as(batch):
+            if epochs * minibatches == 1:
+                return update(state, frozen, given)
+            rng = jax.random.fold_in(jax.random.fold_in(state.rng, state.step), _ORDER_STREAM)
+            rows = _drawn(rng, given.valid.shape[0], epochs, minibatches)
+            state, metrics = jax.lax.scan(one, state, rows)
+            return state, jax.tree.map(lambda leaf: leaf.sum(axis=0), metrics)
 
     shardings = {} if state is None else {"in_shardings": (state, None, batch), "out_shardings": (state, replicated)}
     return jax.jit(step, donate_argnums=0, **shardings)
@@ -118,8 +114,6 @@ def make_train_step(
 
 def _drawn(rng: jax.Array, rows: int, epochs: int, minibatches: int) -> jax.Array:
     """Draws [epochs * minibatches, rows / minibatches] row numbers; each epoch has every row once, in its own order."""
-    if rows % minibatches:
-        raise ValueError(f"a batch of {rows} rows does not divide into {minibatches} mini-batches.")
     orders = jax.vmap(lambda rng: jax.random.permutation(rng, rows))(jax.random.split(rng, epochs))
     return orders.reshape(epochs * minibatches, rows // minibatches)
 
@@ -129,8 +123,6 @@ def _split(leaf: jax.Array, parts: int) -> jax.Array:
 
     Strided, because devices hold contiguous blocks of rows: each part keeps every device busy.
     """
-    if leaf.shape[0] % parts:
-        raise ValueError(f"a batch of {leaf.shape[0]} rows does not divide into {parts} micro-batches.")
     return jnp.swapaxes(leaf.reshape(leaf.shape[0] // parts, parts, *leaf.shape[1:]), 0, 1)
 
 

@@ -20,7 +20,8 @@ from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.export import Generation
 from empax.interop.parameters import import_params
-from empax.models.decoder_only import DecoderOnly, last_tokens
+from empax.models.decoder_only import DecoderOnly
+from empax.models.prompted import PromptedDecoder
 from empax.models.transformer import EncoderDecoder
 
 START, EOS, PAD, VOCAB, WIDTH, ROWS = 0, 1, 2, 40, 6, 6
@@ -42,7 +43,7 @@ def models(name):
         theirs.get_input_embeddings().weight[EOS] *= 1.5
     config = ARCHITECTURES[name].config(theirs.config.to_dict())
     params = import_params(name, {key: value.numpy() for key, value in theirs.state_dict().items()}, config)
-    return theirs, EncoderDecoder(config) if name == "t5" else DecoderOnly(config), params
+    return theirs, EncoderDecoder(config) if name == "t5" else PromptedDecoder(DecoderOnly(config)), params
 
 
 def sources():
@@ -54,12 +55,12 @@ def decode(name, params, source, mask, settings):
     """Decodes with every token of the source known."""
     apply = functools.partial(models(name)[1].apply, {"params": params})
     sizes = {"num_hypotheses": num_hypotheses(settings), "max_length": settings.max_tokens, "method": "start_cache"}
+    states = apply(source, mask, method="encode")
+    cache = apply(states, mask, **sizes)
     if name == "t5":
-        cache = apply(apply(source, mask, method="encode"), mask, **sizes)
         rest = {"start_id": START, "source": (source, mask)}
     else:
-        cache = apply(source, mask, **sizes)
-        rest = {"start_id": last_tokens(source, mask), "prompt": (source, mask)}
+        rest = {"start_id": states.start, "prompt": (source, mask)}
     step = functools.partial(apply, method="step")
     return generate(step, cache, batch_size=len(source), eos_id=EOS, pad_id=PAD, settings=settings, **rest)
 

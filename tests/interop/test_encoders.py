@@ -95,7 +95,7 @@ def test_folders_load_and_may_be_cut(kind, tmp_path, tokenizer):
     assert loaded.model.encoder.config.num_layers == 1
     assert loaded.model.pooling == ("cls" if "dpr" in kind else "mean")
     ids = jnp.asarray([[4, 5, 6]])
-    vectors = loaded.model.apply({"params": loaded.params}, ids, ids > 0, method="embed")
+    vectors = loaded.model.apply({"params": loaded.params}, ids, ids > 0)
     assert vectors.shape == (1, WIDTH)
     mean = EncoderSettings(pretrained=folder, pooling="mean")
     assert load_encoder(mean, tokenizer, with_params=False).model.pooling == "mean"

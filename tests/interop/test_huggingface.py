@@ -44,7 +44,7 @@ def test_minilm_embeds_as_torch_does(minilm, real_data_if_any):
     mask = batch["attention_mask"].astype(bool)
     model = DualEncoder(BertEncoder(pretrained.config), normalize=True)
     params = {"params": {"encoder": pretrained.params}}
-    ours = model.apply(params, jnp.asarray(batch["input_ids"]), jnp.asarray(mask), method="embed")
+    ours = model.apply(params, jnp.asarray(batch["input_ids"]), jnp.asarray(mask))
     theirs = transformers.BertModel.from_pretrained(folder).eval()
     with torch.no_grad():
         inputs = torch.tensor(batch["input_ids"]), torch.tensor(batch["attention_mask"])

@@ -14,7 +14,8 @@ from empax.data.tokenizer_folders import load_tokenizer
 from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings
 from empax.interop.huggingface import load_pretrained, resolve
-from empax.models.decoder_only import DecoderOnly, last_tokens
+from empax.models.decoder_only import DecoderOnly
+from empax.models.prompted import PromptedDecoder
 
 NEW, PROMPTS = 40, 20
 
@@ -46,14 +47,15 @@ def test_forty_greedy_tokens_on_twenty_prompts_are_those_of_torch():
     expected = out[:, width:].numpy()
 
     _, config, params = load_pretrained(folder)
-    model, variables = DecoderOnly(config), {"params": params}
+    model, variables = PromptedDecoder(DecoderOnly(config)), {"params": params}
 
     @jax.jit
     def ours(variables, ids, mask):
-        cache = model.apply(variables, ids, mask, num_hypotheses=1, max_length=NEW, method="start_cache")
+        states = model.apply(variables, ids, mask, method="encode")
+        cache = model.apply(variables, states, mask, num_hypotheses=1, max_length=NEW, method="start_cache")
         step = functools.partial(model.apply, variables, method="step")
         return generate(
-            step, cache, batch_size=PROMPTS, start_id=last_tokens(ids, mask), eos_id=tokenizer.eos_id,
+            step, cache, batch_size=PROMPTS, start_id=states.start, eos_id=tokenizer.eos_id,
             pad_id=tokenizer.pad_id, settings=DecodeSettings(max_tokens=NEW), rng=jax.random.key(0),
         ).tokens[:, 0]  # fmt: skip
 

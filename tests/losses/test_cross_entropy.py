@@ -31,7 +31,7 @@ def torch_loss(hidden, embedding, target, mask, label_smoothing):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("chunk", [None, 1, 3, 7, 100])
+@pytest.mark.parametrize("chunk", [None, 1, 3, 100])
 def test_value_and_gradients_match_torch(chunk, label_smoothing):
     hidden, embedding, target, mask = example()
     expected, hidden_grad, embedding_grad = torch_loss(hidden, embedding, target, mask, label_smoothing)

@@ -16,7 +16,8 @@ from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.parameters import export_params, import_params
-from empax.models.decoder_only import DecoderOnly, gpt2_config, last_tokens, llama_config
+from empax.models.decoder_only import DecoderOnly, gpt2_config, llama_config
+from empax.models.prompted import PromptedDecoder
 from empax.models.rotary import rotation_rates, rotation_size
 from tests.decoding.hugging_face import found_by
 
@@ -170,12 +171,13 @@ def test_padding_of_either_side_changes_nothing(name):
 def decode_ours(model, params, settings, tokens, mask, prefix=None):
     @jax.jit
     def decode(params, tokens, mask, prefix):
-        apply = functools.partial(model.apply, {"params": params})
+        apply = functools.partial(PromptedDecoder(model).apply, {"params": params})
         num = num_hypotheses(settings)
-        cache = apply(tokens, mask, num_hypotheses=num, max_length=NEW, method="start_cache")
+        states = apply(tokens, mask, method="encode")
+        cache = apply(states, mask, num_hypotheses=num, max_length=NEW, method="start_cache")
         assert cache.cross_key.shape == (2, len(tokens), model.config.num_kv_heads, model.config.head_dim, 8)
         return generate(
-            functools.partial(apply, method="step"), cache, batch_size=len(tokens), start_id=last_tokens(tokens, mask),
+            functools.partial(apply, method="step"), cache, batch_size=len(tokens), start_id=states.start,
             eos_id=EOS, pad_id=PAD, settings=settings, prefix=prefix,
         )  # fmt: skip
 
@@ -250,10 +252,11 @@ def test_cached_steps_give_the_logits_of_the_whole(name, unroll):
     tokens, mask = prompts(3, 6, left=False)
     mask = mask.at[2].set(False)
     apply = functools.partial(model.apply, {"params": params})
-    start = functools.partial(apply, num_hypotheses=2, max_length=4, method="start_cache")
-    cache = jax.jit(start)(tokens, mask)
+    prompted = functools.partial(PromptedDecoder(model).apply, {"params": params})
+    states = jax.jit(functools.partial(prompted, method="encode"))(tokens, mask)
+    cache = jax.jit(functools.partial(prompted, num_hypotheses=2, max_length=4, method="start_cache"))(states, mask)
     step = jax.jit(functools.partial(apply, method="step"))
-    first, cache = step(jnp.repeat(last_tokens(tokens, mask)[:, None], 2, axis=1), cache)
+    first, cache = step(jnp.repeat(states.start[:, None], 2, axis=1), cache)
     np.testing.assert_array_equal(first[:, 0], first[:, 1])
     read = np.array([[5, 6], [7, 8], [9, 10]])
     _, cache = step(jnp.asarray(read), cache)
@@ -417,7 +420,9 @@ def test_settings_without_sense_are_errors(changes, message):
 def test_more_tokens_than_learned_positions_are_an_error():
     _, model, params = models("gpt2")
     tokens, mask = prompts(2, 30, left=True)
-    apply = functools.partial(model.apply, {"params": params}, tokens, mask, num_hypotheses=1, method="start_cache")
+    apply = functools.partial(PromptedDecoder(model).apply, {"params": params})
+    states = jax.eval_shape(functools.partial(apply, method="encode"), tokens, mask)
+    start = functools.partial(apply, num_hypotheses=1, method="start_cache")
     with pytest.raises(ConfigError, match="33 tokens, but max_positions = 32"):
-        jax.eval_shape(functools.partial(apply, max_length=4))
-    jax.eval_shape(functools.partial(apply, max_length=3))
+        jax.eval_shape(functools.partial(start, max_length=3), states, mask)
+    jax.eval_shape(functools.partial(start, max_length=2), states, mask)

@@ -28,7 +28,7 @@ def embed(params, ids, mask, **settings):
 
 @functools.cache
 def program(**settings):
-    return jax.jit(functools.partial(DualEncoder(BertEncoder(CONFIG), **settings).apply, method="embed"))
+    return jax.jit(DualEncoder(BertEncoder(CONFIG), **settings).apply)
 
 
 def test_pooling_and_normalising(tower):

@@ -7,8 +7,9 @@ import pytest
 
 from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings
-from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig, last_tokens
+from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.memory_attention import Memory
+from empax.models.prompted import PromptedDecoder
 from empax.models.scanned import DecodeCache
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
@@ -25,7 +26,8 @@ def encoder_decoder(unroll):
 
 
 def decoder_only(unroll):
-    return DecoderOnly(DecoderOnlyConfig(V, num_kv_heads=1, num_layers=2, max_positions=32, unroll=unroll, **TINY))
+    config = DecoderOnlyConfig(V, num_kv_heads=1, num_layers=2, max_positions=32, unroll=unroll, **TINY)
+    return PromptedDecoder(DecoderOnly(config))
 
 
 def answers(make, unroll, settings):
@@ -34,15 +36,15 @@ def answers(make, unroll, settings):
     memories = {"facts": Memory(jnp.ones((2, 3, D), jnp.bfloat16), jnp.ones((2, 3), bool))}
     seq2seq = make is encoder_decoder
     more = {"memories": memories} if seq2seq else {}
-    params = model.init(jax.random.key(0), IDS, REAL, *([IDS] if seq2seq else []), **more)["params"]
+    params = model.init(jax.random.key(0), IDS, REAL, IDS, **more)["params"]
 
     def run(params):
         variables = {"params": params}
-        states = model.apply(variables, IDS, REAL, method="encode") if seq2seq else IDS
+        states = model.apply(variables, IDS, REAL, method="encode")
         sizes = {"num_hypotheses": 1, "max_length": settings.max_tokens}
         cache = model.apply(variables, states, REAL, method="start_cache", **sizes, **more)
         step = lambda tokens, cache: model.apply(variables, tokens, cache, method="step")  # noqa: E731
-        start = 0 if seq2seq else last_tokens(IDS, REAL)
+        start = 0 if seq2seq else states.start
         return generate(step, cache, batch_size=2, start_id=start, eos_id=1, pad_id=0, settings=settings)
 
     return params, run

@@ -268,17 +268,13 @@ def passages():
     return source, mask
 
 
-def test_fusion_has_the_parameters_of_the_plain_model(small):
-    model, params = small
-    source, mask, target = example()
-    shapes = jax.eval_shape(FusionInDecoder(model).init, jax.random.key(0), source[:, None], mask[:, None], target)
-    assert jax.tree.map(jnp.shape, shapes["params"]) == jax.tree.map(jnp.shape, params)
-
-
 def test_fusion_of_one_passage_is_the_plain_model(small):
     model, params = small
     source, mask, target = example()
-    fused = apply(FusionInDecoder(model), params, source[:, None], mask[:, None], target)
+    fusion = FusionInDecoder(model)
+    shapes = jax.eval_shape(fusion.init, jax.random.key(0), source[:, None], mask[:, None], target)
+    assert jax.tree.map(jnp.shape, shapes["params"]) == jax.tree.map(jnp.shape, params)
+    fused = apply(fusion, params, source[:, None], mask[:, None], target)
     np.testing.assert_array_equal(fused, apply(model, params, source, mask, target))
 
 

@@ -12,6 +12,7 @@ from empax.pipeline.plan import make_plan, plain
 from empax.planning.plan import describe
 from empax.planning.sketches import sketch_stage, update_flops
 from empax.training.settings import check_batch_sizes
+from tests.plans import changed
 
 SMALL = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_layers": 2}
 LINE = re.compile(
@@ -30,14 +31,9 @@ OUTPUTS = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
 
 def planned(*, run=("generator",), preset="llama-3.1-8b", fsdp=1, **lora):
     """Trained, its bytes and the frozen ones in MB, by stage."""
-    config = plain(get_config("llama-3.1-8b"))
-    config["mesh"]["fsdp"] = fsdp
-    config["reg"]["lora"].update(lora)
-    config["reg"]["generator"]["preset"] = preset
-    config["reg"]["retriever"] = SMALL
-    dropped = [name for name in config["run"] if name not in run]
-    config = {name: value for name, value in config.items() if name not in dropped} | {"run": list(run)}
-    found = LINE.findall(describe(make_plan(config)))
+    changes = {"run": list(run), "mesh.fsdp": fsdp, "reg.generator.preset": preset, "reg.retriever": SMALL}
+    changes |= {f"reg.lora.{name}": value for name, value in lora.items()}
+    found = LINE.findall(describe(make_plan(changed(plain(get_config("llama-3.1-8b")), changes))))
     assert len(found) == len(run)
     return {name: (float(params), float(size), float(frozen)) for name, params, size, frozen in found}
 
@@ -79,9 +75,7 @@ def test_an_unknown_preset_names_those_that_there_are():
 
 def of_rewards(config):
     """The recipe's stage of rewards alone, and what `prepare` says of its tokenizer."""
-    config, kept = plain(config), ["prepare", "ppo"]
-    config[config["system"]]["retriever"] = SMALL
-    return {name: value for name, value in config.items() if name not in config["run"] or name in kept} | {"run": kept}
+    return changed(plain(config), {"run": ["prepare", "ppo"], f"{config.system}.retriever": SMALL})
 
 
 @pytest.mark.slow

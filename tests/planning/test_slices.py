@@ -19,7 +19,7 @@ from empax.planning.hlo import Program, Work
 from empax.planning.plan import describe
 from empax.planning.sketches import count_flops, sketch_stage, step_flops, trial_flops, update_flops
 from empax.planning.slices import CHIPS, Estimate, chip_of, model_flops
-from tests.plans import plan_of
+from tests.plans import changed, plan_of
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,7 @@ def test_the_models_flops_are_those_without_recomputation(config):
     plain = update_flops(sketch_stage(plan, plan.stages["generator"]))
     found = []
     for remat in ("minimal", "full"):
-        again = {**config, "reg": {**config["reg"], "generator": {**config["reg"]["generator"], "remat": remat}}}
-        plan = make_plan(again)
+        plan = make_plan(changed(config, {"reg.generator.remat": remat}))
         stage = plan.stages["generator"]
         found.append(update_flops(sketch_stage(plan, stage)))
         assert model_flops(plan, stage) == plain
@@ -58,9 +57,7 @@ def test_the_models_flops_are_those_without_recomputation(config):
 
 def test_nor_does_an_encoder_set_in_the_stage_itself_count_twice(config):
     def with_remat(remat):
-        section = config["attributes"]
-        again = {**config, "attributes": {**section, "encoder": {**section["encoder"], "remat": remat}}}
-        plan = make_plan(again)
+        plan = make_plan(changed(config, {"attributes.encoder.remat": remat}))
         return plan, plan.stages["attributes"]
 
     plain, full = (update_flops(sketch_stage(*with_remat(remat))) for remat in ("none", "full"))
@@ -68,8 +65,7 @@ def test_nor_does_an_encoder_set_in_the_stage_itself_count_twice(config):
 
 
 def trials(config, name, **changes):
-    config = {**config, name: {**config[name], **changes}}
-    plan = make_plan(config)
+    plan = make_plan(changed(config, {f"{name}.{key}": value for key, value in changes.items()}))
     return trial_flops(sketch_stage(plan, plan.stages[name]))
 
 
@@ -77,9 +73,8 @@ def trials(config, name, **changes):
 def test_what_is_tried_out_before_an_update_is_counted(config):
     """By the likelihood, all that is tried is one pass over each candidate."""
     likelihood = {"candidates": 2, "passage_encoder": "frozen", "distillation": {"signal": "likelihood"}}
-    twice = {**config, "reg": {**config["reg"], "passages": 4}}
     once = trials(config, "retriever", **likelihood)
-    assert trials(twice, "retriever", **{**likelihood, "candidates": 4}) == 2 * once > 0
+    assert trials(changed(config, {"reg.passages": 4}), "retriever", **{**likelihood, "candidates": 4}) == 2 * once > 0
     # A longer answer takes more steps, and each step looks at more of them.
     short, long = (trials(config, "joint", distillation={"explore_tokens": tokens}) for tokens in (8, 16))
     assert short < long < 4 * short
@@ -106,29 +101,15 @@ def test_the_step_that_is_planned_is_the_one_that_trains(load_module, tmp_path, 
     """Of a reinforced task that makes several updates from a batch and remembers something."""
     tiny = load_module(Path(__file__).parents[1] / "training" / "tiny.py")
 
-    class Reinforced(tiny.TinyTask):
-        rates_on_host = False
-
+    class Remembering(tiny.Reinforced, tiny.TinyTask):
         def learns_from(self, name):
             return 1 if name.startswith("out") else 0
 
         def init_memory(self):
             return {"seen": jnp.zeros((), jnp.int32)}
 
-        def rollout(self, params, frozen, batch, rng):
-            return batch
-
-        def rate(self, frozen, batch):
-            return batch
-
         def credit(self, frozen, batch, memory):
             return batch, {"seen": memory["seen"] + 1}, {}
-
-        def check_start(self, metrics, *, step):
-            pass
-
-        def check_progress(self, metrics, *, step):
-            pass
 
     trained = []
 
@@ -140,7 +121,7 @@ def test_the_step_that_is_planned_is_the_one_that_trains(load_module, tmp_path, 
 
     monkeypatch.setattr(tiny.loop, "_Run", Loop)
     settings = tiny.settings(steps=1, batch_size=16, epochs=3, minibatches=2, refresh_every_steps=0)
-    task, devices = Reinforced(), jax.devices()[:4]
+    task, devices = Remembering(), jax.devices()[:4]
     tiny.train(tmp_path, task=task, settings=settings, mesh=make_mesh(MeshSettings(fsdp=2), devices))
 
     rows = tiny.TinyExamples(24).collate(jnp.arange(16), tiny.LENGTH, None)
@@ -160,9 +141,7 @@ def test_the_step_that_is_planned_is_the_one_that_trains(load_module, tmp_path, 
 def test_all_updates_that_a_policy_makes_from_a_batch_are_counted():
     config = plain(emprl_transformer.get_config("tiny"))
     assert (config["ppo"]["epochs"], config["ppo"]["minibatches"]) == (2, 2)
-    dropped = set(config["run"]) - {"prepare", "ppo"}
-    config = {name: value for name, value in config.items() if name not in dropped} | {"run": ["prepare", "ppo"]}
-    config["ppo"]["epochs"] = 3
+    config = changed(config, {"run": ["prepare", "ppo"], "ppo.epochs": 3})
     plan = make_plan(config)
     stage = plan.stages["ppo"]
     one = update_flops(sketch_stage(plan, stage))

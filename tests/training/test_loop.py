@@ -25,7 +25,7 @@ from empax.core.tree import hash_tree, named_leaves
 from empax.core.types import Mean
 from empax.training import loop
 from empax.training.checkpoint import Checkpointer, load_params
-from empax.training.loop import Interrupted, LoopSettings, NonFiniteError, fit
+from empax.training.loop import Interrupted, LoopSettings, NonFiniteError
 
 TIMINGS = ("seconds", "examples_per_second", "logged_seconds")
 
@@ -61,14 +61,14 @@ def remains(workdir):
 
 @pytest.fixture(scope="module")
 def unbroken(tiny, tmp_path_factory):
-    """A run that nobody stopped: (result, remains)."""
+    """A run that nobody stopped: (result, remains, work directory)."""
     workdir = tmp_path_factory.mktemp("unbroken")
     result = tiny.train(workdir)
-    return result, remains(workdir)
+    return result, remains(workdir), workdir
 
 
 def test_a_run_leaves_what_it_should(unbroken, tiny):
-    result, left = unbroken
+    result, left, _ = unbroken
     assert result.step == 14
     rows = left["metrics"]
     assert [row["step"] for row in rows if row["split"] == "train"] == [4, 8, 12, 14]
@@ -147,14 +147,13 @@ def test_damaged_newest_checkpoint_falls_back_and_ends_bit_identical(tiny, train
     assert remains(tmp_path) == unbroken[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_saves_leaves_and_goes_on(tiny, tmp_path, monkeypatch, unbroken, number):
-    before = signal.getsignal(number)
-    monkeypatch.setattr(loop, "ProgressBar", tiny.stop_at(7, lambda: os.kill(os.getpid(), number)))
+def test_interrupted_run_saves_leaves_and_goes_on(tiny, tmp_path, monkeypatch, unbroken):
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(loop, "ProgressBar", tiny.stop_at(7, lambda: os.kill(os.getpid(), signal.SIGINT)))
     with pytest.raises(Interrupted, match="after step 7") as stopped:
         tiny.train(tmp_path)
     assert stopped.value.exit_code == 130
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(signal.SIGINT) is before
     assert (tmp_path / "tiny" / "checkpoints" / "7" / "COMPLETE").exists()
     monkeypatch.undo()
     tiny.train(tmp_path)
@@ -162,24 +161,25 @@ def test_interrupted_run_saves_leaves_and_goes_on(tiny, tmp_path, monkeypatch, u
 
 
 def test_a_signal_in_the_last_step_ends_the_run_before_the_next_stage(tiny, tmp_path, monkeypatch, unbroken):
+    before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(loop, "ProgressBar", tiny.stop_at(14, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     with pytest.raises(Interrupted, match="saved after its last step; run again"):
         tiny.train(tmp_path)
+    assert signal.getsignal(signal.SIGTERM) is before
     assert not (tmp_path / "tiny" / "result.json").exists()
     monkeypatch.undo()
     tiny.train(tmp_path)
     assert remains(tmp_path) == unbroken[1]
 
 
-def test_finished_stage_is_read_from_disk(tiny, tmp_path):
-    settings = tiny.settings(steps=4)
-    first = tiny.train(tmp_path, settings=settings)
+def test_finished_stage_is_read_from_disk(tiny, unbroken):
+    first, _, workdir = unbroken
 
     class Refusing(tiny.TinyTask):
         def init(self, rng, batch):
             raise AssertionError("a finished stage must not start again")
 
-    again = tiny.train(tmp_path, task=Refusing(), settings=settings)
+    again = tiny.train(workdir, task=Refusing())
     assert hash_tree(again.params) == hash_tree(first.params)
     assert dataclasses.replace(again, params=None) == dataclasses.replace(first, params=None)
 
@@ -202,9 +202,17 @@ def test_best_mode_max(tiny, tmp_path):
     assert result.best_value == max(values)
 
 
-def test_without_validation_the_last_parameters_count(tiny, tmp_path):
+def test_without_validation_the_last_parameters_count_and_the_end_comes_before_the_stage_is_done(tiny, tmp_path):
+    calls = []
+
+    def on_end(step, params):
+        assert not (tmp_path / "tiny" / "result.json").exists()
+        calls.append((step, hash_tree(params)))
+
     plain = dataclasses.replace(tiny.settings().optimizer, ema_decay=0.0)
-    result = tiny.train(tmp_path, validation=None, settings=tiny.settings(steps=4, optimizer=plain))
+    settings = tiny.settings(steps=4, optimizer=plain)
+    result = tiny.train(tmp_path, validation=None, settings=settings, on_end=on_end)
+    assert calls == [(4, hash_tree(result.params))]
     assert result.best_value is None
     assert result.best_step == 4
     assert hash_tree(result.params) == hash_tree(load_params(tmp_path / "tiny", "last"))
@@ -385,20 +393,6 @@ def test_refresh_is_called_before_its_step_and_replayed_between(tiny, train_to, 
     assert calls == [(5, False), (10, True)]
 
 
-def test_the_end_comes_before_a_stage_is_done(tiny, tmp_path):
-    calls = []
-
-    def on_end(step, params):
-        assert not (tmp_path / "tiny" / "result.json").exists()
-        calls.append((step, params))
-
-    result = tiny.train(tmp_path, on_end=on_end, settings=tiny.settings(steps=2))
-    (step, params), *others = calls
-    assert step == 2
-    assert not others
-    assert jax.tree.all(jax.tree.map(np.array_equal, params, result.params))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -426,5 +420,3 @@ def test_settings_that_do_not_fit(tiny, tmp_path):
         tiny.train(tmp_path / "c", on_refresh=None)
     with pytest.raises(ConfigError, match="there are no examples"):
         tiny.train(tmp_path / "d", validation=tiny.TinyExamples(0))
-    assert fit is loop.fit
-    json.dumps(dataclasses.asdict(tiny.settings()))

@@ -19,6 +19,7 @@ from empax.models.transformer import EncoderDecoder
 from empax.training.lora import lora_task
 from empax.training.optimizer import OptimizerSettings, make_optimizer
 from empax.training.step import make_train_step
+from tests.training.tiny import Reinforced
 
 FIELDS = {"vocab_size": 13, "d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 16, "num_layers": 2}
 MODEL = EncoderDecoder(t5_config(FIELDS, dropout=0.0))
@@ -57,30 +58,13 @@ class OnlineToy(Toy):
         return dataclasses.replace(batch, target=self.generate(params, frozen, batch, rng).tokens[:, 0])
 
 
-class ReinforcedToy(Toy):
-    rates_on_host = False
-
+class ReinforcedToy(Reinforced, Toy):
     def learns_from(self, name):
         return 3 if name.startswith("emotion/") else 0
-
-    def init_memory(self):
-        return {}
 
     def rollout(self, params, frozen, batch, rng):
         own, first = (self.generate(p, frozen, batch, rng).tokens[:, 0] for p in (params, frozen["reference"]))
         return dataclasses.replace(batch, target=own, source=first)
-
-    def rate(self, frozen, batch):
-        return batch
-
-    def credit(self, frozen, batch, memory):
-        return batch, memory, {}
-
-    def check_start(self, metrics, *, step):
-        pass
-
-    def check_progress(self, metrics, *, step):
-        pass
 
 
 def batch():

@@ -29,9 +29,15 @@ def steps_in(compiled):
     return [thread for name, thread in compiled if name == "jit(step)"]
 
 
-def test_the_first_update_compiles_in_a_thread_and_once(tiny, tmp_path, compiled):
-    tiny.train(tmp_path, validation=None, settings=tiny.settings(steps=3, buckets=(6,), refresh_every_steps=0))
+def test_the_first_update_compiles_in_a_thread_and_once_and_after_the_last_nothing_does(tiny, tmp_path, compiled):
+    settings = tiny.settings(steps=3, refresh_every_steps=0)
+    tiny.train(tmp_path, validation=None, settings=settings)
     assert steps_in(compiled) == ["compile"]
+    (tmp_path / "tiny" / loop.RESULT).unlink()
+    jax.clear_caches()
+    compiled.clear()
+    tiny.train(tmp_path, validation=None, settings=settings)
+    assert steps_in(compiled) == []
 
 
 def test_so_does_the_evaluation_where_the_update_takes_longer(tiny, tmp_path, compiled, monkeypatch):
@@ -54,13 +60,3 @@ def test_what_compiling_raises_is_raised_where_it_is_waited_for(tiny, tmp_path, 
     monkeypatch.setattr(jax.stages.Lowered, "compile", fails)
     with pytest.raises(MemoryError, match="no room"):
         tiny.train(tmp_path, validation=None, settings=tiny.settings(steps=1, refresh_every_steps=0))
-
-
-def test_what_is_done_compiles_nothing(tiny, tmp_path, compiled):
-    settings = tiny.settings(steps=2, buckets=(6,), refresh_every_steps=0)
-    tiny.train(tmp_path, validation=None, settings=settings)
-    (tmp_path / "tiny" / loop.RESULT).unlink()
-    jax.clear_caches()
-    compiled.clear()
-    tiny.train(tmp_path, validation=None, settings=settings)
-    assert steps_in(compiled) == []

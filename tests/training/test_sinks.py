@@ -6,6 +6,7 @@ A stand-in takes the place of a package that is not installed; it has the calls 
 import importlib.util
 import itertools
 import json
+import sys
 import types
 
 import pytest
@@ -85,8 +86,8 @@ class Trackio(Wandb):
 def stand_ins(monkeypatch):
     made = {"wandb": Wandb(), "mlflow": Mlflow(), "trackio": Trackio()}
     for name, module in made.items():
-        monkeypatch.setitem(importlib.import_module("sys").modules, name, module)
-    monkeypatch.setitem(importlib.import_module("sys").modules, "mlflow.entities", made["mlflow"].entities)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", made["mlflow"].entities)
     for variable in ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.delenv(variable, raising=False)
     return made

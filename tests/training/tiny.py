@@ -54,6 +54,33 @@ class TinyTask:
         return Mean.of(-log_probs, mask), {"accuracy": Mean.of(logits.argmax(-1) == batch.target, mask)}
 
 
+class Reinforced:
+    """What a `ReinforcedTask` has beside its loss, doing nothing."""
+
+    rates_on_host = False
+
+    def learns_from(self, name):
+        return 0
+
+    def init_memory(self):
+        return {}
+
+    def rollout(self, params, frozen, batch, rng):
+        return batch
+
+    def rate(self, frozen, batch):
+        return batch
+
+    def credit(self, frozen, batch, memory):
+        return batch, memory, {}
+
+    def check_start(self, metrics, *, step):
+        pass
+
+    def check_progress(self, metrics, *, step):
+        pass
+
+
 class TinyExamples:
     """Seeded rows of varying length; `shift` stands for what a refresh changes."""
 

@@ -68,7 +68,7 @@ class EncoderTask(abc.ABC):
         self, params: Params, ids: Any, mask: Bool[Array, "N S"], *, rng: jax.Array | None, **inputs: Any
     ) -> Float[Array, "N D"]:
         """Returns the inputs of the heads; see `read`."""
-        return apply(self.encoder, params["encoder"], ids, mask, method="embed", rng=rng, **inputs)
+        return apply(self.encoder, params["encoder"], ids, mask, rng=rng, **inputs)
 
     def read(self, params: Params, ids: Any, mask: Bool[Array, "N S"], rng: jax.Array | None, **inputs: Any) -> Any:
         """Returns what is `said` of texts, ids[N,S]; an `rng` turns on dropout.

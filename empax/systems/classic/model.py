@@ -14,10 +14,10 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.types import EMOTIONS
 from empax.models.arithmetic import contract
 from empax.models.copying import mixed_with_copies
-from empax.models.layers import normal
+from empax.models.layers import causal, normal
 from empax.models.scanned import DecodeCache, cache_dtype
 from empax.models.stack import Layer, Past, StepInputs
-from empax.models.transformer import EncoderDecoder, causal
+from empax.models.transformer import EncoderDecoder
 from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.adversary import AdversarySettings, Critic
 from empax.systems.classic.alignment import Alignment
@@ -77,7 +77,7 @@ class Listeners(nn.Module):
     def start_cache(self, read: Read, *, num_hypotheses: int, max_length: int) -> DecodeCache:
         """Returns an empty cache whose axis of layers is the axis of experts."""
         c, rows = self.config, (read.mask.shape[0], num_hypotheses)
-        key, value = self._each(lambda layer, states: layer.keys_values(states), read.states)
+        key, value = self._each(lambda layer, states: layer.cross_attention.cached_keys_values(states), read.states)
         dtype, window = cache_dtype(c.dtype), (self.num + 1, *rows, c.feed_forward_kernel - 1)
         empty = jnp.zeros((self.num + 1, *rows, c.num_heads, max_length, c.head_dim), dtype)
         windows = (jnp.zeros((*window, c.d_model), dtype), jnp.zeros((*window, c.d_ff), dtype))

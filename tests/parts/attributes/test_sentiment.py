@@ -1,7 +1,5 @@
 """The regressor that learns VADER's scores."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +48,7 @@ def test_the_loss_is_the_squared_error_of_a_tanh(tokenizer):
     shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
     params = random_like(shapes, scale=1.0)
     loss, metrics = jax.jit(lambda p: task.loss(p, {}, batch, jax.random.key(0), train=False))(params)
-    embed = jax.jit(functools.partial(task.encoder.apply, method="embed"))
+    embed = jax.jit(task.encoder.apply)
     encoding = embed({"params": params["encoder"]}, batch.source, batch.source_mask)
     expected = np.tanh(
         np.asarray(encoding) @ np.asarray(params["head"]["out"]) + np.asarray(params["head"]["out_bias"])
