@@ -68,7 +68,6 @@ from empax.reporting import seeds
 from empax.reporting.score_file import Others
 from empax.systems.classic.concepts import ConceptPicker, ConceptsSettings
 from empax.systems.classic.examples import emotional_words
-from empax.systems.lempex import retriever
 from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
 from empax.systems.nec.settings import NecSettings
 from tests.data import small_wordnet
@@ -269,7 +268,7 @@ SETTINGS = [
         "wanted; set it to at least as many", {"candidates": 6}, {"candidates": 5},
     ),
     section(
-        retriever.TowerSettings, {}, "systems/lempex/retriever.py", "this retriever has none, set it to 0",
+        LempexSettings, {}, "systems/lempex/settings.py", "this retriever has none, set it to 0",
         {"emotion_share": 0.5}, {"emotion_share": 0.0},
     ),
     section(
