@@ -20,7 +20,7 @@ from empax.core.files import WorkDir
 from empax.core.protocols import OnlineTask, ReinforcedTask
 from empax.core.system import RunContext, RunPlan, Sketch, Stage
 from empax.core.types import Params
-from empax.training.optimizer import first_updates, make_optimizer, trained_mask
+from empax.training.optimizer import first_updates, make_optimizer, trained_mask, untrained_by
 from empax.training.settings import LoopSettings
 
 
@@ -74,7 +74,7 @@ class Sketched:
 
     Attributes:
       params: shapes of the trained parameters.
-      trained: False where a parameter group of the optimizer is frozen.
+      trained: False where a parameter group of the optimizer or the task freezes the parameter.
     """
 
     sketch: Sketch
@@ -89,13 +89,14 @@ def sketch_stage(plan: RunPlan, stage: Stage) -> Sketched:
     sketch = stage.spec.sketch(stage.settings, run, loop.batch_size, loop.buckets[-1])
     rng = jax.eval_shape(lambda: jax.random.key(0))
     params = jax.eval_shape(sketch.task.init, rng, sketch.batch)
-    return Sketched(sketch, params, trained_mask(loop.optimizer, params))
+    return Sketched(sketch, params, trained_mask(loop.optimizer, params, untrained_by(sketch.task)))
 
 
 def optimizer_of(found: Sketched, loop: LoopSettings) -> optax.GradientTransformation:
     """Builds the optimizer as in training."""
-    starts = first_updates(found.sketch.task, found.params, loop.updates_per_batch)
-    return make_optimizer(loop.optimizer, found.params, loop.updates, starts=starts)
+    task = found.sketch.task
+    starts = first_updates(task, found.params, loop.updates_per_batch)
+    return make_optimizer(loop.optimizer, found.params, loop.updates, starts=starts, untrained=untrained_by(task))
 
 
 def trial_flops(found: Sketched) -> int:

@@ -13,6 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from empax.core.protocols import OnlineTask, ReinforcedTask, Task
 from empax.core.types import AnyBatch, Mean, Metrics, Params
 from empax.models.lora import LoraSettings, adapt, init_adapters, lower, merge, quantize
+from empax.training.optimizer import untrained_by
 
 _DROPOUT_STREAM = 2**31 - 2  # the task splits its key and never folds in such a large number
 
@@ -56,6 +57,12 @@ class LoraTask:
     task: AdaptableTask
     settings: LoraSettings
     dtype: str = "float32"
+
+    @property
+    def untrained(self) -> str:
+        """The task's own (`training.optimizer.untrained_by`), for the names here."""
+        own = untrained_by(self.task)
+        return f"(trained|adapters)/({own})" if own else ""
 
     def init(self, rng: jax.Array, batch: AnyBatch) -> Params:
         """Initialises adapters with no effect yet, and new parameters where the task trains them in full."""

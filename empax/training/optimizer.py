@@ -127,14 +127,31 @@ def learning_rate(
     return at
 
 
-def trained_mask(settings: OptimizerSettings, params: Params) -> Params:
-    """Returns a tree of bools like `params`: False where a group freezes the parameter.
+def trained_mask(settings: OptimizerSettings, params: Params, untrained: str = "") -> Params:
+    """Returns a tree of bools like `params`: False where a group or the task freezes the parameter.
+
+    `untrained` is the task's regular expression (`untrained_by`).
 
     Raises:
       ConfigError: a group's pattern matches no name, or everything is frozen.
     """
-    labels = _labels(settings, params)
-    return jax.tree.map(lambda label: label < 0 or not settings.groups[label].frozen, labels)
+
+    def kept(name: str, label: int) -> bool:
+        frozen = label >= 0 and settings.groups[label].frozen
+        return not frozen and not (untrained and re.match(untrained, name))
+
+    mask = map_named(kept, _labels(settings, params))
+    if not any(jax.tree.leaves(mask)):
+        raise ConfigError("optimizer.groups freeze every parameter: nothing is left to train; narrow a pattern.")
+    return mask
+
+
+def untrained_by(task: Task) -> str:
+    """Returns the regular expression of the parameters that no loss of the task trains; empty = all are trained.
+
+    Weight decay must not move them. It matches from the start of a name.
+    """
+    return getattr(task, "untrained", "")
 
 
 def first_updates(task: Task, params: Params, updates_per_batch: int) -> dict[str, int]:
@@ -145,7 +162,12 @@ def first_updates(task: Task, params: Params, updates_per_batch: int) -> dict[st
 
 
 def make_optimizer(
-    settings: OptimizerSettings, params: Params, total_steps: int, *, starts: Mapping[str, int] | None = None
+    settings: OptimizerSettings,
+    params: Params,
+    total_steps: int,
+    *,
+    starts: Mapping[str, int] | None = None,
+    untrained: str = "",
 ) -> optax.GradientTransformation:
     """Builds the optimizer for `params`.
 
@@ -157,12 +179,14 @@ def make_optimizer(
       total_steps: step at which "linear" and "cosine" reach 0.
       starts: number of updates before the named parameter is trained. Until then it stays unchanged, and its moments
         and their bias correction do not start. Unnamed parameters are trained at once.
+      untrained: see `trained_mask`.
 
     Raises:
       ConfigError: a group's pattern matches no name, or everything is frozen.
     """
     labels = _labels(settings, params)
-    trained = jax.tree.map(lambda kept: "trained" if kept else "frozen", trained_mask(settings, params))
+    mask = trained_mask(settings, params, untrained)
+    trained = jax.tree.map(lambda kept: "trained" if kept else "frozen", mask)
     late = {name: start for name, start in (starts or {}).items() if start}
     parts = [_moments(settings, late), _scale_by_learning_rate(settings, labels, total_steps, late)]
     if settings.weight_decay:
@@ -298,7 +322,4 @@ def _labels(settings: OptimizerSettings, params: Params) -> Params:
         found = (index for index, group in enumerate(settings.groups) if re.search(group.pattern, name))
         return next(found, -1)
 
-    labels = map_named(label, params)
-    if all(index >= 0 and settings.groups[index].frozen for index in jax.tree.leaves(labels)):
-        raise ConfigError("optimizer.groups freeze every parameter: nothing is left to train; narrow a pattern.")
-    return labels
+    return map_named(label, params)

@@ -17,7 +17,14 @@ from empax.core.protocols import OnlineTask, ReinforcedTask, Task
 from empax.core.sharding import batch_sharding, replicated, shard_params
 from empax.core.types import AnyBatch, Params, TrainState
 from empax.models.layers import logical_axes
-from empax.training.optimizer import averaged, first_updates, learning_rate, make_optimizer, trained_mask
+from empax.training.optimizer import (
+    averaged,
+    first_updates,
+    learning_rate,
+    make_optimizer,
+    trained_mask,
+    untrained_by,
+)
 from empax.training.settings import LoopSettings
 from empax.training.step import (
     EvalStep,
@@ -126,7 +133,8 @@ def make_programs(
     init = jax.jit(lambda rng, batch: task.init(rng, batch))
     shapes = jax.eval_shape(init, init_rng, batch)
     starts = first_updates(task, shapes, settings.updates_per_batch)
-    optimizer = make_optimizer(settings.optimizer, shapes, settings.updates, starts=starts)
+    untrained = untrained_by(task)
+    optimizer = make_optimizer(settings.optimizer, shapes, settings.updates, starts=starts, untrained=untrained)
     reinforced = task if isinstance(task, ReinforcedTask) else None
 
     def make(init_rng: jax.Array, rng: jax.Array, batch: AnyBatch) -> TrainState:
@@ -152,7 +160,7 @@ def make_programs(
             accumulate=settings.accumulate,
             epochs=settings.epochs,
             minibatches=settings.minibatches,
-            trained=trained_mask(settings.optimizer, shapes),
+            trained=trained_mask(settings.optimizer, shapes, untrained),
         ),
         evaluate=make_eval_step(task, batch=rows, replicated=whole),
         average=jax.jit(averaged),

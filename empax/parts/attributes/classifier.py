@@ -157,12 +157,13 @@ def build_classifier(stage: ClassifierTaskSettings, run: RunContext) -> Assembly
 
 def sketch_classifier(stage: ClassifierTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     batch = shapes_of(AttributeBatch, B=batch_size, S=length, T=1, C=len(stage.mechanisms))
-    return Sketch(planned_classifier(stage, run), batch)
+    return Sketch(classifier_of(stage, run, planned=True), batch)
 
 
-def planned_classifier(stage: ClassifierTaskSettings, run: RunContext) -> Classifier:
-    """Builds the task of `stage` from the config alone."""
-    return Classifier(load_stage_encoder(stage.encoder, run, planned=True).model, stage.mechanisms, unweighted(stage))
+def classifier_of(stage: ClassifierTaskSettings, run: RunContext, *, planned: bool = False) -> Classifier:
+    """Builds the task of a stage, without parameters; `planned`: from the config alone."""
+    encoder = load_stage_encoder(stage.encoder, run, with_params=False, planned=planned)
+    return Classifier(encoder.model, stage.mechanisms, unweighted(stage))
 
 
 def load_classifier(stage: ClassifierTaskSettings, run: RunContext, params: Params, made_by: str) -> ClassifierJudge:

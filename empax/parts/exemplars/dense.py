@@ -8,33 +8,45 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+from jaxtyping import Array, Bool
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
+from empax.core.shapes import shapes_of
 from empax.core.system import RunContext
-from empax.core.types import Mean, Metrics, Params
+from empax.core.types import Instance, Mean, Metrics, Params
+from empax.data.exemplars import dialogue_groups, emotion_ids
 from empax.data.store import check_prepared, has_emotions
+from empax.decoding.settings import LEAST_TEMPERATURE
 from empax.losses.contrastive import dense_retrieval_nll
-from empax.parts.exemplars.dense_retrieval import Negative, RetrievalBatch
+from empax.models.dual_encoder import Towers
+from empax.parts.exemplars.dense_retrieval import GivenPair, Keys, Negative, RetrievalBatch, RetrievalExamples
+from empax.parts.exemplars.parts import RetrievalParts
 from empax.parts.exemplars.settings import RetrievalSettings
 
 
-class Embeds(Protocol):
-    """Embeds contexts and responses; an `rng` turns on dropout (`models.dual_encoder.Towers`)."""
+@dataclasses.dataclass(frozen=True)
+class DenseSettings:
+    """Training settings of a dense retriever (Alg. 2).
 
-    def init(self, rng: jax.Array, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Params: ...
+    Attributes:
+      negatives: negatives of each context besides the other responses of its batch: a response from a dialogue of
+        another emotion, and one from another dialogue of the same emotion. Both are Alg. 2; ("other_emotion",) is the
+        text of Sec. 3.5.1; () = in-batch negatives alone.
+      temperature: divides the scores; 1 is LEMPEx', for unnormalized vectors, 0.05 Contriever's, for unit vectors.
+    """
 
-    def embed_queries(
-        self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
-    ) -> Float[Array, "B D"]: ...
+    negatives: tuple[Negative, ...] = ()
+    temperature: float = 1.0
 
-    def embed_keys(
-        self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
-    ) -> Float[Array, "B D"]: ...
+    def __post_init__(self) -> None:
+        check_numbers(self, "temperature", least=LEAST_TEMPERATURE)
+        if len(set(self.negatives)) < len(self.negatives):
+            raise ConfigError(f"negatives = {self.negatives} must name each kind once.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +56,7 @@ class DenseRetriever:
     Departure: the printed Eq. 11 lacks exp in the denominator; Alg. 2 and DPR have it.
     """
 
-    towers: Embeds
+    towers: Towers
     temperature: float
     splits_batches: ClassVar[bool] = False  # the responses of a batch are each other's negatives
 
@@ -71,6 +83,42 @@ def negatives_of(batch: RetrievalBatch) -> Bool[Array, "B P"]:
     other_text = batch.key_text.reshape(1, -1) != batch.key_text[:, :1]
     other_dialogue = batch.key_group.reshape(1, -1) != batch.key_group[:, :1]
     return there & other_text & other_dialogue
+
+
+def dense_examples(
+    retrieval: RetrievalParts,
+    stage: DenseSettings,
+    instances: Sequence[Instance],
+    pairs: Sequence[GivenPair] = (),
+) -> RetrievalExamples:
+    """Builds the examples of a split: its contexts, and further pairs that come with their own negatives.
+
+    The dialogues and emotions of those negatives are unknown.
+    """
+    asked = [*instances, *(pair.instance for pair in pairs)]
+    others = [Instance("", (), pair.negatives[kind], "") for kind in stage.negatives for pair in pairs]
+    unknown = np.full(len(others), -1, np.int32)
+    keys = Keys(
+        retrieval.key_text([*asked, *others]),
+        np.concatenate([dialogue_groups(asked), unknown]),
+        np.concatenate([emotion_ids(asked), unknown]),
+    )
+    given = np.full((len(asked), len(stage.negatives)), -1)
+    given[len(instances) :] = len(asked) + np.arange(len(others)).reshape(len(stage.negatives), len(pairs)).T
+    return RetrievalExamples(
+        retrieval.query_text(asked),
+        np.arange(len(asked)),
+        keys,
+        stage.negatives,
+        given=given,
+        pad_id=retrieval.encoder.tokenizer.pad_id,
+        max_key_tokens=retrieval.settings.layout.max_key_tokens,
+    )
+
+
+def sketch_batch(retrieval: RetrievalParts, stage: DenseSettings, rows: int, length: int) -> RetrievalBatch:
+    keys = retrieval.settings.layout.max_key_tokens
+    return shapes_of(RetrievalBatch, B=rows, S=length, K=1 + len(stage.negatives), P=keys)
 
 
 def check_queries(run: RunContext) -> None:

@@ -62,10 +62,6 @@ class Keys:
     groups: Int[np.ndarray, " M"]
     emotions: Int[np.ndarray, " M"]
 
-    def __add__(self, other: Keys) -> Keys:
-        joined = (np.concatenate([getattr(self, name), getattr(other, name)]) for name in ("groups", "emotions"))
-        return Keys([*self.ids, *other.ids], *joined)
-
 
 class RetrievalExamples:
     """Contexts with their responses as random-access examples (`core.protocols.Examples`).

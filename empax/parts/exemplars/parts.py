@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ from empax.retrieval.encode import BUCKETS, CorpusEncoder, Embedder
 from empax.retrieval.filters import ExemplarFilter, find_exemplars, load_filter
 from empax.retrieval.index import Index, load_index
 
+TextOf: TypeAlias = Callable[[Sequence[Instance]], list[list[int]]]
+
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalParts:
@@ -51,6 +53,18 @@ class RetrievalParts:
     def without_params(self) -> RetrievalParts:
         return dataclasses.replace(self, encoder=dataclasses.replace(self.encoder, params=None))
 
+    @property
+    def query_text(self) -> TextOf:
+        """Encodes contexts for the retriever; it holds no weights."""
+        most, query = self.settings.layout.max_query_tokens, self.settings.query
+        return functools.partial(encode_queries, self.encoder.tokenizer, max_tokens=most, query=query)
+
+    @property
+    def key_text(self) -> TextOf:
+        """Encodes exemplars for the retriever; it holds no weights."""
+        most, key = self.settings.layout.max_key_tokens, self.settings.key
+        return functools.partial(encode_keys, self.encoder.tokenizer, max_tokens=most, key=key)
+
     def corpus(self, instances: Sequence[Instance], form: SourceForm) -> Corpus:
         return Corpus.of(instances, form, self.encoder.tokenizer, self.settings.key)
 
@@ -64,15 +78,11 @@ class RetrievalParts:
         self, run: RunContext, index: str, split: str, corpus: Corpus, form: SourceForm, limit: int, **options: Any
     ) -> ExemplarExamples:
         """Builds examples of the instances of a split that have candidates, at most `limit` (0 = all)."""
-        positions, ids = load_candidates(run, index, split)
-        rows = draw_rows(len(positions), limit)
-        instances = load_instances(run, split)
-        return self.examples([instances[p] for p in positions[rows]], corpus, ids[rows], form, **options)
+        instances, ids = searched_instances(run, index, split, limit)
+        return self.examples(instances, corpus, ids, form, **options)
 
     def corpus_encoder(self, model: Embedder, params: Params, made_by: Params, *more: Any) -> CorpusEncoder:
         """Builds an encoder of instances; its hash covers `made_by`, the part of `params` in use, and `more`."""
-        tokenizer, layout = self.encoder.tokenizer, self.settings.layout
-        key, query = self.settings.key, self.settings.query
         # Without the settings of planning and training, which change no vector.
         without = {"preset", "attention", "remat", "unroll", "dropout"}
         fields = dataclasses.asdict(self.settings.retriever)
@@ -80,15 +90,19 @@ class RetrievalParts:
         return CorpusEncoder(
             model=model,
             params=params,
-            pad_id=tokenizer.pad_id,
-            query_text=functools.partial(encode_queries, tokenizer, max_tokens=layout.max_query_tokens, query=query),
-            key_text=functools.partial(encode_keys, tokenizer, max_tokens=layout.max_key_tokens, key=key),
-            hash=hash_json([hash_tree(made_by), settings, key, query, *more]),
+            pad_id=self.encoder.tokenizer.pad_id,
+            query_text=self.query_text,
+            key_text=self.key_text,
+            hash=hash_json([hash_tree(made_by), settings, self.settings.key, self.settings.query, *more]),
         )
 
-    def buckets(self, *, single: bool) -> tuple[int, ...]:
-        """Returns the lengths that queries are padded to; `single`: one length, so that one program is compiled."""
-        return (self.settings.layout.max_query_tokens,) if single else BUCKETS
+
+def searched_instances(run: RunContext, index: str, split: str, limit: int) -> tuple[list[Instance], np.ndarray]:
+    """Loads the instances of a split that have candidates, at most `limit` (0 = all), and these candidates, [N, M]."""
+    positions, ids = load_candidates(run, index, split)
+    rows = draw_rows(len(positions), limit)
+    instances = load_instances(run, split)
+    return [instances[p] for p in positions[rows]], ids[rows]
 
 
 def pretrained_encoder(run: RunContext) -> CorpusEncoder:
@@ -147,7 +161,9 @@ class ExemplarSearch:
         retrieval = RetrievalParts.of(run, parts.tokenizer, with_params=False)
         encoder = encoder or load_encoder_of(run, run.named(index).settings.encoder)
         found = load_index(run.files.index(index), encoder_hash=made_by or encoder.hash, mesh=local_mesh())
-        encoder = dataclasses.replace(encoder, buckets=retrieval.buckets(single=not buckets))
+        encoder = dataclasses.replace(
+            encoder, buckets=BUCKETS if buckets else (retrieval.settings.layout.max_query_tokens,)
+        )
         corpus = corpus or retrieval.corpus(load_instances(run, "train"), parts.form())
         return cls(parts, retrieval, encoder, found, corpus, load_filter(run.files.stage(index)), tuple(buckets))
 

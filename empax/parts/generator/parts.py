@@ -94,9 +94,6 @@ class GeneratorParts:
         more = max(passages - 1, 0) * form.split if isinstance(form, ChatForm) else 0
         return (len(form.prefix) if isinstance(form, ChatForm) else 0) + longest + more
 
-    def without_params(self) -> GeneratorParts:
-        return dataclasses.replace(self, generator=dataclasses.replace(self.generator, params=None))
-
     def decoder(self, settings: DecodeSettings) -> Decoder:
         reader = self.reader
         # Not the tokenizer's: BART's decoder starts with the end token.

@@ -116,8 +116,10 @@ def context_examples(parts: GeneratorParts, buckets: Sequence[int]) -> MakeExamp
     return lambda instances: AnswerExamples(ContextExamples(instances, form), [{} for _ in instances])
 
 
-def trained_generator(stage: GeneratorTaskSettings, run: RunContext, adapters: bool) -> Trained:
+def trained_generator(stage: Any, run: RunContext, adapters: bool, *, fused: bool = False) -> Trained:
     """Returns the generator of the current stage of `run`, without its emotion head; or its adapters alone.
+
+    `fused`: it reads several passages, and the stage also trained something else.
 
     Raises:
       ConfigError: `adapters` is set, but the stage has none.
@@ -128,7 +130,9 @@ def trained_generator(stage: GeneratorTaskSettings, run: RunContext, adapters: b
     check_adapters(adapters and not is_adapted(saved), run, "generator")
     parts = GeneratorParts.of(run, with_params=False)
     params = saved["adapters"] if adapters else parts.stage_params(run, run.stage)
-    return generator_to_export(parts, run.stage, params["model"], passages=0, adapters=adapters)
+    params = params["generator"] if fused else params
+    passages = parts.settings.passages if fused else 0
+    return generator_to_export(parts, run.stage, params["model"], passages=passages, adapters=adapters)
 
 
 def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:

@@ -253,6 +253,10 @@ class Generator(ResponseTask):
     own_losses: tuple[LossSettings, ...] = ()
     whole: ClassVar[str] = "^emotion/"
 
+    @property
+    def untrained(self) -> str:
+        return "" if self.emotion_weight else "emotion/"
+
     def init(self, rng: jax.Array, batch: Any) -> Params:
         return self.drawn(jax.random.split(rng, 3), batch)
 

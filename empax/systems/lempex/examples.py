@@ -64,16 +64,12 @@ class TurnForm:
     def apart(self) -> bool:
         return False  # exemplars are not rows
 
-    @property
-    def framing(self) -> tuple[list[int], list[int]]:
-        return self.tokenizer.framing
-
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:
         return [Text([], ids) for ids, _ in self.spoken(instances)]
 
     def spoken(self, instances: Sequence[Instance]) -> list[tuple[list[int], list[int]]]:
         """Returns the ids of each context with its frame, and the speaker embedding's row of each id."""
-        before, behind = self.framing
+        before, behind = self.tokenizer.framing
         room = self.layout.max_context_tokens - len(before) - len(behind)
         turns = list(dict.fromkeys(turn for instance in instances for turn in instance.context))
         known = dict(zip(turns, self.tokenizer.encode_batch(turns), strict=True))
@@ -90,7 +86,7 @@ class TurnForm:
         return rows
 
     def passages(self, instances: Sequence[Instance]) -> list[Text]:
-        before, behind = self.framing
+        before, behind = self.tokenizer.framing
         room = self.layout.max_passage_tokens - len(before) - len(behind)
         answers = self.tokenizer.encode_batch([instance.response for instance in instances])
         return [Text([], [*before, *answer[:room], *behind]) for answer in answers]
@@ -169,7 +165,8 @@ class LempexExamples(ContextExamples):
 
     def _judged(self, rows: Sequence[int], source: int, target: int) -> dict[str, Any]:
         """Returns the inputs and labels of the judges."""
-        tokenizer, (before, behind) = self.form.tokenizer, self.form.framing
+        tokenizer = self.form.tokenizer
+        before, behind = tokenizer.framing
         length = judged_length(source, target, self.judged)
 
         def read(i: int) -> tuple[list[int], int, list[int]]:

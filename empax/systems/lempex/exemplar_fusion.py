@@ -61,14 +61,7 @@ class ExemplarFusion(nn.Module):
         *,
         deterministic: bool = True,
     ) -> Float[Array, "B S D"]:
-        """Fuses the exemplars into the states.
-
-        Args:
-          states: states of the context.
-          exemplars: token ids of the exemplars.
-          mask: mask of their real tokens; an exemplar without any does not count.
-          deterministic: turns dropout off.
-        """
+        """Fuses the exemplars into the states of the context; an exemplar without real tokens does not count."""
         found = self.represent(exemplars, mask, deterministic=deterministic).astype(states.dtype)
         size = self.config.d_model
         # [Z; x] W is Z W_1 + x W_2, and the second product is the same at every state.

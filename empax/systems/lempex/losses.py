@@ -57,7 +57,6 @@ class EmpathyLosses:
 
     @property
     def trains_judges(self) -> bool:
-        """Whether the judges are trained."""
         return self.settings.losses == "judges" and not self.settings.frozen_judges
 
     def init_heads(self, rng: jax.Array, width: int) -> Params:
@@ -157,13 +156,7 @@ def embed_response(
 ) -> Float[Array, "B J E"]:
     """Returns the embeddings of `ids` in a judge's own table; those of the response are expectations under `soft`.
 
-    Args:
-      encoder: the judge's encoder.
-      judge: the judge's parameters.
-      ids: ids of the gold response in its frame.
-      soft: soft tokens of the response.
-      start: position in `ids` at which the response starts.
-      count: number of its tokens there.
+    `ids` are the gold response in its frame: it has `count` tokens there, from the position `start` on.
     """
     table = judge["encoder"]["encoder"]["token_embedding"]
     dtype = encoder.encoder.config.dtype  # pyright: ignore[reportAttributeAccessIssue]

@@ -7,25 +7,42 @@ from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.types import MECHANISMS
+from empax.data.exemplars import Key
+from empax.parts.exemplars.dense import DenseSettings
+from empax.parts.exemplars.dense_retrieval import Negative
+from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.settings import ContrastSettings, DialogueSettings
-from empax.systems.lempex.retriever import TowerSettings
 from empax.systems.lempex.soft_tokens import SoftAxis, SoftForm
 
 
 @dataclasses.dataclass(frozen=True)
-class LempexSettings(TowerSettings):
+class LempexSettings(RetrievalSettings):
     """Settings shared by all stages: the section `config.lempex`.
 
     Attributes:
       attributes: LEMPEx prepends no attributes to its texts; must be False.
+      key: "response" alone is the paper's.
+      towers: "separate" encoders of contexts and responses, as in DPR, or one "shared" encoder.
+      key_pretrained: pretrained weights of the encoder of responses, if towers are separate; empty = those of the other
+        encoder. For the two folders of a DPR model.
       speakers: whether every token of the context gets an embedding of its speaker (Sec. 3.2).
     """
 
     attributes: bool = False
+    key: Key = "response"
+    towers: Literal["separate", "shared"] = "separate"
+    key_pretrained: str = ""
     speakers: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.emotion_share:
+            raise ConfigError(f"emotion_share = {self.emotion_share} is REG's; this retriever has none, set it to 0.")
+        if self.key_pretrained and (self.towers == "shared" or not self.retriever.pretrained):
+            raise ConfigError(
+                f"key_pretrained = {self.key_pretrained!r} is the second of two pretrained towers; set "
+                "towers = 'separate' and retriever.pretrained, or leave it empty."
+            )
         wrong = {
             "attributes": self.attributes,
             "lora": self.lora,
@@ -39,6 +56,18 @@ class LempexSettings(TowerSettings):
         for name in ("form", "exemplars"):
             if (value := getattr(self, name)) != getattr(DialogueSettings, name):
                 raise ConfigError(f"{name} = {value!r} is not how LEMPEx reads; leave it out.")
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrieverTaskSettings(DenseSettings):
+    """Training settings of the retriever (Alg. 2).
+
+    Attributes:
+      dpr_data: "ed" = the run's training split; "ed_reddit" adds the authors' Reddit pairs, with their negatives.
+    """
+
+    negatives: tuple[Negative, ...] = ("other_emotion", "same_emotion")
+    dpr_data: Literal["ed", "ed_reddit"] = "ed"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,13 +13,12 @@ from empax.core.config import ConfigError
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import Instance, Params
-from empax.data.batches import draw, draw_rows
+from empax.data.batches import draw
 from empax.data.exemplars import Corpus
 from empax.data.store import (
     PrepareSettings,
     check_candidates,
     check_prepared,
-    load_candidates,
     load_instances,
     may_load,
     run_tokenizer,
@@ -27,12 +26,11 @@ from empax.data.store import (
 from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained import load_generator
 from empax.models.transformer import EncoderDecoder
-from empax.parts.attributes import ClassifierJudge, ClassifierTaskSettings, load_judge
-from empax.parts.attributes.classifier import planned_classifier
+from empax.parts.attributes import ClassifierTaskSettings
+from empax.parts.attributes.classifier import classifier_of
 from empax.parts.attributes.sentiment import SentimentTaskSettings, regressor_of
 from empax.parts.encoder.stages import load_stage_encoder
-from empax.parts.encoder.task import Predictor
-from empax.parts.exemplars.parts import ExemplarSearch
+from empax.parts.exemplars.parts import ExemplarSearch, searched_instances
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.checks import check_whole_contexts
 from empax.parts.generator.parts import GeneratorParts
@@ -138,34 +136,35 @@ def judged_tokens(stage: LempexTaskSettings, run: RunContext) -> int:
     return min(most, default=layout.max_context_tokens + layout.max_target_tokens)
 
 
-def load_judges(stage: LempexTaskSettings, run: RunContext) -> tuple[EmpathyLosses, Params]:
-    """Loads the trained judges that `stage` names: the losses that use them, and their parameters."""
-    found: dict[str, ClassifierJudge] = {}
-    for name in stage.judges:
-        judge = load_judge(run, name)
-        assert isinstance(judge, Predictor)  # see check_generator
-        found[name] = judge
-    params: dict[str, Any] = {"classifiers": {name: judge.params for name, judge in found.items()}}
+def empathy_losses(stage: LempexTaskSettings, run: RunContext, *, planned: bool = False) -> EmpathyLosses | None:
+    """Builds the empathetic losses with their judges, without parameters; `planned`: from the config alone."""
+    if stage.losses == "none":
+        return None
+    judges = {name: run.settings(name, ClassifierTaskSettings) for name in stage.judges}
+    classifiers = tuple((name, classifier_of(own, run, planned=planned)) for name, own in judges.items())
     regressor = None
     if stage.sentiment:
-        regressor = regressor_of(run.settings(stage.sentiment, SentimentTaskSettings), run)
+        regressor = regressor_of(run.settings(stage.sentiment, SentimentTaskSettings), run, planned=planned)
+    return EmpathyLosses(stage, classifiers, regressor)
+
+
+def load_judges(stage: LempexTaskSettings, run: RunContext) -> Params:
+    """Loads the parameters of the trained judges that `stage` names."""
+    params: Params = {"classifiers": {name: load_params(run.files.stage(name)) for name in stage.judges}}
+    if stage.sentiment:
         params["sentiment"] = load_params(run.files.stage(stage.sentiment))
-    classifiers = tuple((name, judge.task) for name, judge in found.items())
-    return EmpathyLosses(stage, classifiers, regressor), params
+    return params
 
 
 def build_generator(stage: LempexTaskSettings, run: RunContext) -> Assembly:
     parts = GeneratorParts.of(run, with_params=False)
-    empathy, judges = load_judges(stage, run) if stage.losses == "judges" else (None, {})
-    if stage.losses == "first_state":
-        empathy = EmpathyLosses(stage)
-    task = generator_task(parts, stage, run, empathy)
+    task = generator_task(parts, stage, run, empathy_losses(stage, run))
     form = TurnForm(parts.tokenizer, parts.settings.layout)
     corpus = Corpus.of(load_instances(run, "train"), form) if stage.index else None
     train = _examples(stage, run, "train", form, corpus, judged=judged_tokens(stage, run))
     validation = _examples(stage, run, "validation", form, corpus, limit=stage.max_validation_examples)
 
-    known = {"judges": judges} if judges else {}
+    known = {"judges": load_judges(stage, run)} if stage.losses == "judges" else {}
 
     def initial(params: Params) -> Params:
         return {**params, **first_params(stage, run, params), **({} if stage.frozen_judges else known)}
@@ -199,26 +198,16 @@ def _examples(
     judged: int = 0,
 ) -> LempexExamples:
     """Builds the examples of a split; with exemplars, of the searched instances alone."""
-    instances = load_instances(run, split)
     if not stage.index:
-        return LempexExamples(draw(instances, limit), form, judged=judged)
-    positions, ids = load_candidates(run, stage.index, split)
-    rows = draw_rows(len(positions), limit)
-    chosen = [instances[p] for p in positions[rows]]
+        return LempexExamples(draw(load_instances(run, split), limit), form, judged=judged)
+    instances, ids = searched_instances(run, stage.index, split, limit)
     count = run.shared_settings(LempexSettings).passages
-    return LempexExamples(chosen, form, corpus=corpus, candidates=ids[rows, :count], judged=judged)
+    return LempexExamples(instances, form, corpus=corpus, candidates=ids[:, :count], judged=judged)
 
 
 def sketch_generator(stage: LempexTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts, layout = GeneratorParts.of(run, planned=True), run.shared_settings(LempexSettings).layout
-    empathy = None
-    if stage.losses != "none":
-        planned = ((name, run.settings(name, ClassifierTaskSettings)) for name in stage.judges)
-        classifiers = tuple((name, planned_classifier(own, run)) for name, own in planned)
-        regressor = None
-        if stage.sentiment:
-            regressor = regressor_of(run.settings(stage.sentiment, SentimentTaskSettings), run, planned=True)
-        empathy = EmpathyLosses(stage, classifiers, regressor)
+    empathy = empathy_losses(stage, run, planned=True)
     task = generator_task(parts, stage, run, empathy)
     sizes = {"B": batch_size, "S": length, "T": layout.max_target_tokens}
     if stage.index:

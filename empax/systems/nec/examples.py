@@ -189,11 +189,7 @@ class Negatives:
 class NecExamples(ContextExamples):
     """Examples of instances whose notes have the chosen facts; with `negatives`, also candidate responses.
 
-    Args:
-      instances: see `data.exemplars.ContextExamples`.
-      form: likewise.
-      social_tokens: maximum tokens of a fact about people; 0 = such facts are not read.
-      negatives: the source of candidates; None = no candidates.
+    A fact about people has at most `social_tokens` tokens; 0 = such facts are not read.
     """
 
     def __init__(

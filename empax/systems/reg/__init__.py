@@ -1,13 +1,15 @@
 """REG: the tasks (`tasks`), their stages (`stages`), and the trained models (`answers`)."""
 
+import functools
+
 from empax.core.system import RunContext, System, TaskSpec
 from empax.parts.exemplars import checks
 from empax.parts.exemplars.parts import pretrained_encoder
 from empax.parts.exemplars.settings import INDEX_UNREAD
 from empax.parts.generator.checks import check_system
-from empax.parts.generator.stages import GENERATOR
+from empax.parts.generator.stages import GENERATOR, trained_generator
 from empax.systems.reg import settings, stages
-from empax.systems.reg.answers import answer_joint, joint_generator, trained_retriever
+from empax.systems.reg.answers import answer_joint, trained_retriever
 from empax.systems.reg.parts import trained_encoder
 
 
@@ -16,10 +18,6 @@ def check(run: RunContext) -> None:
     check_system(run)
     checks.check_retriever(run)
 
-
-READ_BY_OTHERS = ("generator", "decoding", "form", "own_decoding", "lora", "attributes", "passages", "exemplars",
-                  "ask_first", "neighbours", "logits_at_once")  # fmt: skip
-"""Settings that do not affect a dense retriever."""
 
 TASKS = {
     "generator": GENERATOR,
@@ -37,7 +35,7 @@ TASKS = {
         stages.sketch_dense,
         encoder=trained_encoder,
         models={"retriever": trained_retriever},
-        unread=READ_BY_OTHERS,
+        unread=INDEX_UNREAD,
     ),
     "retriever": TaskSpec(
         settings.RetrieverTaskSettings,
@@ -59,7 +57,7 @@ TASKS = {
         reads_sources=True,
         reads_exemplars=lambda _: True,
         encoder=trained_encoder,
-        models={"generator": joint_generator, "retriever": trained_retriever},
+        models={"generator": functools.partial(trained_generator, fused=True), "retriever": trained_retriever},
         refreshes=True,
         unread=("neighbours",),
     ),

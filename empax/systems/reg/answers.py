@@ -1,4 +1,4 @@
-"""A trained REG: its answerer (the retriever with G2) and the models to export."""
+"""A trained REG: its answerer (the retriever with G2) and its retriever for export."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
 from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.generator.answerer import Answerer
-from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.stages import answerer_of, taught_heads, with_earlier
-from empax.parts.generator.trained import Trained, check_adapters, generator_to_export
+from empax.parts.generator.trained import Trained, check_adapters
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
 from empax.systems.reg.settings import (
     DenseTaskSettings,
@@ -22,7 +21,7 @@ from empax.systems.reg.settings import (
 )
 from empax.systems.reg.stages import joint_task
 from empax.training.checkpoint import load_params
-from empax.training.lora import is_adapted, trained_whole
+from empax.training.lora import trained_whole
 
 
 def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
@@ -35,7 +34,7 @@ def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptio
     made = parts.generator
     params = made.stage_params(run, options.stage)
     encoder: Any = parts.corpus_encoder(params["retriever"])
-    if not (stage.retriever or stage.retriever_weight):  # untrained, so it knows no emotions either
+    if not (stage.retriever or stage.ranks):  # untrained, so it knows no emotions either
         encoder = load_encoder_of(run, "")
     search = ExemplarSearch.of(
         run,
@@ -60,9 +59,9 @@ def _heads(stage: JointTaskSettings, run: RunContext) -> tuple[str, ...]:
 
 def _teaches_emotions(stage: Any) -> bool:
     """Whether a stage trains the retriever's emotion head."""
-    weight = stage.retriever_weight if isinstance(stage, JointTaskSettings) else 1.0
-    distils = isinstance(stage, JointTaskSettings | RetrieverTaskSettings)
-    return isinstance(stage, EmotionTaskSettings) or (distils and weight * stage.distillation.emotion_weight > 0)
+    if isinstance(stage, JointTaskSettings | RetrieverTaskSettings):
+        return stage.ranks and stage.distillation.emotion_weight > 0
+    return isinstance(stage, EmotionTaskSettings)
 
 
 def _maker_of_index(run: RunContext, parts: EmotionParts, stage: JointTaskSettings, params: Params) -> str:
@@ -73,20 +72,6 @@ def _maker_of_index(run: RunContext, parts: EmotionParts, stage: JointTaskSettin
     if stage.retriever:
         return parts.corpus_encoder(parts.retriever_params(run, stage.retriever)).hash
     return load_encoder_of(run, "").hash
-
-
-def joint_generator(stage: JointTaskSettings, run: RunContext, adapters: bool) -> Trained:
-    """Returns G2 of the current stage of `run`, without its emotion head; or its adapters alone.
-
-    Raises:
-      ConfigError: `adapters` is set, but the stage has none.
-      CheckpointError: the stage has not been trained.
-    """
-    saved = load_params(run.directory)
-    check_adapters(adapters and not is_adapted(saved), run, "generator")
-    parts = GeneratorParts.of(run, with_params=False)
-    params = (saved["adapters"] if adapters else parts.stage_params(run, run.stage))["generator"]
-    return generator_to_export(parts, run.stage, params["model"], passages=parts.settings.passages, adapters=adapters)
 
 
 def trained_retriever(

@@ -95,13 +95,8 @@ def emdr2(
 
     Source: Singh et al. 2021 (EMDR2), Eq. 4, the retriever's term.
 
-    Args:
-      scores: query times passage, before any temperature.
-      log_likelihoods: log p(y | x, d_k) of the whole response, at most 0; no gradient flows.
-      mask: True at real candidates.
-      valid: False on filler rows; a row without candidates does not count either.
-      temperature: T > 0, in units of the scores.
-      weights: weight of each query in the mean; None = equal weights.
+    `log_likelihoods` are log p(y | x, d_k) of the whole response, at most 0; no gradient flows through them. All other
+    arguments are those of `retriever_kl`.
     """
     likelihoods = jax.lax.stop_gradient(jnp.where(mask, log_likelihoods, 0.0))
     joint = _masked_log_softmax(scores, mask, temperature) + likelihoods

@@ -83,9 +83,7 @@ class EmotionEncoder:
         """Returns the vectors that an index is searched with; without a share, the encoder's alone."""
         return self.read(params, ids, mask)[0] if self.share else self.embed(params, ids, mask)
 
-    def embed_keys(self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B D"]:
-        """Returns the vectors of an index before `keys` adds the emotions."""
-        return self.embed(params, ids, mask)
+    embed_keys = embed  # those of an index, before `keys` adds the emotions
 
     def keys(self, vectors: Float[Array, "N D"], emotion: Int[Array, " N"]) -> Float[Array, "N E"]:
         """Turns the encoder's vectors of exemplars into an index's; `emotion` counts from 0, -1 = unknown."""
@@ -97,26 +95,6 @@ class EmotionEncoder:
 
     def _classify(self, params: Params, vectors: Float[Array, "N D"], rng: jax.Array | None) -> Float[Array, "N C"]:
         return apply(self.head, params["emotion"], unit_variance(vectors), rng=rng)
-
-
-@dataclasses.dataclass(frozen=True)
-class WordsAlone:
-    """A retriever with the encoder's vectors alone on both sides, without emotions (`parts.exemplars.dense.Embeds`).
-
-    It has all parameters of the retriever; those of the emotions get no gradient.
-    """
-
-    encoder: EmotionEncoder
-
-    def init(self, rng: jax.Array, ids: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Params:
-        return self.encoder.init(rng, ids, mask)
-
-    def embed_queries(
-        self, params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], *, rng: jax.Array | None = None
-    ) -> Float[Array, "B D"]:
-        return self.encoder.embed(params, ids, mask, rng=rng)
-
-    embed_keys = embed_queries
 
 
 def unit_variance(vectors: Float[Array, "N D"]) -> Float[Array, "N D"]:

@@ -88,9 +88,6 @@ class RegParts(EmotionParts):
         retrieval = RetrievalParts.of(run, generator.tokenizer, with_params=with_params, planned=planned)
         return cls(retrieval, generator)
 
-    def without_params(self) -> RegParts:
-        return RegParts(self.retrieval.without_params(), self.generator.without_params())
-
 
 def emotion_parts(run: RunContext, *, with_params: bool = True) -> EmotionParts:
     """Returns the retriever's parts of `run`, without building a generator."""

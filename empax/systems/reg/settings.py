@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from empax.core.config import ConfigError, check_numbers
 from empax.decoding.settings import LEAST_TEMPERATURE
 from empax.evaluation.device_metrics import UtilityWeights
-from empax.parts.exemplars.dense_retrieval import Negative
+from empax.parts.exemplars.dense import DenseSettings
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.settings import ResponseTaskSettings
 
@@ -69,7 +69,7 @@ class EmotionTaskSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseTaskSettings:
+class DenseTaskSettings(DenseSettings):
     """Before stage 2: the retriever learns to find each context's own response in its batch; ours, off in all recipes
     except the form "contrastive".
 
@@ -77,23 +77,18 @@ class DenseTaskSettings:
 
     Attributes:
       start_from: the stage whose retriever initializes this one; empty = the pretrained one.
-      negatives: negatives besides the batch's responses, see `systems.lempex.retriever.RetrieverTaskSettings`.
-      temperature: divides the scores; 0.05 is Contriever's, for unit vectors.
     """
 
     start_from: str = ""
-    negatives: tuple[Negative, ...] = ()
     temperature: float = 0.05
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "temperature", least=LEAST_TEMPERATURE)
-        if len(set(self.negatives)) < len(self.negatives):
-            raise ConfigError(f"negatives = {self.negatives} must name each kind once.")
 
 
 @dataclasses.dataclass(frozen=True)
 class RetrieverTaskSettings:
     """Stage 2: the retriever learns from G1.
+
+    It shares properties with `JointTaskSettings`: `ranks`, whether the retriever is trained by its candidates,
+    `begins`, the setting that names the stage whose retriever it begins with, and `exemplar_probability`.
 
     Attributes:
       generator: the stage that trained G1; from a stage of the task "joint", G2 is taken.
@@ -112,6 +107,9 @@ class RetrieverTaskSettings:
     passage_encoder: Literal["trained", "frozen"] = "trained"
     max_examples: int = 0
     max_validation_examples: int = 256
+    ranks: ClassVar[bool] = True
+    begins: ClassVar[str] = "start_from"
+    exemplar_probability: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         check_numbers(self, "candidates", "max_examples", "max_validation_examples", least=0)
@@ -144,9 +142,13 @@ class JointTaskSettings(ResponseTaskSettings):
     passage_encoder: Literal["trained", "frozen"] = "frozen"
     max_examples: int = 0
     max_validation_examples: int = 512
+    begins: ClassVar[str] = "retriever"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, "retriever_weight", least=0, most=1)
-        check_numbers(self, "exemplar_probability", least=0, most=1)
+        check_numbers(self, "retriever_weight", "exemplar_probability", least=0, most=1)
         check_numbers(self, "candidates", "max_examples", "max_validation_examples", least=0)
+
+    @property
+    def ranks(self) -> bool:
+        return self.retriever_weight > 0

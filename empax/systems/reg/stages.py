@@ -19,21 +19,12 @@ from empax.core.sharding import local_mesh
 from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import Batch, Params
 from empax.data.batches import SequenceExamples, draw
-from empax.data.exemplars import (
-    ExemplarBatch,
-    ExemplarExamples,
-    dialogue_groups,
-    emotion_ids,
-    encode_keys,
-    encode_queries,
-    num_turns,
-)
+from empax.data.exemplars import ExemplarBatch, ExemplarExamples, emotion_ids, traits
 from empax.data.store import check_candidates, check_prepared, has_emotions, load_instances
 from empax.decoding.settings import DecodeSettings
+from empax.models.dual_encoder import Towers
 from empax.parts.exemplars import dense
 from empax.parts.exemplars.checks import check_passages
-from empax.parts.exemplars.dense import DenseRetriever
-from empax.parts.exemplars.dense_retrieval import Keys, RetrievalBatch, RetrievalExamples
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.checks import (
     GENERATOR_TASKS,
@@ -46,7 +37,6 @@ from empax.parts.generator.checks import (
 from empax.parts.generator.stages import begun_with, generator_params, sketch_frozen_generator, sketched
 from empax.retrieval.filters import find_exemplars, load_filter
 from empax.retrieval.index import build_index, load_index
-from empax.systems.reg.encoder import WordsAlone
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
 from empax.systems.reg.settings import (
     DenseTaskSettings,
@@ -55,7 +45,7 @@ from empax.systems.reg.settings import (
     JointTaskSettings,
     RetrieverTaskSettings,
 )
-from empax.systems.reg.tasks import EmotionTask, Joint, RetrieverTask
+from empax.systems.reg.tasks import DenseTask, EmotionTask, Joint, RetrieverTask
 from empax.training.checkpoint import load_params
 from empax.training.lora import trained_whole
 
@@ -90,18 +80,15 @@ def _examples(
 ) -> tuple[ExemplarExamples, ExemplarExamples]:
     retrieval, form, k = parts.retrieval, parts.generator.form(), parts.generator.settings.passages
     corpus = retrieval.corpus(load_instances(run, "train"), form)
-    embeddings, ranks, probability = None, True, 1.0
-    if isinstance(stage, JointTaskSettings):
-        ranks, probability = stage.retriever_weight > 0, stage.exemplar_probability
-    if stage.passage_encoder == "frozen":
-        embeddings = load_index(run.files.index(stage.index)).embeddings
+    embeddings = load_index(run.files.index(stage.index)).embeddings if stage.passage_encoder == "frozen" else None
     find = functools.partial(retrieval.searched, run, stage.index, key_embeddings=embeddings)
-    train = find("train", corpus, form, stage.max_examples, num_random=k if ranks else 0, probability=probability)
+    shown = {"num_random": k if stage.ranks else 0, "probability": stage.exemplar_probability}
+    train = find("train", corpus, form, stage.max_examples, **shown)
     # Validation shows the K retrieved candidates without trials: its metrics are the emotions and G2's likelihood.
     held_out = find("validation", corpus, form, stage.max_validation_examples)
     held_out.set_candidates(held_out.candidates[:, :k])
-    if stage.candidates or not ranks:
-        train.set_candidates(train.candidates[:, : stage.candidates if ranks else k])
+    if stage.candidates or not stage.ranks:
+        train.set_candidates(train.candidates[:, : stage.candidates if stage.ranks else k])
     return train, held_out
 
 
@@ -120,53 +107,50 @@ def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
     Raises:
       ConfigError: one is missing, comes later or trains something else; or the settings do not fit together.
     """
-    check_prepared(run)
-    run.earlier("generator", stage.generator, tasks=G1_TASKS)
-    if stage.start_from:
-        run.earlier("start_from", stage.start_from, tasks=RETRIEVER_TASKS)
+    _check_earlier(stage, run)
     if run.named(run.stage).loop.best_metric == "loss" and not stage.distillation.emotion_weight:
         raise ConfigError(
             f"config.{run.stage}.best_metric = 'loss': no candidate is tried out on validation, where the loss is "
             "always 0; set it to None, by which the last parameters count."
         )
-    if stage.passage_encoder == "frozen":
-        run.earlier("index", stage.index, kind="index")
-        _check_encoders({stage.index: stage.start_from}, run)
-    _check_exemplars(stage, run)
+    frozen = {stage.index: stage.start_from} if stage.passage_encoder == "frozen" else {}
+    _check_exemplars(stage, run, frozen)
 
 
 def check_joint(stage: JointTaskSettings, run: RunContext) -> None:
-    """Checks joint training as `check_retriever` does."""
-    check_prepared(run)
+    """Checks joint training as `check_retriever` does, and that evaluation asks indexes of the right encoder."""
+    _check_earlier(stage, run)
     check_contrast(stage.contrast, run)
     check_losses(stage.losses, run)
     check_whole_contexts(f"{run.shared}.layout", run.shared_settings(RetrievalSettings).layout.max_context_tokens, run)
-    run.earlier("generator", stage.generator, tasks=G1_TASKS)
-    if stage.retriever:
-        run.earlier("retriever", stage.retriever, tasks=RETRIEVER_TASKS)
+    for where, decoding in decodings(run).items():
+        check_passages(decoding, where)
     loop = run.named(run.stage).loop
-    if loop.refresh_every_steps and not stage.retriever_weight:
+    if loop.refresh_every_steps and not stage.ranks:
         raise ConfigError(
             f"config.{run.stage}.refresh_every_steps = {loop.refresh_every_steps}, but with retriever_weight = 0 the "
             "retriever never changes; set it to 0."
         )
-    _check_indexes(stage, run)
-    _check_exemplars(stage, run)
-
-
-def _check_indexes(stage: JointTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError if queries would be compared with passages of another encoder."""
-    run.earlier("index", stage.index, kind="index")
-    began_with = stage.retriever
-    wanted = run.stage if stage.passage_encoder == "trained" else began_with
+    wanted = run.stage if stage.passage_encoder == "trained" else stage.retriever
     indexes = {one.settings.index: wanted for one in run.evaluations if one.settings.index in run.plan.stages}
-    if stage.retriever_weight and stage.passage_encoder == "frozen":
-        indexes[stage.index] = began_with
-    _check_encoders(indexes, run)
+    if stage.ranks and stage.passage_encoder == "frozen":
+        indexes[stage.index] = stage.retriever
+    _check_exemplars(stage, run, indexes)
 
 
-def _check_encoders(indexes: Mapping[str, str], run: RunContext) -> None:
-    """Raises ConfigError unless each index, by name, is of the encoder that `indexes` gives for it."""
+def _check_earlier(stage: RetrieverTaskSettings | JointTaskSettings, run: RunContext) -> None:
+    """Raises ConfigError unless the stages that G1, the retriever and the candidates come from are earlier ones."""
+    check_prepared(run)
+    run.earlier("generator", stage.generator, tasks=G1_TASKS)
+    if begun := getattr(stage, stage.begins):
+        run.earlier(stage.begins, begun, tasks=RETRIEVER_TASKS)
+    run.earlier("index", stage.index, kind="index")
+
+
+def _check_exemplars(
+    stage: RetrieverTaskSettings | JointTaskSettings, run: RunContext, indexes: Mapping[str, str]
+) -> None:
+    """Raises ConfigError unless candidates suffice and each of `indexes` is of the encoder that is given for it."""
     for index, encoder in indexes.items():
         found = run.named(index).settings.encoder
         if found != encoder:
@@ -174,26 +158,18 @@ def _check_encoders(indexes: Mapping[str, str], run: RunContext) -> None:
                 f"config.{index}.encoder = {found!r}, but what config.{run.stage} asks it with belongs to passages of "
                 f"{encoder or 'the pretrained encoder'!r}; set it to {encoder!r}, or name an index of that encoder."
             )
-
-
-def _check_exemplars(stage: RetrieverTaskSettings | JointTaskSettings, run: RunContext) -> None:
     settings = run.shared_settings(RetrievalSettings)
-    if isinstance(stage, JointTaskSettings):
-        for where, decoding in decodings(run).items():
-            check_passages(decoding, where)
     check_fusion(run)
     check_candidates(run, stage.index, ("train", "validation"), settings.passages)
     if 0 < stage.candidates < settings.passages:
         raise ConfigError(
             f"config.{run.stage}.candidates = {stage.candidates} must be at least passages = {settings.passages}, or 0."
         )
-    ranks = not isinstance(stage, JointTaskSettings) or stage.retriever_weight > 0
-    frozen = ranks and stage.passage_encoder == "frozen"
+    frozen = stage.ranks and stage.passage_encoder == "frozen"
     if frozen and settings.emotion_share and not run.named(stage.index).settings.encoder:
-        began = "retriever" if isinstance(stage, JointTaskSettings) else "start_from"
         raise ConfigError(
             f"config.{run.stage}: the rows of index {stage.index!r} know no emotions, since its encoder is as "
-            f"pretrained, but emotion_share = {settings.emotion_share}; set config.{run.stage}.{began} and "
+            f"pretrained, but emotion_share = {settings.emotion_share}; set config.{run.stage}.{stage.begins} and "
             f"config.{stage.index}.encoder to the same trained retriever, or emotion_share to 0."
         )
 
@@ -201,7 +177,7 @@ def _check_exemplars(stage: RetrieverTaskSettings | JointTaskSettings, run: RunC
 def build_emotions(stage: EmotionTaskSettings, run: RunContext) -> Assembly:
     parts = emotion_parts(run)
     task, start = EmotionTask(parts.retriever), parts.retriever_params(run, "")
-    tokenizer, settings = parts.retrieval.encoder.tokenizer, parts.retrieval.settings
+    pad_id = parts.retrieval.encoder.tokenizer.pad_id
 
     def examples(split: str, most: int) -> SequenceExamples:
         instances = [i for i in load_instances(run, split) if i.emotion]
@@ -209,8 +185,8 @@ def build_emotions(stage: EmotionTaskSettings, run: RunContext) -> Assembly:
             raise ConfigError(NO_EMOTIONS.format(stage=run.stage, split=split))
         instances = draw(instances, most)
         labels = [[int(emotion)] for emotion in emotion_ids(instances)]
-        texts = encode_queries(tokenizer, instances, settings.layout.max_query_tokens, settings.query)
-        return SequenceExamples(texts, labels, pad_id=tokenizer.pad_id, max_target_tokens=1)
+        texts = parts.retrieval.query_text(instances)
+        return SequenceExamples(texts, labels, pad_id=pad_id, max_target_tokens=1)
 
     return Assembly(
         task,
@@ -220,8 +196,8 @@ def build_emotions(stage: EmotionTaskSettings, run: RunContext) -> Assembly:
     )
 
 
-def dense_task(parts: EmotionParts, stage: DenseTaskSettings) -> DenseRetriever:
-    return DenseRetriever(WordsAlone(parts.retriever), stage.temperature)
+def dense_task(parts: EmotionParts, stage: DenseTaskSettings) -> DenseTask:
+    return DenseTask(Towers(parts.retriever.encoder), stage.temperature, parts.retriever)
 
 
 def check_dense(stage: DenseTaskSettings, run: RunContext) -> None:
@@ -242,26 +218,10 @@ def check_dense(stage: DenseTaskSettings, run: RunContext) -> None:
 
 def build_dense(stage: DenseTaskSettings, run: RunContext) -> Assembly:
     parts = emotion_parts(run)
-    tokenizer, settings = parts.retrieval.encoder.tokenizer, parts.retrieval.settings
-    layout = settings.layout
-
-    def examples(split: str) -> RetrievalExamples:
-        instances = load_instances(run, split)
-        keys = encode_keys(tokenizer, instances, layout.max_key_tokens, settings.key)
-        return RetrievalExamples(
-            encode_queries(tokenizer, instances, layout.max_query_tokens, settings.query),
-            np.arange(len(instances)),
-            Keys(keys, dialogue_groups(instances), emotion_ids(instances)),
-            stage.negatives,
-            pad_id=tokenizer.pad_id,
-            max_key_tokens=layout.max_key_tokens,
-        )
-
+    splits = (load_instances(run, split) for split in ("train", "validation"))
+    examples = (dense.dense_examples(parts.retrieval, stage, instances) for instances in splits)
     return Assembly(
-        dense_task(parts, stage),
-        examples("train"),
-        examples("validation"),
-        initial=lambda _: parts.retriever_params(run, stage.start_from),
+        dense_task(parts, stage), *examples, initial=lambda _: parts.retriever_params(run, stage.start_from)
     )
 
 
@@ -282,11 +242,11 @@ def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:
     parts = RegParts.of(run)
     made = parts.generator
     train, validation = _examples(parts, run, stage)
-    judge = generator_params(parts.generator, run, stage.generator)
+    judge = generator_params(made, run, stage.generator)
     task = joint_task(parts, stage)
-    frozen = {"generator": made.lowered(judge)} if stage.retriever_weight else {}
+    frozen = {"generator": made.lowered(judge)} if stage.ranks else {}
     # It outlives this function and must not keep the loaded weights beside the trained ones.
-    refresh = Refresh(parts.without_params(), run, stage, train)
+    refresh = Refresh(EmotionParts(parts.retrieval.without_params()), run, stage, train)
 
     def initial(params: Params) -> Params:
         drawn = params["generator"]
@@ -302,7 +262,7 @@ def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:
         retriever = parts.retriever_params(run, stage.retriever)
         # G2 continues with G1's adapters on the same weights, so that one set of adapters remains.
         if not stage.warm_up:
-            kept = parts.generator.generator.adapters
+            kept = made.generator.adapters
             adapters = params["adapters"] if kept is None else {"generator": {"model": kept}}
             return {"adapters": adapters, "trained": {**params["trained"], "retriever": retriever}}
         emotion = first["trained"].get("generator", first["trained"])["emotion"]
@@ -318,7 +278,7 @@ def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:
 class Refresh:
     """Repeats the search for training contexts with the current retriever, and keeps the result for a resumed run."""
 
-    parts: RegParts
+    parts: EmotionParts
     run: RunContext
     stage: JointTaskSettings
     train: ExemplarExamples
@@ -344,9 +304,7 @@ class Refresh:
             index,
             queries,
             self.train.candidates.shape[1],
-            groups=self.train.groups,
-            emotions=self.train.emotions,
-            turns=num_turns(self.train.instances),
+            **traits(self.train.instances),
             filter=load_filter(self.run.files.stage(self.stage.index)),
         )
         return np.asarray(found.ids)
@@ -356,7 +314,7 @@ def _sketch_given(
     parts: RegParts, run: RunContext, stage: RetrieverTaskSettings | JointTaskSettings, rows: int, length: int
 ) -> dict[str, Any]:
     """Returns a `Sketch`'s batch before exploration, with M candidates and K random ones, and its longest answer."""
-    if isinstance(stage, JointTaskSettings) and not stage.retriever_weight:
+    if not stage.ranks:
         return {}  # nothing is explored
     k, index = parts.generator.settings.passages, run.plan.stages.get(stage.index)
     retrieved = stage.candidates or (k if index is None else index.settings.candidates)  # the plan may leave it out
@@ -383,9 +341,7 @@ def sketch_emotions(stage: EmotionTaskSettings, run: RunContext, batch_size: int
 
 def sketch_dense(stage: DenseTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = RegParts.of(run, planned=True)
-    keys = parts.retrieval.settings.layout.max_key_tokens
-    batch = shapes_of(RetrievalBatch, B=batch_size, S=length, K=1 + len(stage.negatives), P=keys)
-    return Sketch(dense_task(parts, stage), batch)
+    return Sketch(dense_task(parts, stage), dense.sketch_batch(parts.retrieval, stage, batch_size, length))
 
 
 def sketch_retriever(stage: RetrieverTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
@@ -399,6 +355,6 @@ def sketch_retriever(stage: RetrieverTaskSettings, run: RunContext, batch_size: 
 def sketch_joint(stage: JointTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     parts = RegParts.of(run, planned=True)
     batch = _sketch_batch(parts, stage, batch_size, length)
-    frozen = sketch_frozen_generator(parts.generator, batch_size, length) if stage.retriever_weight else {}
+    frozen = sketch_frozen_generator(parts.generator, batch_size, length) if stage.ranks else {}
     made = sketched(parts.generator, joint_task(parts, stage), batch, frozen)
     return dataclasses.replace(made, **_sketch_given(parts, run, stage, batch_size, length))

@@ -23,6 +23,8 @@ from empax.decoding.sampling import Randomness
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import token_log_probs
 from empax.models.layers import apply
+from empax.parts.exemplars.dense import DenseRetriever
+from empax.parts.exemplars.dense_retrieval import RetrievalBatch
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.task import Fusion, Generator, combine, emotion_loss, target_weights
 from empax.systems.reg.distillation import emdr2, retriever_kl, target_distribution
@@ -55,6 +57,17 @@ class EmotionTask:
 
 
 @dataclasses.dataclass(frozen=True)
+class DenseTask(DenseRetriever):
+    """The retriever learns by its encoder's vectors alone; it keeps the parameters that read emotions as they are."""
+
+    encoder: EmotionEncoder
+    untrained: ClassVar[str] = "emotion"
+
+    def init(self, rng: jax.Array, batch: RetrievalBatch) -> Params:
+        return self.encoder.init(rng, batch.source, batch.source_mask)
+
+
+@dataclasses.dataclass(frozen=True)
 class RetrieverTask:
     """Stage 2: the retriever learns from the utility of its candidates for G1 (Eq. 3 to 5).
 
@@ -66,6 +79,10 @@ class RetrieverTask:
     decoder: Decoder
     settings: DistillationSettings
     passages: int
+
+    @property
+    def untrained(self) -> str:
+        return "" if self.settings.emotion_weight or self.encoder.share else "emotion/"
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
         return self.encoder.init(rng, batch.query, batch.query_mask)
@@ -197,6 +214,15 @@ class Joint:
     @property
     def splits_batches(self) -> bool:
         return self.generator.splits_batches
+
+    @property
+    def untrained(self) -> str:
+        own = {"retriever": self.retriever.untrained, "generator": self.generator.untrained}
+        if self.retriever_weight == 0.0:
+            own["retriever"] = "."
+        if self.retriever_weight == 1.0:
+            own["generator"] = "."
+        return "|".join(f"{part}/({pattern})" for part, pattern in own.items() if pattern)
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
         first, second, *others = jax.random.split(rng, 4)

@@ -60,7 +60,9 @@ def test_a_text_has_one_number_wherever_it_stands():
 
 
 def test_the_same_step_draws_the_same_negatives_and_another_one_others():
-    made = examples(keys=KEYS + Keys([[20 + i] for i in range(30)], np.arange(10, 40), np.full(30, 9)))
+    more = [[20 + i] for i in range(30)]
+    groups, emotions = np.append(KEYS.groups, np.arange(10, 40)), np.append(KEYS.emotions, np.full(30, 9))
+    made = examples(keys=Keys([*KEYS.ids, *more], groups, emotions))
     rows = [made.collate(np.arange(3), 4, np.random.default_rng([3, step])).key[:, 1, 0] for step in (7, 7, 8)]
     np.testing.assert_array_equal(rows[0], rows[1])
     assert (rows[0] != rows[2]).any()

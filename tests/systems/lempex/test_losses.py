@@ -17,9 +17,8 @@ from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
 from empax.parts.attributes.classifier import Classifier
 from empax.parts.attributes.sentiment import SentimentRegressor
-from empax.systems.lempex.losses import EmpathyLosses, embed_response, level_loss
+from empax.systems.lempex.losses import EmpathyLosses, level_loss
 from empax.systems.lempex.settings import LossWeights
-from empax.systems.lempex.soft_tokens import soft_tokens
 from tests.systems.learning import keys, learn, random_like
 from tests.systems.lempex import toy
 
@@ -156,20 +155,6 @@ def test_only_judges_see_the_response(batch, losses):
     else:
         assert after != before
         assert np.abs(rows).max() > 0.0
-
-
-def test_the_slip_over_time_lets_a_judge_see_what_comes_later(batch):
-    logits = jnp.asarray(np.random.default_rng(0).normal(size=(*batch.target.shape, toy.V)), jnp.float32)
-    judges = toy.random_judges(toy.make_losses(), batch)["sentiment"]
-    later = logits.at[:, 2].add(3.0 * jax.nn.one_hot(7, toy.V)[None])  # behind the first response's end
-    found = {}
-    for axis in ("vocabulary", "time"):
-        for name, given in (("before", logits), ("after", later)):
-            soft = soft_tokens(given, axis=axis)
-            count = batch.target_mask.sum(axis=1) - 1
-            found[axis, name] = embed_response(toy.READER, judges, batch.reply, soft, jnp.ones_like(count), count)[0]
-    np.testing.assert_array_equal(found["vocabulary", "before"], found["vocabulary", "after"])
-    assert np.abs(found["time", "before"] - found["time", "after"]).max() > 1e-3
 
 
 def test_unknown_levels_and_weights_of_zero_count_nothing(batch):

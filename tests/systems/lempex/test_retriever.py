@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -17,24 +16,19 @@ from configs import lempex_retriever
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir
 from empax.core.system import RunContext
+from empax.core.types import Instance
 from empax.data.bpe import train_bpe
 from empax.data.features import pad
 from empax.data.store import load_instances
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder, Towers
-from empax.parts.exemplars.dense import DenseRetriever, negatives_of
+from empax.parts.exemplars.dense import DenseRetriever, dense_examples, negatives_of
 from empax.parts.exemplars.dense_retrieval import FILES, FOLDER, Keys, RetrievalBatch, RetrievalExamples
 from empax.pipeline import prepare
 from empax.pipeline.plan import make_plan, plain
 from empax.retrieval.encode import embedders
-from empax.systems.lempex import retriever
-from empax.systems.lempex.retriever import (
-    RetrieverTaskSettings,
-    TowerParts,
-    TowerSettings,
-    check_towers,
-    pretrained_towers,
-)
+from empax.systems.lempex.retriever import TowerParts, check_towers, pretrained_towers
+from empax.systems.lempex.settings import LempexSettings, RetrieverTaskSettings
 from empax.training.loop import LoopSettings, fit
 
 D = 5
@@ -49,23 +43,6 @@ class Tables:
 
     def embed_keys(self, params, ids, mask, *, rng=None):
         return params["key"][ids[:, 0]]
-
-
-def test_the_retriever_learns_from_what_it_is_asked_with(monkeypatch):
-    asked = []
-
-    def queries(tokenizer, instances, max_tokens, query):
-        asked.append(query)
-        raise StopIteration
-
-    monkeypatch.setattr(retriever, "encode_queries", queries)
-    monkeypatch.setattr(retriever, "load_instances", lambda *_: [])
-    for query in ("context", "reasons"):
-        settings = TowerSettings(query=query)
-        parts = SimpleNamespace(retrieval=SimpleNamespace(settings=settings, encoder=SimpleNamespace(tokenizer=None)))
-        with pytest.raises(StopIteration):
-            retriever._examples(parts, RetrieverTaskSettings(), None, "train")
-    assert asked == ["context", "reasons"]
 
 
 def batch_of(texts, groups):
@@ -303,6 +280,16 @@ def test_temperature_and_negatives_reach_the_task(prepared):
     assert (other.task.temperature, other.train.negatives) == (1.0, ("other_emotion",))
 
 
+def test_the_retriever_learns_from_what_it_is_asked_with(prepared):
+    context, _ = built(prepared)
+    retrieval = TowerParts.of(context).retrieval
+    asked = Instance("a#2", ("I failed my exam.",), "Oh no.", "sad", {"reasons": [(0, 2, 8)]})
+    for query, words in (("context", "i failed my exam."), ("reasons", "failed")):
+        own = dataclasses.replace(retrieval, settings=dataclasses.replace(retrieval.settings, query=query))
+        (ids,) = dense_examples(own, RetrieverTaskSettings(), [asked]).queries
+        assert retrieval.encoder.tokenizer.decode(ids[1:-1]) == words
+
+
 SIZES = {"num_attention_heads": 2, "intermediate_size": 12, "num_hidden_layers": 1, "max_position_embeddings": 20}
 
 
@@ -358,10 +345,10 @@ def test_two_towers_that_do_not_belong_together_are_refused(prepared, tmp_path, 
 @pytest.mark.parametrize(
     ("cls", "values", "said"),
     [
-        (TowerSettings, {"emotion_share": 0.5}, "emotion_share = 0.5 is REG's; this retriever has none, set it to 0"),
-        (TowerSettings, {"key_pretrained": "x"}, "key_pretrained = 'x' is the second of two pretrained towers"),
+        (LempexSettings, {"emotion_share": 0.5}, "emotion_share = 0.5 is REG's; this retriever has none, set it to 0"),
+        (LempexSettings, {"key_pretrained": "x"}, "key_pretrained = 'x' is the second of two pretrained towers"),
         (
-            TowerSettings,
+            LempexSettings,
             {"key_pretrained": "x", "towers": "shared", "retriever": {"pretrained": "y"}},
             "set towers = 'separate' and retriever.pretrained, or leave it empty",
         ),

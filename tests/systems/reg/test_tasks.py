@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.protocols import OnlineTask
-from empax.core.tree import map_named
+from empax.core.sharding import LOGICAL, MeshSettings, make_mesh
+from empax.core.tree import map_named, named_leaves
 from empax.core.types import EMOTIONS, Batch, Generated
 from empax.data.exemplars import ExemplarBatch, LabelledBatch
 from empax.decoding.passages import PassageReader
@@ -18,17 +18,21 @@ from empax.decoding.settings import DecodeSettings
 from empax.evaluation.device_metrics import UtilityWeights, utility
 from empax.losses.cross_entropy import token_log_probs
 from empax.models.bert import BertConfig, BertEncoder
-from empax.models.dual_encoder import DualEncoder
+from empax.models.dual_encoder import DualEncoder, Towers
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead
+from empax.models.lora import LoraSettings
 from empax.models.transformer import EncoderDecoder, scratch
-from empax.parts.exemplars.dense import DenseRetriever
 from empax.parts.exemplars.dense_retrieval import RetrievalBatch
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.task import Generator, emotion_loss
-from empax.systems.reg.encoder import EmotionEncoder, WordsAlone
+from empax.systems.reg.encoder import EmotionEncoder
 from empax.systems.reg.settings import DistillationSettings
-from empax.systems.reg.tasks import EmotionTask, Joint, RetrieverTask, take_candidates
+from empax.systems.reg.tasks import DenseTask, EmotionTask, Joint, RetrieverTask, take_candidates
+from empax.training.loop import LoopSettings
+from empax.training.lora import lora_task
+from empax.training.optimizer import OptimizerSettings, trained_mask, untrained_by
+from empax.training.programs import make_programs
 
 VOCABULARY, START, EOS, PAD = 14, 2, 1, 0
 ROWS, RETRIEVED, K, SOURCE, TARGET, WIDTH = 3, 4, 2, 7, 6, 8
@@ -689,12 +693,6 @@ def test_logits_of_few_tokens_at_a_time_change_no_loss_and_no_gradient(label_smo
     assert str((rows, length, MODEL.config.vocab_size)) not in made
 
 
-def test_tasks_are_what_the_loop_expects():
-    assert not isinstance(generator(), OnlineTask)
-    assert isinstance(retriever(), OnlineTask)
-    assert isinstance(joint(), OnlineTask)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -756,23 +754,33 @@ def test_of_an_empty_response_the_end_alone_counts():
     np.testing.assert_array_equal(found["nll_end"], found["nll"])
 
 
-def test_a_contrastive_stage_teaches_the_encoder_alone_to_tell_the_own_response_from_others():
+CONTRASTIVE = EmotionEncoder(ENCODER, HEAD, share=0.4)
+
+
+def contrastive():
+    return DenseTask(Towers(ENCODER), 0.5, CONTRASTIVE)
+
+
+def contrastive_batch():
+    """Four contexts with their responses: of two, the dialogue or the words are the same; the last is a filler."""
     rng = np.random.default_rng(4)
-    encoder = EmotionEncoder(ENCODER, HEAD, share=0.4)
-    task = DenseRetriever(WordsAlone(encoder), temperature=0.5)
     batch = RetrievalBatch(
         source=ids(rng, 4, 5), source_mask=lengths_to_mask([5, 3, 4, 2], 5), key=ids(rng, 4, 1, 5),
         key_mask=lengths_to_mask([[4], [5], [2], [3]], 5), key_text=np.array([[0], [1], [2], [1]], np.int32),
         key_group=np.array([[7], [8], [7], [9]], np.int32), valid=np.array([True, True, True, False]),
     )  # fmt: skip
-    batch = jax.tree.map(jnp.asarray, batch)
+    return jax.tree.map(jnp.asarray, batch)
+
+
+def test_a_contrastive_stage_teaches_the_encoder_alone_to_tell_the_own_response_from_others():
+    task, batch = contrastive(), contrastive_batch()
     trained = jax.jit(task.init)(KEY, batch)
     assert set(trained) == {"encoder", "emotion", "emotion_encoder"}
     loss, gradient = jax.jit(
         jax.value_and_grad(lambda params: task.loss(params, {}, batch, KEY, train=False)[0].value())
     )(trained)
     queries, keys = (
-        np.asarray(encoder.embed(trained, *side))
+        np.asarray(CONTRASTIVE.embed(trained, *side))
         for side in ((batch.source, batch.source_mask), (batch.key[:, 0], batch.key_mask[:, 0]))
     )
     scores = queries @ keys.T / 0.5
@@ -782,3 +790,53 @@ def test_a_contrastive_stage_teaches_the_encoder_alone_to_tell_the_own_response_
     sizes = {name: max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(part)) for name, part in gradient.items()}
     assert sizes["encoder"] > 0
     assert sizes["emotion"] == sizes["emotion_encoder"] == 0
+
+
+# ------------------------------------------------------------------------------------------- what no loss trains
+
+
+DECAYED = OptimizerSettings(learning_rate=0.1, weight_decay=0.5, ema_decay=0.9)
+
+
+@pytest.mark.parametrize(
+    ("task", "batch", "kept"),
+    [
+        (joint(retriever_weight=0.0), exemplar_batch(K), ("retriever/", "generator/emotion/")),
+        (contrastive(), contrastive_batch(), ("emotion/", "emotion_encoder/")),
+    ],
+    ids=["joint", "dense"],
+)
+def test_weight_decay_leaves_what_no_loss_trains_as_it_is(task, batch, kept):
+    """To the bit, in the parameters and in their running mean."""
+    settings = LoopSettings(steps=10, batch_size=len(batch.valid), buckets=(SOURCE,), optimizer=DECAYED)
+    mesh = make_mesh(MeshSettings(data=1), jax.devices()[:1])
+    programs = make_programs(task, settings, batch, mesh=mesh, logical=LOGICAL)
+    state = programs.initialise()
+    began = jax.tree.map(lambda leaf: jnp.copy(leaf) + 0.1, state.params)  # a head begins at zero, which cannot decay
+    state = dataclasses.replace(state, params=jax.tree.map(jnp.copy, began))
+    for _ in range(2):
+        state, _ = programs.train(state, {}, batch)
+    for params in (state.params, programs.average(state.opt_state, state.params)):
+        now = named_leaves(params)
+        for name, leaf in named_leaves(began).items():
+            assert np.array_equal(leaf, now[name]) == name.startswith(kept), name
+
+
+@pytest.mark.parametrize(
+    ("task", "left"),
+    [
+        (joint(emotion_weight=0.1), {"retriever/emotion/out"}),
+        (joint(emotion_weight=0.1, retriever_weight=0.0), {"retriever/emotion/out", "retriever/encoder/a"}),
+        (joint(retriever_weight=1.0), {"retriever/emotion/out", "generator/emotion/out", "generator/model/a"}),
+    ],
+)
+def test_what_a_joint_stage_leaves_untrained_depends_on_its_weights(task, left):
+    params = {
+        "retriever": {"emotion": {"out": 0}, "encoder": {"a": 0}},
+        "generator": {"emotion": {"out": 0}, "model": {"a": 0}},
+    }
+    mask = trained_mask(DECAYED, params, untrained_by(task))
+    assert {name for name, trained in named_leaves(mask).items() if not trained} == left
+    adapted = lora_task(task, LoraSettings())
+    mask = trained_mask(DECAYED, {"trained": params, "adapters": {"other": 0}}, untrained_by(adapted))
+    assert {name for name, trained in named_leaves(mask).items() if not trained} == {f"trained/{name}" for name in left}
