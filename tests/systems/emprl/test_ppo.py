@@ -117,9 +117,7 @@ OPTIONS = [
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize(
-    ("loss", "options"), [*((policy_loss, one) for one in OPTIONS), (grpo_loss, OPTIONS[-1])], ids=str
-)
+@pytest.mark.parametrize(("loss", "options"), [*((policy_loss, one) for one in OPTIONS), (grpo_loss, OPTIONS[-1])])
 def test_options_of_grpo_match_torch(loss, options):
     """As TRL's trainer writes them down, in doubles."""
     new, old, reference, advantages = example(4)
