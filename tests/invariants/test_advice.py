@@ -268,10 +268,6 @@ SETTINGS = [
         "wanted; set it to at least as many", {"candidates": 6}, {"candidates": 5},
     ),
     section(
-        LempexSettings, {}, "systems/lempex/settings.py", "this retriever has none, set it to 0",
-        {"emotion_share": 0.5}, {"emotion_share": 0.0},
-    ),
-    section(
         DataSettings, {}, "core/settings.py", 'data.beam is for data.name = "jsonl"',
         {"beam": ("--a",)}, {"beam": ("--a",), "name": "jsonl"},
     ),
