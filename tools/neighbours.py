@@ -56,14 +56,14 @@ def main(workdir: Path, kind: str, rows: int, file: Path | None) -> None:
             return lambda states, **given: knn_probabilities(states, params["neighbours"], num=own.knn, **given)
         shown = shown_responses(batch)
         assert shown is not None
-        said = response_states(*shown, task.decoder.eos_id, lambda ids: task._hidden(params, ids, read))
+        said = response_states(*shown, task.decoder.eos_id, lambda ids: task._hidden(params, ids, read, None))
         return lambda states, **given: copy_probabilities(states, said, **given)
 
     @jax.jit
     def probabilities(params: Any, batch: Any) -> tuple[jax.Array, list[jax.Array]]:
         """Returns each reply token's probability by the model, and by the corpus for each temperature (NaN = none)."""
         read = task.encode(params, batch, None)
-        hidden, logits = task._hidden(params, batch.target, read), task.logits(params, batch, read, None)
+        hidden, logits = task._hidden(params, batch.target, read, None), task.logits(params, batch, read, None)
         say, size = of_corpus(params, batch, read), logits.shape[-1]
         found = [say(hidden, temperature=temperature, vocab_size=size) for temperature in TEMPERATURES]
 

@@ -30,6 +30,14 @@ class Task(Protocol):
         ...
 
 
+def untrained_by(task: Task) -> str:
+    """Returns the regular expression of the parameters that no loss of the task trains; empty = all are trained.
+
+    Weight decay must not move them. It matches from the start of a name.
+    """
+    return getattr(task, "untrained", "")
+
+
 @runtime_checkable
 class OnlineTask(Task, Protocol):
     def explore(self, params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array) -> AnyBatch:

@@ -17,10 +17,10 @@ from jax.extend import core as jex
 from jax.interpreters import partial_eval
 
 from empax.core.files import WorkDir
-from empax.core.protocols import OnlineTask, ReinforcedTask
+from empax.core.protocols import OnlineTask, ReinforcedTask, untrained_by
 from empax.core.system import RunContext, RunPlan, Sketch, Stage
 from empax.core.types import Params
-from empax.training.optimizer import first_updates, make_optimizer, trained_mask, untrained_by
+from empax.training.optimizer import first_updates, make_optimizer, trained_mask
 from empax.training.settings import LoopSettings
 
 

@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from empax.core.protocols import OnlineTask, ReinforcedTask, Task
+from empax.core.protocols import OnlineTask, ReinforcedTask, Task, untrained_by
 from empax.core.types import AnyBatch, Mean, Metrics, Params
 from empax.models.lora import LoraSettings, adapt, init_adapters, lower, merge, quantize
-from empax.training.optimizer import untrained_by
 
 _DROPOUT_STREAM = 2**31 - 2  # the task splits its key and never folds in such a large number
 
@@ -60,7 +59,7 @@ class LoraTask:
 
     @property
     def untrained(self) -> str:
-        """The task's own (`training.optimizer.untrained_by`), for the names here."""
+        """The task's own (`core.protocols.untrained_by`), for the names here."""
         own = untrained_by(self.task)
         return f"(trained|adapters)/({own})" if own else ""
 

@@ -130,7 +130,7 @@ def learning_rate(
 def trained_mask(settings: OptimizerSettings, params: Params, untrained: str = "") -> Params:
     """Returns a tree of bools like `params`: False where a group or the task freezes the parameter.
 
-    `untrained` is the task's regular expression (`untrained_by`).
+    `untrained` is the task's regular expression (`core.protocols.untrained_by`).
 
     Raises:
       ConfigError: a group's pattern matches no name, or everything is frozen.
@@ -144,14 +144,6 @@ def trained_mask(settings: OptimizerSettings, params: Params, untrained: str = "
     if not any(jax.tree.leaves(mask)):
         raise ConfigError("optimizer.groups freeze every parameter: nothing is left to train; narrow a pattern.")
     return mask
-
-
-def untrained_by(task: Task) -> str:
-    """Returns the regular expression of the parameters that no loss of the task trains; empty = all are trained.
-
-    Weight decay must not move them. It matches from the start of a name.
-    """
-    return getattr(task, "untrained", "")
 
 
 def first_updates(task: Task, params: Params, updates_per_batch: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ import optax
 from jax.sharding import Mesh
 
 from empax.core import distributed
-from empax.core.protocols import OnlineTask, ReinforcedTask, Task
+from empax.core.protocols import OnlineTask, ReinforcedTask, Task, untrained_by
 from empax.core.sharding import batch_sharding, replicated, shard_params
 from empax.core.types import AnyBatch, Params, TrainState
 from empax.models.layers import logical_axes
@@ -23,7 +23,6 @@ from empax.training.optimizer import (
     learning_rate,
     make_optimizer,
     trained_mask,
-    untrained_by,
 )
 from empax.training.settings import LoopSettings
 from empax.training.step import (

@@ -75,9 +75,8 @@ def made(tmp_path_factory):
     model = EncoderDecoder(t5_config(sizes | start))
     ids = jnp.zeros((1, 2), int)
     base = initial(model, 0, ids, ids == 0, ids)
-    generation = Generation(
-        {"max_tokens": 9, "min_tokens": 0, "method": "greedy", "no_repeat_ngram": 0}, tokenizer.start_id, 1, 0
-    )
+    decoding = DecodeSettings("greedy", max_tokens=9)
+    generation = Generation(dataclasses.asdict(decoding), tokenizer.start_id, 1, 0)
     export_generator(root / "tiny-t5", model, base, tokenizer, generation)
 
     config = plain(get_config("tiny"))

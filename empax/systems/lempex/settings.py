@@ -36,8 +36,6 @@ class LempexSettings(RetrievalSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.emotion_share:
-            raise ConfigError(f"emotion_share = {self.emotion_share} is REG's; this retriever has none, set it to 0.")
         if self.key_pretrained and (self.towers == "shared" or not self.retriever.pretrained):
             raise ConfigError(
                 f"key_pretrained = {self.key_pretrained!r} is the second of two pretrained towers; set "

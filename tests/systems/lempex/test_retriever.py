@@ -345,7 +345,7 @@ def test_two_towers_that_do_not_belong_together_are_refused(prepared, tmp_path, 
 @pytest.mark.parametrize(
     ("cls", "values", "said"),
     [
-        (LempexSettings, {"emotion_share": 0.5}, "emotion_share = 0.5 is REG's; this retriever has none, set it to 0"),
+        (LempexSettings, {"emotion_share": 0.5}, "attributes = False with emotion_share = 0.5"),
         (LempexSettings, {"key_pretrained": "x"}, "key_pretrained = 'x' is the second of two pretrained towers"),
         (
             LempexSettings,

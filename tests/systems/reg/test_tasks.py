@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from empax.core.config import ConfigError, to_settings
+from empax.core.protocols import untrained_by
 from empax.core.sharding import LOGICAL, MeshSettings, make_mesh
 from empax.core.tree import map_named, named_leaves
 from empax.core.types import EMOTIONS, Batch, Generated
@@ -31,7 +32,7 @@ from empax.systems.reg.settings import DistillationSettings
 from empax.systems.reg.tasks import DenseTask, EmotionTask, Joint, RetrieverTask, take_candidates
 from empax.training.loop import LoopSettings
 from empax.training.lora import lora_task
-from empax.training.optimizer import OptimizerSettings, trained_mask, untrained_by
+from empax.training.optimizer import OptimizerSettings, trained_mask
 from empax.training.programs import make_programs
 
 VOCABULARY, START, EOS, PAD = 14, 2, 1, 0
