@@ -1,5 +1,7 @@
 """Neighbours of a state: distributions and their mixture against plain loops in NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +30,8 @@ def looped(state, keys, tokens, temperature, num=None):
 def test_the_nearest_states_of_a_corpus_say_what_came_in_them(num, temperature):
     keys, tokens = RNG.normal(size=(M, D)).astype(np.float32), RNG.integers(0, V, M).astype(np.int32)
     corpus = States(jnp.asarray(keys), jnp.asarray(tokens))
-    found = knn_probabilities(jnp.asarray(STATES), corpus, num=num, temperature=temperature, vocab_size=V)
+    spread = functools.partial(knn_probabilities, num=num, temperature=temperature, vocab_size=V)
+    found = jax.jit(spread)(jnp.asarray(STATES), corpus)
     expected = [[looped(state, keys, tokens, temperature, num) for state in row] for row in STATES]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 

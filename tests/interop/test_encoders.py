@@ -33,7 +33,7 @@ def test_positions_are_counted_over_real_tokens():
     config = ARCHITECTURES["roberta"].config(made("roberta").config.to_dict())
     model = BertEncoder(config)
     ids = jnp.asarray([[5, 6, 7, 8, 1, 1]])
-    params = model.init(jax.random.key(0), ids, ids > 1)
+    params = jax.jit(model.init)(jax.random.key(0), ids, ids > 1)
     apply = jax.jit(model.apply)
     right, left = apply(params, ids, ids > 1), apply(params, jnp.roll(ids, 2, axis=1), jnp.roll(ids > 1, 2, axis=1))
     np.testing.assert_allclose(left[:, 2:], right[:, :4], rtol=1e-5, atol=1e-6)

@@ -120,7 +120,7 @@ def test_adapters_name_only_a_model_that_transformers_loads(tmp_path):
     """A folder of Flax is none, but what it becomes by the advice is."""
     made = DecoderOnly(ARCHITECTURES["gpt2"].config(SIZES["gpt2"]))
     ids = jnp.zeros((1, 1), jnp.int32)
-    params = made.init(jax.random.key(0), ids, ids == 0)["params"]
+    params = jax.jit(made.init)(jax.random.key(0), ids, ids == 0)["params"]
     tensors = export_params("gpt2", params, made.config)
     flax = tmp_path / "flax"
     flax.mkdir()

@@ -41,7 +41,8 @@ def both(dtype, *, with_bias, with_mask, **changes):
     target, source, bias, mask = inputs(dtype)
     layer = attention("plain", dtype=dtype, **changes)
     options = {"mask": mask if with_mask else None, "deterministic": True}
-    params = layer.init(jax.random.key(9), target, source, bias=bias if with_bias else None, **options)
+    given = {"bias": bias if with_bias else None, **options}
+    params = jax.jit(lambda key: layer.init(key, target, source, **given))(jax.random.key(9))
 
     def value(params, target, source, bias, kernel):
         read = attention(kernel, dtype=dtype, **changes).apply(
@@ -50,7 +51,8 @@ def both(dtype, *, with_bias, with_mask, **changes):
         return jnp.sum(jnp.sin(read.astype(jnp.float32)))
 
     def at(kernel):
-        return jax.value_and_grad(functools.partial(value, kernel=kernel), (0, 1, 2, 3))(params, target, source, bias)
+        slopes = jax.value_and_grad(functools.partial(value, kernel=kernel), (0, 1, 2, 3))
+        return jax.jit(slopes)(params, target, source, bias)
 
     return at("plain"), at("fused")
 
@@ -173,7 +175,7 @@ def test_the_kernel_of_a_tpu_gives_values_and_gradients_of_products_and_softmax(
         return Attention(16, 2, N, **{"use_bias": False, "scale": False, "dropout": 0.0, **options}, kernel=kernel)
 
     given = {"mask": mask, "bias": bias if with_bias else None, "deterministic": True}
-    params = made("plain").init(jax.random.key(9), target, source, **given)
+    params = jax.jit(lambda key: made("plain").init(key, target, source, **given))(jax.random.key(9))
     on_one_of("tpu", monkeypatch)
 
     def value(params, target, source, bias, kernel):
@@ -209,9 +211,9 @@ def test_each_device_calls_the_kernel_of_a_tpu_with_its_own_rows(monkeypatch):
     config = DecoderOnlyConfig(vocab_size=40, d_model=16, num_heads=2, head_dim=8, d_ff=16, dropout=0.0, num_kv_heads=1,
                                num_layers=1, max_positions=128, attention="flash")  # fmt: skip
     ids = jnp.zeros((4, 128), jnp.int32)
-    params = DecoderOnly(config).init(jax.random.key(0), ids, ids == 0)
+    params = jax.eval_shape(DecoderOnly(config).init, jax.random.key(0), ids, ids == 0)
     with planned_for("tpu"), rows_split_as(batch_sharding(make_mesh(devices=jax.devices()[:2]))):
-        program = str(jax.make_jaxpr(lambda ids: DecoderOnly(config).apply(params, ids, ids == 0))(ids))
+        program = str(jax.make_jaxpr(lambda params: DecoderOnly(config).apply(params, ids, ids == 0))(params))
     assert "shard_map" in program
     assert "bf16[2,2,128,8]" in program or "f32[2,2,128,8]" in program  # two rows, two heads
 
@@ -228,15 +230,15 @@ def models():
 @pytest.mark.parametrize("name", models())
 def test_the_setting_reaches_every_layer_of_a_model(name, monkeypatch):
     make, config, args = models()[name]
-    params = make(config).init(jax.random.key(0), *args)
+    params = jax.jit(make(config).init)(jax.random.key(0), *args)
     called = []
     real = jax.nn.dot_product_attention
     monkeypatch.setattr(
         attention_kernels.jax.nn, "dot_product_attention", lambda *a, **k: called.append(1) or real(*a, **k)
     )
-    plain = make(config).apply(params, *args)
+    plain = jax.jit(make(config).apply)(params, *args)
     assert not called
-    fused = make(dataclasses.replace(config, attention="fused")).apply(params, *args)
+    fused = jax.jit(make(dataclasses.replace(config, attention="fused")).apply)(params, *args)
     assert len(called) >= (3 if name == "encoder_decoder" else 1)
     np.testing.assert_allclose(fused, plain, rtol=1e-4, atol=1e-5)
 
@@ -255,18 +257,19 @@ def test_on_a_gpu_queries_keys_and_values_are_one_product(kv_heads, monkeypatch)
     states, *_ = inputs(jnp.float32)
     layer = attention("plain", use_bias=True, scale=True, head_norm_eps=1e-6, num_kv_heads=kv_heads)
     options = {"mask": None, "bias": None, "deterministic": True}
-    params = layer.init(jax.random.key(0), states, states, **options)
+    params = jax.jit(lambda key: layer.init(key, states, states, **options))(jax.random.key(0))
 
     def value(params, states):
         return jnp.sum(jnp.sin(layer.apply(params, states, states, **options)))
 
+    def slopes():
+        return jax.jit(jax.value_and_grad(lambda *args: value(*args), (0, 1)))(params, states)
+
     def products():
         return str(jax.make_jaxpr(lambda *args: value(*args))(params, states)).count("dot_general")
 
-    apart, before = jax.value_and_grad(value, (0, 1))(params, states), products()
+    apart, before = slopes(), products()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert products() == before - (2 if kv_heads == H else 0)
-    for one, other in zip(
-        jax.tree.leaves(apart), jax.tree.leaves(jax.value_and_grad(value, (0, 1))(params, states)), strict=True
-    ):
+    for one, other in zip(jax.tree.leaves(apart), jax.tree.leaves(slopes()), strict=True):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)

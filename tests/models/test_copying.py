@@ -31,7 +31,8 @@ def test_the_mixture_matches_torch(slots, backend, monkeypatch):
         found = mixed_with_copies(logits, gate, weigh(scores), jnp.asarray(source), slots=slots)
         return jnp.take_along_axis(found, jnp.asarray(target)[..., None], axis=2).sum(), found
 
-    (_, found), grads = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*map(jnp.asarray, (logits, gate, scores)))
+    slopes = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
+    (_, found), grads = slopes(*map(jnp.asarray, (logits, gate, scores)))
     given = [torch.tensor(array, requires_grad=True) for array in (logits, gate, scores)]
     weights = given[2].masked_fill(~torch.tensor(mask)[:, None], -1e9).softmax(dim=-1)
     said = torch.nn.functional.pad(given[1][..., None] * given[0].softmax(dim=-1), (0, slots))

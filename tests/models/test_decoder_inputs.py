@@ -149,7 +149,7 @@ def test_inputs_that_are_no_ids():
     model, params = make()
     source, mask, target = example()
     expected = logits(model, params, source, mask, target)
-    rows = model.apply({"params": params}, source, method="embed")
+    rows = jax.jit(functools.partial(model.apply, method="embed"))({"params": params}, source)
     np.testing.assert_allclose(logits(model, params, source, mask, target, embedded=rows), expected, atol=1e-5)
     added = jnp.asarray(np.random.default_rng(2).normal(size=(B, S, D)), jnp.float32)
     found = logits(model, params, source, mask, target, added=added)

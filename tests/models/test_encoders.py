@@ -102,7 +102,7 @@ def test_masked_mean_in_half_precision_sums_in_float32():
 def test_head_is_the_formula(hidden):
     features = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32))
     head = ClassificationHead(num_classes=3, hidden=hidden)
-    params = head.init(jax.random.key(0), features)["params"]
+    params = jax.jit(head.init)(jax.random.key(0), features)["params"]
     weights = {name: np.asarray(leaf) for name, leaf in params.items()}
     expected = np.asarray(features)
     if hidden:

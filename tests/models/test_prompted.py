@@ -84,13 +84,16 @@ def test_gradients_reach_the_prompt_and_remat_changes_nothing():
 def test_search_behind_a_prompt_takes_the_likeliest_token_of_the_whole_text(config):
     model, prompted, variables = parts(config)
     ids, mask, _ = sources()
-    states = prompted.apply(variables, jnp.asarray(ids), jnp.asarray(mask), method="encode")
-    cache = prompted.apply(variables, states, jnp.asarray(mask), num_hypotheses=1, max_length=T, method="start_cache")
-    step = functools.partial(prompted.apply, variables, method="step")
-    tokens = generate(
-        step, cache, batch_size=B, start_id=START, eos_id=1, pad_id=0, settings=DecodeSettings(max_tokens=T),
-        rng=jax.random.key(0),
-    ).tokens[:, 0]  # fmt: skip
+
+    @jax.jit
+    def search(variables, ids, mask):
+        states = prompted.apply(variables, ids, mask, method="encode")
+        cache = prompted.apply(variables, states, mask, num_hypotheses=1, max_length=T, method="start_cache")
+        step = functools.partial(prompted.apply, variables, method="step")
+        sizes, settings = {"batch_size": B, "start_id": START, "eos_id": 1, "pad_id": 0}, DecodeSettings(max_tokens=T)
+        return generate(step, cache, settings=settings, rng=jax.random.key(0), **sizes).tokens
+
+    tokens = search(variables, jnp.asarray(ids), jnp.asarray(mask))[:, 0]
     logits = in_one_go(model, variables, [row[real] for row, real in zip(ids, mask, strict=True)], np.asarray(tokens))
     ended = np.cumsum(np.asarray(tokens) == 1, axis=1) - (np.asarray(tokens) == 1) > 0
     np.testing.assert_array_equal(np.where(ended, 0, logits.argmax(axis=-1)), tokens)

@@ -36,7 +36,7 @@ def answers(make, unroll, settings):
     memories = {"facts": Memory(jnp.ones((2, 3, D), jnp.bfloat16), jnp.ones((2, 3), bool))}
     seq2seq = make is encoder_decoder
     more = {"memories": memories} if seq2seq else {}
-    params = model.init(jax.random.key(0), IDS, REAL, IDS, **more)["params"]
+    params = jax.jit(model.init)(jax.random.key(0), IDS, REAL, IDS, **more)["params"]
 
     def run(params):
         variables = {"params": params}
@@ -94,7 +94,11 @@ def test_in_single_precision_and_on_a_cpu_the_model_keeps_its_own_weights(backen
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     sizes = {**TINY, "num_encoder_layers": 1, "num_decoder_layers": 2, "dtype": dtype}
     model = EncoderDecoder(TransformerConfig(V, **sizes))
-    params = model.init(jax.random.key(0), IDS, REAL, IDS)
-    states = model.apply(params, IDS, REAL, method="encode")
-    cache = model.apply(params, states, REAL, num_hypotheses=1, max_length=3, method="start_cache")
+
+    def start_cache():
+        params = model.init(jax.random.key(0), IDS, REAL, IDS)
+        states = model.apply(params, IDS, REAL, method="encode")
+        return model.apply(params, states, REAL, num_hypotheses=1, max_length=3, method="start_cache")
+
+    cache = jax.eval_shape(start_cache)
     assert (cache.weights, cache.table) == (None, None)

@@ -16,6 +16,7 @@ from empax.pipeline.plan import read_plan
 from tools import neighbours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["copy", "knn"])
 def test_the_table_has_what_a_run_with_that_weight_would_report(finished, tmp_path, monkeypatch, capsys, kind):
     monkeypatch.setattr(neighbours, "TEMPERATURES", (0.1, 1.0))

@@ -89,7 +89,7 @@ def test_a_step_moves_adapters_and_named_parameters_and_keeps_state_for_no_other
     toy = Toy(EncoderDecoder(dataclasses.replace(MODEL.config, dtype=dtype)), whole="^emotion/")
     task = lora_task(toy, dataclasses.replace(SETTINGS, int8=kind == "int8"), dtype=dtype)
     assert isinstance(task, Task)
-    params = task.init(jax.random.key(1), batch())
+    params = jax.jit(task.init)(jax.random.key(1), batch())
     frozen = task.freeze(base, {"weight": jnp.float32(0.1)})
     assert names(params["trained"]) == {name for name in names(base) if name.startswith("emotion/")}
     assert not names(frozen["base"]) & names(params["trained"])
@@ -150,7 +150,7 @@ def test_frozen_weights_are_as_small_as_the_arithmetic_allows(base):
 
 def test_dropout_of_adapters_needs_a_key(base):
     task = lora_task(Toy(), dataclasses.replace(SETTINGS, dropout=0.5))
-    params = jax.tree.map(lambda leaf: leaf + 0.3, task.init(jax.random.key(1), batch()))
+    params = jax.tree.map(lambda leaf: leaf + 0.3, jax.jit(task.init)(jax.random.key(1), batch()))
     assert params["trained"] == {}
     frozen = task.freeze(base, {"weight": jnp.float32(0.0)})
     loss = jax.jit(lambda rng: task.loss(params, frozen, batch(), rng, train=True)[0].value())
@@ -166,7 +166,7 @@ def test_exploring_is_the_tasks_own(base):
     plain, online = lora_task(Toy(), SETTINGS), lora_task(OnlineToy(), SETTINGS)
     assert not isinstance(plain, OnlineTask)
     assert isinstance(online, OnlineTask)
-    params = jax.tree.map(lambda leaf: leaf + 0.3, online.init(jax.random.key(1), batch()))
+    params = jax.tree.map(lambda leaf: leaf + 0.3, jax.jit(online.init)(jax.random.key(1), batch()))
     frozen = online.freeze(base, {})
     arguments = (params, frozen, batch(), jax.random.key(0))
     own = jax.jit(Toy().generate)
@@ -182,7 +182,7 @@ def test_a_reinforced_task_answers_and_learns_with_the_same_adapters(base, int8)
     task = lora_task(ReinforcedToy(), dataclasses.replace(SETTINGS, dropout=0.5, int8=int8))
     assert isinstance(task, ReinforcedTask)
     assert [task.learns_from(name) for name in ("adapters/model/a", "trained/emotion/out")] == [0, 3]
-    params = jax.tree.map(lambda leaf: leaf + 0.3, task.init(jax.random.key(1), batch()))
+    params = jax.tree.map(lambda leaf: leaf + 0.3, jax.jit(task.init)(jax.random.key(1), batch()))
     frozen = task.freeze(base, {"weight": jnp.float32(0.0)})
     loss = jax.jit(lambda rng: task.loss(params, frozen, batch(), rng, train=True)[0].value())
     plain = jax.jit(lambda: task.loss(params, frozen, batch(), KEY, train=False)[0].value())()
@@ -200,7 +200,7 @@ def test_a_reinforced_task_answers_and_learns_with_the_same_adapters(base, int8)
 def test_a_step_on_a_mesh_is_the_step_on_one_device(base):
     settings = LoraSettings(pattern=r"attention/(query|out)$|feed_forward/", rank=2, int8=True)
     task = lora_task(Toy(whole="^emotion/"), settings)
-    params = jax.tree.map(lambda leaf: leaf + 0.1, task.init(jax.random.key(1), batch()))
+    params = jax.tree.map(lambda leaf: leaf + 0.1, jax.jit(task.init)(jax.random.key(1), batch()))
     frozen = task.freeze(base, {"weight": jnp.float32(0.1)})
     optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-2), params, 10)
 

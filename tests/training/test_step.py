@@ -113,7 +113,7 @@ def test_a_batch_of_fillers_only_gives_numbers(tiny):
 def test_frozen_parameters_stay_without_state_and_the_others_move(tiny):
     task, batch = tiny.TinyTask(), batch_of(tiny, range(8))
     settings = OptimizerSettings(learning_rate=0.1, weight_decay=0.1, groups=(ParamGroup("^embed/", frozen=True),))
-    params = task.init(jax.random.key(0), batch)
+    params = jax.jit(task.init)(jax.random.key(0), batch)
     optimizer = make_optimizer(settings, params, 10)
     before = jax.tree.map(np.asarray, params)
     step = make_train_step(task, optimizer, trained=trained_mask(settings, params))
@@ -139,7 +139,7 @@ def test_dropout_depends_on_the_step_alone_and_the_state_is_donated(tiny):
     _, again = step(state_of(task, optimizer, batch), tiny.frozen(), batch)
     assert float(first["loss"].total) == float(again["loss"].total)
     assert float(first["loss"].total) != float(second["loss"].total)
-    params = task.init(jax.random.key(0), batch)
+    params = jax.jit(task.init)(jax.random.key(0), batch)
     evaluated = make_eval_step(task)(params, tiny.frozen(), batch, jax.random.key(0))
     expected, _ = task.loss(params, tiny.frozen(), batch, jax.random.key(0), train=False)
     np.testing.assert_allclose(evaluated["loss"].value(), expected.value(), rtol=1e-6)

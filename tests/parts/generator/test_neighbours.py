@@ -86,15 +86,21 @@ def spread(state, keys, tokens, temperature, num=None):
 def distributions(model, params, states, target, settings=ON):
     """Of each token of `target`, mixed in NumPy."""
     made = task(model, NeighbourSettings())
-    read = made.encode(params, BATCH, None)
+
+    @jax.jit
+    def decode_hidden(params, ids):
+        read = made.encode(params, BATCH, None)
+        return model.apply({"params": params["model"]}, ids, read.states, read.mask, method="decode_hidden")
+
+    @jax.jit
+    def probabilities(params, hidden):
+        return jax.nn.softmax(model.apply({"params": params["model"]}, hidden, method="logits_from"))
 
     def hidden_of(ids):
-        given = jnp.asarray(ids), read.states, read.mask
-        return np.asarray(model.apply({"params": params["model"]}, *given, method="decode_hidden"))
+        return np.asarray(decode_hidden(params, jnp.asarray(ids)))
 
     hidden = hidden_of(target)
-    logits = model.apply({"params": params["model"]}, jnp.asarray(hidden), method="logits_from")
-    own = np.asarray(jax.nn.softmax(logits), np.float64)
+    own = np.asarray(probabilities(params, jnp.asarray(hidden)), np.float64)
     mixed = np.zeros(own.shape)
     for b in range(ROWS):
         keys, tokens = [], []

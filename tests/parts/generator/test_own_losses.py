@@ -71,7 +71,7 @@ def test_it_is_added_with_its_weight_and_logged_under_its_name(given, params, na
     plain, before = loss(PLAIN, params, given)
     found, metrics = loss(with_losses(named(name)), params, given)
     assert set(metrics) - set(before) == {f"losses_of_somebody:{name}"}
-    logits = MODEL.apply({"params": params["model"]}, given.source, given.source_mask, given.target, deterministic=True)
+    logits = jax.jit(MODEL.apply)({"params": params["model"]}, given.source, given.source_mask, given.target)
     values = np.asarray({"unsure": unsure, "first_token": first_token}[name](logits, given))
     counted = np.asarray(given.target_mask & given.valid[:, None])
     expected = np.average(values, weights=counted if values.ndim == 2 else counted.sum(axis=1))

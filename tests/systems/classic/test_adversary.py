@@ -34,7 +34,7 @@ def test_the_penalty_matches_torch():
     context, following = (RNG.normal(size=(3, 6)).astype(np.float32) for _ in range(2))
     mask, shares = np.arange(4) < np.array([[4], [2], [3]]), RNG.random(3).astype(np.float32)
     arrays = tuple(map(jnp.asarray, (real, mask, context, following)))
-    params = random_like(critic.init(jax.random.key(0), *arrays)["params"], RNG, 1.0)
+    params = random_like(jax.eval_shape(critic.init, jax.random.key(0), *arrays)["params"], RNG, 1.0)
 
     def penalty(params):
         def score(words):

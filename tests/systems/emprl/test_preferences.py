@@ -127,7 +127,8 @@ def test_label_smoothing_and_likelihood_change_the_loss_and_zero_leaves_it(toy):
         other = toy.policy(preference=True, **changes)
         return float(jax.jit(lambda p: other.loss(p, frozen, batch, KEY, train=True)[0].value())(params))
 
-    plain, nll = found(), float(task.loss(params, frozen, rollout.batch, KEY, train=False)[0].value())
+    loss = jax.jit(lambda p: task.loss(p, frozen, rollout.batch, KEY, train=False)[0].value())
+    plain, nll = found(), float(loss(params))
     assert found(label_smoothing=0.2) != pytest.approx(plain, rel=1e-3)
     assert found(likelihood_weight=0.5) == pytest.approx(plain + 0.5 * nll, rel=1e-3)
 

@@ -1,6 +1,7 @@
 """Rewards: the formulas by hand, whole dialogues, functions of others, and what is wrong with them."""
 
 import dataclasses
+import functools
 import types
 
 import jax
@@ -78,9 +79,8 @@ def test_a_trajectory_pays_for_sudden_shifts_alone():
     levels = np.array([[0, 0, 0], [1, 0, 0], [1, 0, 0], [2, 1, 0], [0, 0, 0], [0, 0, 0]])
     turn, valid = np.array([0, 1, 2, 0, 1, 2]), np.array([1, 1, 1, 1, 0, 0], bool)
     scores = np.array([0.2, 0.4, 0.9, 0.5, 7.0, 7.0])
-    found = trajectory_reward(
-        *map(jnp.asarray, (scores.astype(np.float32), given.astype(np.float32), np.eye(3)[levels], turn, valid)),
-        shift_penalty=0.5,
+    found = jax.jit(functools.partial(trajectory_reward, shift_penalty=0.5))(
+        scores.astype(np.float32), given.astype(np.float32), np.eye(3)[levels].astype(np.float32), turn, valid
     )
     expected = given @ np.arange(3.0)
     for row in range(4):

@@ -168,14 +168,14 @@ def test_a_decoder_only_model_is_a_policy_too(toy, batch):
 def test_scores_reach_the_advantages_of_real_tokens_alone(toy, rolled):
     task, params, frozen, rollout = rolled
     scores = jnp.asarray([1.0, 0.0, 0.5, np.nan])
-    credited, _, metrics = task.credit(frozen, rollout.replace(scores=scores), task.init_memory())
+    credited, _, metrics = jax.jit(task.credit)(frozen, rollout.replace(scores=scores), task.init_memory())
     mask = np.asarray(rollout.mask)
     assert np.isfinite(credited.advantages).all()
     assert (np.asarray(credited.advantages)[~mask] == 0).all()
     assert np.asarray(credited.advantages)[mask].mean() == pytest.approx(0.0, abs=1e-5)
     assert np.asarray(credited.advantages)[mask].std(ddof=1) == pytest.approx(1.0, rel=1e-3)
     assert float(metrics["reward"].value()) == pytest.approx(0.5)
-    loss, _ = task.loss(params, frozen, credited, KEY, train=False)
+    loss, _ = jax.jit(task.loss, static_argnames="train")(params, frozen, credited, KEY, train=False)
     assert np.isfinite(float(loss.total))
 
 
@@ -185,7 +185,7 @@ def test_the_kl_that_is_logged_and_steered_by_is_the_kl_that_is_paid(toy, rolled
     kl = KlSettings(coefficient=0.5, estimator=estimator, controller="adaptive", target=1e-3, horizon=100.0)
     task = toy.policy(kl=kl, normalize_scores=False, whiten_rewards=False, gamma=1.0, lam=1.0)
     rollout = rollout.replace(scores=jnp.zeros(4), values=jnp.zeros_like(rollout.log_probs))
-    credited, memory, metrics = task.credit(frozen, rollout, task.init_memory())
+    credited, memory, metrics = jax.jit(task.credit)(frozen, rollout, task.init_memory())
     ratio = np.asarray(rollout.log_probs - rollout.reference_log_probs, np.float64)
     token = ratio if estimator == "k1" else np.expm1(-ratio) + ratio
     each = np.where(rollout.mask, token, 0.0).sum(axis=1)[:3]  # the last row is a filler
@@ -202,7 +202,7 @@ def test_the_value_head_learns_alone_while_it_warms_up(toy, rolled):
     rollout = task.rate(frozen, rollout)
 
     def gradient(warm):
-        credited, _, _ = toy.policy(value_warmup_steps=warm).credit(frozen, rollout, task.init_memory())
+        credited, _, _ = jax.jit(toy.policy(value_warmup_steps=warm).credit)(frozen, rollout, task.init_memory())
         return jax.grad(lambda p: task.loss(p, frozen, credited, KEY, train=False)[0].total)(params)
 
     warm, later = gradient(1), gradient(0)
@@ -235,7 +235,7 @@ def test_the_gold_responses_likelihood_is_added_once_the_policy_learns(toy, batc
     def found(task, credited):
         return jax.value_and_grad(lambda p: task.loss(p, frozen, credited, KEY, train=False)[0].value())(params)
 
-    credited, _, _ = task.credit(frozen, rollout, task.init_memory())
+    credited, _, _ = jax.jit(task.credit)(frozen, rollout, task.init_memory())
     (alone, gradient), (both, pulled) = found(task, credited), found(held, credited)
     nll, own = jax.value_and_grad(lambda p: task.loss(p, frozen, batch, KEY, train=False)[0].value())(params)
     assert float(both - alone) == pytest.approx(0.3 * float(nll), rel=1e-4)
@@ -267,7 +267,7 @@ def test_a_group_is_compared_with_itself(toy, batch):
     assert rollout.tokens.shape == (16, toy.TOKENS)
     np.testing.assert_array_equal(rollout.batch.row, np.repeat([0, 1, 2, -1], 4))
     scores = jnp.arange(16.0)
-    credited, _, _ = task.credit(frozen, rollout.replace(scores=scores), task.init_memory())
+    credited, _, _ = jax.jit(task.credit)(frozen, rollout.replace(scores=scores), task.init_memory())
     groups = np.asarray(credited.advantages).reshape(4, 4)
     np.testing.assert_allclose(groups.sum(axis=1), 0.0, atol=1e-5)
     np.testing.assert_array_equal(groups[3], 0.0)  # filler rows
@@ -285,7 +285,7 @@ def test_text_rewards_see_real_rows_and_agree_with_the_compiled_one(toy, rolled)
 
 def test_validation_is_the_likelihood_of_the_gold_response(toy, rolled, batch):
     task, params, frozen, _ = rolled
-    loss, metrics = task.loss(params, frozen, batch, KEY, train=False)
+    loss, metrics = jax.jit(task.loss, static_argnames="train")(params, frozen, batch, KEY, train=False)
     assert float(loss.value()) == pytest.approx(-toy.gold_log_probs(params, batch)[:3].mean(), rel=1e-4)
     assert set(metrics) == {"nll"}
 
@@ -348,7 +348,7 @@ def test_an_update_that_computes_something_else_is_noticed(toy, rolled):
     task, params, frozen, rollout = rolled
     credited, _, _ = toy.credited(task, frozen, rollout)
     shifted = credited.replace(log_probs=credited.log_probs + 0.01)
-    _, metrics = task.loss(params, frozen, shifted, KEY, train=False)
+    _, metrics = jax.jit(task.loss, static_argnames="train")(params, frozen, shifted, KEY, train=False)
     values = {name: float(mean.value()) for name, mean in metrics.items()}
     with pytest.raises(TrainingError, match=r"of this process \(step 7\) ratio_error = 0\.00995 must be at most"):
         task.check_start(values, step=7)
@@ -406,7 +406,7 @@ def test_each_reward_is_logged_under_its_name(toy, rolled):
     half = dataclasses.replace(task.reward.parts[0][1], function=lambda _: jnp.full(4, 0.5))
     task = dataclasses.replace(task, reward=Reward((*task.reward.parts, (2.0, half)), ("share", "half")))
     rated = task.rate({**frozen, "reward": {"0": {}, "1": {}}}, rollout)
-    credited, _, metrics = task.credit(frozen, rated, task.init_memory())
+    credited, _, metrics = jax.jit(task.credit)(frozen, rated, task.init_memory())
     values = {name: float(metrics[name].value()) for name in ("reward", "reward_share", "reward_half")}
     assert values["reward_half"] == 0.5
     assert values["reward"] == pytest.approx(values["reward_share"] + 1.0)

@@ -122,13 +122,14 @@ class Contexts:
 def gold_log_probs(params, batch):
     """Of each token of the gold responses in `Contexts`."""
     inputs = batch.inputs
-    logits = MODEL.apply({"params": params["model"]}, inputs.source, inputs.source_mask, inputs.target)
+    model = {"params": params["model"]}
+    logits = jax.jit(MODEL.apply)(model, inputs.source, inputs.source_mask, inputs.target)
     return np.asarray(jax.nn.log_softmax(logits))[:, np.arange(3), [20, 19, EOS]]
 
 
 def credited(task, frozen, rollout):
     """The rollout, rated and credited; the memory after it; and what is logged of it."""
-    return task.credit(frozen, task.rate(frozen, rollout), task.init_memory())
+    return jax.jit(task.credit)(frozen, task.rate(frozen, rollout), task.init_memory())
 
 
 def frozen(seed=0):

@@ -155,7 +155,7 @@ def trained_toy(negatives, tower, steps=200):
         return (optax.apply_updates(params, updates), moments), None
 
     made = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *map(batches, range(steps)))
-    params = task.init(jax.random.key(0), jax.tree.map(lambda leaf: leaf[0, 0], made))
+    params = jax.jit(task.init)(jax.random.key(0), jax.tree.map(lambda leaf: leaf[0, 0], made))
     (params, _), _ = jax.jit(lambda params: jax.lax.scan(update, (params, optimizer.init(params)), made))(params)
     return confusions(task, params, examples)
 
@@ -178,8 +178,8 @@ def test_one_tower_has_the_gradient_of_both():
     examples, task = toy(BOTH, WORDS)
     _, alone = toy(BOTH, WORDS, two=False)
     batch = jax.tree.map(jnp.asarray, examples.collate(np.arange(8), 1, np.random.default_rng(0)))
-    both = task.init(jax.random.key(0), batch)
-    one = alone.init(jax.random.key(0), batch)
+    both = jax.jit(task.init)(jax.random.key(0), batch)
+    one = jax.jit(alone.init)(jax.random.key(0), batch)
     jax.tree.map(np.testing.assert_array_equal, both["query_encoder"], one["encoder"])
 
     def gradient(task, params):

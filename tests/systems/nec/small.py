@@ -71,7 +71,7 @@ def made_up(task, given):
 
 def initial(task, given, seed=0):
     def drawn(given):
-        params = task.init(jax.random.key(seed), given)
+        params = jax.jit(task.init)(jax.random.key(seed), given)
         return jax.tree.map(lambda leaf: leaf + 0.02 * jax.random.normal(jax.random.key(9), leaf.shape), params)
 
     return jax.jit(drawn)(given)

@@ -118,5 +118,5 @@ def test_it_learns_which_fact_a_response_takes_up(ranker, tokenizer):
         jnp.asarray, PairExamples(pairs, tokenizer, 40).collate(np.arange(2), 40, np.random.default_rng(0))
     )
     loss = lambda params, key: ranker.loss(params, {}, given, key, train=False)  # noqa: E731
-    params, _ = learn(loss, ranker.init(jax.random.key(0), given), keys(60), 1e-2)
+    params, _ = learn(loss, jax.jit(ranker.init)(jax.random.key(0), given), keys(60), 1e-2)
     assert float(loss(params, jax.random.key(0))[1]["pair_accuracy"].value()) == 1.0

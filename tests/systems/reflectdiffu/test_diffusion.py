@@ -147,7 +147,7 @@ def trained(*, shuffled=False, noise_weight=1.0, steps=1000):
 
     optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, steps))
     one = jnp.zeros((1, 2)), jnp.ones(1, jnp.int32), jnp.zeros((1, 3))
-    params = model.init(jax.random.key(0), *one, clean=one[0])["params"]
+    params = jax.jit(model.init)(jax.random.key(0), *one, clean=one[0])["params"]
 
     @jax.jit
     def step(carry, rng):
@@ -186,12 +186,13 @@ def test_the_latents_prior_reads_no_clean_vector_and_its_posterior_does():
     clean, other = jnp.zeros((3, 4)), jnp.ones((3, 4))
     for recognition, reads in (("clean", True), ("noisy", False)):
         model = IntentDenoiser(latent=2, hidden=8, recognition=recognition)
-        params = {"params": model.init(jax.random.key(0), *given, clean=clean)["params"]}
-        noise, posterior, prior = model.apply(params, *given, clean=clean)
-        changed = model.apply(params, *given, clean=other)
+        params = {"params": jax.jit(model.init)(jax.random.key(0), *given, clean=clean)["params"]}
+        apply = jax.jit(model.apply)
+        noise, posterior, prior = apply(params, *given, clean=clean)
+        changed = apply(params, *given, clean=other)
         np.testing.assert_array_equal(changed[2][0], prior[0])
         assert np.allclose(changed[1][0], posterior[0]) != reads
-        asked, found, same = model.apply(params, *given)  # as answers are made
+        asked, found, same = apply(params, *given)  # as answers are made
         np.testing.assert_array_equal(same[0], prior[0])
         if reads:
             np.testing.assert_array_equal(found[0], prior[0])

@@ -25,11 +25,11 @@ STEPS, ASKED = 200, 900
 def test_an_action_stays_the_intent_that_was_drawn_whatever_emotion_is_found_later():
     task, _, _, _ = toy()
     batch = contexts(np.random.default_rng(0), 4)
-    params = task.init(jax.random.key(0), batch)
-    rolled = task.rollout(params, {}, batch, jax.random.key(1))
+    params = jax.jit(task.init)(jax.random.key(0), batch)
+    rolled = jax.jit(task.rollout)(params, {}, batch, jax.random.key(1))
     np.testing.assert_array_equal(rolled.actions, [[0, 1, 2]] * 4)
     other = dataclasses.replace(task, references=((5, 6, 7),) * 32)  # as of another emotion
-    thought = other.think(params, rolled, noise=None)
+    thought = jax.jit(lambda params, rolled: other.think(params, rolled, noise=None))(params, rolled)
     np.testing.assert_array_equal(thought.second, rolled.action)
 
 
@@ -74,7 +74,7 @@ def accuracy(*, strange):
     """Of the final intent on new contexts, in percent; `strange`: trained on intents of other contexts."""
     task, optimizer, step, read = toy()
     rng = np.random.default_rng(0)
-    params = task.init(jax.random.key(0), contexts(rng, ROWS))
+    params = jax.jit(task.init)(jax.random.key(0), contexts(rng, ROWS))
     state, memory = optimizer.init(params), task.init_memory()
     for number in range(STEPS):
         batch = contexts(rng, ROWS)

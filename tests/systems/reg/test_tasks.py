@@ -468,7 +468,7 @@ def test_the_emotion_task_is_the_cross_entropy_of_the_head(share):
     task = EmotionTask(EmotionEncoder(ENCODER, HEAD, share))
     own = task.trained({**given, "emotion_encoder": given["encoder"]})
     assert set(own) == ({"emotion_encoder", "emotion"} if share else set(given) | {"emotion_encoder"})
-    loss, metrics = task.loss(own, {}, contexts, KEY, train=False)
+    loss, metrics = jax.jit(task.loss, static_argnames="train")(own, {}, contexts, KEY, train=False)
     query = np.asarray(embedded(given, batch)[0], np.float64)
     query *= query.shape[1] ** 0.5 / np.linalg.norm(query, axis=1, keepdims=True)
     logits = query @ np.asarray(given["emotion"]["out"], np.float64) + np.asarray(given["emotion"]["out_bias"])
@@ -728,16 +728,17 @@ def test_passages_that_were_read_before_give_the_same_answers(layout):
 
 @jax.jit
 def weighed(batch):
-    return joint().weigh(params(), batch)
+    return jax.jit(joint().weigh)(params(), batch)
 
 
 def test_a_likelihood_is_the_sum_of_its_first_token_its_end_and_the_rest():
     batch = apart()
     found = weighed(batch)
-    read = joint().read(params(), batch)
+    read = jax.jit(joint().read)(params(), batch)
     for name in ("nll", "num_tokens"):
         np.testing.assert_allclose(found[name], read[name], rtol=1e-5)
-    logits = READER.model.apply({"params": g1_params()["model"]}, batch.source, batch.source_mask, batch.target)
+    model = {"params": g1_params()["model"]}
+    logits = jax.jit(READER.model.apply)(model, batch.source, batch.source_mask, batch.target)
     nll = -np.asarray(token_log_probs(logits, batch.target))
     for b, length in enumerate(np.asarray(batch.target_mask).sum(axis=1)):
         expected = {"first": nll[b, 0], "rest": nll[b, 1 : length - 1].sum(), "end": nll[b, length - 1]}
@@ -781,7 +782,7 @@ def test_a_contrastive_stage_teaches_the_encoder_alone_to_tell_the_own_response_
         jax.value_and_grad(lambda params: task.loss(params, {}, batch, KEY, train=False)[0].value())
     )(trained)
     queries, keys = (
-        np.asarray(CONTRASTIVE.embed(trained, *side))
+        np.asarray(jax.jit(CONTRASTIVE.embed)(trained, *side))
         for side in ((batch.source, batch.source_mask), (batch.key[:, 0], batch.key_mask[:, 0]))
     )
     scores = queries @ keys.T / 0.5
