@@ -1,5 +1,8 @@
 """Each option against Hugging Face's logits processor of the same name, on random scores and histories."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -52,10 +55,16 @@ OPTIONS = {
 
 
 def processed(scores, text, index, settings, offset=0, source=SOURCE):
-    scores, text, place = jnp.asarray(scores), jnp.asarray(text), jnp.asarray(index + offset)
+    given = (jnp.asarray(array) for array in (scores, text, index, offset, source))
+    return np.asarray(process(*given, settings=settings))
+
+
+@functools.partial(jax.jit, static_argnames="settings")
+def process(scores, text, index, offset, source, *, settings):
+    place = index + offset
     read = jnp.where(jnp.arange(text.shape[2]) <= place, text, -1)
-    penalised = penalise(scores, read, settings, jnp.asarray(source))
-    return np.asarray(constrain(penalised, text, place, jnp.asarray(index), EOS, settings, jnp.asarray(source)))
+    penalised = penalise(scores, read, settings, source)
+    return constrain(penalised, text, place, index, EOS, settings, source)
 
 
 def histories(seed, vocab=VOCAB):

@@ -1,5 +1,7 @@
 """Beams that are drawn: `num_beams` with `do_sample`."""
 
+import functools
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -23,15 +25,19 @@ class Nothing:
 
 def searched(table, rows, *, seed=0, limits=None, rng=None, **options):
     """Hypotheses of a model whose next logits depend on the latest token alone."""
-    table = jnp.asarray(table)
     if rng is None and seed is not None:
         rng = jax.random.key(seed)
-    found = generate(
-        lambda tokens, cache: (table[tokens], cache), Nothing(), batch_size=rows, start_id=2, eos_id=EOS, pad_id=PAD,
-        settings=DecodeSettings("beam", **options), rng=rng,
-        limits=None if limits is None else tuple(map(jnp.asarray, limits)),
-    )  # fmt: skip
+    limits = None if limits is None else tuple(map(jnp.asarray, limits))
+    found = search(jnp.asarray(table), rng, limits, rows, DecodeSettings("beam", **options))
     return np.asarray(found.tokens), np.asarray(found.log_probs)
+
+
+@functools.partial(jax.jit, static_argnames=("rows", "settings"))
+def search(table, rng, limits, rows, settings):
+    return generate(
+        lambda tokens, cache: (table[tokens], cache), Nothing(), batch_size=rows, start_id=2, eos_id=EOS, pad_id=PAD,
+        settings=settings, rng=rng, limits=limits,
+    )  # fmt: skip
 
 
 def logits(seed=0):

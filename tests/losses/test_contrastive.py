@@ -86,7 +86,7 @@ def test_rank_margin_matches_torch():
     def loss(values):
         return rank_margin(values, jnp.asarray(scores), jnp.asarray(mask), margin=0.05, least_gap=0.1).value()
 
-    value, gradient = jax.value_and_grad(loss)(jnp.asarray(similarities))
+    value, gradient = jax.jit(jax.value_and_grad(loss))(jnp.asarray(similarities))
     np.testing.assert_allclose(value, total.item(), rtol=1e-5)
     np.testing.assert_allclose(gradient, given.grad.numpy(), atol=1e-6)
 
@@ -113,7 +113,8 @@ def test_supervised_contrastive_of_worked_numbers():
 def test_a_filler_row_of_zeros_has_no_gradient():
     features = jax.random.normal(jax.random.key(0), (4, 5)).at[3].set(0.0)
     labels, valid = jnp.array([0, 0, 1, 0]), jnp.array([True, True, True, False])
-    found = jax.grad(lambda features: supervised_contrastive(features, labels, valid).value())(features)
+    slope = jax.jit(jax.grad(lambda features: supervised_contrastive(features, labels, valid).value()))
+    found = slope(features)
     assert np.isfinite(found).all()
     assert not found[3].any()
 
@@ -139,6 +140,6 @@ def test_supervised_contrastive_matches_torch():
     def loss(values):
         return supervised_contrastive(values, jnp.asarray(labels), jnp.asarray(valid), temperature=0.2).value()
 
-    value, gradient = jax.value_and_grad(loss)(jnp.asarray(features))
+    value, gradient = jax.jit(jax.value_and_grad(loss))(jnp.asarray(features))
     np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
     np.testing.assert_allclose(gradient, given.grad.numpy(), atol=1e-5)

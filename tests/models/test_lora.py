@@ -36,6 +36,11 @@ def filled(shapes, seed):
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, jnp.float32), shapes)
 
 
+def drawn(base, settings, seed):
+    """Adapters that are no zeros."""
+    return filled(jax.eval_shape(lambda: init_adapters(jax.random.key(0), base, settings)), seed)
+
+
 def sums(base, adapters, factor):
     """W + factor A B, written out for every name."""
     pairs = named_leaves(adapters)
@@ -61,7 +66,7 @@ def objective(model, params):
 )
 def test_values_and_gradients_are_those_of_the_sum_written_out(changes):
     model, base = model_and_params(**changes)
-    adapters = filled(init_adapters(jax.random.key(0), base, ALL), 1)
+    adapters = drawn(base, ALL, seed=1)
     assert len(named_leaves(adapters)) == 2 * (4 + 2 + 8 + 2)  # every matrix of both stacks, nothing else
 
     @jax.jit
@@ -111,7 +116,7 @@ def test_adapters_begin_normal_and_zero():
 def test_a_layer_outside_of_a_stack_and_an_encoder():
     layer = FeedForward(d_ff=6, activation="relu", use_bias=False, dropout=0.0)
     base = {"feed_forward": filled({"wi": jnp.zeros((4, 6)), "wo": jnp.zeros((6, 4))}, 0)}
-    adapters = filled(init_adapters(jax.random.key(0), base, LoraSettings(pattern="wi", rank=2, alpha=2.0)), 1)
+    adapters = drawn(base, LoraSettings(pattern="wi", rank=2, alpha=2.0), seed=1)
     pair = adapters["feed_forward"]["wi"]
     expected = {**base["feed_forward"], "wi": base["feed_forward"]["wi"] + pair["a"] @ pair["b"]}
     settings = LoraSettings(pattern="wi", rank=2, alpha=2.0)
@@ -122,7 +127,7 @@ def test_a_layer_outside_of_a_stack_and_an_encoder():
 
     bert = BertEncoder(BertConfig(vocab_size=11, d_model=8, num_heads=2, d_ff=12, num_layers=2, max_positions=9))
     base = filled(jax.eval_shape(bert.init, jax.random.key(0), IDS, MASK)["params"], 3)
-    adapters = filled(init_adapters(jax.random.key(0), base, ALL), 4)
+    adapters = drawn(base, ALL, seed=4)
     assert len(named_leaves(adapters)) == 2 * 6  # no bias among them, though those of heads have two axes
     one = jax.jit(lambda p: bert.apply({"params": p}, IDS, MASK))
     np.testing.assert_allclose(one(adapt(base, adapters, ALL)), one(merge(base, adapters, ALL)), rtol=1e-4, atol=1e-5)
@@ -131,7 +136,7 @@ def test_a_layer_outside_of_a_stack_and_an_encoder():
 def test_dropout_takes_inputs_of_adapters_and_nothing_without_a_key():
     base = {"attention": {"query": jnp.zeros((200, 2, 3))}}
     settings = LoraSettings(pattern="query", rank=2, alpha=2.0, dropout=0.25)
-    adapters = filled(init_adapters(jax.random.key(0), base, settings), 1)
+    adapters = drawn(base, settings, seed=1)
     whole = merge(base, adapters, settings)["attention"]["query"]
     dropped = adapt(base, adapters, settings, jax.random.key(1))["attention"]["query"].summed()
     gone = np.all(np.asarray(dropped) == 0, axis=(1, 2))
@@ -173,7 +178,7 @@ def test_eight_bits_are_off_by_half_a_step_of_each_output_at_most():
 @pytest.mark.slow
 def test_a_model_with_eight_bit_weights_computes_with_what_they_stand_for():
     model, base = model_and_params()
-    adapters = filled(init_adapters(jax.random.key(0), base, ALL), 1)
+    adapters = drawn(base, ALL, seed=1)
     boxes = quantize(base)
     rounded = merge(boxes, {}, ALL)
     one = jax.jit(jax.value_and_grad(lambda a: objective(model, adapt(boxes, a, ALL))))
@@ -331,7 +336,7 @@ def test_no_gradient_of_a_frozen_weight_is_formed():
 def test_adapters_learn_on_lowered_weights_what_they_learn_on_those_in_float32(name):
     params, logits = made(name, "bfloat16")
     settings = dataclasses.replace(ALL, pattern="attention|feed_forward")
-    adapters = jax.tree.map(lambda leaf: 0.1 * leaf, filled(init_adapters(jax.random.key(0), params, settings), 1))
+    adapters = jax.tree.map(lambda leaf: 0.1 * leaf, drawn(params, settings, seed=1))
 
     def learnt(base):
         loss = jax.jit(jax.value_and_grad(lambda a: jnp.mean(logits(adapt(base, a, settings)) ** 2)))

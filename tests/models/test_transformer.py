@@ -235,7 +235,7 @@ def test_too_long_for_learned_positions_is_a_config_error():
     model, params = make(position="learned", max_positions=6)
     source, mask, target = example()
     with pytest.raises(ConfigError, match="7 tokens, but max_positions = 6"):
-        model.apply({"params": params}, source, mask, target)
+        jax.eval_shape(model.apply, {"params": params}, source, mask, target)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def test_a_published_name_answers_as_transformers_with_peft_does(published, tmp_
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
+@pytest.mark.slow
 def test_training_starts_from_a_published_name(published):
     model = empax.load(T5_REPLIES)
     tuned = model.finetune([("I feel sad today", "oh no")] * 4, epochs=1, batch_size=8, learning_rate=1e-3)
@@ -100,6 +101,7 @@ def test_training_starts_from_a_published_name(published):
 
 @pytest.mark.oracle
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
+@pytest.mark.slow
 def test_adapters_on_a_published_name_are_saved_with_those_beneath(published, tmp_path):
     tuned = empax.load(T5_REPLIES).finetune([("I feel sad today", "oh no")] * 4, lora=2, epochs=1, learning_rate=0.1)
     tuned.save(tmp_path / "adapters", format="peft")

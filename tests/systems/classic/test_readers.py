@@ -52,6 +52,16 @@ def listeners(num=4):
     return module, random_like(shapes, RNG), states, read
 
 
+def with_rows(params, rows):
+    """Other parameters for the first experts."""
+
+    def changed(leaf):
+        first = np.stack(rows(leaf))
+        return np.concatenate([first, leaf[len(first) :]])
+
+    return jax.tree.map(changed, jax.tree.map(np.asarray, params))
+
+
 def test_a_gate_of_one_is_that_expert_and_equal_experts_need_no_gate():
     module, params, states, read = listeners()
 
@@ -60,9 +70,9 @@ def test_a_gate_of_one_is_that_expert_and_equal_experts_need_no_gate():
         return module.apply({"params": params}, states, read.replace(gate=gate), deterministic=True)
 
     only = apply(params, np.eye(4, dtype=np.float32)[[2, 2, 2]])
-    moved = jax.tree.map(lambda leaf: leaf.at[0].set(leaf[2]).at[1].set(-7.0), params)
+    moved = with_rows(params, lambda leaf: (leaf[2], np.full_like(leaf[1], -7.0)))
     np.testing.assert_allclose(apply(moved, np.eye(4, dtype=np.float32)[[0, 0, 0]]), only, rtol=1e-5)
-    alike = jax.tree.map(lambda leaf: leaf.at[:4].set(leaf[:1]), params)
+    alike = with_rows(params, lambda leaf: [leaf[0]] * 4)
     other = np.asarray(RNG.dirichlet(np.ones(4), 3), np.float32)
     np.testing.assert_allclose(apply(alike, read.gate), apply(alike, other), rtol=1e-3, atol=1e-4)
     assert not np.allclose(apply(params, read.gate), apply(params, other), atol=1e-3)
