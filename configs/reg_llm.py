@@ -3,7 +3,7 @@ r"""REG on a decoder-only model with low-rank adapters: the paper's third backbo
   python -m empax.main --config=configs/reg_llm.py --config.data.dir=DATA                # SmolLM2 on two CPU cores
   python -m empax.main --config=configs/reg_llm.py:sft --config.data.dir=DATA            # fine-tuned, no retrieval
   python -m empax.main --config=configs/reg_llm.py:prompted --config.data.dir=DATA       # prompted, not trained
-  python -m empax.main --config=configs/reg_llm.py:in_context --config.data.dir=DATA     # with exemplars as shots
+  python -m empax.main --config=configs/reg_llm.py:in_context --config.data.dir=DATA     # with exemplars as turns
   python -m empax.main --config=configs/reg_llm.py:two_stages --config.data.dir=DATA     # emotion and intent first
   python -m empax.main --config=configs/reg_llm.py:no_attributes --config.data.dir=DATA  # the paper's w/o EA
   python -m empax.main --config=configs/reg_llm.py:apart --config.data.dir=DATA          # exemplars as shots
@@ -80,6 +80,8 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
         if name in config:  # one step without effect: adapters start at zero, and no emotion head is trained
             config[name].update({"steps": 1, "emotion_weight": 0.0})
             config[name].optimizer = ConfigDict({"learning_rate": 0.0})
+    if form in ("in_context", "two_stages"):
+        config.reg.exemplars = "turns"
     if form == "two_stages":
         config.reg.ask_first = (
             {"name": "emotion", "text": "(In one word: what do I feel?)"},

@@ -17,13 +17,14 @@ from empax.data import features
 from empax.data.chat import ChatTemplate, single_turn, without_system
 from empax.data.tokenizers import SubwordTokenizer
 
-ExemplarLayout: TypeAlias = Literal["apart", "joined", "own_tokens", "response"]
+ExemplarLayout: TypeAlias = Literal["apart", "joined", "own_tokens", "response", "turns"]
 """How exemplars are put into a generator's source.
 
 apart: each in a separate passage with separate turn tokens, in addition to the context's passage. Ours.
 joined: each after the context in one passage, with the context's turn tokens: REG's literal form.
 own_tokens: as "joined", with separate turn tokens. Ours.
 response: as "apart", with the response alone. Ours.
+turns: each as an earlier turn of the chat with its answer, for a decoder-only model. Ours.
 """
 
 
@@ -205,12 +206,13 @@ class ChatForm:
     """A chat prompt: the instruction, exemplars as shots, and the dialogue with the model as the listener.
 
     Context and shot have separate columns, the shot's first, so that several exemplars can be read before one context
-    (`models.prompted.FusionInPrompt`). Attributes are put into words. Without shots and attributes, a prompt has the
-    ids of transformers' `apply_chat_template` if a control token follows the system message.
+    (`models.prompted.FusionInPrompt`). Attributes are put into words. Without shots and attributes, and with "turns"
+    also with shots, a prompt has the ids of transformers' `apply_chat_template` if a control token follows the system
+    message.
 
     Attributes:
-      exemplars: "apart" = a shot is the last turn of an exemplar's context and the response, "response" = the response
-        alone; None = rows have no columns for a shot.
+      exemplars: "apart" = a shot is the last turn of an exemplar's context and the response, as text, "response" = the
+        response alone, "turns" = the former as two turns of the chat; None = rows have no columns for a shot.
       told: names that may occur in the note "told" of contexts; of these, exemplars show their own emotion.
     """
 
@@ -221,6 +223,14 @@ class ChatForm:
     exemplars: ExemplarLayout | None = None
     instruction: str = INSTRUCTION
     told: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        template = self.template
+        if self.exemplars == "turns" and (template.system_last or template.first_user != template.assistant_to_user):
+            raise ConfigError(
+                "exemplars = 'turns': the chat template puts the instruction into the last turn, or begins the first "
+                "turn in a separate way; set it to 'apart' or 'response'."
+            )
 
     @property
     def apart(self) -> bool:
@@ -262,14 +272,20 @@ class ChatForm:
 
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:
         words = [self._in_words(i, "context_attributes", i.notes.get(TOLD, {})) for i in instances]
+        if self.exemplars == "turns":
+            return [Text([], self._dialogue(i.context, note=word)) for i, word in zip(instances, words, strict=True)]
         if self.template.system_last:  # they follow the instruction, between the turns
             return [Text([], self._dialogue(i.context, word)) for i, word in zip(instances, words, strict=True)]
         before = self.tokenizer.encode_batch(words)
         return [Text(own, self._dialogue(i.context)) for i, own in zip(instances, before, strict=True)]
 
-    def _dialogue(self, context: Sequence[str], words: str = "") -> list[int]:
-        """Encodes the newest turns that fit whole, from one of the speaker's on; else the end of the last turn."""
-        frames, instruction, encode = self._frames, self.instruction + words, self.tokenizer.encode
+    def _dialogue(self, context: Sequence[str], words: str = "", note: str = "") -> list[int]:
+        """Encodes the newest turns that fit whole, from one of the speaker's on; else the end of the last turn.
+
+        `words` follow the instruction where the template has it in the last turn, and `note` is the first line of the
+        first turn that is kept.
+        """
+        frames, instruction, encode = self._noted(note), self.instruction + words, self.tokenizer.encode
         room, fits, opening = self.layout.max_context_tokens, [], self._opening_text
         for first in range(len(context) - 1, -1, -2):
             # In one pass: a turn's first letters may share a token with the text before them.
@@ -289,13 +305,20 @@ class ChatForm:
             )
         return [*heads, *encode(context[-1])[-room:], *ending]
 
+    def _noted(self, note: str) -> ChatTemplate:
+        """Returns the frames with a note in front of the first turn."""
+        frames = self._frames
+        return dataclasses.replace(frames, first_user=f"{frames.first_user}{note.lstrip()}\n") if note else frames
+
     def passages(self, instances: Sequence[Instance]) -> list[Text]:
+        told = [{"emotion": i.emotion} if i.emotion and "emotion" in self.told else {} for i in instances]
+        words = [self._in_words(i, "response_attributes", own) for i, own in zip(instances, told, strict=True)]
+        if self.exemplars == "turns":
+            return self._shown_as_turns(instances, words)
         if self.exemplars == "response":
             texts = ["\n\nA good answer: "] * len(instances)
         else:
             texts = [f"\n\nSomebody said: {i.context[-1]}\nA good answer: " for i in instances]
-        told = [{"emotion": i.emotion} if i.emotion and "emotion" in self.told else {} for i in instances]
-        words = [self._in_words(i, "response_attributes", own) for i, own in zip(instances, told, strict=True)]
         questions = self.tokenizer.encode_batch(texts)
         answers = self.tokenizer.encode_batch([i.response + word for i, word in zip(instances, words, strict=True)])
         most = self.layout.max_passage_tokens
@@ -303,6 +326,24 @@ class ChatForm:
         for question, answer in zip(questions, answers, strict=True):
             kept = answer[:most]
             rows.append(Text([], [*features.keep_newest(question, most - len(kept)), *kept]))
+        return rows
+
+    def _shown_as_turns(self, instances: Sequence[Instance], notes: Sequence[str]) -> list[Text]:
+        """Encodes each as a turn with its answer; keeps the frames, and of the turn what the answer leaves."""
+        encode, most = self.tokenizer.encode_batch, self.layout.max_passage_tokens
+        heads = encode([self._noted(note).first_user for note in notes])
+        between = self.tokenizer.encode(self._frames.user_to_assistant)
+        turns, answers = encode([i.context[-1] for i in instances]), encode([i.response for i in instances])
+        rows = []
+        for head, turn, answer in zip(heads, turns, answers, strict=True):
+            room = most - len(head) - len(between)
+            if room < 2:
+                raise ConfigError(
+                    f"max_passage_tokens = {most} leaves {room} tokens beside the {most - room} of the chat template; "
+                    "set it higher."
+                )
+            kept = answer[:room]
+            rows.append(Text([], [*head, *features.keep_newest(turn, room - len(kept)), *between, *kept]))
         return rows
 
     def _in_words(self, instance: Instance, note: str, told: Mapping[str, str]) -> str:

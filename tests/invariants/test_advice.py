@@ -402,7 +402,7 @@ WITHOUT_A_CASE = {
     ("interop/t5x.py", "asks for {} chunks; fetch the checkpoint again"): _BOUNDS,
     ("interop/t5x.py", "plain or deflated. Fetch the checkpoint again"): _BOUNDS,
     ("interop/torch_files.py", "a tensor that cannot be ({}); fetch it again"): _BOUNDS,
-    ("parts/generator/parts.py", "in front of the context; set it to 'apart' or 'response'"): _REFUSED,
+    ("parts/generator/parts.py", "in front of the context; set it to 'apart', 'response' or 'turns'"): _REFUSED,
     ("parts/generator/settings.py", "which this system does not retrieve; set it to 0"): _REFUSED,
     ("systems/emprl/preferences.py", "give a file with one a line"): _PAIRS,
     ("systems/emprl/settings.py", "set pairs = '', or loss = 'dpo'"): _REFUSED,

@@ -190,12 +190,17 @@ class GeneratorParts:
                 "context of an encoder-decoder ('joined'), and nothing else; set form = 'dialogue'."
             )
         if not isinstance(reader, PromptedDecoder):
+            if exemplars == "turns":
+                raise ConfigError(
+                    "exemplars = 'turns': these are turns of a chat, which a decoder-only generator reads; set it to "
+                    "'apart' for an encoder-decoder."
+                )
             return FusionInDecoder(reader)
         assert isinstance(form, ChatForm)
-        if exemplars not in ("apart", "response"):
+        if exemplars not in ("apart", "response", "turns"):
             raise ConfigError(
                 f"exemplars = {exemplars!r}: a decoder-only generator reads them in front of the context; set it to "
-                "'apart' or 'response'."
+                "'apart', 'response' or 'turns'."
             )
         return FusionInPrompt(reader.model, reader.prefix, reader.start_id, form.split)
 

@@ -88,7 +88,7 @@ class DialogueSettings:
         `no_attributes`).
       passages: K, the number of exemplars per response, in a system that retrieves them.
       exemplars: layout of exemplars, see `data.sources.ExemplarLayout`; a decoder-only model reads them as shots before
-        the context, "apart" or "response".
+        the context: "apart", "response" or "turns".
       ask_first: for a decoder-only model: questions that it answers itself before each reply, in this order; () = none.
       neighbours: mixing of a corpus into each token of an answer, in a system that supports it.
       logits_at_once: number of target tokens per row whose logits the training loss holds at a time (0 = all); reduces
