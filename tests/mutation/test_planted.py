@@ -1,6 +1,7 @@
 """Faults that tests once did not notice are noticed."""
 
 import ast
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +17,12 @@ def test_every_fault_can_be_planted(fault):
     """Its line still stands once in its module, and the module with the fault is a program whose tests are there."""
     assert ast.dump(ast.parse(fault.apply())) != ast.dump(ast.parse(fault.source()))
     assert mutate.tests_of(fault.module)
+
+
+def test_every_line_whose_change_is_harmless_is_there():
+    for row in map(json.loads, mutate.HARMLESS.read_text(encoding="utf-8").splitlines()):
+        lines = (mutate.ROOT / row["module"]).read_text(encoding="utf-8").splitlines()
+        assert row["line"] in map(str.strip, lines), row
 
 
 @pytest.mark.slow
