@@ -297,13 +297,18 @@ class ChatForm:
             return fits
         heads = encode(opening + (instruction if frames.system_last else "") + frames.first_user)
         ending = self._ending[:-1]
-        room -= len(heads) + len(ending)
+        room = self._room("max_context_tokens", len(heads) + len(ending))
+        return [*heads, *encode(context[-1])[-room:], *ending]
+
+    def _room(self, name: str, frames: int) -> int:
+        """Returns the tokens that this limit of the layout leaves beside those of the frames."""
+        most = getattr(self.layout, name)
+        room = most - frames
         if room < 2:
             raise ConfigError(
-                f"max_context_tokens = {self.layout.max_context_tokens} leaves {room} tokens beside the "
-                f"{len(heads) + len(ending)} of the chat template; set it higher."
+                f"{name} = {most} leaves {room} tokens beside the {frames} of the chat template; set it higher."
             )
-        return [*heads, *encode(context[-1])[-room:], *ending]
+        return room
 
     def _noted(self, note: str) -> ChatTemplate:
         """Returns the frames with a note in front of the first turn."""
@@ -330,18 +335,13 @@ class ChatForm:
 
     def _shown_as_turns(self, instances: Sequence[Instance], notes: Sequence[str]) -> list[Text]:
         """Encodes each as a turn with its answer; keeps the frames, and of the turn what the answer leaves."""
-        encode, most = self.tokenizer.encode_batch, self.layout.max_passage_tokens
+        encode = self.tokenizer.encode_batch
         heads = encode([self._noted(note).first_user for note in notes])
         between = self.tokenizer.encode(self._frames.user_to_assistant)
         turns, answers = encode([i.context[-1] for i in instances]), encode([i.response for i in instances])
         rows = []
         for head, turn, answer in zip(heads, turns, answers, strict=True):
-            room = most - len(head) - len(between)
-            if room < 2:
-                raise ConfigError(
-                    f"max_passage_tokens = {most} leaves {room} tokens beside the {most - room} of the chat template; "
-                    "set it higher."
-                )
+            room = self._room("max_passage_tokens", len(head) + len(between))
             kept = answer[:room]
             rows.append(Text([], [*head, *features.keep_newest(turn, room - len(kept)), *between, *kept]))
         return rows

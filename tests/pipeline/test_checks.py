@@ -81,6 +81,10 @@ REG = {
         {"reindex.queries": {"train": 0}},
         r"config\.reindex\.queries lacks validation, .*; set it to how many instances are to be searched",
     ),
+    "turns of a chat": (
+        {"reg.exemplars": "turns"},
+        r"these are turns of a chat, which a decoder-only generator reads; set it to 'apart'",
+    ),
     "passages": ({"reg.passages": 9}, r"candidates = 4, but config\.exemplars reads 9 passages; set it to at least"),
     "candidates": ({"joint.candidates": 1}, r"config\.joint\.candidates = 1 must be at least passages = 2, or 0"),
     "passages of another encoder": (
