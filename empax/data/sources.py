@@ -206,14 +206,17 @@ class ChatForm:
     """A chat prompt: the instruction, exemplars as shots, and the dialogue with the model as the listener.
 
     Context and shot have separate columns, the shot's first, so that several exemplars can be read before one context
-    (`models.prompted.FusionInPrompt`). Attributes are put into words. Without shots and attributes, and with "turns"
-    also with shots, a prompt has the ids of transformers' `apply_chat_template` if a control token follows the system
-    message.
+    (`models.prompted.FusionInPrompt`). Attributes are put into words: before the context and behind a shot's response,
+    or with "turns" as the first line of a turn. Without attributes, and without shots or with "turns", a prompt has the
+    ids of transformers' `apply_chat_template` if a control token follows the system message.
 
     Attributes:
       exemplars: "apart" = a shot is the last turn of an exemplar's context and the response, as text, "response" = the
         response alone, "turns" = the former as two turns of the chat; None = rows have no columns for a shot.
       told: names that may occur in the note "told" of contexts; of these, exemplars show their own emotion.
+
+    Raises:
+      ConfigError: "turns" with a template that begins the first turn unlike later ones, or has the instruction last.
     """
 
     tokenizer: Tokenizer
