@@ -16,8 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-# Tests compile much and compute little: without the costly passes of LLVM they take a third of the time.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
+# Tests compile much and compute little: without the costly passes of LLVM they take a third of the time. Each worker
+# compiles on its own core, so that splitting a program for several threads only adds work.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+)
 
 import jax
 import pytest

@@ -50,7 +50,7 @@ def drawn_adapters(params, settings):
     """Our adapters on `params`, away from zero."""
     rng = np.random.default_rng(0)
     fresh = init_adapters(jax.random.key(0), params, settings)
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, jnp.float32), fresh)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.1, jnp.float32), fresh)
 
 
 def lora_of(model, folder, **settings):
