@@ -39,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--shape", default="t5-small", help="(t5-small)")
     parser.add_argument("--batch", type=int, default=64, help="examples a step (64)")
     parser.add_argument("--passages", type=int, default=6, help="K (6)")
-    parser.add_argument("--tokens", type=int, default=144, help="of a passage (144)")
-    parser.add_argument("--updates", type=int, default=20, help="of a round (20)")
-    parser.add_argument("--deterministic", action="store_true", help="with XLA's flag")
+    parser.add_argument("--tokens", type=int, default=144, help="tokens of a passage (144)")
+    parser.add_argument("--updates", type=int, default=20, help="updates in a round (20)")
+    parser.add_argument("--deterministic", action="store_true", help="set XLA's flag for deterministic operations")
     options = parser.parse_args(argv)
     if options.deterministic:
         make_deterministic()

@@ -43,10 +43,12 @@ _COSINE = {"float32": 0.9999, "bfloat16": 0.999}
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = arguments(__doc__ or "", HELD_EQUAL, rounds=3, devices=True)
     texts.add_flag(parser)
-    parser.add_argument("--texts", type=int, default=40290, help="how many, at most those of the corpus (40290)")
-    parser.add_argument("--dtype", choices=sorted(_COSINE), default="float32", help="of the arithmetic (float32)")
-    parser.add_argument("--their-batch", type=int, default=32, help="rows a batch of theirs (32, their default)")
-    parser.add_argument("--tokens-per-batch", type=int, help="of ours, padding included (as the device likes)")
+    parser.add_argument("--texts", type=int, default=40290, help="number of texts, at most those of the corpus (40290)")
+    parser.add_argument("--dtype", choices=sorted(_COSINE), default="float32", help="type of the arithmetic (float32)")
+    parser.add_argument("--their-batch", type=int, default=32, help="rows in a batch of theirs (32, their default)")
+    parser.add_argument(
+        "--tokens-per-batch", type=int, help="tokens in a batch of ours, padding included (depends on the device)"
+    )
     parser.add_argument("--unroll", type=int, default=6, help="layers in one turn of our scan (6)")
     options = parser.parse_args(argv)
     if options.smoke:

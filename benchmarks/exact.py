@@ -28,11 +28,17 @@ _CHECKED = 4
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = arguments(__doc__ or "", HELD_EQUAL, rounds=7, devices=True)
-    parser.add_argument("--rows", type=int, default=200_000, help="of the index (200000)")
-    parser.add_argument("--dim", type=int, default=768, help="of a row (768)")
-    parser.add_argument("--store", nargs="*", choices=("float32", "float16"), default=("float32",), help="(float32)")
-    parser.add_argument("--queries", type=int, nargs="*", default=(1, 256), help="of a call (1 256)")
-    parser.add_argument("--calls", type=int, default=5, help="in a round (5)")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows of the index (200000)")
+    parser.add_argument("--dim", type=int, default=768, help="numbers in a row (768)")
+    parser.add_argument(
+        "--store",
+        nargs="*",
+        choices=("float32", "float16"),
+        default=("float32",),
+        help="types to store the rows in (float32)",
+    )
+    parser.add_argument("--queries", type=int, nargs="*", default=(1, 256), help="queries in a call (1 256)")
+    parser.add_argument("--calls", type=int, default=5, help="calls in a round (5)")
     options = parser.parse_args(argv)
     if options.smoke:
         options.rows, options.dim, options.rounds, options.calls = 500, 16, 1, 1

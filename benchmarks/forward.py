@@ -47,14 +47,20 @@ class Inputs(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = arguments(__doc__ or "", HELD_EQUAL, rounds=9, devices=True)
     parser.add_argument("--calls", type=int, default=3, help="calls in a round (3)")
-    parser.add_argument("--dtype", choices=sorted(TOLERANCE), default="float32", help="of weights and arithmetic")
-    parser.add_argument("--compile", action="store_true", help="theirs by torch.compile")
-    parser.add_argument("--only", nargs="*", choices=ARCHITECTURES, default=ARCHITECTURES, help="some of them (all)")
+    parser.add_argument(
+        "--dtype", choices=sorted(TOLERANCE), default="float32", help="type of weights and arithmetic (float32)"
+    )
+    parser.add_argument("--compile", action="store_true", help="compile theirs with torch.compile")
+    parser.add_argument(
+        "--only", nargs="*", choices=ARCHITECTURES, default=ARCHITECTURES, help="architectures to measure (all)"
+    )
     parser.add_argument("--batch", type=int, default=8, help="rows (8)")
     parser.add_argument("--source", type=int, default=128, help="tokens a row (128)")
     parser.add_argument("--target", type=int, default=32, help="target tokens a row (32)")
     parser.add_argument("--unroll", type=int, default=0, help="layers in one turn of our scan; 0 = all")
-    parser.add_argument("--attention", choices=get_args(AttentionKernel), default="auto", help="of ours (auto)")
+    parser.add_argument(
+        "--attention", choices=get_args(AttentionKernel), default="auto", help="our attention program (auto)"
+    )
     options = parser.parse_args(argv)
     if options.smoke:
         options.batch, options.source, options.target, options.rounds, options.calls = 2, 8, 4, 1, 1

@@ -49,16 +49,16 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     texts.add_flag(parser)
     parser.add_argument("--shape", choices=("t5-small", "t5-base"), default="t5-small", help="(t5-small)")
     parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the arithmetic (float32)"
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the arithmetic (float32)"
     )
     parser.add_argument(
-        "--padded", action="store_true", help="one batch of --batch alone, with all of its padding read"
+        "--padded", action="store_true", help="measure only one batch of --batch, reading all of its padding"
     )
-    parser.add_argument("--items", type=int, default=512, help="the first so many test items (512)")
+    parser.add_argument("--items", type=int, default=512, help="number of test items, from the first (512)")
     parser.add_argument("--passages", type=int, default=6, help="K (6)")
-    parser.add_argument("--batch", type=int, default=32, help="examples of one call of ours (32)")
-    parser.add_argument("--max-passage", type=int, default=200, help="tokens of a passage at most (200)")
-    parser.add_argument("--tokens", type=int, default=30, help="most tokens of an answer (30)")
+    parser.add_argument("--batch", type=int, default=32, help="examples in one call of ours (32)")
+    parser.add_argument("--max-passage", type=int, default=200, help="maximum tokens of a passage (200)")
+    parser.add_argument("--tokens", type=int, default=30, help="maximum tokens of an answer (30)")
     parser.add_argument("--unroll", type=int, default=6, help="layers in one turn of our scan (6)")
     options = parser.parse_args(argv)
     if options.smoke:

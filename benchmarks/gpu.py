@@ -60,10 +60,15 @@ PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0}
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("results/benchmarks"), help="folder of the results")
-    parser.add_argument("--only", nargs="*", choices=JOBS, default=list(JOBS), help="some of them (all)")
-    parser.add_argument("--seconds", type=float, default=540.0, help="that all of it may take (540)")
-    parser.add_argument("--compile-seconds", type=float, default=270.0, help="of them, before each runs alone (270)")
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu", help="of both sides (gpu)")
+    parser.add_argument("--only", nargs="*", choices=JOBS, default=list(JOBS), help="jobs to run (all)")
+    parser.add_argument("--seconds", type=float, default=540.0, help="time limit for all jobs together (540)")
+    parser.add_argument(
+        "--compile-seconds",
+        type=float,
+        default=270.0,
+        help="part of it for compiling, before each job runs alone (270)",
+    )
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu", help="device of both sides (gpu)")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     options = parser.parse_args(argv)
     about = card() if options.device == "gpu" else {}
@@ -124,7 +129,7 @@ def alone(words: Sequence[str], environment: Mapping[str, str], left: float) -> 
     except subprocess.TimeoutExpired:
         return None, f"it took more than the {left:.0f} s that were left"
     if ended.returncode:
-        return None, (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return None, (ended.stderr.strip().splitlines() or ["it printed nothing"])[-1]
     return json.loads(ended.stdout.splitlines()[-1]), ""
 
 

@@ -38,7 +38,9 @@ _PEAK = "VmHWM:"
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = arguments(__doc__ or "", HELD_EQUAL, rounds=5)
-    parser.add_argument("--checkpoint", action="append", default=[], help="a folder of Hugging Face's; may be repeated")
+    parser.add_argument(
+        "--checkpoint", action="append", default=[], help="a Hugging Face model folder; may be repeated"
+    )
     parser.add_argument("--side", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.side:

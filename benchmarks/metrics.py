@@ -46,8 +46,8 @@ NAMES = (*(f"bleu_{n}{way}" for way in _WAYS for n in (1, 2, 3, 4)), "rouge_l", 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = arguments(__doc__ or "", HELD_EQUAL, rounds=5)
     texts.add_flag(parser)
-    parser.add_argument("--predictions", default="", help="outputs, as empax.evaluate takes them; empty = made")
-    parser.add_argument("--rows", type=int, default=5255, help="how many outputs (5255)")
+    parser.add_argument("--predictions", default="", help="outputs, as empax.evaluate takes them; empty = generated")
+    parser.add_argument("--rows", type=int, default=5255, help="number of outputs (5255)")
     options = parser.parse_args(argv)
     if options.smoke:
         options.rows, options.rounds = 40, 1

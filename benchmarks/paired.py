@@ -146,7 +146,9 @@ def arguments(
     parser.add_argument("--thorough", action=_Thorough, nargs=0, const=thorough, help=f"the same as {told}")
     if devices:
         here = "gpu" if has_gpu() else "cpu"
-        parser.add_argument("--device", choices=("cpu", "gpu"), default=here, help=f"of both sides (here {here})")
+        parser.add_argument(
+            "--device", choices=("cpu", "gpu"), default=here, help=f"device of both sides (here {here})"
+        )
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     return parser
 

@@ -154,19 +154,19 @@ class TheirPpo:
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = arguments(__doc__ or "", HELD_EQUAL, rounds=2, devices=True, batches=6, dtype=DTYPES)
     texts.add_flag(parser)
-    parser.add_argument("--shape", nargs="*", choices=SHAPES, default=tuple(SHAPES), help="of the policy (both)")
+    parser.add_argument("--shape", nargs="*", choices=SHAPES, default=tuple(SHAPES), help="shapes of the policy (both)")
     parser.add_argument(
-        "--dtype", nargs="*", choices=DTYPES, default=DTYPES[1:], help="of the model's arithmetic (float32)"
+        "--dtype", nargs="*", choices=DTYPES, default=DTYPES[1:], help="types of the model's arithmetic (float32)"
     )
     parser.add_argument("--batch", type=int, default=32, help="rows of a rollout (32)")
-    parser.add_argument("--batches", type=int, default=1, help="rollouts of contexts in a round (1)")
+    parser.add_argument("--batches", type=int, default=1, help="batches of contexts to roll out in a round (1)")
     parser.add_argument(
         "--buckets", type=int, nargs="+", default=[32, 48, 72, 112, 200], help="ours (32 48 72 112 200)"
     )
     parser.add_argument("--source", type=int, default=64, help="tokens of a source in the padded batch (64)")
-    parser.add_argument("--new-tokens", type=int, default=30, help="tokens of a response at most (30)")
+    parser.add_argument("--new-tokens", type=int, default=30, help="maximum tokens of a response (30)")
     parser.add_argument("--epochs", type=int, default=4, help="how often each response is learnt from (4)")
-    parser.add_argument("--minibatches", type=int, default=1, help="updates of an epoch (1, as in EmpRL's runs)")
+    parser.add_argument("--minibatches", type=int, default=1, help="updates in an epoch (1, as in EmpRL's runs)")
     parser.add_argument("--unroll", type=int, default=6, help="layers in one turn of our scan (6)")
     options = parser.parse_args(argv)
     if options.smoke:

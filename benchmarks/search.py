@@ -56,7 +56,9 @@ class Found:
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = arguments(__doc__ or "", HELD_EQUAL, rounds=5)
     texts.add_flag(parser)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of the large index; 0 = only the corpus (1000000)")
+    parser.add_argument(
+        "--rows", type=int, default=1_000_000, help="rows of the large index; 0 = only the corpus (1000000)"
+    )
     parser.add_argument("--noise", type=float, default=0.5, help="length of the noise on tiled rows of length 1 (0.5)")
     options = parser.parse_args(argv)
     faiss.omp_set_num_threads(cores())

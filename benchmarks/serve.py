@@ -45,11 +45,13 @@ _PATIENCE = 300
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = arguments(__doc__ or "", HELD_EQUAL, rounds=1)
     texts.add_flag(parser)
-    parser.add_argument("--model", default="empathetic-t5-small", help="what is served (empathetic-t5-small)")
-    parser.add_argument("--users", type=int, default=64, help="at once (64)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement (60)")
-    parser.add_argument("--batch", type=int, default=16, help="replies that our side writes at once (16)")
-    parser.add_argument("--requests", type=int, default=10_000, help="of the measurement of memory; 0 = none (10,000)")
+    parser.add_argument("--model", default="empathetic-t5-small", help="model to serve (empathetic-t5-small)")
+    parser.add_argument("--users", type=int, default=64, help="users at once (64)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of each measurement (60)")
+    parser.add_argument("--batch", type=int, default=16, help="replies that our side generates at once (16)")
+    parser.add_argument(
+        "--requests", type=int, default=10_000, help="requests to measure memory with; 0 = none (10,000)"
+    )
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         if options.smoke:

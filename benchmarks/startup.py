@@ -79,8 +79,8 @@ def get_config():
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = arguments(__doc__ or "", HELD_EQUAL, rounds=3)
-    parser.add_argument("--size", type=int, default=256, help="of a state (256)")
-    parser.add_argument("--layers", type=int, default=4, help="of encoder and decoder (4)")
+    parser.add_argument("--size", type=int, default=256, help="width of a state (256)")
+    parser.add_argument("--layers", type=int, default=4, help="layers of encoder and decoder (4)")
     options = parser.parse_args(argv)
     if options.smoke:
         options.size, options.layers, options.rounds = 64, 1, 1

@@ -78,18 +78,24 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = arguments(__doc__ or "", HELD_EQUAL, rounds=3, devices=True)
     texts.add_flag(parser)
     parser.add_argument("--shape", choices=("t5-small", "t5-base", "t5-1.5b"), default="t5-small", help="(t5-small)")
-    parser.add_argument("--compile", action="store_true", help="theirs by torch.compile")
-    parser.add_argument("--dtype", choices=sorted(_TOLERANCE), default="float32", help="of the arithmetic")
+    parser.add_argument("--compile", action="store_true", help="compile theirs with torch.compile")
+    parser.add_argument(
+        "--dtype", choices=sorted(_TOLERANCE), default="float32", help="type of the arithmetic (float32)"
+    )
     parser.add_argument("--passages", type=int, default=6, help="K (6)")
     parser.add_argument("--batch", type=int, default=8, help="examples a step (8)")
     parser.add_argument("--batches", type=int, default=6, help="steps a round, one batch each (6)")
     parser.add_argument("--buckets", type=int, nargs="+", default=[80, 112, 144, 200], help="ours (80 112 144 200)")
-    parser.add_argument("--max-passage", type=int, default=200, help="tokens of a passage at most (200)")
-    parser.add_argument("--max-target", type=int, default=50, help="tokens of a target at most (50)")
+    parser.add_argument("--max-passage", type=int, default=200, help="maximum tokens of a passage (200)")
+    parser.add_argument("--max-target", type=int, default=50, help="maximum tokens of a target (50)")
     parser.add_argument("--unroll", type=int, default=6, help="layers in one turn of our scan (6)")
-    parser.add_argument("--dropout", type=float, default=0.1, help="of both sides (0.1)")
-    parser.add_argument("--attention", choices=get_args(AttentionKernel), default="auto", help="of ours (auto)")
-    parser.add_argument("--loss-chunk", type=int, default=0, help="positions of our fused loss; 0 = not fused")
+    parser.add_argument("--dropout", type=float, default=0.1, help="dropout of both sides (0.1)")
+    parser.add_argument(
+        "--attention", choices=get_args(AttentionKernel), default="auto", help="our attention program (auto)"
+    )
+    parser.add_argument(
+        "--loss-chunk", type=int, default=0, help="positions in a chunk of our fused loss; 0 = not fused"
+    )
     options = parser.parse_args(argv)
     if options.smoke:
         options.passages, options.batch, options.batches, options.rounds = 2, 2, 1, 1

@@ -119,8 +119,8 @@ def check_together(text: str, recipe: str, forms: Sequence[str], read: Callable[
         if _flat(read(others)) == whole:
             guilty = [other for other in others if _flat(read((form, other))) == alone[other]] or list(others)
             raise ValueError(
-                f"{recipe}:{text}: {form!r} has nothing to change beside {' and '.join(map(repr, guilty))}; leave it "
-                "or the other out."
+                f"{recipe}:{text}: {form!r} changes nothing beside {' and '.join(map(repr, guilty))}; leave one of "
+                "them out."
             )
 
 

@@ -17,8 +17,8 @@ class _Command(NamedTuple):
 
 _COMMANDS = {
     "demo": _Command("demo", "answer one message at once, from published weights", 'empax demo "I lost my keys."'),
-    "run": _Command("main", "run a recipe, or go on with a run", "empax run reg_transformer:tiny --workdir=runs/trial"),
-    "plan": _Command("main", "say what a recipe would do; allocate nothing", "empax plan reg_t5:base"),
+    "run": _Command("main", "run a recipe, or continue a run", "empax run reg_transformer:tiny --workdir=runs/trial"),
+    "plan": _Command("main", "show what a recipe would do; allocate nothing", "empax plan reg_t5:base"),
     "sweep": _Command(
         "sweep",
         "run a recipe for each of several settings and seeds",
@@ -26,13 +26,13 @@ _COMMANDS = {
     ),
     "evaluate": _Command("evaluate", "score files of predictions and compare them", "empax evaluate A.jsonl B.jsonl"),
     "chat": _Command("chat", "talk to a finished run", "empax chat --workdir=runs/trial"),
-    "serve": _Command("serve", "a page to talk to, and OpenAI's endpoints", "empax serve empathetic-t5-small"),
+    "serve": _Command("serve", "serve a chat page and OpenAI's endpoints", "empax serve empathetic-t5-small"),
     "export": _Command(
         "export", "write a run's model for other libraries", "empax export --workdir=runs/trial --output=model"
     ),
     "rate": _Command(
         "rate",
-        "have people rate replies, and count what they say",
+        "have people rate replies, and count the answers",
         "empax rate make A=a.jsonl B=b.jsonl --output=DIR",
     ),
     "judges": _Command("judges", "check the judges of empathy against human ratings", "empax judges --data=DATA"),
@@ -43,7 +43,7 @@ def listing() -> str:
     """Lists the commands, one per line, with examples."""
     lines = "\n".join(f"  {name:<10}{command.does}" for name, command in _COMMANDS.items())
     examples = "\n".join(f"  {command.example}" for command in _COMMANDS.values())
-    more = "empax COMMAND --help lists the flags of a command, empax --version says the version."
+    more = "empax COMMAND --help lists the flags of a command; empax --version shows the version."
     return f"usage: empax COMMAND ...\n\n{lines}\n\n{examples}\n\n{more}"
 
 
@@ -55,7 +55,7 @@ def main() -> None:
         return
     if name not in _COMMANDS:
         asked = name in ("", "help", "-h", "--help")
-        print(listing() if asked else f"error: {name!r} is no command of empax.\n{listing()}",
+        print(listing() if asked else f"error: {name!r} is not a command of empax.\n{listing()}",
               file=sys.stdout if asked else sys.stderr)  # fmt: skip
         sys.exit(0 if asked else 2)
     if name in ("run", "plan", "sweep") and words and not words[0].startswith("-"):

@@ -153,11 +153,11 @@ def _predictions(rows: Rows) -> list[Prediction]:
             for row in table.to_dict("records")
         ]
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
-        raise ConfigError(f"{type(rows).__name__} is no file of predictions, nor a list of them.")
+        raise ConfigError(f"{type(rows).__name__} is neither a file of predictions nor a list of them.")
     found = []
     for number, row in enumerate(rows):
         if not isinstance(row, Prediction | Mapping):
-            raise DataError(f"row {number} is a {type(row).__name__}, must be a mapping or a Prediction.")
+            raise DataError(f"row {number} is a {type(row).__name__}; it must be a mapping or a Prediction.")
         try:
             found.append(row if isinstance(row, Prediction) else to_prediction(_listed(row)))
         except DataError as error:
@@ -174,7 +174,7 @@ def _listed(given: Mapping[str, Any]) -> dict[str, Any]:
     texts = ("response", "reference", "emotion", "emotion_prediction")
     for name, text in [*(("context", turn) for turn in turns), *((name, row.get(name)) for name in texts)]:
         if isinstance(text, str) and not text.isascii() and text.encode(errors="ignore").decode() != text:
-            raise DataError(f"{name!r} has half of a surrogate pair, which is no character: {text[:40]!a}")
+            raise DataError(f"{name!r} has half of a surrogate pair, which is not a character: {text[:40]!a}")
     return row
 
 

@@ -26,7 +26,7 @@ from empax.core.text_files import visible
 _MODEL = flags.DEFINE_string("model", "empathetic-t5-small", "Who replies: a published name, a folder or a Hub name.")
 _EXEMPLARS = flags.DEFINE_integer("exemplars", 2, "How many exemplars to show.", lower_bound=0)
 _HELD_OUT = flags.DEFINE_integer(
-    "held_out", 0, "Answer so many test rows of the built-in corpus, the first ones, in place of a text.", lower_bound=0
+    "held_out", 0, "Answer the first N test rows of the built-in corpus instead of a text.", lower_bound=0
 )
 
 
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
     text, held_out = " ".join(argv[1:]).strip(), _HELD_OUT.value
     text = text.encode(errors="replace").decode()  # an argument of the shell may have half a character
     if bool(text) == bool(held_out):
-        given = "a text and --held_out are two questions; leave one out" if text else "there is nothing to answer"
+        given = "a text and --held_out do not go together; leave one out" if text else "there is nothing to answer"
         print(f'error: {given}. An example: empax demo "I lost my keys."', file=sys.stderr)
         sys.exit(2)
     keep_freed_memory()

@@ -30,7 +30,7 @@ from empax.core.command import in_one_line, run_command
 from empax.core.paths import expand, given_folder
 
 _PREDICTIONS = flags.DEFINE_string("predictions", None, "JSON-lines file to score; the same as naming it first.")
-_SEEDS = flags.DEFINE_bool("seeds", False, "Instead: sum up the report.json of several runs, named behind this flag.")
+_SEEDS = flags.DEFINE_bool("seeds", False, "Instead of scoring, summarise the report.json files named after this flag.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for report.json, report.md and report.html.")
 _COMPARE = flags.DEFINE_multi_string(
     "compare", [], "Another system's file on the same rows; may be given several times."
@@ -42,8 +42,10 @@ _METRIC = flags.DEFINE_multi_string(
 )
 _EMPATHY = flags.DEFINE_string("empathy", None, "Judge of empathy: WORKDIR, WORKDIR/STAGE or linear.")
 _BART_SCORE = flags.DEFINE_string("bart_score", None, "Folder of a BART, for BARTScore.")
-_DATA = flags.DEFINE_string("data", None, "Folder or archive of EmpatheticDialogues, for lines that give an id alone.")
-_SKIP = flags.DEFINE_bool("skip_bad_lines", False, "Score the other lines if some are bad; else nothing is scored.")
+_DATA = flags.DEFINE_string("data", None, "Folder or archive of EmpatheticDialogues, for lines with only an id.")
+_SKIP = flags.DEFINE_bool(
+    "skip_bad_lines", False, "Skip bad lines and score the others; otherwise a bad line stops the scoring."
+)
 _SAMPLES = flags.DEFINE_integer("bootstrap_samples", 1000, "Resamples behind each interval.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the resamples.", lower_bound=0)
 _VARIANTS = flags.DEFINE_bool("variants", False, "Also print the metrics as other papers compute them.")
@@ -72,8 +74,8 @@ def _misused(files: list[str]) -> str:
         return "name a file to score (FILE.jsonl or --predictions=FILE.jsonl), or reports after --seeds."
     if len(files) > 1 and _COMPARE.value:
         return (
-            f"{len(files)} files and --compare: give either files, all of which are compared with each other, or "
-            "one file and --compare for each other one."
+            f"{len(files)} files and --compare: give either several files, which are all compared with each other, or "
+            "one file and a --compare for each of the others."
         )
     if _METRICS.value and not (len(files) > 1 or _COMPARE.value or _PEERS.value):
         return "--metrics says what to compare; name a second file, --compare or --peers, or leave it out."

@@ -21,16 +21,18 @@ from empax.core.paths import expand, given_folder
 _WORKDIR = flags.DEFINE_string("workdir", None, "The work directory of a run.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, new or empty; --out is the same.", required=True)
 flags.DEFINE_alias("out", "output")
-_STAGE = flags.DEFINE_string("stage", "", "Whose checkpoint: generator, retriever, joint, ...; else the last.")
+_STAGE = flags.DEFINE_string("stage", "", "Stage to export: generator, retriever, joint, ...; default the last.")
 _WHAT = flags.DEFINE_enum(
-    "what", "", ["", "generator", "retriever", "key_retriever"], "Which of the stage's models; else the main one."
+    "what", "", ["", "generator", "retriever", "key_retriever"], "Which of the stage's models; default the main one."
 )
-_FORMAT = flags.DEFINE_enum("format", "transformers", ["transformers", "empax"], "Whose names and files.")
-_LORA = flags.DEFINE_enum("lora", "merged", ["merged", "adapters"], "Adapters within the weights, or alone, for PEFT.")
+_FORMAT = flags.DEFINE_enum("format", "transformers", ["transformers", "empax"], "Library whose format to write.")
+_LORA = flags.DEFINE_enum(
+    "lora", "merged", ["merged", "adapters"], "Adapters merged into the weights, or alone for PEFT."
+)
 _PUSH = flags.DEFINE_string(
     "push", "", "USER/NAME on the Hugging Face hub to upload the folder to; new ones are private."
 )
-_SHARD = flags.DEFINE_integer("max_shard_bytes", 5_000_000_000, "Most bytes of tensors in a file.", lower_bound=1)
+_SHARD = flags.DEFINE_integer("max_shard_bytes", 5_000_000_000, "Maximum bytes of tensors per file.", lower_bound=1)
 
 
 @in_one_line

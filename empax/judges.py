@@ -19,7 +19,7 @@ from empax.core.command import in_one_line, run_command
 from empax.core.paths import given_folder
 
 _DATA = flags.DEFINE_string("data", None, "Folder with human_ratings/ and, for the linear judge, EPITOME.")
-_WORKDIR = flags.DEFINE_string("workdir", "", "Finished run, or RUN/STAGE, whose neural judges are to be checked, too.")
+_WORKDIR = flags.DEFINE_string("workdir", "", "Finished run, or RUN/STAGE, whose neural judges to check as well.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for report.json.")
 _SAMPLES = flags.DEFINE_integer("bootstrap_samples", 1000, "Resamples behind each interval.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the resamples.", lower_bound=0)

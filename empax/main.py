@@ -29,11 +29,13 @@ from empax.core.memory import keep_freed_memory
 from empax.core.paths import check_folder, expand
 from empax.core.recipe import load_recipe, override, run_name, sized_for_this_machine
 
-_CONFIG = flags.DEFINE_string("config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default runs/RECIPE.")
-_REUSE = flags.DEFINE_string("reuse", None, "A new workdir begins with the finished stages of this one that are alike.")
-_REDO = flags.DEFINE_multi_string("redo", [], "A stage to make anew, with all that come after it.")
-_MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: say what would be done, allocate nothing.")
+_CONFIG = flags.DEFINE_string(
+    "config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE changes a setting."
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "The run's work directory; default runs/RECIPE.")
+_REUSE = flags.DEFINE_string("reuse", None, "Earlier workdir, whose matching finished stages a new one starts with.")
+_REDO = flags.DEFINE_multi_string("redo", [], "A stage to redo, with all later ones.")
+_MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: show what would be done; allocate nothing.")
 
 
 @in_one_line

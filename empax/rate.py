@@ -47,9 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="make|score|pairs|power")
     make = commands.add_parser("make", help="write a study")
     make.add_argument("systems", nargs="+", metavar="NAME=FILE", help="predictions of each system")
-    make.add_argument("--data", default="", help="folder with EmpatheticDialogues, for lines that say id alone")
+    make.add_argument("--data", default="", help="folder with EmpatheticDialogues, for lines with only an id")
     make.add_argument("--output", type=Path, required=True, help="folder for rate.html, sheet.csv and key.json")
-    make.add_argument("--reference", action="store_true", help="people's own replies are a system, too")
+    make.add_argument("--reference", action="store_true", help="add people's own replies as a system")
     for field in dataclasses.fields(StudySettings):
         kind = {"form": str, "repeats": float, "checks": float}.get(field.name, int)
         make.add_argument(f"--{field.name}", type=kind, default=field.default, help=f"default {field.default}")
@@ -59,20 +59,22 @@ def _parser() -> argparse.ArgumentParser:
     count.add_argument("answers", type=Path, nargs="+", help="files that raters have saved, one of each rater")
     count.add_argument("--output", type=Path, help="JSON file for the scores")
     count.add_argument("--samples", type=int, default=1000, help="resamples behind each interval")
-    count.add_argument("--seed", type=int, default=0, help="of the resamples")
+    count.add_argument("--seed", type=int, default=0, help="seed of the resamples")
     count.set_defaults(run=_score)
-    pairs = commands.add_parser("pairs", help="write the preferred replies, to learn from")
+    pairs = commands.add_parser("pairs", help="write preferred and rejected replies for training")
     pairs.add_argument("key", type=Path, help="key.json of the study")
     pairs.add_argument("answers", type=Path, nargs="+", help="files that raters have saved, one of each rater")
     pairs.add_argument("--systems", nargs="+", required=True, metavar="NAME=FILE", help="predictions of each system")
-    pairs.add_argument("--data", default="", help="as of make")
+    pairs.add_argument("--data", default="", help="as for make")
     pairs.add_argument("--output", type=Path, required=True, help="JSON-lines file for the pairs")
-    pairs.add_argument("--aspect", choices=ASPECTS, default=ASPECTS[0], help="what counts")
+    pairs.add_argument(
+        "--aspect", choices=ASPECTS, default=ASPECTS[0], help="aspect that decides which reply is preferred"
+    )
     pairs.set_defaults(run=_pairs)
     power = commands.add_parser("power", help="how many ratings a difference needs")
-    power.add_argument("--win-rate", type=float, required=True, help="of the better system, ties left out")
-    power.add_argument("--power", type=float, default=0.8, help="how likely the test shall be to show it")
-    power.add_argument("--level", type=float, default=0.05, help="of the test")
+    power.add_argument("--win-rate", type=float, required=True, help="win rate of the better system, without ties")
+    power.add_argument("--power", type=float, default=0.8, help="probability that the test detects the difference")
+    power.add_argument("--level", type=float, default=0.05, help="significance level of the test")
     power.add_argument("--per-context", type=float, default=1.0, help="design effect of ratings of one context")
     power.set_defaults(run=_power)
     return parser
@@ -83,14 +85,14 @@ def _make(given: argparse.Namespace) -> int:
     systems = _systems(given.systems, given.data)
     if REFERENCE in systems:
         raise ConfigError(
-            f"{REFERENCE!r} is what people's own replies are called, which --reference adds; name the system otherwise."
+            f"{REFERENCE!r} is the name of people's own replies, which --reference adds; rename the system."
         )
     if given.reference:
         _with_reference(systems, given.systems[0])
     study = make_study(systems, settings)
     write_study(study, expand(given.output))
     print(f"{len(study.items)} items of {len(systems)} systems in {given.output}: rate.html and sheet.csv for raters, "
-          "key.json for whoever counts.")  # fmt: skip
+          "key.json for counting the answers.")  # fmt: skip
     return 0
 
 
@@ -101,7 +103,7 @@ def _systems(words: Sequence[str], data: str) -> dict[str, Sequence[Prediction]]
     for word in words:
         name, equals, file = word.partition("=")
         if not equals or not name or name in systems:
-            raise ConfigError(f"{word!r} must be NAME=FILE with a name of its own, such as ours=predictions.jsonl.")
+            raise ConfigError(f"{word!r} must be NAME=FILE with a unique name, such as ours=predictions.jsonl.")
         systems[name] = read_all(expand(file), corpus)
     return systems
 
@@ -144,7 +146,7 @@ def _score(given: argparse.Namespace) -> int:
 
 def _power(given: argparse.Namespace) -> int:
     needed = needed_ratings(given.win_rate, power=given.power, level=given.level, per_context=given.per_context)
-    print(f"{needed} ratings without a tie show a win rate of {given.win_rate:g} with probability {given.power:g}.")
+    print(f"{needed} ratings without a tie detect a win rate of {given.win_rate:g} with probability {given.power:g}.")
     return 0
 
 

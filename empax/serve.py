@@ -27,22 +27,20 @@ from absl import flags
 from empax.core.command import in_one_line, run_command
 from empax.core.memory import keep_freed_memory
 
-_COMPARE = flags.DEFINE_string("compare", None, "A second model or run, to stand beside the first.")
-_HOST = flags.DEFINE_string("host", "127.0.0.1", "The address to listen at; any but this machine's own needs a token.")
-_PORT = flags.DEFINE_integer("port", 8000, "The port to listen at.", lower_bound=0, upper_bound=65535)
-_TOKEN = flags.DEFINE_string("token", None, "What requests must bring; better in the environment, as EMPAX_TOKEN.")
-_BATCH = flags.DEFINE_integer("batch", 8, "How many replies a model writes at once.", lower_bound=1, upper_bound=256)
+_COMPARE = flags.DEFINE_string("compare", None, "A second model or run, to compare with the first.")
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "The address to listen on; any but this machine's own needs a token.")
+_PORT = flags.DEFINE_integer("port", 8000, "The port to listen on.", lower_bound=0, upper_bound=65535)
+_TOKEN = flags.DEFINE_string("token", None, "Token that requests must carry; better set as EMPAX_TOKEN.")
+_BATCH = flags.DEFINE_integer("batch", 8, "Replies that a model generates at once.", lower_bound=1, upper_bound=256)
 _QUEUE = flags.DEFINE_integer("queue", 64, "How many replies may wait; others get 503.", lower_bound=1)
-_RATE = flags.DEFINE_integer("rate", 120, "Requests that one address may post a minute; 0 = any number.", lower_bound=0)
+_RATE = flags.DEFINE_integer("rate", 120, "Requests that one address may post a minute; 0 = no limit.", lower_bound=0)
 _MAX_TOKENS = flags.DEFINE_integer(
-    "max_tokens", 256, "Most tokens of a model's reply; a run has its own limit.", lower_bound=1, upper_bound=4096
+    "max_tokens", 256, "Maximum tokens of a model's reply; a run has its own limit.", lower_bound=1, upper_bound=4096
 )
 _VOTES = flags.DEFINE_string("votes", "votes", "With --compare: the folder for votes.")
-_WATCH = flags.DEFINE_boolean("watch", False, "Show how a run trains, in place of what it says.")
-_REPLIES = flags.DEFINE_integer(
-    "replies", 3, "With --watch: contexts that are answered after a checkpoint.", lower_bound=0
-)
-_LOG_TEXTS = flags.DEFINE_boolean("log_texts", False, "Whether the log has what people say and are told.")
+_WATCH = flags.DEFINE_boolean("watch", False, "Show how a run trains instead of serving its replies.")
+_REPLIES = flags.DEFINE_integer("replies", 3, "With --watch: contexts to answer after each checkpoint.", lower_bound=0)
+_LOG_TEXTS = flags.DEFINE_boolean("log_texts", False, "Whether to log messages and replies.")
 _SAFETY = flags.DEFINE_boolean("safety", True, "Whether messages that seem to speak of danger get a fixed answer.")
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -74,7 +72,7 @@ def _application(names: list[str]) -> tuple[Any, socket.socket]:
         raise ConfigError("name one model or run, such as: empax serve empathetic-t5-small")
     token = _TOKEN.value or os.environ.get("EMPAX_TOKEN", "")
     if _HOST.value not in LOCAL and not token:
-        raise ConfigError(f"--host={_HOST.value} is open to others; set EMPAX_TOKEN, or take --host=127.0.0.1.")
+        raise ConfigError(f"--host={_HOST.value} is open to others; set EMPAX_TOKEN, or use --host=127.0.0.1.")
     try:
         from empax.serving.web.app import ServerSettings, make_app, make_watch_app
     except ModuleNotFoundError as error:
@@ -131,7 +129,7 @@ def _place() -> socket.socket:
     except OSError as error:
         place.close()
         where = f"--host={_HOST.value} --port={_PORT.value}"
-        raise ConfigError(f"{where}: {error.strerror}; take another host or port (0 = a free one).") from error
+        raise ConfigError(f"{where}: {error.strerror}; use another host or port (0 = a free one).") from error
     return place
 
 

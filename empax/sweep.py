@@ -22,12 +22,12 @@ from empax.core.paths import given_folder
 from empax.core.recipe import run_name, sized_for_this_machine
 
 _CONFIG = flags.DEFINE_string(
-    "config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE sets in all runs."
+    "config", None, "The recipe, FILE.py or FILE.py:ARG; --config.a.b=VALUE changes a setting in all runs."
 )
 _GRID = flags.DEFINE_multi_string("grid", [], "A setting and its values, a.b=1,2,3; may be given several times.")
-_SEEDS = flags.DEFINE_integer("seeds", 1, "How many seeds, from the recipe's own on.", lower_bound=1)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where the runs live; default runs/RECIPE-sweep.")
-_MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: say which runs there would be, and make none.")
+_SEEDS = flags.DEFINE_integer("seeds", 1, "How many seeds, starting with the recipe's own.", lower_bound=1)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the runs; default runs/RECIPE-sweep.")
+_MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: list the runs without making them.")
 
 _OVERRIDES: dict[str, str] = {}
 
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing; the runs need the accelerator
     if len(argv) > 1 or not _CONFIG.value:
         what = f"what is {argv[1]!r}? " if len(argv) > 1 else ""
-        raise ConfigError(f"{what}A sweep is of one recipe: empax sweep reg_transformer:tiny --grid joint.steps=2,4")
+        raise ConfigError(f"{what}A sweep takes one recipe: empax sweep reg_transformer:tiny --grid joint.steps=2,4")
     from empax.pipeline import sweep
     from empax.reporting import sweeps
 
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         sweeps.write(found, folder)
         print(f"\n{sweeps.text(found)}\n\nwrote sweep.json and sweep.md to {folder}")
     for place, code in failed.items():
-        print(f"error: {place} ended with exit code {code}; the same command tries it again.", file=sys.stderr)
+        print(f"error: {place} ended with exit code {code}; the same command retries it.", file=sys.stderr)
     stopped = set(failed.values()) & set(sweep.INTERRUPTED)
     return 130 if stopped else 2 if failed else 0
 

@@ -69,9 +69,9 @@ def test_rows_may_have_numbers_of_numpy():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("text", "row 1 is a str, must be a mapping or a Prediction"),
-        (None, "row 1 is a NoneType, must be"),
-        (3, "row 1 is a int, must be"),
+        ("text", "row 1 is a str; it must be a mapping or a Prediction"),
+        (None, "row 1 is a NoneType; it must be"),
+        (3, "row 1 is a int; it must be"),
         (ROWS[0] | {"response": None}, "row 1: lacks 'response'"),
         (ROWS[0] | {"response": float("nan")}, "row 1: 'response' is of type float, must be a string"),
         (ROWS[0] | {"context": "my dog died"}, "row 1: 'context' must be a list of strings"),
@@ -152,7 +152,7 @@ def test_a_metric_that_depends_on_settings_compares_too():
 TWO = {"a": ROWS, "b": ROWS}
 TINY = "reg_transformer:tiny"
 REFUSED = [
-    *((lambda rows=rows: empax.score(rows), "is no file of predictions, nor a list") for rows in (3, None, ROWS[0])),
+    *((lambda rows=rows: empax.score(rows), "is neither a file of predictions nor") for rows in (3, None, ROWS[0])),
     (lambda: empax.compare(TWO, metrics=["nope"]), "'nope' is not one of .*bleu_1"),
     (lambda: empax.compare(TWO, metrics="bleu_2"), r"metrics is one text \('bleu_2'\)"),
     (lambda: empax.compare([ROWS, ROWS]), "systems is a list; it must map the name of each system to its rows"),

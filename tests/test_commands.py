@@ -26,7 +26,7 @@ def test_the_commands_are_listed_and_passed_on(command):
         assert f"\n  {name} " in listed.stdout
     wrong = command("-m", "empax", "fly")
     assert wrong.returncode == 2
-    assert wrong.stderr.startswith("error: 'fly' is no command of empax.")
+    assert wrong.stderr.startswith("error: 'fly' is not a command of empax.")
     planned = command("-m", "empax", "plan", "reg_transformer:tiny", "--config.seed=x")
     assert planned.returncode == 2
     assert "config.seed = 'x' does not fit" in planned.stderr

@@ -85,7 +85,7 @@ def test_lines_with_an_id_alone_need_the_corpus_and_no_line_is_named_beyond_the_
     path = write(tmp_path / "outputs.jsonl", alone)
     for flags in ({}, {"skip_bad_lines": True}):
         said = refused(predictions=path, **flags)
-        assert f"50 lines of {path} have an id, but no context and no reference: with EmpatheticDialogues, add" in said
+        assert f"50 lines of {path} have an id, but no context and no reference: for EmpatheticDialogues, add" in said
         assert "score its predictions.jsonl" in said
         assert "--skip_bad_lines" not in said
         assert said.count("\n") < 25
@@ -217,7 +217,9 @@ def test_a_metric_of_ones_own_is_scored_and_compared(tmp_path, three, capsys, mo
     assert run(three[0], metric=["my_metrics:polite"]) == 0
     assert "my_metrics:polite " in capsys.readouterr().out
     assert "my_metrics has no function 'rude'" in refused(three[0], metric=["my_metrics:rude"])
-    assert "leave out --peers, or the metrics" in refused(three[0], metric=["my_metrics:polite"], peers=str(tmp_path))
+    assert "leave out --peers, or your own metrics" in refused(
+        three[0], metric=["my_metrics:polite"], peers=str(tmp_path)
+    )
 
 
 def test_peers_stand_beside_cleaned_text(tmp_path, three, capsys, refused):
@@ -320,7 +322,7 @@ def test_seeds_are_summed_up(tmp_path, capsys, refused):
         assert run(predictions=path, output=str(tmp_path / folder)) == 0
         reports.append(str(tmp_path / folder / "report.json"))
     capsys.readouterr()
-    assert "are of the same run" in refused(reports[0], reports[0], seeds=True)
+    assert "are from the same run" in refused(reports[0], reports[0], seeds=True)
     command = [sys.executable, "-m", "empax.evaluate", "--seeds", *reports, f"--output={tmp_path / 'all'}"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert found.stdout.startswith("mine, 2 runs\nCorpus: not told; 2 rows (sha256 ")

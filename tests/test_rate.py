@@ -88,7 +88,7 @@ def test_a_sheet_of_another_study_is_refused(study, files, tmp_path, refused):
     assert rate.main(["make", *files, "--reference", f"--output={tmp_path / 'other'}", "--rows=20", "--seed=1"]) == 0
     ids = [read_json(tmp_path / name / "key.json")["study"] for name in ("other", "study")]
     score = ["score", study / "key.json"]
-    said = f"sheet.csv is of the study '{ids[0]}', the key of '{ids[1]}'; give the key"
+    said = f"sheet.csv is from the study '{ids[0]}', the key from '{ids[1]}'; give the key"
     assert said in refused(*score, tmp_path / "other" / "sheet.csv")
     (tmp_path / "ann.csv").write_text("number;empathy\n1;1\n")
     assert f"ann.csv has no column 'study {ids[1]}'" in refused(*score, tmp_path / "ann.csv")
@@ -137,13 +137,13 @@ def test_what_most_raters_prefer_becomes_pairs_to_learn_from(study, files, tmp_p
         assert pair == {"context": [f"c {number}"], **expected}
     assert rate.main(["pairs", *given, *systems, f"--output={out}", "--aspect=fluency"]) == 0
     assert out.read_text() == ""
-    assert "shows what 'theirs' replies to" in refused("pairs", *given, *systems[:2], f"--output={out}")
+    assert "shows the reply of 'theirs' to" in refused("pairs", *given, *systems[:2], f"--output={out}")
 
 
 def test_a_system_called_reference_keeps_its_own_replies(files, tmp_path, monkeypatch, refused):
     make = ["make", files[0], files[1].replace("theirs=", "reference="), f"--output={tmp_path / 'study'}", "--rows=20"]
-    assert "which --reference adds; name the system otherwise" in refused(*make)
-    assert "name the system otherwise" in refused(*make, "--reference")
+    assert "which --reference adds; rename the system" in refused(*make)
+    assert "rename the system" in refused(*make, "--reference")
     assert rate.main([make[0], *files, *make[3:]]) == 0
     key = read_json(tmp_path / "study" / "key.json")  # as of a study that was made with such a name
     renamed = json.loads(json.dumps(key).replace('"theirs"', '"reference"'))
@@ -172,7 +172,7 @@ def test_empty_rows_of_a_sheet_are_passed_over_and_others_are_named(study, tmp_p
 def test_what_is_wrong_is_named(study, tmp_path, refused, capsys):
     key, page = study / "key.json", tmp_path / "a.json"
     page.write_text(json.dumps({"study": "other", "answers": {}}))
-    assert "is of the study 'other'" in refused("score", key, page)
+    assert "is from the study 'other'" in refused("score", key, page)
     for answers, said in (
         ({"1": {"empathy": "3"}}, "item 1: '3' must be one of 1, 2, tie"),
         ({"999": {}}, "answers item 999, which the study does not have"),
@@ -180,8 +180,8 @@ def test_what_is_wrong_is_named(study, tmp_path, refused, capsys):
     ):
         page.write_text(json.dumps({"study": read_json(key)["study"], "rater": "ann", "answers": answers}))
         assert said in refused("score", key, page)
-    assert "are both of the rater 'ann'" in refused("score", key, page, page)
-    assert "is no key of a study" in refused("score", page, page)
+    assert "are both from the rater 'ann'" in refused("score", key, page, page)
+    assert "is not the key of a study" in refused("score", page, page)
     assert "must be NAME=FILE" in refused("make", "a.jsonl", f"--output={tmp_path}")
     assert rate.main(["power", "--win-rate=0.6"]) == 0
     assert "194 ratings" in capsys.readouterr().out

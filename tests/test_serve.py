@@ -37,19 +37,19 @@ def test_what_cannot_be_served_is_one_line_before_anything_is_loaded(command_lin
         port = taken.getsockname()[1]
         cases = [
             (["one", "two"], "name one model or run, such as: empax serve empathetic-t5-small"),
-            (["x", "--host=0.0.0.0"], "--host=0.0.0.0 is open to others; set EMPAX_TOKEN, or take --host=127.0.0.1."),
+            (["x", "--host=0.0.0.0"], "--host=0.0.0.0 is open to others; set EMPAX_TOKEN, or use --host=127.0.0.1."),
             (["no/such/model"], "'no/such/model'"),
             (["x", "--watch", "--compare=y"], "--watch shows how a run trains, and --compare would do nothing; leave"),
             (["x", "--watch", "--rate=5", "--log_texts"], "--watch shows how a run trains, and --rate, --log_texts "),
             (["x", "--votes=there"], "without --compare nobody votes, and --votes would do nothing; leave it out."),
-            (["x", "--compare=./x"], "both systems are called x; give them folders with names of their own."),
+            (["x", "--compare=./x"], "both systems are called x; give their folders different names."),
             (["x", "--replies=1"], "without --watch nothing trains, and --replies would do nothing; leave it out."),
             (
                 [str(tmp_path / "run"), "--max_tokens=10"],
                 "a run has its own limit, and --max_tokens would do nothing; ",
             ),
             (["x", "--compare=y", f"--votes={votes}"], f"{votes} has votes on x and z; give --votes another folder."),
-            (["x", f"--port={port}"], f"--host=127.0.0.1 --port={port}: Address already in use; take another host or"),
+            (["x", f"--port={port}"], f"--host=127.0.0.1 --port={port}: Address already in use; use another host or"),
         ]
         found = command_lines("empax.serve", [words for words, _ in cases])
     for (words, message), (code, said) in zip(cases, found, strict=True):

@@ -165,9 +165,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description="Facts from the pickles of NEC, DCKS, CEM and CASE.")
     parser.add_argument("layout", choices=("nec", "cem"))
-    parser.add_argument("path", help="of the pickle; {split} in it stands for train, validation, test")
-    parser.add_argument("output", type=Path, help="folder for three files")
-    parser.add_argument("--data", default="", help="folder with EmpatheticDialogues; downloaded without it")
+    parser.add_argument("path", help="path of the pickle; {split} in it stands for train, validation, test")
+    parser.add_argument("output", type=Path, help="folder for the three files written")
+    parser.add_argument("--data", default="", help="folder with EmpatheticDialogues; empty = download")
     given = parser.parse_args(arguments)
     try:
         convert(given.layout, given.path, given.output, given.data)

@@ -80,7 +80,7 @@ def fill_in(repository: str, folder: Path = FOLDER) -> None:
 def main(argv: Sequence[str]) -> int:
     """Returns 0."""
     parser = argparse.ArgumentParser(prog="python -m tools.notebooks", description="Makes the .ipynb of notebooks/.")
-    parser.add_argument("names", nargs="*", help="which; else all")
+    parser.add_argument("names", nargs="*", help="notebooks to make; default all")
     parser.add_argument("--repository", default="", help="https://github.com/OWNER/NAME")
     given = parser.parse_args(argv)
     if given.repository:

@@ -222,7 +222,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.rescore", description="Scores outputs again.")
     parser.add_argument("folder", type=Path, help="results")
     parser.add_argument("--data", required=True, help="folder with EmpatheticDialogues and EPITOME")
-    parser.add_argument("--peers", type=Path, help="folder of *.jsonl with released outputs, where some are compared")
+    parser.add_argument(
+        "--peers", type=Path, help="folder of *.jsonl with released outputs, if a comparison needs them"
+    )
     parser.add_argument("--bootstrap_samples", type=int, default=1000, help="resamples behind each interval")
     given = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.INFO, force=True)

@@ -39,7 +39,7 @@ def not_comparable(name: str, rows_a: Sequence[Prediction], rows_b: Sequence[Pre
         return ""
     counted, others = ([inputs.counted(row) for row in rows] for rows in (rows_a, rows_b))
     if counted != others:
-        return f"{inputs.names} are known of different rows"
+        return f"{inputs.names} are given for different rows"
     pairs = [pair for pair, known in zip(zip(rows_a, rows_b, strict=True), counted, strict=True) if any(known)]
     return "" if all(inputs.label(a) == inputs.label(b) for a, b in pairs) else inputs.otherwise
 
@@ -54,8 +54,8 @@ def _inputs(name: str) -> _Inputs | None:
             "likelihoods (nll and num_tokens)",
             lambda row: (has_nll(row),),
             lambda row: row.notes["num_tokens"] if base == "perplexity" else None,
-            "the references have other numbers of tokens (num_tokens): other tokenizers; "
-            "compare perplexity_per_word or bits_per_byte",
+            "the references differ in their numbers of tokens (num_tokens): different tokenizers; compare "
+            "perplexity_per_word or bits_per_byte",
         )
     if base == "emotion_accuracy":
         return _Inputs(
@@ -85,7 +85,7 @@ def _inputs(name: str) -> _Inputs | None:
             f"scores of a BART ({direction})",
             lambda row: ((row.notes.get("bart_score") or {}).get(direction) is not None,),
             lambda row: row.notes.get("bart_score_model"),
-            "other models have scored them",
+            "different models scored them",
         )
     if base in ("empathy_f1", *(f"{mechanism}_f1" for mechanism in MECHANISMS)):
         prefix = F1_VARIANTS[variant][0] if variant else ""

@@ -205,8 +205,8 @@ def _check_notes(notes: Mapping[str, Any]) -> None:
     nll, num_tokens = notes.get("nll"), notes.get("num_tokens")
     if nll is not None and num_tokens and nll / num_tokens > _MAX_NATS:
         raise DataError(
-            f"'nll' is {nll:.6g} for {num_tokens} tokens: the perplexity of more than {_MAX_NATS:.0f} nats a token is "
-            "no number"
+            f"'nll' is {nll:.6g} for {num_tokens} tokens: the perplexity of more than {_MAX_NATS:.0f} nats a token "
+            "overflows"
         )
     for name in ("intent", "intent_classifier", "intent_first", "intent_second", "intent_prediction"):
         if notes.get(name) is not None and not isinstance(notes[name], str):
@@ -216,7 +216,7 @@ def _check_notes(notes: Mapping[str, Any]) -> None:
         if not isinstance(scores, dict) or not all(map(_is_log_probability, scores.values())):
             raise DataError("'bart_score' must map names of directions to mean log-probabilities, which are at most 0")
         if not isinstance(notes.get("bart_score_model"), str):
-            raise DataError("'bart_score' is there, but 'bart_score_model' does not say of which model")
+            raise DataError("'bart_score' needs 'bart_score_model', the name of its model")
     for name, levels in notes.items():
         # The mechanisms of EPITOME by name, from any judge.
         if name.endswith(("reference_attributes", "response_attributes")) and levels is not None:

@@ -249,7 +249,7 @@ def _perplexities(rows: Sequence[Prediction], names: frozenset[str]) -> dict[str
         per_token = [nll[i] / num_tokens[i] if has else 0.0 for i, has in enumerate(known)]
         row = int(np.argmax(per_token))
         raise DataError(
-            f"{', '.join(sorted(beyond))} of these predictions is larger than any number of 64 bits. The largest nll a "
+            f"{', '.join(sorted(beyond))} of these predictions is too large for a 64-bit number. The largest nll a "
             f"token, {per_token[row]:.6g} nats, is that of prediction {row + 1} ({rows[row].id or 'no id'})."
         )
     # The perplexity of references without a word or a byte is undefined.

@@ -87,7 +87,7 @@ def _check_groups(
     if dialogues is None:
         return np.arange(num_rows)
     if len(dialogues) != num_rows:
-        raise ValueError(f"{len(dialogues)} numbers of dialogues for {num_rows} rows.")
+        raise ValueError(f"{len(dialogues)} dialogue numbers for {num_rows} rows.")
     return dialogues
 
 

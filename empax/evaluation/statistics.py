@@ -60,7 +60,9 @@ class DifferenceStatistic:
 
     def __init__(self, first: Statistic, second: Statistic):
         if first.num_rows != second.num_rows:
-            raise ValueError(f"{first.num_rows} and {second.num_rows} rows; paired rows must be as many on both sides.")
+            raise ValueError(
+                f"{first.num_rows} and {second.num_rows} rows; both sides must have the same number of rows."
+            )
         self.num_rows = first.num_rows
         self.bounds: tuple[float, float] | None = None if first.bounds is None else (-np.inf, np.inf)
         self._sides = first, second
@@ -145,7 +147,7 @@ class DistinctStatistic:
           ValueError: there are fewer items.
         """
         if count > self.num_items:
-            raise ValueError(f"{count} items are wanted, there are {self.num_items}.")
+            raise ValueError(f"{count} items are wanted, but there are only {self.num_items}.")
         items, rows = self._pairs
         kept = np.random.default_rng(seed).permutation(self.num_items)[:count]
         return DistinctStatistic(items[kept], rows[kept], self.num_rows)

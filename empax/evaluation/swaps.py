@@ -52,7 +52,7 @@ def score_swaps(
     ids = list(next(iter(by_given.values()), {}))
     for name, found in by_given.items():
         if list(found) != ids or any(row not in references for row in ids):
-            raise DataError(f"the swaps of {name!r} are of other rows than the rest, or than the predictions.")
+            raise DataError(f"the swaps of {name!r} are over other rows than the rest or the predictions.")
     if not ids:
         return {"rows": 0, "given": {}, "replies": {}}
     shown = [references[row] for row in ids]

@@ -37,8 +37,8 @@ def leave_out_absent(plan: RunPlan, files: WorkDir) -> RunPlan:
             changes[name] = {"classifiers": kept, "left_out": left_out}
     for name, mechanisms in gone.items():
         log.warning(
-            "%s is left out, and with it the attributes %s: EPITOME, which teaches them, is not there (put its files "
-            "into config.data.dir). --config.%s.data=epitome insists on it.",
+            "%s is left out, and so are its attributes %s: EPITOME, their training data, is missing (put its files "
+            "into config.data.dir). --config.%s.data=epitome requires it.",
             name, ", ".join(mechanisms), name,
         )  # fmt: skip
     return changed_plan(plan, changes, gone)

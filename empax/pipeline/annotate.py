@@ -111,7 +111,7 @@ def check(settings: Settings, run: RunContext) -> None:
     check_coverage(itertools.chain(*levelled, settings.left_out), f"config.{run.stage}.classifiers")
     if both := set(settings.left_out) & set(itertools.chain(*levelled)):
         raise ConfigError(
-            f"config.{run.stage}.left_out names {min(both)}, which a stage of config.{run.stage}.classifiers gives; "
+            f"config.{run.stage}.left_out names {min(both)}, which a stage of config.{run.stage}.classifiers labels; "
             "take it out of one of the two."
         )
     if settings.reasons:

@@ -48,7 +48,7 @@ class KeptAnswers:
         for path in sorted(folder.glob("*.jsonl")):
             self._read(path)
         if self._known:
-            log.info("%s: going on behind %d answers that were kept.", name or folder.parent.name, len(self))
+            log.info("%s: continuing after %d saved answers.", name or folder.parent.name, len(self))
 
     def __len__(self) -> int:
         """Returns the number of answers that were stored at the start."""
@@ -88,7 +88,7 @@ class KeptAnswers:
             return
         about, *rows = read_jsonl(path)
         if about["identity"] != self._identity:
-            log.warning("%s holds answers of another evaluation; they are made anew.", path)
+            log.warning("%s holds answers from another evaluation; generating them again.", path)
             return
         self.seconds += about["seconds"]
         for row in rows:

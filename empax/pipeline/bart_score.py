@@ -41,7 +41,7 @@ def check_bart(folder: str) -> None:
     """
     found = load_config(resolve(folder))["model_type"]
     if found != "bart":
-        raise ConfigError(f"bart_score = {folder!r} holds a {found!r}; BARTScore wants the folder of a BART.")
+        raise ConfigError(f"bart_score = {folder!r} holds a {found!r}; BARTScore needs the folder of a BART.")
     check_weights(folder)
 
 

@@ -97,8 +97,8 @@ def check(settings: Settings, run: RunContext) -> None:
         run.earlier("index", settings.index, kind="index")
     elif settings.index not in ("", Settings.index, trained_with := getattr(answering.settings, "index", "")):
         raise ConfigError(
-            f"config.{run.stage}.index = {settings.index!r} is not what config.{settings.stage} answers with "
-            f"({trained_with or 'no index'}); set it to ''."
+            f"config.{run.stage}.index = {settings.index!r} is not the index that config.{settings.stage} answers with "
+            f"({trained_with or 'none'}); set it to ''."
         )
     for setting in ("judge", "second_judge"):
         if names := getattr(settings, setting):
@@ -125,7 +125,7 @@ def run(settings: Settings, run: RunContext) -> None:
         head = max(accuracy, key=lambda name: accuracy[name], default="")
         if head:
             about |= {"emotion_head": head, "emotion_head_validation_accuracy": accuracy}
-            log.info("emotion heads on validation: %s; taking the %s's", accuracy, head)
+            log.info("emotion heads on validation: %s; using the %s's", accuracy, head)
     instances, counts = find_instances(settings, run)
     kept = KeptAnswers(run.directory / "parts", identify(run, settings, instances))
     predictions = answerer.respond(instances, progress=settings.corpus or settings.split, kept=kept, **options)
@@ -165,7 +165,7 @@ def decoded_by(settings: Settings, run: RunContext) -> RunContext:
     shared = run.plan.system_settings
     if getattr(shared, "own_decoding", False):
         raise ConfigError(
-            f"config.{run.stage}.decoding is not read where {run.shared}.own_decoding = True; set one of them alone."
+            f"config.{run.stage}.decoding is not read where {run.shared}.own_decoding = True; set only one of them."
         )
     changed = dataclasses.replace(shared, decoding=settings.decoding)
     return dataclasses.replace(run, plan=dataclasses.replace(run.plan, system_settings=changed))

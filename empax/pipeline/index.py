@@ -70,13 +70,13 @@ class Settings:
             for split, number in getattr(self, setting).items():
                 if split not in own.SPLITS or not 0 <= number <= LARGEST_INT:
                     raise ConfigError(
-                        f"{setting} has {split!r} = {number}; it maps {', '.join(own.SPLITS)} to how many instances "
-                        "are searched, 0 for all."
+                        f"{setting} has {split!r} = {number}; it maps {', '.join(own.SPLITS)} to the number of "
+                        "instances to search, 0 for all."
                     )
         if (self.filter != "none" or self.same_turn) and self.searched < self.candidates:
             raise ConfigError(
-                f"searched = {self.searched} rows are looked at and filtered, but candidates = {self.candidates} are "
-                "wanted; set it to at least as many."
+                f"searched = {self.searched} rows are filtered, but candidates = {self.candidates} are wanted; set "
+                "searched to at least as many."
             )
 
 

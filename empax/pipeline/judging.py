@@ -88,7 +88,7 @@ def find_judges(workdir: Path) -> list[Judge]:
         if covered == set(MECHANISMS):
             return [_load_finished(run, name) for name in found[kind]]
     trained = "; ".join(f"{kind}s {', '.join(stages)}" for kind, stages in found.items()) or "none"
-    raise ConfigError(f"{workdir} has no judges of {', '.join(MECHANISMS)} together; it trains: {trained}.")
+    raise ConfigError(f"{workdir} has no judges that cover {', '.join(MECHANISMS)}; it trains: {trained}.")
 
 
 def _opened(workdir: Path) -> tuple[RunContext, str]:
@@ -103,7 +103,7 @@ def _opened(workdir: Path) -> tuple[RunContext, str]:
 
 def _load_finished(run: RunContext, stage: str) -> Judge:
     if not run.files.done(stage).exists():
-        raise ConfigError(f"{run.files.root} has not finished its stage {stage} yet; run its recipe again.")
+        raise ConfigError(f"{run.files.root} has not finished stage {stage} yet; run its recipe again.")
     try:
         return attributes.load_judge(run, stage)
     except CheckpointError as error:

@@ -112,7 +112,7 @@ def changed_plan(plan: RunPlan, changes: Mapping[str, Mapping[str, Any]], gone: 
 def _check_names(names: Any) -> None:
     words = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
     if not words or not names or len(set(names)) < len(names):
-        raise ConfigError(f"config.run = {names!r} must be a list of names of stages, each once.")
+        raise ConfigError(f"config.run = {names!r} must list names of stages, each once.")
 
 
 def _make_stage(name: str, config: Mapping[str, Any], system: System) -> Stage:

@@ -70,7 +70,7 @@ def _check_some(found: object, split: str, data: DataSettings) -> None:
     if not found:
         raise DataError(
             f"config.data.dir{where}: no dialogue of the split {split!r} has a reply, so there is nothing to learn or "
-            "to answer; add some with two turns or more."
+            "answer; add some with two turns or more."
         )
 
 

@@ -115,14 +115,14 @@ def check_origins(files: WorkDir, stages: Iterable[Stage]) -> None:
         done = read_done(files.stage(name))
         if done["settings"] != settings_hash(stage):
             raise DataError(
-                f"{files.stage(name)} was made with other settings than config.{name}, or by a version of empax in "
-                f"which its code has another name. A new --workdir with --reuse={files.root} keeps it in the latter "
-                f"case. {remedy(name)}"
+                f"{files.stage(name)} was made with settings other than config.{name}, or by a version of empax in "
+                f"which its code has another name. In the latter case, a new --workdir with --reuse={files.root} keeps "
+                f"it. {remedy(name)}"
             )
         for other, identity in done["built_on"].items():
             if identities.get(other, identity) != identity:
                 raise DataError(
-                    f"{files.stage(name)} was made from another {other} than the one that is there now. {remedy(name)}"
+                    f"{files.stage(name)} was made from a different {other} than the present one. {remedy(name)}"
                 )
         identities[name] = _identity(done)
 
@@ -185,7 +185,7 @@ class Records:
         if before is None:
             write_sealed(begun, now)
         elif modules := changed(before, self._code[name]):
-            log.warning("%s: the code has changed since it began (%s); it goes on.", name, _few(modules))
+            log.warning("%s: the code has changed since it began (%s); continuing.", name, _few(modules))
         self._before = self._root_files()
 
     def finish(self, name: str, note: Mapping[str, Any]) -> None:
@@ -240,7 +240,7 @@ class Records:
         copies = {name: path.read_text(encoding="utf-8") for name, path in copies.items() if path.is_file()}
         if all("".join(self._lines(name)) == text for name, text in copies.items()):
             return
-        log.warning("%s was damaged; it is written anew from the copies of the stages.", self._files.metrics)
+        log.warning("%s was damaged; rewriting it from the copies of the stages.", self._files.metrics)
         rows = [copies.get(name) or "".join(self._lines(name)) for name in self._stages]
         write_text(self._files.metrics, "".join(rows))
 

@@ -81,7 +81,7 @@ def check(settings: Settings, run: RunContext) -> None:
     answering = run.named(evaluated.stage)
     if answering.spec is None or not answering.spec.reads_exemplars(answering.settings):
         raise ConfigError(
-            f"{where} answers by config.{evaluated.stage}, which reads no exemplars; leave {run.stage!r} out of "
+            f"{where} answers with config.{evaluated.stage}, which reads no exemplars; leave {run.stage!r} out of "
             "config.run."
         )
     if settings.nearest and may_load(run, settings.nearest):

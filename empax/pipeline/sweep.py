@@ -85,11 +85,11 @@ def read_grid(words: Sequence[str]) -> dict[str, list[str]]:
         if not path or not equals or not all(values):
             raise ConfigError(f"--grid={word}: write --grid SETTING=VALUE,VALUE, such as --grid joint.steps=100,200.")
         if path == "seed":
-            raise ConfigError(f"--grid={word}: write --seeds=NUMBER for several seeds, from the recipe's own on.")
+            raise ConfigError(f"--grid={word}: write --seeds=NUMBER for several seeds, starting with the recipe's own.")
         if path in grid:
-            raise ConfigError(f"--grid={word}: {path} stands in another --grid; name all its values in one.")
+            raise ConfigError(f"--grid={word}: {path} is also in another --grid; name all its values in one.")
         if twice := [value for value in values if values.count(value) > 1]:
-            raise ConfigError(f"--grid={word}: {twice[0]} stands there twice; leave one out.")
+            raise ConfigError(f"--grid={word}: {twice[0]} is listed twice; leave one out.")
         grid[path] = values
     return grid
 
@@ -121,7 +121,7 @@ def make_runs(
       ConfigError: a setting does not exist, is wrong or is also in `overrides`, or two arms are equal.
     """
     if both := [path for path in grid if path in overrides]:
-        raise ConfigError(f"--config.{both[0]}={overrides[both[0]]} and --grid set the same; leave one out.")
+        raise ConfigError(f"--config.{both[0]}={overrides[both[0]]} and --grid set the same path; leave one out.")
     runs: list[Run] = []
     for values in itertools.product(*grid.values()):
         changes = dict(zip(grid, values, strict=True))
@@ -133,7 +133,7 @@ def make_runs(
             flags = (f"--config={recipe}", f"--workdir={place}", *(f"--config.{k}={v}" for k, v in own.items()))
             run = Run(arm, seed, place, _plan(recipe, own, place), flags)
             if twin := next((other for other in runs if run.is_like(other)), None):
-                raise ConfigError(f"--grid: {twin.arm} and {arm} make the very same run; leave one out.")
+                raise ConfigError(f"--grid: {twin.arm} and {arm} are the same run; leave one out.")
             runs.append(run)
     return runs
 

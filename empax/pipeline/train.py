@@ -48,7 +48,7 @@ def check(settings: Any, run: RunContext) -> None:
     if loop.updates_per_batch > 1 and not isinstance(task, ReinforcedTask):
         raise ConfigError(
             f"{where}: epochs = {loop.epochs} and minibatches = {loop.minibatches} repeat the updates of a batch of "
-            "answers, and this task makes none; set both to 1, and steps for the passes over the data."
+            "answers, but this task generates none; set both to 1, and set the passes over the data with steps."
         )
 
 
@@ -58,8 +58,8 @@ def _of_own_size(loop: LoopSettings, num_examples: int, run: RunContext) -> Loop
     fewer = within_passes(loop, num_examples, most)
     if fewer.steps < loop.steps:
         log.warning(
-            "%s: %d steps would pass %.0f times over %d rows; %d are made, which is %d times, and its warm-up and "
-            "evaluations come earlier by as much. --config.data.most_passes=0 keeps the recipe's steps.",
+            "%s: %d steps would pass %.0f times over %d rows; reduced to %d steps, %d passes, with warm-up and "
+            "evaluations earlier in proportion. --config.data.most_passes=0 keeps the recipe's steps.",
             run.stage, loop.steps, loop.steps * loop.batch_size / num_examples, num_examples, fewer.steps, most,
         )  # fmt: skip
     return fewer

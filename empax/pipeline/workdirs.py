@@ -67,7 +67,7 @@ def claim(
     """
     order = list(plan.stages)
     if unknown := [name for name in redo if name not in order]:
-        raise ConfigError(f"--redo={unknown[0]}: there is no such stage; config.run has {', '.join(order)}.")
+        raise ConfigError(f"--redo={unknown[0]}: no such stage; config.run has {', '.join(order)}.")
     first = min((order.index(name) for name in redo), default=len(order))
     old = _known_plan(files)
     if old is not None:
@@ -83,7 +83,7 @@ def claim(
     if old is not None and run and files.checksums.is_file() and old.config == plan.config:
         return
     if not run and old is not None:
-        log.warning("%s was damaged; it now tells of this process.", files.provenance)
+        log.warning("%s was damaged; it now describes this process.", files.provenance)
     if not run:
         run = describe_run(plan, command)
     elif old is not None and any(differences(old.config, plan.config)):
@@ -119,7 +119,9 @@ def check_same(files: WorkDir, plan: RunPlan) -> None:
     """Raises ConfigError unless the work directory, which another process has claimed, has the same config."""
     if found := list(differences(read_config(files), plan.config)):
         path, was, now = found[0]
-        raise ConfigError(f"{path}: {was!r} in the first process, {now!r} in this one; give all the same command.")
+        raise ConfigError(
+            f"{path}: {was!r} in the first process, {now!r} in this one; give all processes the same command."
+        )
 
 
 def _check_same(files: WorkDir, old: RunPlan, plan: RunPlan, inputs: AllInputs, wanted: Sequence[str]) -> list[str]:
@@ -139,8 +141,8 @@ def _check_same(files: WorkDir, old: RunPlan, plan: RunPlan, inputs: AllInputs, 
     shown = [f"{path}: {was!r} there, {now!r} here" for path, was, now in found[:5]]
     redo = wanted[place] if place < len(wanted) else next(iter(plan.stages))
     raise ConfigError(
-        f"{files.root} was made by another config ({'; '.join(shown)}). Choose another --workdir"
-        f"{_with_reuse(files, plan, inputs)}; or add --redo={redo} to make that stage and all later ones anew here."
+        f"{files.root} was made with another config ({'; '.join(shown)}). Choose another "
+        f"--workdir{_with_reuse(files, plan, inputs)}; or add --redo={redo} to redo that stage and all later ones here."
     )
 
 
@@ -150,7 +152,7 @@ def _with_reuse(files: WorkDir, plan: RunPlan, inputs: AllInputs) -> str:
         common = alike(files, plan, inputs)[0]
     except DataError:
         common = []
-    return f", with --reuse={files.root} to begin with its {', '.join(common)}" if common else ""
+    return f", with --reuse={files.root} to start with its {', '.join(common)}" if common else ""
 
 
 def _check_inputs(files: WorkDir, plan: RunPlan, inputs: AllInputs, kept: Sequence[str]) -> None:
@@ -164,18 +166,18 @@ def _check_inputs(files: WorkDir, plan: RunPlan, inputs: AllInputs, kept: Sequen
         now = inputs.get(name, {})
         if differs := other_input(recorded, now):
             raise ConfigError(
-                f"{files.stage(name)} was made from other files: {differs}. Name the files of then (config.data.dir, "
-                f"or a path in config.{name} or {plan.system.name}'s section), or choose another --workdir"
-                f"{_with_reuse(files, plan, inputs)}; or add --redo={name} to make that stage and all later ones "
-                "anew here."
+                f"{files.stage(name)} was made from other files: {differs}. Name the original files (config.data.dir, "
+                f"or a path in config.{name} or {plan.system.name}'s section), or choose another "
+                f"--workdir{_with_reuse(files, plan, inputs)}; or add --redo={name} to redo that stage and all later "
+                "ones here."
             )
         for what, one in recorded.items():
             if what not in now:
-                log.warning("%s: %s (%s) is not there any more, and was not compared.", name, what, one.path)
+                log.warning("%s: %s (%s) no longer exists, so it was not compared.", name, what, one.path)
     if silent:
         log.warning(
-            "%s: %s do not record the contents of the files that they read (an older version of empax made them). "
-            "Whether corpora and models are still the same was not compared.",
+            "%s: %s do not record the contents of the files they read (an older version of empax made them). Corpora "
+            "and models were not compared.",
             files.root, ", ".join(silent),
         )  # fmt: skip
 
@@ -199,7 +201,7 @@ def _check_recorded(files: WorkDir, plan: RunPlan, wanted: Sequence[str]) -> lis
             agrees = recorded(files, name)["settings"] == settings_hash(plan.stages[name])
             reason = "was made with other settings than this command's"
         except DataError as error:
-            agrees, reason = False, f"does not say with what settings it was made ({error})"
+            agrees, reason = False, f"does not record its settings ({error})"
         if not agrees:
             try:
                 command = f" ({read_json(files.provenance)['command']})"
@@ -207,11 +209,11 @@ def _check_recorded(files: WorkDir, plan: RunPlan, wanted: Sequence[str]) -> lis
                 command = ""
             raise ConfigError(
                 f"{files.config} is gone or damaged, and {files.stage(name)} {reason}. Give the command that began "
-                f"this run{command}, choose another --workdir, or add --redo={wanted[0]} to make everything anew here."
+                f"this run{command}, choose another --workdir, or add --redo={wanted[0]} to redo everything here."
             )
     if begun:
         log.warning(
-            "%s or its checksum was gone or damaged. It is written anew; made with the same settings are: %s.",
+            "%s or its checksum was missing or damaged. It is rewritten; these stages have the same settings: %s.",
             files.config, ", ".join(begun),
         )  # fmt: skip
     return list(wanted)
@@ -231,7 +233,7 @@ def _forget(files: WorkDir, names: Sequence[str]) -> None:
         kept = (line for line, row in metric_rows(files.metrics) if row["stage"] not in names)
         write_text(files.metrics, "".join(f"{line}\n" for line in kept))
     if names:
-        log.info("to be made anew: %s", ", ".join(names))
+        log.info("to be redone: %s", ", ".join(names))
 
 
 def _forget_root_files(files: WorkDir, name: str) -> None:
@@ -264,10 +266,10 @@ def take_stages(
       DataError: a file of `other` is damaged.
     """
     if not other.config.is_file():
-        raise ConfigError(f"--reuse={other.root}: there is no run in it; give the work directory of one.")
+        raise ConfigError(f"--reuse={other.root} holds no run; give the work directory of one.")
     taken, end = alike(other, plan, inputs)
     if not taken:
-        raise ConfigError(f"--reuse={other.root}: no stage of that run can be used ({end}); leave it out.")
+        raise ConfigError(f"--reuse={other.root}: no stage of that run can be reused ({end}); leave it out.")
     for name in taken:
         verify_stage(other.stage(name))
         _link(other.stage(name), files.stage(name))
@@ -298,7 +300,7 @@ def alike(other: WorkDir, plan: RunPlan, inputs: AllInputs = MappingProxyType({}
         obstacle = obstacle or _first_difference(old, plan, name)
         if not obstacle and not other.done(name).exists():
             running = holder(other)
-            obstacle = f"{name} is not finished there" + (f", {running} is at it" if running else "")
+            obstacle = f"{name} is not finished there" + (f", {running} is still running it" if running else "")
         if not obstacle:
             differs = other_input(recorded_inputs(other, name) or {}, inputs.get(name, {}))
             obstacle = f"its {name} was made from other files: {differs}" if differs else ""
@@ -312,7 +314,7 @@ def alike(other: WorkDir, plan: RunPlan, inputs: AllInputs = MappingProxyType({}
 def _first_difference(old: RunPlan, new: RunPlan, name: str) -> str:
     """Describes the first differing setting that stage `name` reads; empty without one."""
     if name not in old.stages:
-        return f"config.{name} is here alone"
+        return f"config.{name} exists only here"
     shared = f"config.{new.system.name}"
     for path, one, other in differences(old.stages[name].reads, new.stages[name].reads):
         return f"{path.replace('config.system', shared, 1)}: {one!r} there, {other!r} here"

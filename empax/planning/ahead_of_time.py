@@ -96,11 +96,13 @@ def _guarded(work: Callable[[str], None], folder: str) -> None:
 def _read(folder: Path) -> CompiledProgram:
     if (error := folder / _ERROR).exists():
         raise ConfigError(
-            f"the step could not be compiled ({error.read_text()[:500].strip()}). Where it needs more memory than a "
-            "chip has: fewer rows a chip (batch_size), more chips a copy (config.mesh.fsdp), or remat = full."
+            f"the step could not be compiled ({error.read_text()[:500].strip()}). If it needs more memory than a chip "
+            "has: fewer rows per chip (batch_size), more chips per copy (config.mesh.fsdp), or remat = full."
         )
     found = [list(folder.glob(pattern)) for pattern in (_PROGRAM, _BUFFERS)]
     if not all(found):
-        raise ConfigError("the process that compiles the step ended without a word; is there memory left for it?")
+        raise ConfigError(
+            "the process that compiles the step ended without an error message; did it run out of memory?"
+        )
     program, buffers = (one[0].read_text() for one in found)
     return CompiledProgram(program, buffers)

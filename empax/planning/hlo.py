@@ -142,7 +142,7 @@ class Program:
         limits = [self._constant(inner, operand, name, loop) for operand in compare.operands]
         bounds = [limit for limit in limits if limit is not None]
         if compare.opcode != "compare" or not bounds:
-            raise ValueError(f"the loop {loop.name} does not say how often it runs: {compare.text}")
+            raise ValueError(f"cannot tell how often the loop {loop.name} runs: {compare.text}")
         counter = inner.instructions[compare.operands[limits.index(None)]] if None in limits else None
         if counter is not None and counter.opcode == "parameter" and arguments is not None:
             counter = self.computations[condition].instructions[arguments[int(counter.text)]]

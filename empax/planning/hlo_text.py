@@ -67,7 +67,7 @@ def parse(text: str) -> tuple[dict[str, Computation], str]:
             one = _instruction(line)
             found[one.name] = one
     if not entry:
-        raise ValueError("this is no text of a compiled module: it has no ENTRY.")
+        raise ValueError("this is not the text of a compiled module: it has no ENTRY.")
     return computations, entry
 
 

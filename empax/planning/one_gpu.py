@@ -15,8 +15,8 @@ CARDS = {"80 GB (A100, H100)": 80e9, "141 GB (H200)": 141e9}
 
 _NOTES = {
     "gpu": "compiled for this GPU",
-    "cpu": "compiled for this CPU, which keeps more in float32: of what it says, training steps of T5-small took 0.56 "
-    "(layers unrolled) and 0.78 (scanned) on an H200",
+    "cpu": "compiled for this CPU, which keeps more in float32: on an H200, training steps of T5-small took 0.56 "
+    "(layers unrolled) and 0.78 (scanned) of these figures",
 }
 
 
@@ -38,7 +38,7 @@ def _lines(plan: RunPlan, stage: Stage) -> list[str]:
         work = functools.partial(write_program, plan.config, stage.name, "gpu")
         temporary = compile_elsewhere(work, by_cpu=True).temporary_bytes
     peak = held + temporary
-    room = " and ".join(card for card, most in CARDS.items() if peak <= most) or f"no card of {' or '.join(CARDS)}"
+    room = " and ".join(card for card, most in CARDS.items() if peak <= most) or f"neither {' nor '.join(CARDS)}"
     return [
         f"  {count_params(laid.template.params) / 1e6:,.1f} M parameters, {stage.loop.batch_size} rows a step",
         f"  memory at the peak, GB: {held / 1e9:.2f} state, frozen and batch, {temporary / 1e9:.2f} temporary with "

@@ -234,8 +234,8 @@ def chip_of(topology: str) -> Chip:
     name, _, shape = topology.partition(":")
     if name not in CHIPS or not shape or not all(size.isdecimal() for size in shape.split("x")):
         raise ConfigError(
-            f"config.plan.topology = {topology!r} is unknown; it is {' or '.join(CHIPS)}, a colon and the sizes of the "
-            "slice, as in v5e:16x16 or v5p:4x4x4; or gpu."
+            f"config.plan.topology = {topology!r} is unknown; it must be {' or '.join(CHIPS)}, a colon and the sizes "
+            "of the slice, as in v5e:16x16 or v5p:4x4x4; or gpu."
         )
     return CHIPS[name]
 

@@ -57,7 +57,7 @@ def read_key(path: Path) -> Key:
         }
         return Key(value["study"], value["settings"]["form"], tuple(value["systems"]), items)
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} is no key of a study; give the key.json that `empax rate make` wrote.") from error
+        raise DataError(f"{path} is not the key of a study; give the key.json that `empax rate make` wrote.") from error
 
 
 def read_answers(paths: Sequence[Path], key: Key) -> list[Answer]:
@@ -73,7 +73,7 @@ def read_answers(paths: Sequence[Path], key: Key) -> list[Answer]:
     for path in paths:
         rater, given = (_read_sheet if path.suffix == ".csv" else _read_page)(path, key)
         if rater in seen:
-            raise DataError(f"{path} and {seen[rater]} are both of the rater {rater!r}; give each a name of its own.")
+            raise DataError(f"{path} and {seen[rater]} are both from the rater {rater!r}; give each a name of its own.")
         seen[rater] = path
         for number, values in given:
             if number not in key.items:
@@ -99,7 +99,7 @@ def preferred(
       DataError: the study is not of pairs, or predictions of a system are missing or for other contexts.
     """
     if key.form != "pairs":
-        raise DataError(f"the study {key.study!r} has form {key.form!r}, and only 'pairs' says which reply is better.")
+        raise DataError(f"the study {key.study!r} has form {key.form!r}, but only 'pairs' says which reply is better.")
     known = {name: systems[name] for name in key.systems if name in systems}  # in the study's order
     columns = aligned(known) if known else {}
     votes = collections.Counter[int]()
@@ -112,8 +112,8 @@ def preferred(
         for name in item.systems:
             if name not in known or item.id not in columns:
                 raise DataError(
-                    f"item {number} shows what {name!r} replies to {item.id!r}, which the predictions do not have; "
-                    "give those of which the study was made. Votes of `empax serve` keep no texts."
+                    f"item {number} shows the reply of {name!r} to {item.id!r}, which the predictions lack; give those "
+                    "that the study was made from. Votes of `empax serve` keep no texts."
                 )
         first, second = (columns[item.id][name] for name in item.systems)
         if sum_of_votes:
@@ -134,7 +134,9 @@ def _read_page(path: Path, key: Key) -> tuple[str, list[tuple[int, Mapping[str, 
 
 def _check_study(path: Path, found: Any, key: Key) -> None:
     if found != key.study:
-        raise DataError(f"{path} is of the study {found!r}, the key of {key.study!r}; give the key that belongs to it.")
+        raise DataError(
+            f"{path} is from the study {found!r}, the key from {key.study!r}; give the key that belongs to it."
+        )
 
 
 def _read_sheet(path: Path, key: Key) -> tuple[str, list[tuple[int, Mapping[str, Any]]]]:
@@ -145,8 +147,8 @@ def _read_sheet(path: Path, key: Key) -> tuple[str, list[tuple[int, Mapping[str,
             studies = [name.strip() for name in reader.fieldnames or () if name.startswith(STUDY_COLUMN)]
             if not studies:
                 raise DataError(
-                    f"{path} has no column '{STUDY_COLUMN}{key.study}', which says of what study it is; fill in a copy "
-                    "of sheet.csv with all its columns, separated by commas."
+                    f"{path} has no column '{STUDY_COLUMN}{key.study}', which names its study; fill in a copy of "
+                    "sheet.csv with all its columns, separated by commas."
                 )
             _check_study(path, studies[0].removeprefix(STUDY_COLUMN), key)
             for row in reader:

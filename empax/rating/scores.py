@@ -193,7 +193,7 @@ def needed_ratings(win_rate: float, *, power: float = 0.8, level: float = 0.05, 
     """
     if not 0.5 < win_rate < 1:
         raise ConfigError(
-            f"win_rate = {win_rate} must lie between 0.5 and 1: what the better system is hoped to reach."
+            f"win_rate = {win_rate} must lie between 0.5 and 1: the rate hoped for from the better system."
         )
     if not 0 < level < 1 or not level < power < 1 or not 1 <= per_context < math.inf:
         raise ConfigError(f"level = {level}, power = {power} and per_context = {per_context} must lie in (0, 1), "

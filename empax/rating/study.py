@@ -130,7 +130,7 @@ def make_study(systems: Mapping[str, Sequence[Prediction]], settings: StudySetti
     columns = aligned(systems)
     if settings.rows > len(columns):
         raise ConfigError(
-            f"rows = {settings.rows}, but the systems answer {len(columns)} contexts; set it from 1 to as many."
+            f"rows = {settings.rows}, but the systems answer {len(columns)} contexts; set it to at most that."
         )
     rng = np.random.default_rng(settings.seed)
     contexts = list(columns.items())

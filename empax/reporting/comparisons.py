@@ -100,7 +100,7 @@ def _conclusion(pair: Mapping[str, Any], found: Comparison) -> str:
     parts = [f"{kind} {', '.join(metrics)}" for kind, metrics in kinds.items() if metrics]
     if undecided := len(pair["metrics"]) - sum(map(len, kinds.values())):
         parts.append(f"no difference found in {undecided} of {len(pair['metrics'])} metrics")
-    return f"{' against '.join(named)}: {'; '.join(parts) or 'no metric is known of both'} (p Holm < {_ALPHA})."
+    return f"{' against '.join(named)}: {'; '.join(parts) or 'no metric is known for both'} (p Holm < {_ALPHA})."
 
 
 def _names(found: Comparison) -> list[str]:

@@ -85,7 +85,9 @@ def check(settings: Settings, run: RunContext) -> None:
     if settings.peers:
         folder = expand(settings.peers)
         if not (files := sorted(folder.glob("*.jsonl"))):
-            raise DataError(f"config.report.peers = {settings.peers!r} is no folder with *.jsonl files; set it to one.")
+            raise DataError(
+                f"config.report.peers = {settings.peers!r} is not a folder with *.jsonl files; set it to one."
+            )
         note("the outputs of other systems", folder, files)
 
 

@@ -57,13 +57,13 @@ class Others:
             if self.peers and beside_peers(name) != name:
                 cleaned = beside_peers(name)
                 raise ConfigError(
-                    f"--metrics: {name} does not compare with released outputs, whose text is cleaned; "
-                    + (f"take {cleaned}." if cleaned else "there is no metric of its kind that does.")
+                    f"--metrics: {name} cannot be compared with released outputs, whose text is cleaned; "
+                    + (f"take {cleaned}." if cleaned else "no metric of its kind can.")
                 )
         if self.own and self.peers:
             raise ConfigError(
-                f"--metric: {', '.join(self.own)} would read the cleaned text of released outputs beside other text; "
-                "leave out --peers, or the metrics of your own."
+                f"--metric: {', '.join(self.own)} would compare the cleaned text of released outputs with other text; "
+                "leave out --peers, or your own metrics."
             )
         if self.metrics or not self.peers:
             return [*(self.metrics or METRICS), *self.own]
@@ -149,8 +149,8 @@ def _read(path: Path, corpus: Mapping[str, Instance] | None, skip_bad_lines: boo
         print(visible(f"{path}, {len(more)} more bad lines, up to line {more[-1].number}"), file=sys.stderr)
     if bad and all(line.id_alone for line in bad):
         raise DataError(
-            f"{len(bad)} lines of {path} have an id, but no context and no reference: with EmpatheticDialogues, add "
-            "--data=FOLDER; of a run on another corpus, score its predictions.jsonl."
+            f"{len(bad)} lines of {path} have an id, but no context and no reference: for EmpatheticDialogues, add "
+            "--data=FOLDER; for a run on another corpus, score its predictions.jsonl."
         )
     if bad and not (skip_bad_lines and rows):
         others = "; --skip_bad_lines scores the others" if rows else ", and no others"

@@ -70,7 +70,7 @@ def _read(path: Path) -> dict[str, Any]:
     needed = ("system", "config", "run", *_PARTS)
     missing = [key for key in needed if not isinstance(report, dict) or key not in report]
     if missing:
-        raise DataError(f"{path} is no report of a run: it lacks {', '.join(missing)}.")
+        raise DataError(f"{path} is not the report of a run: it lacks {', '.join(missing)}.")
     return {"evaluations": {}, **report}  # older reports lack them
 
 
@@ -80,19 +80,21 @@ def _check_one_recipe(files: Sequence[Path], reports: Sequence[Mapping[str, Any]
             where = f"{earlier} and {path}"
             if other["system"] != report["system"]:
                 raise ConfigError(
-                    f"{where} are of different systems ({other['system']!r} there, {report['system']!r} here); "
-                    "only runs of one system are averaged."
+                    f"{where} are from different systems ({other['system']!r} there, {report['system']!r} here); only "
+                    "runs of one system are averaged."
                 )
             if rows := other_rows(other, report):
                 raise DataError(f"{where} are over different test rows ({rows}); give runs on the same rows.")
             found = list(differences(other["config"], report["config"]))
             recipe = [f"{name}: {was!r} there, {now!r} here" for name, was, now in found if not name.endswith("seed")]
             if recipe:
-                raise ConfigError(f"{where} are of different recipes ({'; '.join(recipe[:5])}); only seeds may differ.")
+                raise ConfigError(
+                    f"{where} are from different recipes ({'; '.join(recipe[:5])}); only seeds may differ."
+                )
             # A scored file without its run has no config; then its hash identifies it.
             scored = [one["run"].get("predictions_sha256") for one in (other, report)]
             if not found and (report["config"] or scored[0] == scored[1]):
-                raise DataError(f"{where} are of the same run: no seed differs. Every run counts once.")
+                raise DataError(f"{where} are from the same run: no seed differs. Each run counts once.")
 
 
 def other_rows(one: Mapping[str, Any], two: Mapping[str, Any]) -> str:

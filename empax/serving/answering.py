@@ -134,8 +134,8 @@ class TextGenerator:
             targets = answer.most_tokens(sources)
             for number in np.flatnonzero(targets < 1):
                 raise ConfigError(
-                    f"text {number} has {sources[number]} tokens, and max_length = {answer.settings.max_tokens} counts "
-                    "them with the answer's; raise max_length, or give max_new_tokens in its place."
+                    f"text {number} has {sources[number]} tokens, and max_length = {answer.settings.max_tokens} covers "
+                    "the answer as well; raise max_length, or give max_new_tokens instead."
                 )
         # A prompt and its answer share one sequence of positions; an encoder-decoder has one for each.
         check_lengths(self.model, self.source, sources + targets if prompted else sources)
@@ -201,7 +201,7 @@ def check_lengths(
     most = most_tokens(model)
     for number, length in enumerate(tokens):
         if most is not None and length > most:
-            answer = ", its answer's among them" if isinstance(model, DecoderOnly) else ""
+            answer = ", its answer included" if isinstance(model, DecoderOnly) else ""
             raise ConfigError(f"text {number} takes {length} positions{answer}; {source} has {most}: shorten it.")
 
 

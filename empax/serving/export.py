@@ -46,7 +46,7 @@ class ExportSettings:
         check_numbers(self, "max_shard_bytes", least=1, most=2**62)
         if self.lora == "adapters" and self.format != "transformers":
             raise ConfigError(
-                f"adapters alone are written for PEFT: format = {self.format!r} goes with lora = 'merged'."
+                f"adapters alone are only written for PEFT: format = {self.format!r} needs lora = 'merged'."
             )
 
 
@@ -140,8 +140,8 @@ def find_model(plan: RunPlan, settings: ExportSettings) -> tuple[Stage, str]:
     if not exported:
         trained = ", ".join(f"{stage.task} in {name!r}" for name, stage in plan.stages.items() if stage.task)
         raise ConfigError(
-            f"no stage of this run trains a model that can be exported; it trains {trained or 'nothing'}. Judges are "
-            "used where they are: --empathy of empax.evaluate takes this work directory. Where a stage is evaluated, "
+            f"no stage of this run trains a model that can be exported; it trains {trained or 'nothing'}. Judges need "
+            "no export: --empathy of empax.evaluate takes this work directory. For a run with an evaluation, "
             "Session.load answers."
         )
     name = settings.stage or next(reversed(exported))

@@ -113,7 +113,7 @@ def working_folder(workdir: Path | str | None, inputs: str, *, learning_rate: fl
       DataError: the system refuses to write to it.
       Interrupted, NonFiniteError: re-raised from the body, with advice for the caller.
     """
-    kept = "nothing was kept" if workdir is None else "the same call goes on from the last checkpoint"
+    kept = "nothing was kept" if workdir is None else "the same call continues from the last checkpoint"
     try:
         own = None if workdir is None else given_folder(workdir, "workdir")
         with tempfile.TemporaryDirectory() if own is None else contextlib.nullcontext(own) as place:
@@ -130,7 +130,7 @@ def working_folder(workdir: Path | str | None, inputs: str, *, learning_rate: fl
             raise
         raise Interrupted(
             f"finetune: stopped after step {interrupted.step}; nothing was kept, since there is no workdir: with "
-            "finetune(..., workdir=FOLDER) the same call goes on from there.",
+            "finetune(..., workdir=FOLDER) the same call continues from there.",
             step=interrupted.step,
         ) from interrupted
 

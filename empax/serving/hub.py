@@ -16,7 +16,9 @@ def check_name(name: str) -> None:
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise ConfigError(f"--push={name} is no name of a repository ({error}); write --push=USER/NAME.") from error
+        raise ConfigError(
+            f"--push={name} is not the name of a repository ({error}); write --push=USER/NAME."
+        ) from error
 
 
 def push(folder: Path, name: str) -> str:
@@ -38,7 +40,7 @@ def push(folder: Path, name: str) -> str:
     except (OSError, unreachable) as error:  # errors of the Hub's client are OSErrors
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"--push={name}: {said[0]} What was exported stays in {folder}. "
-            "Log in with `hf auth login` or set HF_TOKEN."
+            f"--push={name}: {said[0]} The exported files stay in {folder}. Log in with `hf auth login` or set "
+            "HF_TOKEN."
         ) from error
     return str(made)

@@ -38,7 +38,9 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
       DataError: its files are broken.
     """
     if name == "":
-        raise ConfigError("name = '' names no model; give a folder, a GGUF file, or a name of a wheel or of the hub.")
+        raise ConfigError(
+            "name = '' names no model; give a folder, a GGUF file, or the name of a wheel or a Hub model."
+        )
     if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
         enable_compilation_cache()
     name = str(expand(name)) if expand(name).exists() else str(name)

@@ -131,7 +131,7 @@ def load_nearest() -> Nearest | None:
     try:
         NAMED[MINILM]()
     except ConfigError as error:
-        log.warning("messages are read by the list of phrases alone: %s", error)
+        log.warning("messages are checked by the list of phrases alone: %s", error)
         return None
     return Nearest.of(load_encoder(), read_examples())
 

@@ -115,8 +115,8 @@ def _text(text: Any, where: str, *, mend: bool = False) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{where} has half a character ({text[error.start]!a}) at place {error.start}, as wrongly decoded bytes "
-            "have; decode them as what they are, or leave it out."
+            f"{where} has half a character ({text[error.start]!a}) at position {error.start}, a sign of wrongly "
+            "decoded bytes; decode them correctly, or leave it out."
         ) from error
     return str(text)
 
@@ -133,7 +133,7 @@ def _pair(row: Any, where: str) -> tuple[str, str]:
         raise ConfigError(f"{where} is {_kind(row)}; a pair is (source, target), two texts.")
     found = tuple(row)
     if len(found) != 2:
-        raise ConfigError(f"{where} holds {len(found)} things; a pair is (source, target), two texts.")
+        raise ConfigError(f"{where} has {len(found)} items; a pair is (source, target), two texts.")
     source, target = (
         _text(text, f"{where}: the {side}") for side, text in zip(("source", "target"), found, strict=True)
     )

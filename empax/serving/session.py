@@ -125,7 +125,7 @@ class Session:
           ConfigError: as `reply`; or `contexts` is one text, or `seeds` are not one integer for each.
         """
         if isinstance(contexts, str):
-            raise ConfigError("contexts is a text, not a list of conversations; give it to reply, or write [[text]].")
+            raise ConfigError("contexts is a text, not a list of conversations; pass it to reply, or write [[text]].")
         turns = [given_turns(context, "context") for context in contexts]
         own = [self.seed] * len(turns) if seeds is None else list(seeds)
         if len(own) != len(turns) or not all(

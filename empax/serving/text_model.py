@@ -156,7 +156,7 @@ class TextModel:
         generator, most = self.generator, most_tokens(self.model)
         call = generator.call(options)
         if call.num_texts > 1:
-            raise ConfigError(f"reply gives one answer, and num_return_sequences = {call.num_texts} asks for more.")
+            raise ConfigError(f"reply gives one answer, but num_return_sequences = {call.num_texts} asks for more.")
         said = before(context[-1]) if before else None
         if said is not None:
             return said
@@ -167,8 +167,8 @@ class TextModel:
             if left < (0 if counted else 2):
                 name = "max_length" if counted else "max_new_tokens"
                 raise ConfigError(
-                    f"{name} = {answer} does not fit into the {most} positions of {self.source}, of which the "
-                    "conversation needs some; lower it."
+                    f"{name} = {answer} does not fit into the {most} positions of {self.source}, some of which the "
+                    "conversation needs; lower it."
                 )
             max_source_tokens = min(max_source_tokens, most if counted else left)
         (answer,) = generator.answers([context], call, batch_size=1, seed=seed, max_tokens=max_source_tokens, least=64)
@@ -321,7 +321,7 @@ class TextModel:
             )
         elif not self.adapters.base:
             raise ConfigError(
-                "these adapters sit on weights that were trained before and are in no folder: save that model and load "
+                "these adapters sit on fine-tuned weights that are in no folder: save that model and load "
                 'it before finetune(..., lora=8), or save this one whole with format="transformers".'
             )
         else:

@@ -118,18 +118,18 @@ class Checkpointer:
             try:
                 record = _verified(path)
             except _DAMAGE as error:
-                log.warning("%s is damaged (%s); falling back to the checkpoint before it.", path, error)
+                log.warning("%s is damaged (%s); falling back to the previous checkpoint.", path, error)
                 continue
             if problem := self._best_problem(step, record["best"]):
                 lost.append(problem)
                 log.warning("%s; %s builds on it. Falling back to the checkpoint before that.", problem, path)
                 continue
             state = self._restore(path, record, template)
-            log.info("Going on from the checkpoint %s.", path)
+            log.info("Continuing from the checkpoint %s.", path)
             self._forget_best(after=step)
             return step, state, record["extra"]
         if lost:
-            raise CheckpointError(f"{lost[-1]}, and no checkpoint is older. {remedy(self._directory.name)}")
+            raise CheckpointError(f"{lost[-1]}, and there is no older checkpoint. {remedy(self._directory.name)}")
         if folder.is_dir() and any(folder.iterdir()):
             log.warning("%s holds no complete, undamaged checkpoint; training starts anew.", folder)
         self._forget_best(after=-1)
@@ -178,7 +178,7 @@ class Checkpointer:
         try:
             _verified(path)
         except _DAMAGE as error:
-            return f"{path}, the best parameters until step {step}, is damaged ({error})"
+            return f"{path}, the best parameters up to step {step}, is damaged ({error})"
         return ""
 
     def _drop_old_best(self) -> None:
@@ -296,7 +296,7 @@ def _remove_unfinished(folder: Path) -> None:
     """Deletes the remains of a killed process or a failed save."""
     for path in list(folder.glob("*")):
         if not (path / _COMPLETE).exists():
-            log.warning("%s was never finished and does not count; removing it.", path)
+            log.warning("%s was never finished; removing it.", path)
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -333,7 +333,7 @@ def _verified(path: Path) -> dict[str, Any]:
     record = read_sealed(path / _COMPLETE)
     for name, expected in record["checksums"].items():
         if _crc32(path / name) != expected:
-            raise ValueError(f"{name} is not what was written: its checksum differs")
+            raise ValueError(f"{name} has changed since it was written: its checksum differs")
     return record
 
 

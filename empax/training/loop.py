@@ -230,7 +230,7 @@ class _Run:
         best = self.settings.best_metric
         if best is not None and best not in values:
             names = ", ".join(sorted(values))
-            raise ConfigError(f"best_metric = {best!r} is no metric of {self.stage}; it has {names}.")
+            raise ConfigError(f"best_metric = {best!r} is not a metric of {self.stage}; it has {names}.")
 
     def train_to_end(self) -> None:
         self.since = time.monotonic()
@@ -251,7 +251,7 @@ class _Run:
         self.checkpointer.wait()
         if distributed.agreed(self.signals.received):  # after the last step, with nothing left to stop
             meet(f"{self.stage}: saved")
-            raise Interrupted(f"{self.stage}: saved after its last step; run again to go on.", step=self.step)
+            raise Interrupted(f"{self.stage}: saved after its last step; run again to continue.", step=self.step)
 
     def result(self) -> dict[str, Any]:
         counters = self.counters
@@ -320,7 +320,7 @@ class _Run:
         if interrupted and not over:
             self.checkpointer.wait()
             meet(f"{self.stage}: saved")  # the first process completes the checkpoint once the others have finished
-            raise Interrupted(f"{self.stage}: stopped and saved after step {step}; run again to go on.", step=step)
+            raise Interrupted(f"{self.stage}: stopped and saved after step {step}; run again to continue.", step=step)
 
     def _is_over(self) -> bool:
         patience = self.settings.patience
@@ -353,7 +353,7 @@ class _Run:
         except NonFiniteError as error:
             raise NonFiniteError(
                 f"{self.stage}: {error}; nothing was saved since. Try a lower optimizer.learning_rate, more "
-                "warmup_steps or a smaller clip_norm; run again to go on from the last checkpoint."
+                "warmup_steps or a smaller clip_norm; run again to continue from the last checkpoint."
             ) from error
         now = time.monotonic()
         self.counters.seconds += now - self.since

@@ -182,7 +182,7 @@ def _drop_rows(
         (row["step"], str(row.get("split"))) for _, row in found if row["stage"] == stage and row["step"] > resume_step
     }
     if rows is not None and own != list(rows):
-        log.warning("%s: %s is not what was written; its rows come from the checkpoint.", stage, path)
+        log.warning("%s: %s has changed since it was written; restoring its rows from the checkpoint.", stage, path)
         own = list(rows)
     kept = "".join(f"{line}\n" for line in (*others, *own))
     if kept.encode() != (path.read_bytes() if path.exists() else b""):

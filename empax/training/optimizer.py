@@ -222,7 +222,7 @@ def _running_mean(decay: float) -> optax.GradientTransformation:
 
     def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
         if params is None:
-            raise ValueError("a running mean of parameters needs them: optimizer.update(gradients, state, params).")
+            raise ValueError("a running mean needs the parameters: optimizer.update(gradients, state, params).")
         after = optax.apply_updates(params, updates)
         total = optax.incremental_update(after, state.total, step_size=1.0 - decay)
         return updates, RunningMean(total, decay * state.weight + (1.0 - decay))
@@ -305,8 +305,8 @@ def _labels(settings: OptimizerSettings, params: Params) -> Params:
     for index, group in enumerate(settings.groups):
         if not any(re.search(group.pattern, name) for name in names):
             raise ConfigError(
-                f"optimizer.groups[{index}].pattern = {group.pattern!r} is found in none of the {len(names)} parameter "
-                f"names; change the pattern. Names are such as {some_names(names)}."
+                f"optimizer.groups[{index}].pattern = {group.pattern!r} matches none of the {len(names)} parameter "
+                f"names; change the pattern. Examples of names: {some_names(names)}."
             )
 
     def label(name: str, leaf: Any) -> int:

@@ -87,7 +87,7 @@ class Programs:
         params = initial(state.params)
         wanted, found = (jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (state.params, params))
         if wanted != found:
-            raise ValueError("the initial parameters have other names, shapes or types than the model's.")
+            raise ValueError("the initial parameters differ from the model's in names, shapes or types.")
         # A copy: the state is donated, and its source may be among the frozen parameters.
         places = jax.tree.map(lambda leaf: leaf.sharding, self.template.params)
         return dataclasses.replace(state, params=distributed.place(params, places, may_alias=False))

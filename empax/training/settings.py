@@ -70,7 +70,7 @@ class LoopSettings:
             raise ValueError("patience needs a best_metric to judge by.")
         if self.batch_size % (self.accumulate * self.minibatches):
             raise ValueError(
-                f"batch_size = {self.batch_size} does not divide by accumulate * minibatches = {self.accumulate} * "
+                f"batch_size = {self.batch_size} is not divisible by accumulate * minibatches = {self.accumulate} * "
                 f"{self.minibatches}."
             )
 
@@ -141,9 +141,9 @@ def check_whole_batches(settings: LoopSettings, task: object, *, where: str) -> 
     cut = [name for name in ("accumulate", "minibatches") if getattr(settings, name) > 1]
     if cut and not getattr(task, "splits_batches", True):
         raise ConfigError(
-            f"{where}.{cut[0]} = {getattr(settings, cut[0])} cuts a batch of {settings.batch_size}, but here the "
-            "examples of a batch are each other's negatives, and each would have fewer of them; set "
-            f"{cut[0]} = 1, and a smaller batch_size if memory is short."
+            f"{where}.{cut[0]} = {getattr(settings, cut[0])} splits a batch of {settings.batch_size}, but here the "
+            f"examples of a batch are each other's negatives, and each would have fewer of them; set {cut[0]} = 1, "
+            "with a smaller batch_size if memory is short."
         )
 
 
@@ -156,6 +156,6 @@ def check_batch_sizes(settings: LoopSettings, shards: int, *, where: str) -> Non
     for name, size in sizes.items():
         if size % shards:
             raise ConfigError(
-                f"{where}: {name} = {size} does not divide over {shards} devices; make it a multiple of {shards}, or "
+                f"{where}: {name} = {size} cannot be split over {shards} devices; make it a multiple of {shards}, or "
                 "use fewer devices (mesh.data, mesh.fsdp)."
             )

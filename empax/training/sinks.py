@@ -175,5 +175,5 @@ class _Guarded:
             return call()
         except Exception as error:  # no error of a tracker may stop training
             self._sink = None
-            log.warning("%s gets no more numbers of this stage (%s); metrics.jsonl has them.", self._name, error)
+            log.warning("%s gets no more metrics of this stage (%s); they are in metrics.jsonl.", self._name, error)
             return None

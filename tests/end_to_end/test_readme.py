@@ -154,7 +154,7 @@ def test_own_data_is_trained_on_without_epitome(machine):
     small = [word.replace(".py", ".py:tiny") for word in words]
     # The tiny form takes the levels of the built-in sample; the whole recipe looks for EPITOME.
     found = machine.run(*small, "--config.attributes.data=if_there")
-    assert "EPITOME, which teaches them, is not there" in found.stderr
+    assert "EPITOME, their training data, is missing" in found.stderr
     folder = machine.folder / "runs" / "own"
     assert "Attributes left out" in (folder / "report.md").read_text(encoding="utf-8")
     assert set(read_json(folder / "report.json")["attributes"]["contexts"]) == {"sentiment"}

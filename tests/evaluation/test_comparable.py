@@ -60,11 +60,15 @@ INTENTS = [name for name in (*METRICS, *VARIANTS) if name.startswith("intent_acc
         (changed(notes={"nll": 9.0}), [], ""),
         (changed(emotion=""), ["emotion_accuracy", "exemplar_emotion_match"], "different rows"),
         (changed(emotion="joy"), ["emotion_accuracy", "exemplar_emotion_match"], "the emotions of the contexts differ"),
-        (changed(emotion_prediction=""), ["emotion_accuracy"], "emotion and emotion_prediction are known of different"),
-        (changed(exemplars=()), ["exemplar_emotion_match"], "exemplars' emotions are known of different rows"),
+        (
+            changed(emotion_prediction=""),
+            ["emotion_accuracy"],
+            "emotion and emotion_prediction are given for different",
+        ),
+        (changed(exemplars=()), ["exemplar_emotion_match"], "exemplars' emotions are given for different rows"),
         (changed(notes={"intent": ""}), INTENTS, "different rows"),
         (changed(notes={"intent": "agreeing"}), INTENTS, "the intents of the references differ"),
-        (changed(notes={"intent_second": None}), ["intent_accuracy:second"], "intent and intent_second are known of"),
+        (changed(notes={"intent_second": None}), ["intent_accuracy:second"], "intent and intent_second are given for"),
         (changed(notes={"bart_score": {"recall": -2.0, "precision": -1.0}}), ["bart_score_faithfulness"], "different"),
     ],
 )
@@ -85,7 +89,7 @@ def test_judges_are_looked_at_one_by_one(judge):
 
     part = left_out(changed(notes={f"{prefix}response_attributes": {**LEVELS, "exploration": ""}}))
     assert set(part) == names("empathy", "exploration")
-    assert f"{prefix}reference_attributes and {prefix}response_attributes are known of different rows" in part.values()
+    assert f"{prefix}reference_attributes and {prefix}response_attributes are given for different rows" in part.values()
     other = left_out(changed(notes={f"{prefix}reference_attributes": {**LEVELS, "exploration": "high"}}))
     assert set(other) == names("empathy", *MECHANISMS)
     assert all("different judges" in why for why in other.values())

@@ -40,7 +40,7 @@ def test_distinct_of_a_count_is_rarefaction(n):
     assert distinct(responses, n) < expected
     assert distinct(responses, n, count=count, seed=1) == found[1] != found[2]
     assert distinct(responses, n, count=len(grams)) == pytest.approx(distinct(responses, n))
-    with pytest.raises(ValueError, match=f"{len(grams) + 1} items are wanted, there are {len(grams)}"):
+    with pytest.raises(ValueError, match=f"{len(grams) + 1} items are wanted, but there are only {len(grams)}"):
         distinct(responses, n, count=len(grams) + 1)
 
 

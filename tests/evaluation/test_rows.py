@@ -32,7 +32,7 @@ GOOD = {"context": ["I passed the exam!"], "response": "Congratulations!", "refe
         ({"bart_score": -1.0, "bart_score_model": "a"}, "'bart_score' must map names of directions"),
         ({"bart_score": {"recall": 0.5}, "bart_score_model": "a"}, "'bart_score' must map names of directions"),
         ({"bart_score": {"recall": True}, "bart_score_model": "a"}, "'bart_score' must map names of directions"),
-        ({"bart_score": {"recall": -1.0}}, "'bart_score_model' does not say of which model"),
+        ({"bart_score": {"recall": -1.0}}, "'bart_score' needs 'bart_score_model'"),
     ],
 )
 def test_fields_that_the_report_reads_are_checked_line_by_line(tmp_path, fields, reason):

@@ -100,7 +100,7 @@ def test_interval_edge_cases():
         interval(one, samples=0)
     with pytest.raises(ValueError, match=r"same rows; found \[1, 4\]"):
         significance.confidence_intervals({"a": one, "b": rare}, samples=1, seed=0)
-    with pytest.raises(ValueError, match="3 numbers of dialogues for 4 rows"):
+    with pytest.raises(ValueError, match="3 dialogue numbers for 4 rows"):
         interval(rare, dialogues=np.arange(3))
 
 

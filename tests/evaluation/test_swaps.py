@@ -99,10 +99,10 @@ def test_without_replies_or_rows_there_is_no_such_table():
 
 
 def test_rows_of_another_evaluation_are_refused():
-    with pytest.raises(DataError, match="'own' are of other rows"):
+    with pytest.raises(DataError, match="'own' are over other rows"):
         score_swaps([row for row in lines() if row["id"] != "d3#2" or row["given"] == "own"], {})
     some = [row for row in lines() if row["id"] != "d3#2" or row["given"] != "none"]
-    with pytest.raises(DataError, match="'none' are of other rows than the rest"):
+    with pytest.raises(DataError, match="'none' are over other rows than the rest"):
         score_swaps(some, REFERENCES)
 
 

@@ -173,7 +173,7 @@ SETTINGS = [
         {"beam": ("--a",)}, {"beam": ("--a",), "name": "jsonl"},
     ),
     section(
-        LempexSettings, {}, "systems/lempex/settings.py", "is nothing that LEMPEx has; leave it out",
+        LempexSettings, {}, "systems/lempex/settings.py", "is not supported by LEMPEx; leave it out",
         {"attributes": True}, {},
     ),
     section(
@@ -189,7 +189,7 @@ SETTINGS = [
         {"exemplars": "joined"}, {},
     ),
     section(
-        LempexTaskSettings, {}, "systems/lempex/settings.py", "name stages there where losses is", {"losses": "judges"},
+        LempexTaskSettings, {}, "systems/lempex/settings.py", "name stages if losses is", {"losses": "judges"},
         {"losses": "judges", "judges": ("judges",)},
     ),
     section(
@@ -404,12 +404,12 @@ WITHOUT_A_CASE = {
     ("interop/torch_files.py", "a tensor that cannot be ({}); fetch it again"): _BOUNDS,
     ("parts/generator/parts.py", "in front of the context; set it to 'apart', 'response' or 'turns'"): _REFUSED,
     ("parts/generator/settings.py", "which this system does not retrieve; set it to 0"): _REFUSED,
-    ("systems/emprl/preferences.py", "give a file with one a line"): _PAIRS,
+    ("systems/emprl/preferences.py", "give a file with one per line"): _PAIRS,
     ("systems/emprl/settings.py", "set pairs = '', or loss = 'dpo'"): _REFUSED,
     ("rate.py", "leave out --reference"): _RATERS,
     ("rate.py", "pip install 'empax[rate]' brings it"): "an extra is installed",
     ("rating/answers.py", "give the key that belongs to it"): _RATERS,
-    ("rating/answers.py", "give those of which the study was made"): _RATERS,
+    ("rating/answers.py", "give those that the study was made from"): _RATERS,
     ("rating/study.py", "pairs; lower it"): _RATERS,
     ("retrieval/beam.py", "delete it and run again"): _BEAM,
     ("serving/export.py", "give the work directory of one"): _RUN,

@@ -48,7 +48,7 @@ def test_a_run_killed_in_every_stage_ends_with_the_same_bits(finished, recipe, t
     for stop, code in STOPS:
         result = recipe(workdir, f"--stop={stop}", config=str(config), code=code)
         assert not (workdir / stop.split(":")[0] / "DONE").exists()
-    assert "joint: stopped and saved after step 3; run again to go on." in result.stderr
+    assert "joint: stopped and saved after step 3; run again to continue." in result.stderr
     result = recipe(workdir, config=str(config))
     assert "parameters, from step 3." in result.stderr
     for stage in STAGES:
@@ -67,6 +67,6 @@ def test_an_evaluation_that_was_killed_goes_on_and_leaves_the_same_bytes(finishe
     recipe(workdir, "--stop=evaluate:2:SIGKILL", code=-9)
     assert list((workdir / "evaluate" / "parts").glob("*.jsonl"))
     result = recipe(workdir)
-    assert "evaluate: going on behind" in result.stderr
+    assert "evaluate: continuing after" in result.stderr
     for name in ("predictions.jsonl", "outputs.jsonl.gz"):
         assert (workdir / name).read_bytes() == (finished / name).read_bytes()

@@ -98,7 +98,7 @@ def test_a_file_has_the_metrics_only_where_a_bart_is_given(folder, scorer, tmp_p
 def test_scores_of_two_models_do_not_compare(scorer):
     first = bart_scored(rows(), scorer)
     second = bart_scored(rows(), BartScorer(scorer.model, scorer.params, scorer.tokenizer, "other"))
-    assert not_comparable("bart_score_recall", first, second) == "other models have scored them"
+    assert not_comparable("bart_score_recall", first, second) == "different models scored them"
     assert not_comparable("bart_score_recall", first, first) == ""
 
 
@@ -107,7 +107,7 @@ def test_scores_of_two_models_do_not_compare(scorer):
     [
         ({"bart_score": 0.563, "bart_score_model": "x"}, "must map"),
         ({"bart_score": {"recall": 0.563}, "bart_score_model": "x"}, "at most 0"),
-        ({"bart_score": {"recall": -2.5}}, "of which model"),
+        ({"bart_score": {"recall": -2.5}}, "needs 'bart_score_model'"),
     ],
 )
 def test_another_number_under_its_name_is_refused(notes, said):
@@ -118,5 +118,5 @@ def test_another_number_under_its_name_is_refused(notes, said):
 def test_another_model_than_a_bart_is_refused(tmp_path):
     sizes = {"vocab_size": 9, "d_model": 4, "d_kv": 2, "d_ff": 8, "num_layers": 1, "num_heads": 2}
     write_json(tmp_path / "config.json", {"model_type": "t5", **sizes})
-    with pytest.raises(ConfigError, match="holds a 't5'; BARTScore wants the folder of a BART"):
+    with pytest.raises(ConfigError, match="holds a 't5'; BARTScore needs the folder of a BART"):
         check_bart(str(tmp_path))

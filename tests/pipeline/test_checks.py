@@ -93,7 +93,7 @@ REG = {
     ),
     "an answering index of another encoder": (
         {"evaluate.index": "index"},
-        r"config\.index\.encoder = '', but what config\.joint asks it with .* of 'retriever'",
+        r"config\.index\.encoder = '', but the queries of config\.joint .* of 'retriever'",
     ),
     "nothing to refresh": (
         {"exemplars.refresh_every_steps": 1},
@@ -105,7 +105,7 @@ REG = {
     ),
     "fewer rows than candidates": (
         {"index.filter": "gold_emotion", "index.searched": 3},
-        r"searched = 3 rows are looked at and filtered, but candidates = 4 are wanted; set it to at least as many",
+        r"searched = 3 rows are filtered, but candidates = 4 are wanted; set searched to at least as many",
     ),
     "a loss that is 0": (
         {"retriever.best_metric": "loss", "retriever.distillation.emotion_weight": 0.0},
@@ -114,15 +114,15 @@ REG = {
     "more than all": ({"joint.retriever_weight": 1.5}, r"retriever_weight = 1\.5 must lie in \[0, 1\]"),
     "frozen": (
         {"joint.passage_encoder": "frozen", "joint.retriever": "", "joint.index": "index", "evaluate.index": "index"},
-        "index 'index' know no emotions",
+        "index 'index' have no emotions",
     ),
     "frozen passages of a retriever as pretrained": (
         {"retriever.passage_encoder": "frozen", "retriever.start_from": ""},
-        r"index 'index' know no emotions.*; set config\.retriever\.start_from and config\.index\.encoder to the same",
+        r"index 'index' have no emotions.*; set config\.retriever\.start_from and config\.index\.encoder to the same",
     ),
     "frozen passages of another encoder": (
         {"retriever.passage_encoder": "frozen", "reg.emotion_share": 0.0},
-        r"config\.index\.encoder = '', but what config\.retriever asks it with .* of 'emotions'",
+        r"config\.index\.encoder = '', but the queries of config\.retriever .* of 'emotions'",
     ),
     "positions": (
         {"reg.retriever.pretrained": "", "reg.retriever.max_positions": 8},
@@ -174,7 +174,7 @@ REG = {
     "searched index": ({"evaluate.index": "nowhere"}, r"config\.evaluate\.index = 'nowhere'"),
     "an index that nobody searches": (
         {"evaluate.stage": "generator", "evaluate.index": "index"},
-        r"config\.evaluate\.index = 'index' is not what config\.generator answers with \(no index\); set it to ''",
+        r"index = 'index' is not the index that config\.generator answers with \(none\); set it to ''",
     ),
     "reasons": ({"annotate.reasons": "attributes"}, r"config\.annotate\.reasons = 'attributes': .*task marks reasons"),
     "queries of reasons": ({"reg.query": "reasons"}, r"config\.reg\.query = 'reasons', but no stage before 'index'"),
@@ -201,7 +201,7 @@ REG = {
         {"evaluate.stage": "generator", "reg.neighbours": {"copy_weight": 0.2}},
         r"reg\.neighbours\.copy_weight = 0\.2 looks at exemplars",
     ),
-    "peers": ({"report.peers": "nowhere"}, r"config\.report\.peers = 'nowhere' is no folder with \*\.jsonl"),
+    "peers": ({"report.peers": "nowhere"}, r"config\.report\.peers = 'nowhere' is not a folder with \*\.jsonl"),
     "nothing to report": ({"run": ["prepare", "report"]}, "has no stage of kind 'evaluate' before 'report'"),
     "nothing prepared": ({"run": ["attributes", "annotate"]}, "no stage 'prepare' before 'a"),
     "a stage twice": ({"run": ["prepare", "prepare"]}, "must be a list of names of stages, each once"),
@@ -238,11 +238,11 @@ EMPRL = {
     ),
     "a contrast that no policy keeps": (
         {"generator.contrast": {}, "emprl.decoding": {"method": "sample", "num_samples": 2, "rerank": "similarity"}},
-        r"rerank = 'similarity' compares what config\.generator\.contrast learns, which a policy does not keep; set an",
+        r"rerank = 'similarity' compares encodings from config\.generator\.contrast, which a policy does not keep; set",
     ),
     "exemplars that are not read": (
         {"emprl.decoding": COUNTING},
-        r"rerank_exemplars = 1\.0 counts exemplars, and config\.ppo reads none",
+        r"rerank_exemplars = 1\.0 counts exemplars, but config\.ppo reads none",
     ),
 }
 
@@ -277,11 +277,11 @@ def test_a_system_without_exemplars_counts_none_and_copies_none():
 
 def test_nec_has_one_place_for_attributes_and_facts_and_cuts_no_batch_with_a_contrast(tmp_path, refused):
     tiny = plain(nec.get_config("tiny"))
-    with pytest.raises(ConfigError, match=r"attributes = True would stand where facts about things do"):
+    with pytest.raises(ConfigError, match=r"attributes = True would take the place of facts about things"):
         make_plan(changed(tiny, {"nec.attributes": True}))
     make_plan(changed(tiny, {"nec.attributes": True, "nec.entity": False, "nec.ranker": ""}))
     cut = {"contrastive.accumulate": 2, "contrastive.contrast.in_batch": False, "contrastive.batch_size": 16}
-    assert "contrastive.accumulate = 2 cuts a batch" in refused(changed(tiny, cut), tmp_path / "run")
+    assert "contrastive.accumulate = 2 splits a batch" in refused(changed(tiny, cut), tmp_path / "run")
 
 
 @pytest.mark.parametrize("form", ["eq10", ""])
@@ -330,7 +330,7 @@ def test_a_reward_that_wants_a_field_which_no_row_will_have_is_told_before_any_w
     emprl, tmp_path, monkeypatch, refused
 ):
     rewards = own_rewards("topical", monkeypatch, of_topic=lambda c, responses, g, topic: [len(t) for t in topic])
-    assert "the reward topical:of_topic wants topic; the fields of its rows are going to be emotion, id" in refused(
+    assert "the reward topical:of_topic needs topic; the fields of its rows will be emotion, id" in refused(
         changed(emprl, {"ppo.rewards": rewards}), tmp_path / "run"
     )
     own = own_corpus(tmp_path / "own", "")
@@ -382,7 +382,7 @@ def test_a_generator_with_an_index_of_its_own_searches_no_other(tmp_path, refuse
         config["evaluate"]["index"] = index
         assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
     config["evaluate"]["index"] = "nowhere"
-    assert "is not what config.generator answers with (index); set it to ''" in refused(config, tmp_path / "run")
+    assert "is not the index that config.generator answers with (index); set" in refused(config, tmp_path / "run")
 
 
 def test_negatives_of_other_emotions_need_two(tmp_path, refused):

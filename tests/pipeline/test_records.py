@@ -193,15 +193,15 @@ def test_a_stage_made_again_alike_keeps_what_follows_and_made_otherwise_does_not
     records.begin("prepare")
     write_jsonl(files.instances("train"), map(instance_to_row, INSTANCES[:2]))
     records.finish("prepare", {})
-    with pytest.raises(DataError, match=r"generator was made from another prepare .*--redo=generator"):
+    with pytest.raises(DataError, match=r"generator was made from a different prepare .*--redo=generator"):
         check_origins(files, run_by_files(CONFIG).stages.values())
 
 
 def test_stages_of_other_settings_do_not_pass(files):
-    with pytest.raises(DataError, match=r"prepare was made with other settings than config\.prepare.*--redo=prepare"):
+    with pytest.raises(DataError, match=r"prepare was made with settings other than config\.prepare.*--redo=prepare"):
         check_origins(files, run_by_files(CONFIG | {"data": {"name": "jsonl", "dir": "here"}}).stages.values())
     check_origins(files, run_by_files(CONFIG | {"data": {"name": "sample", "dir": "elsewhere"}}).stages.values())
-    with pytest.raises(DataError, match=r"generator was made with other settings .*--redo=generator"):
+    with pytest.raises(DataError, match=r"generator was made with settings other .*--redo=generator"):
         check_origins(files, run_by_files(CONFIG | {"seed": 1}).stages.values())
 
 

@@ -314,7 +314,7 @@ def test_every_ablation_is_a_switch(config, path):
         ("joint.buckets", [8, 4], "must be ascending"),
         ("joint.stpes", 3, r"config\.joint\.stpes is not a setting .* did you mean 'steps'\?"),
         ("joint.steps", 0, r"steps = 0 must be at least 1"),
-        ("joint.batch_size", 12, r"config\.joint: batch_size / .* = 12 does not divide over 8 devices"),
+        ("joint.batch_size", 12, r"config\.joint: batch_size / .* = 12 cannot be split over 8 devices"),
         ("joint.optimizer.schedule", "cosin", r"config\.joint\.optimizer\.schedule = 'cosin' .* 'cosine'"),
         ("joint.distillation.sginal", "x", r"config\.joint\.distillation\.sginal .* did you mean 'signal'\?"),
         ("index.store.scann.leafs", 2, r"config\.index\.store\.scann\.leafs is not a setting of ScannSettings"),
@@ -379,5 +379,5 @@ def test_a_work_directory_of_another_config_names_what_differs(short, tmp_path):
     with pytest.raises(ConfigError, match=r"does not fit this version of empax: config\.old is not a setting"):
         run.run(config, tmp_path)
     write_json(tmp_path / "config.json", {**config, "seed": 5, "profile": True})
-    with pytest.raises(ConfigError, match=r"made by another config \(config\.seed: 5 there, 0 here\)"):
+    with pytest.raises(ConfigError, match=r"made with another config \(config\.seed: 5 there, 0 here\)"):
         run.run(config, tmp_path)

@@ -56,8 +56,8 @@ def test_a_grid_is_read_and_its_mistakes_are_named():
     for words, said in [
         (["steps"], "--grid=steps: write --grid SETTING=VALUE"),
         (["a.b=1,,2"], "--grid=a.b=1,,2: write --grid SETTING=VALUE"),
-        (["a.b=1", "a.b=2"], "a.b stands in another --grid"),
-        (["a.b=1,2,1"], "1 stands there twice; leave one out"),
+        (["a.b=1", "a.b=2"], "a.b is also in another --grid"),
+        (["a.b=1,2,1"], "1 is listed twice; leave one out"),
         (["seed=1,2"], "write --seeds=NUMBER"),
     ]:
         with pytest.raises(ConfigError, match=re.escape(said)):
@@ -83,11 +83,11 @@ def test_every_run_has_its_settings_its_seed_and_a_folder(tmp_path):
         ({"generator.stps": ["2"]}, {}, "config.generator.stps is not a setting"),
         ({"genrator.steps": ["2"]}, {}, "config.genrator is no section of this recipe. Did you mean 'generator'?"),
         ({"generator.steps": ["2", "x"]}, {}, "config.generator.steps = 'x' does not fit: it must be int"),
-        (STEPS, {"generator.steps": "4"}, "--config.generator.steps=4 and --grid set the same; leave one out."),
+        (STEPS, {"generator.steps": "4"}, "--config.generator.steps=4 and --grid set the same path; leave one out."),
         (
             {"generator.steps": ["2", "0x2"]},
             {},
-            "generator.steps=2 and generator.steps=0x2 make the very same run; leave one out",
+            "generator.steps=2 and generator.steps=0x2 are the same run; leave one out",
         ),
     ],
 )
@@ -128,7 +128,7 @@ def test_a_run_on_another_corpus_is_not_finished_and_two_corpora_are_two_arms(tm
 
     runs = arms(a, b)
     assert len({run.folder for run in runs}) == 2
-    with pytest.raises(ConfigError, match="make the very same run"):
+    with pytest.raises(ConfigError, match="are the same run"):
         arms(a, copy)
     assert len(arms(a, str(tmp_path / "nowhere"))) == 2  # its own check says that there is none
     (run,) = arms(**{"data.dir": a})

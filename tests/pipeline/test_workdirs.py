@@ -117,7 +117,7 @@ def test_judges_on_a_pretrained_encoder_build_on_nothing_else(config, finished, 
 def test_without_a_common_beginning_there_is_nothing_to_use(config, finished, tmp_path, section, name, value):
     other = changed(config, {f"{section}.{name}": value})
     with pytest.raises(
-        ConfigError, match=rf"no stage of that run can be used \(config.{section}.{name}.* there, .* here\)"
+        ConfigError, match=rf"no stage of that run can be reused \(config.{section}.{name}.* there, .* here\)"
     ):
         taken(other, finished, tmp_path)
     assert not (tmp_path / "new").exists()
@@ -132,7 +132,7 @@ def test_a_run_that_no_longer_says_what_made_it_serves_all_the_same(config, fini
 def test_where_data_lies_is_no_difference_and_a_folder_without_a_run_is_named(config, finished, tmp_path):
     other = changed(config, {"data.dir": "elsewhere"})
     assert taken(other, finished, tmp_path)[1]
-    with pytest.raises(ConfigError, match="there is no run in it"):
+    with pytest.raises(ConfigError, match=r"holds no run; give the work directory of one\."):
         claim(WorkDir(tmp_path / "another"), config, tmp_path / "nowhere")
 
 
@@ -166,7 +166,7 @@ def test_a_stage_that_does_not_say_what_it_is_adopts_no_config(config, finished)
     claim(finished, config)  # BEGUN says it too
     finished.config.unlink()
     finished.begun("ppo").unlink()
-    with pytest.raises(ConfigError, match=r"ppo does not say with what settings it was made"):
+    with pytest.raises(ConfigError, match=r"ppo does not record its settings"):
         claim(finished, config)
 
 
@@ -178,7 +178,9 @@ def test_a_run_of_a_version_with_other_names_is_refused_in_its_place_and_kept_by
         identities[name] = hash_json([done["settings"], done["result"]])
         write_sealed(finished.done(name), done)
     before = [finished.done(name).read_bytes() for name in config["run"]]
-    with pytest.raises(DataError, match=f"another name. A new --workdir with --reuse={finished.root} keeps it"):
+    with pytest.raises(
+        DataError, match=f"another name. In the latter case, a new --workdir with --reuse={finished.root} keeps it"
+    ):
         Records(finished, run_by_files(config)).check()
     with pytest.raises(DataError, match="another name"):
         claim(finished, config, redo=["report"])  # and nothing is removed for it
@@ -194,7 +196,7 @@ def test_another_config_is_refused_with_advice_that_works(config, finished, tmp_
         claim(finished, other)
     message = str(refused.value)
     assert "config.ppo.steps: 4 there, 3 here" in message
-    assert f"--reuse={finished.root} to begin with its prepare, " in message
+    assert f"--reuse={finished.root} to start with its prepare, " in message
     assert "--redo=ppo" in message
     assert taken(other, finished, tmp_path)[1][-1] == "generator"
     claim(finished, other, redo=["ppo"], command="the second")
@@ -235,7 +237,7 @@ def test_redo_makes_what_it_names_and_all_that_follows_anew_and_nothing_before(c
     assert not any(finished.stage(name).exists() for name in config["run"][place:])
     assert not any(finished.tensorboard(name).exists() for name in config["run"][place:])
     assert [row["stage"] for row in read_jsonl(finished.metrics)] == config["run"][:place]
-    with pytest.raises(ConfigError, match=r"--redo=generatr: there is no such stage; config\.run has prepare, "):
+    with pytest.raises(ConfigError, match=r"--redo=generatr: no such stage; config\.run has prepare, "):
         claim(finished, config, redo=["generatr"])
 
 
@@ -293,7 +295,7 @@ def test_another_corpus_is_refused_by_name_in_the_same_work_directory(config, ma
 
 
 def test_another_corpus_ends_what_is_taken_over(config, made_of_a, tmp_path):
-    message = r"no stage of that run can be used \(its prepare was made from other files: the corpus: B is not what A"
+    message = r"no stage of that run can be reused \(its prepare was made from other files: the corpus: B is not what A"
     with pytest.raises(ConfigError, match=message):
         claim(WorkDir(tmp_path / "new"), config, made_of_a.root, inputs=corpus("B", "b"))
     assert not (tmp_path / "new").exists()
@@ -339,7 +341,7 @@ def relisted(files, name):
 
 def test_a_corpus_that_was_put_away_is_not_asked_for(config, made_of_a, caplog):
     claim(made_of_a, config, inputs={})
-    assert "prepare: the corpus (A) is not there any more, and was not compared." in caplog.text
+    assert "prepare: the corpus (A) no longer exists, so it was not compared." in caplog.text
 
 
 def test_the_folder_of_a_model_is_no_run(tmp_path):

@@ -350,5 +350,5 @@ def test_other_work_that_runs_beside_counts_once_too(lines, traffic):
 def test_what_cannot_be_read_says_so():
     with pytest.raises(ValueError, match="has no ENTRY"):
         Program("nothing")
-    with pytest.raises(ValueError, match="the loop loop does not say how often it runs"):
+    with pytest.raises(ValueError, match="cannot tell how often the loop loop runs"):
         Program(TPU.replace("constant(11)", "parameter(1)")).work()

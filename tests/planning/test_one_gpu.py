@@ -28,7 +28,7 @@ def numbers(said):
     [
         (5e9, "fits in 80 GB (A100, H100) and 141 GB (H200)"),
         (100e9, "fits in 141 GB (H200)"),
-        (200e9, "fits in no card of 80 GB (A100, H100) or 141 GB (H200)"),
+        (200e9, "fits in neither 80 GB (A100, H100) nor 141 GB (H200)"),
     ],
 )
 def test_the_peak_of_a_step_is_named_with_the_cards_that_have_it(temporary, room, config, monkeypatch):

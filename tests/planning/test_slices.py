@@ -151,7 +151,7 @@ def test_all_updates_that_a_policy_makes_from_a_batch_are_counted():
 
 @pytest.mark.parametrize("topology", ["v4:2x2", "v5e", "v5e:", "v5e:2xtwo"])
 def test_an_unknown_topology_is_named(topology, config):
-    with pytest.raises(ConfigError, match=r"is unknown; it is v5e or v5p or v6e, a colon and the sizes"):
+    with pytest.raises(ConfigError, match=r"is unknown; it must be v5e or v5p or v6e, a colon and the sizes"):
         chip_of(topology)
     with pytest.raises(ConfigError, match="is unknown"):
         describe(make_plan({**config, "plan": {"topology": topology}}))

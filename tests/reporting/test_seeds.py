@@ -110,8 +110,8 @@ def test_an_evaluation_that_a_run_lacks_is_left_out(paths):
         ("rows.sha256", "ff", r"different test rows \(rows\.sha256: '0123456789abcdef' there, 'ff' here\)"),
         ("counts.rows", 8, r"different test rows \(rows: 9 there, 8 here\)"),
         ("data.source_hash", "77", r"different test rows \(data\.source_hash: '5e' there, '77' here\)"),
-        ("config.seed", 1, r"run1/report\.json and .*run2/report\.json are of the same run"),
-        ("metrics", ..., r"run2/report\.json is no report of a run: it lacks metrics"),
+        ("config.seed", 1, r"run1/report\.json and .*run2/report\.json are from the same run"),
+        ("metrics", ..., r"run2/report\.json is not the report of a run: it lacks metrics"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(paths, where, new, says):
@@ -139,5 +139,5 @@ def test_scored_files_are_told_apart_by_their_hash(paths):
         change(path, "config", {})
         change(path, "run", {"predictions_sha256": f"{min(number, 1)}"})
     assert [run["name"] for run in seeds.summarize(paths[:2])["runs"]] == ["run0", "run1"]
-    with pytest.raises(DataError, match="are of the same run"):
+    with pytest.raises(DataError, match="are from the same run"):
         seeds.summarize(paths)

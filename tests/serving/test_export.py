@@ -358,7 +358,7 @@ def test_what_cannot_be_exported_says_why(made, tmp_path):
             export_run(files.root, out, ExportSettings(**asked))
     with pytest.raises(ConfigError, match="holds no run"):
         export_run(tmp_path / "nowhere", out, ExportSettings())
-    with pytest.raises(ConfigError, match="format = 'empax' goes with lora = 'merged'"):
+    with pytest.raises(ConfigError, match="format = 'empax' needs lora = 'merged'"):
         ExportSettings(lora="adapters", format="empax")
     bare = tmp_path / "bare"
     write_json(bare / "config.json", read_json(files.config))

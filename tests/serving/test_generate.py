@@ -182,7 +182,7 @@ def test_a_reply_reads_what_the_answer_leaves_of_the_positions(model):
     with pytest.raises(empax.ConfigError, match=r"text 0 has \d+ tokens, and max_length = 12 counts them"):
         model.reply(turn, max_length=12)
     for name, value in (("max_length", 49), ("max_new_tokens", 47), ("max_new_tokens", 100)):
-        said = f"{name} = {value} does not fit into the 48 positions of .*, of which the conversation needs some; lower"
+        said = f"{name} = {value} does not fit into the 48 positions of .*, some of which the conversation needs; lower"
         with pytest.raises(empax.ConfigError, match=said):
             model.reply(turn, **{name: value})
     with pytest.raises(empax.ConfigError, match="max_source_tokens = 1 must be a whole number of at least 2"):
@@ -240,7 +240,7 @@ def test_whatever_gives_texts_is_taken(reader):
         (["ok", b"ok"], r"NAME\[1\] is b'ok', a bytes"),
         (np.array([["a", "b"]]), r"NAME\[0\] is array.*, a ndarray"),
         ([["a"]], r"NAME\[0\] is \['a'\], a list"),
-        (["ok", "a \ud800 b"], r"NAME\[1\] has half a character \('\\ud800'\) at place 2"),
+        (["ok", "a \ud800 b"], r"NAME\[1\] has half a character \('\\ud800'\) at position 2"),
     ],
 )
 def test_what_is_no_text_is_named(reader, texts, message):

@@ -88,7 +88,7 @@ def test_who_may_not_write_is_told_so_and_keeps_the_folder(server, folder, monke
     with pytest.raises(ConfigError, match=r"--push=me/talker: .*Log in with `hf auth login` or set HF_TOKEN"):
         hub.push(folder, "me/talker")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ConfigError, match=re.escape(f"What was exported stays in {folder}")):
+    with pytest.raises(ConfigError, match=re.escape(f"The exported files stay in {folder}")):
         hub.push(folder, "me/talker")
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("HF_TOKEN", "mine")
@@ -97,5 +97,7 @@ def test_who_may_not_write_is_told_so_and_keeps_the_folder(server, folder, monke
 
 def test_a_wrong_name_is_refused_before_anything_is_written():
     hub.check_name("me/talker")
-    with pytest.raises(ConfigError, match=r"--push=me/my/talker is no name of a repository .*; write --push=USER/NAME"):
+    with pytest.raises(
+        ConfigError, match=r"--push=me/my/talker is not the name of a repository .*; write --push=USER/NAME"
+    ):
         hub.check_name("me/my/talker")

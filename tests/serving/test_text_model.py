@@ -136,7 +136,7 @@ def test_a_reply_to_danger_is_no_models_and_what_is_no_conversation_is_named(fol
     ):
         with pytest.raises(empax.ConfigError, match=message):
             model.reply(turns)
-    with pytest.raises(empax.ConfigError, match="gives one answer, and num_return_sequences = 2 asks for more"):
+    with pytest.raises(empax.ConfigError, match="gives one answer, but num_return_sequences = 2 asks for more"):
         model.reply(["no"], num_beams=2, num_return_sequences=2)
 
 

@@ -177,7 +177,7 @@ def test_a_task_is_planned_and_a_batch_that_must_stay_whole_is_refused_in_parts(
     assert jax.tree.leaves(planned.params)
     whole = not getattr(planned.sketch.task, "splits_batches", True)
     found = [str(problem) for problem in run.find_problems(plan, WorkDir(tmp_path))]
-    assert any(f"config.{stage}.accumulate = 2 cuts a batch" in problem for problem in found) == whole
+    assert any(f"config.{stage}.accumulate = 2 splits a batch" in problem for problem in found) == whole
     if system in (*CONFIGS, "contrast"):
         assert whole == ((system, stage) in (
             ("contrast", "generator"), ("dense", "contrastive"), ("lempex", "retriever"), ("nec", "contrastive"),

@@ -170,7 +170,7 @@ def test_damaged_best_parameters_are_refused_before_training_goes_on(tmp_path, h
     saved(tmp_path / "generator", 2, 4, 6, best=(2,))
     best = tmp_path / "generator" / "best" / "2"
     shutil.rmtree(best) if how == "gone" else damage(best, how)
-    message = r"best/2, the best parameters until step 4, is damaged .*no checkpoint is older.*--redo=generator"
+    message = r"best/2, the best parameters up to step 4, is damaged .*no older checkpoint.*--redo=generator"
     with pytest.raises(CheckpointError, match=message):
         restore(tmp_path / "generator")
 
@@ -179,7 +179,7 @@ def test_damaged_best_parameters_are_met_again_where_an_older_checkpoint_knows_o
     saved(tmp_path, 2, 4, best=(2, 4))
     damage(tmp_path / "best" / "4", "flipped bit")
     assert restore(tmp_path)[0] == 2
-    assert "best/4, the best parameters until step 4, is damaged" in caplog.text
+    assert "best/4, the best parameters up to step 4, is damaged" in caplog.text
     assert hash_tree(load_params(tmp_path)) == hash_tree(make_state(2).params)
 
 

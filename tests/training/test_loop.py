@@ -366,7 +366,7 @@ def test_initial_parameters_are_loaded(tiny, tmp_path):
 
     result = tiny.train(tmp_path, settings=settings, initial=initial)
     assert all((leaf == 0.5).all() for leaf in jax.tree.leaves(result.params))
-    with pytest.raises(ValueError, match="other names, shapes or types"):
+    with pytest.raises(ValueError, match="in names, shapes or types"):
         tiny.train(tmp_path / "other", settings=settings, initial=lambda params: {**params, "more": np.zeros(1)})
 
 
@@ -398,8 +398,8 @@ def test_refresh_is_called_before_its_step_and_replayed_between(tiny, train_to, 
     [
         ({"steps": 0}, "steps = 0 must be at least 1"),
         ({"buckets": [8, 4]}, "buckets = .* must be ascending"),
-        ({"accumulate": 3}, r"batch_size = 8 does not divide by accumulate \* minibatches = 3 \* 1"),
-        ({"accumulate": 4, "minibatches": 4}, r"does not divide by accumulate \* minibatches = 4 \* 4"),
+        ({"accumulate": 3}, r"batch_size = 8 is not divisible by accumulate \* minibatches = 3 \* 1"),
+        ({"accumulate": 4, "minibatches": 4}, r"is not divisible by accumulate \* minibatches = 4 \* 4"),
         ({"best_mode": "lowest"}, "config.loop.best_mode = 'lowest' is not allowed; it takes one of 'min', 'max'"),
         ({"optimizer": {"groups": [{"pattern": "("}]}}, "'\\(' is not a regular expression"),
     ],
@@ -411,10 +411,10 @@ def test_settings_refuse(changes, message):
 
 
 def test_settings_that_do_not_fit(tiny, tmp_path):
-    with pytest.raises(ConfigError, match="best_metric = 'bleu' is no metric of tiny; it has accuracy, loss"):
+    with pytest.raises(ConfigError, match="best_metric = 'bleu' is not a metric of tiny; it has accuracy, loss"):
         tiny.train(tmp_path / "a", settings=tiny.settings(best_metric="bleu"))
     assert not (tmp_path / "metrics.jsonl").exists()  # before the first update
-    with pytest.raises(ConfigError, match="eval_batch_size = 4 does not divide over 8 devices"):
+    with pytest.raises(ConfigError, match="eval_batch_size = 4 cannot be split over 8 devices"):
         tiny.train(tmp_path / "b", mesh=loop.make_mesh())
     with pytest.raises(ConfigError, match="nothing to refresh"):
         tiny.train(tmp_path / "c", on_refresh=None)

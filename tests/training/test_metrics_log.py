@@ -71,7 +71,7 @@ def test_rows_of_a_checkpoint_replace_those_of_a_damaged_file(tmp_path, caplog):
     with MetricsLog(path, stage="second", resume_step=4, rows=saved):
         pass
     assert path.read_text().splitlines() == whole[:-1]
-    assert "its rows come from the checkpoint" in caplog.text
+    assert "restoring its rows from the checkpoint" in caplog.text
 
 
 @pytest.mark.oracle

@@ -143,9 +143,9 @@ def test_a_tracker_that_fails_ends_no_training(stand_ins, tmp_path, caplog):
     stand_ins["wandb"].log = refuse
     stand_ins["trackio"].init = refuse
     train(tmp_path / "run", ["wandb", "trackio", "mlflow"])
-    said = [record.message for record in caplog.records if "no more numbers" in record.message]
+    said = [record.message for record in caplog.records if "no more metrics" in record.message]
     assert said == [
-        f"{name} gets no more numbers of this stage (no route to host); metrics.jsonl has them."
+        f"{name} gets no more metrics of this stage (no route to host); they are in metrics.jsonl."
         for name in ("trackio", "wandb")
     ]
     assert len(flat(stand_ins["mlflow"].points)) == 5

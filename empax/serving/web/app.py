@@ -119,7 +119,7 @@ class _Server:
         name, texts, packed = embedding_request(await _body(request))
         system, blind = self._system(name)
         if blind:
-            raise ApiError(400, "who takes part in a blinded conversation embeds nothing.", param="model")
+            raise ApiError(400, "participants in a blinded conversation cannot embed texts.", param="model")
         vectors, tokens = await self._answered(request, self.batcher.embed(system, texts), param="input")
         self.numbers.tokens.labels("read").inc(tokens)
         return JSONResponse(embeddings(name, vectors, tokens, base64_wanted=packed))
@@ -194,7 +194,7 @@ async def _body(request: Request) -> Any:
     try:
         return json.loads(await request.body())
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, "the body is no JSON.") from error
+        raise ApiError(400, "the body is not JSON.") from error
 
 
 def make_app(systems: Sequence[System], settings: ServerSettings) -> FastAPI:

@@ -152,7 +152,7 @@ class Gate:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "").rsplit(":", 1)[0] if "]" not in headers.get("host", "") else "localhost"
         if self._settings.hosts and host not in self._settings.hosts:
-            raise ApiError(403, "this server answers to its local name alone.")  # keeps other sites' pages out
+            raise ApiError(403, "this server answers only to its local name.")  # keeps other sites' pages out
         size = headers.get("content-length", "0")
         if not size.isdecimal() or int(size) > MOST_BYTES:
             raise _too_long()

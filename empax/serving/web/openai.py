@@ -73,7 +73,7 @@ def chat_request(body: Any) -> ChatRequest:
         raise wrong("top_p", f"{top_p} has no effect with temperature = 0, which draws nothing.")
     most, other = whole(body, "max_tokens", 1, 2**20), whole(body, "max_completion_tokens", 1, 2**20)
     if most is not None and other is not None:
-        raise wrong("max_completion_tokens", "say it once: max_tokens is the same.")
+        raise wrong("max_completion_tokens", "give it once: max_tokens is the same.")
     choices, seed = whole(body, "n", 1, MOST_CHOICES) or 1, whole(body, "seed", -(2**63), 2**63)
     stop = body.get("stop")
     stop = [] if stop is None else [stop] if isinstance(stop, str) else stop
@@ -81,7 +81,7 @@ def chat_request(body: Any) -> ChatRequest:
         raise wrong("stop", "must be a text or up to 4 texts, none empty.")
     stream, more = flag(body, "stream"), body.get("stream_options") or {}
     if not isinstance(more, dict) or set(more) - {"include_usage"} or (more and not stream):
-        raise wrong("stream_options", "takes include_usage alone, and only with stream = true.")
+        raise wrong("stream_options", "takes only include_usage, and only with stream = true.")
     seed = None if seed is None else seed % 2**31
     asked = Asked(_turns(body.get("messages")), seed, 0, temperature, top_p, most or other, tuple(stop))
     each = tuple(dataclasses.replace(asked, number=i) for i in range(choices))
@@ -99,7 +99,7 @@ def _turns(messages: Any) -> tuple[str, ...]:
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
         expected = "user" if (len(messages) - 1 - i) % 2 == 0 else "assistant"
         if role == "system":
-            raise wrong(f"{where}.role", "is 'system', which these models have not learnt to read; leave it out.")
+            raise wrong(f"{where}.role", "is 'system', which these models were not trained to read; leave it out.")
         if role != expected:
             rule = "user and assistant alternate, and the last message is a user's."
             raise wrong(f"{where}.role", f"{role!r:.40} must be {expected!r}: {rule}")

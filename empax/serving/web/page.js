@@ -45,7 +45,7 @@ async function withServer(work, signal, again = () => {}) {
     } catch (error) {
       if (!(error instanceof Lost)) throw error;
     }
-    tell("The server does not answer. Your conversation is kept, and goes on when the server is back.", true);
+    tell("The server does not answer. Your conversation is kept, and continues when the server is back.", true);
     do await pause(wait, signal); while (!await fetch("healthz").then((answer) => answer.ok, () => false));
     tell("The server is back.");
     again();

@@ -23,7 +23,7 @@ _VALUES = {"a": "1", "b": "2", "tie": "tie"}
 def check_compared(systems: Sequence[str], folder: Path) -> None:
     """Raises ConfigError if two systems have one name, or `folder` has votes on others; writes nothing."""
     if len(set(systems)) < len(systems):
-        raise ConfigError(f"both systems are called {systems[0]}; give them folders with names of their own.")
+        raise ConfigError(f"both systems are called {systems[0]}; give their folders different names.")
     path = folder / _KEY
     if path.exists() and sorted(found := read_json(path)["systems"]) != sorted(systems):
         raise ConfigError(f"{folder} has votes on {' and '.join(found)}; give --votes another folder.")

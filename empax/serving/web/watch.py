@@ -111,7 +111,7 @@ def watch_page(workdir: Path, replies: Replies) -> str:
     config, rows = read_json(files.config), [row for _, row in metric_rows(files.metrics)]
     running, stages = holder(files), list(dict.fromkeys(row["stage"] for row in rows))
     parts = [f"<header><h1>empax <span>{escape(workdir.name)}</span></h1></header><main>"]
-    parts.append(f'<p class="quiet">{escape(running or "Nobody runs it now.")}</p>')
+    parts.append(f'<p class="quiet">{escape(running or "It is not running now.")}</p>')
     under_way = next((name for name in config["run"] if not files.done(name).exists()), "")
     progress = left(config, rows, under_way) if under_way else "It has finished; report.html in its folder says how."
     parts += [f"<p>{escape(line)}</p>" for line in (progress, memory()) if line]
@@ -139,7 +139,7 @@ def left(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], stage: st
     logged = (row for row in reversed(rows) if row["stage"] == stage and row.get("split") == "train")
     row = next((row for row in logged if "seconds" in row), None)
     if row is None:
-        return f"{stage} is under way; it has logged no step."
+        return f"{stage} is under way; it has logged no step yet."
     section = config.get(row["stage"]) or {}
     steps = section.get("steps")
     if not steps or not row["step"]:

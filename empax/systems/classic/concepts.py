@@ -103,7 +103,7 @@ def check_intensity(name: str) -> None:
         return
     if not expand(name).is_file():
         raise ConfigError(
-            f"concepts.intensity = {name!r} is no file; give one with a word, its valence and its arousal "
+            f"concepts.intensity = {name!r} is not a file; give one with a word, its valence and its arousal "
             'on each line, or "vader".'
         )
     note(f"the intensities {name!r}", expand(name))

@@ -202,7 +202,7 @@ def check_lexicon(name: str) -> None:
     if name == "vader":
         return
     if not expand(name).is_file():
-        raise ConfigError(f'lexicon = {name!r} is no file; give one with a word on each line, or "vader".')
+        raise ConfigError(f'lexicon = {name!r} is not a file; give one with a word on each line, or "vader".')
     note(f"the lexicon {name!r}", expand(name))
 
 

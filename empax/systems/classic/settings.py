@@ -56,7 +56,7 @@ class ClassicSettings(WordLevelSettings):
         check_no_exemplars(self.decoding)
         if self.decoding.rerank == "similarity":
             raise ConfigError(
-                'decoding.rerank = "similarity" compares encodings, which no part here learns; change it.'
+                'decoding.rerank = "similarity" compares encodings, which nothing here learns; change it.'
             )
 
     def _check_readers(self, readers: tuple[str, ...]) -> None:
@@ -70,7 +70,7 @@ class ClassicSettings(WordLevelSettings):
             raise ConfigError(f"readers = {readers} names one twice; a model has each at most once.")
         alone = " and ".join(name for name in readers if "emotion" in READERS[name].losses)
         if " and " in alone:
-            raise ConfigError(f"readers: {alone} read the emotion, each by itself; leave one of them out.")
+            raise ConfigError(f"readers: {alone} each read the emotion on their own; leave one of them out.")
         if {"concepts", "alignment"} <= set(readers):
             raise ConfigError('readers: "concepts" and "alignment" read the same graph; leave one of them out.')
         if "alignment" in readers and not self.concepts.most:
@@ -79,15 +79,15 @@ class ClassicSettings(WordLevelSettings):
             raise ConfigError('readers: "listeners" are gated by the logits of "emotion"; put that before them.')
         for name in ("emotion_words", "refinement", "concepts"):
             if stands_before("emotion", name):
-                raise ConfigError(f'readers: "emotion" reads what "{name}" makes of the context; put it behind that.')
+                raise ConfigError(f'readers: "emotion" reads the output of "{name}"; put it after that.')
         for name in ("emotion_words", "refinement"):
             if {"concepts", name} <= set(readers):
                 raise ConfigError(
-                    f'readers: "concepts" and "{name}" say from what the emotion is read, each in place of the other; '
-                    "leave one of them out."
+                    f'readers: "concepts" and "{name}" each choose what the emotion is read from; leave one of '
+                    "them out."
                 )
         if "concepts" in readers[1:]:
-            raise ConfigError('readers: "concepts" reads the context anew, as if nothing stood before; put it first.')
+            raise ConfigError('readers: "concepts" reads the context anew and ignores earlier readers; put it first.')
         if stands_before("emotion_words", "refinement"):
             raise ConfigError('readers: "refinement" replaces what "emotion_words" adds to; put it before that.')
 

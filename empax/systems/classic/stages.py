@@ -48,7 +48,7 @@ def check_system(run: RunContext) -> None:
     check_prepared(run)
     settings = run.shared_settings(ClassicSettings)
     if run.settings("prepare", PrepareSettings).tokenizer.kind != "words":
-        raise ConfigError('config.prepare.tokenizer.kind must be "words" for the models of config.classic; set it so.')
+        raise ConfigError('config.prepare.tokenizer.kind must be "words" for the models of config.classic; change it.')
     check_vectors(settings.vectors)
     if settings.reads_lexicon:
         check_lexicon(settings.lexicon)
@@ -69,19 +69,21 @@ def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
             raise ConfigError(f"{where} lacks {name}, a loss of {run.shared}.readers; set it (0 = it teaches nothing).")
     for name in stage.weights:
         if name not in (*TOKEN_LOSSES, *losses):
-            raise ConfigError(f"{where}.{name} is no loss of this model; it has {', '.join((*TOKEN_LOSSES, *losses))}.")
+            raise ConfigError(
+                f"{where}.{name} is not a loss of this model; it has {', '.join((*TOKEN_LOSSES, *losses))}."
+            )
     if stage.weights.get("nll") == 0:
         idle = [name for name in ("frequency", "attention", *LOSSES) if stage.weights.get(name)]
         if idle:
             raise ConfigError(
-                f"{where}.nll = 0 decodes nothing, and {idle[0]} = {stage.weights[idle[0]]} learns from what is "
-                f"decoded; set {where}.nll above 0, or {idle[0]} to 0."
+                f"{where}.nll = 0 decodes nothing, but {idle[0]} = {stage.weights[idle[0]]} learns from decoded text; "
+                f"set {where}.nll above 0, or {idle[0]} to 0."
             )
     if stage.weights.get("nll") == 0 and stage.weights.get("emotion"):
         for split in ("train", "validation"):
             if not has_emotions(run.plan.data, split):
                 raise ConfigError(
-                    f"config.{run.stage} learns emotions alone, and no dialogue of the split {split!r} names one; name "
+                    f"config.{run.stage} learns only emotions, but no dialogue of the split {split!r} has one; add "
                     "them, or take configs/classic.py:transformer."
                 )
     if stage.start_from:
@@ -195,8 +197,8 @@ def _prepended(stage: ClassicTaskSettings, run: RunContext) -> Callable[[Sequenc
     buckets, tokenizer = run.named(stage.prepend).loop.buckets, run_tokenizer(run)
     if unknown := [emotion for emotion in EMOTIONS if tokenizer.unk_id in tokenizer.encode(emotion)]:
         log.warning(
-            "%d of %d emotions are no words of this corpus (%s, ...): what stands before such contexts is one and the "
-            "same.", len(unknown), len(EMOTIONS), unknown[0],
+            "%d of %d emotions are not words of this corpus (%s, ...): their contexts all get the same prefix.",
+            len(unknown), len(EMOTIONS), unknown[0],
         )  # fmt: skip
     classifier = answer_generator(other, run, AnswerOptions(stage.prepend, "", buckets))
 

@@ -116,7 +116,9 @@ class ClassicTask(ResponseTask):
                 part, gain = name.removeprefix(_EXCHANGED), value - averages["nll"]
                 gains[f"{part}_gain"] = gain
                 if gain <= 0:
-                    log.warning("%s unused: with another context's the likelihood is as high (%.4f nats).", part, gain)
+                    log.warning(
+                        "%s unused: with that of another context, the likelihood is as high (%.4f nats).", part, gain
+                    )
         return {**averages, **gains}
 
     def _row_losses(self, batch: ClassicBatch, losses: Mapping[str, tuple[Any, Any]]) -> Losses:

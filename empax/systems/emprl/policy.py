@@ -216,9 +216,9 @@ class Policy:
         if step == 0:
             found["reference_error"] = metrics["reference_error"]
         causes = {
-            "ratio_error": "the update computes other log-probabilities than the rollout did: dropout, another dtype, "
-            "or another mask",
-            "reference_error": "the reference is not the model that training begins with: look at start_from",
+            "ratio_error": "the update computes other log-probabilities than the rollout: dropout, another dtype, or "
+            "another mask",
+            "reference_error": "the reference is not the model that training begins with: check start_from",
         }
         for name, value in found.items():
             if not value <= limit:  # NaN is not

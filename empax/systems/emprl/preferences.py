@@ -134,12 +134,12 @@ def read_pairs(path: Path) -> tuple[list[Instance], list[str]]:
         texts = (*turns, row.get("chosen"), row.get("rejected"))
         if not all(isinstance(text, str) and text.strip() for text in texts):
             raise DataError(
-                f"{path}, pair {number}: must have context, a list of texts, and two texts chosen and rejected."
+                f"{path}, pair {number}: must have context (a list of texts) and the texts chosen and rejected."
             )
         instances.append(Instance(f"pair{number}#{len(turns) + 1}", tuple(turns), row["chosen"], ""))
         rejected.append(row["rejected"])
     if not instances:
-        raise DataError(f"{path} has no pair; give a file with one a line.")
+        raise DataError(f"{path} has no pairs; give a file with one per line.")
     note("the preferences", path)
     return instances, rejected
 
@@ -149,7 +149,8 @@ def check_apart(path: Path, instances: Sequence[Instance], asked: Sequence[Insta
     known = {instance.context for instance in asked}
     if both := sum(instance.context in known for instance in instances):
         raise DataError(
-            f"{both} of {len(instances)} contexts of {path} are in the test split; take them out, or the test is none."
+            f"{both} of {len(instances)} contexts of {path} are in the test split; take them out, or the test is "
+            "invalid."
         )
 
 

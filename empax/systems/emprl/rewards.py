@@ -332,7 +332,7 @@ def check_contexts(stages: Sequence[str], lengths: Sequence[int]) -> None:
         if length != lengths[0]:
             raise ConfigError(
                 f"rewards: max_context_tokens is {length} in {stage!r} and {lengths[0]} in {stages[0]!r}; identifiers "
-                "that reward together read contexts of one length; set both to the same."
+                "in one reward read contexts of the same length; set both to the same."
             )
 
 
@@ -384,8 +384,8 @@ def try_functions(
             fields = {*row_fields(instances), *later}
             if missing := sorted(needed - fields):
                 raise ConfigError(
-                    f"the reward {part.function} wants {', '.join(missing)}; the fields of its rows are going to be "
-                    f"{', '.join(sorted(fields))}. A field of your own is one of the lines of your corpus "
+                    f"the reward {part.function} needs {', '.join(missing)}; the fields of its rows will be "
+                    f"{', '.join(sorted(fields))}. Fields of your own come from the lines of your corpus "
                     '(config.data.name = "jsonl").'
                 )
             # It may be expensive, and notes that stages add do not exist before the run.

@@ -137,7 +137,9 @@ class PolicyTaskSettings:
         if self.rollout.method != "sample":
             raise ConfigError(f"rollout.method = {self.rollout.method!r} must be 'sample': a policy explores.")
         if self.rollout.more_eos_ids:
-            raise ConfigError("rollout.more_eos_ids must be empty: what is learnt from ends with the tokenizer's end.")
+            raise ConfigError(
+                "rollout.more_eos_ids must be empty: training responses end with the tokenizer's end token."
+            )
         if self.rollout.rerank:
             raise ConfigError(
                 f"rollout.rerank = {self.rollout.rerank!r} must be empty: a policy learns from all answers of a group."
@@ -150,7 +152,7 @@ class PolicyTaskSettings:
         if self.index and self.whole_dialogues:
             raise ConfigError("whole_dialogues and index do not go together: exemplars belong to single turns.")
         if sum(reward.kind == "empathy" for reward in self.rewards) > 1:
-            raise ConfigError("rewards has two parts of kind = 'empathy'; give one both stages.")
+            raise ConfigError("rewards has two parts of kind = 'empathy'; give both stages to one.")
         if self.max_turns != PolicyTaskSettings.max_turns and not self.whole_dialogues:
             raise ConfigError(f"max_turns = {self.max_turns} needs whole_dialogues = True.")
         if self.likelihood_focus and not self.likelihood_weight:
@@ -158,7 +160,7 @@ class PolicyTaskSettings:
         if self.likelihood_focus and not any(part.kind == "empathy" and part.goal != "gold" for part in self.rewards):
             raise ConfigError(
                 f"likelihood_focus = {self.likelihood_focus} needs a reward of kind 'empathy' with goal 'f1' or "
-                "'balanced': by any other, all gold responses have the same merit."
+                "'balanced': with any other, all gold responses have the same merit."
             )
         if any(reward.shift_penalty for reward in self.rewards) and not self.whole_dialogues:
             raise ConfigError("shift_penalty needs whole_dialogues = True: single turns have no shifts.")
@@ -169,8 +171,8 @@ class PolicyTaskSettings:
             raise ConfigError(f"rollout.num_samples = {self.rollout.num_samples} must be at least 2: a group.")
         if any(reward.shift_penalty for reward in self.rewards):
             raise ConfigError(
-                "shift_penalty goes with PPO alone: in a group, the answers to one turn would stand between those of a "
-                "dialogue."
+                "shift_penalty goes with PPO alone: in a group, other answers to the same turn would come between "
+                "those of a dialogue."
             )
 
 
@@ -269,7 +271,9 @@ class GrpoTaskSettings(RatioTaskSettings):
         super().__post_init__()
         self.check_groups()
         if self.baseline == "leave_one_out" and self.scale_rewards == "batch":
-            raise ConfigError("scale_rewards = 'batch' goes with baseline = 'group': RLOO does not scale; set either.")
+            raise ConfigError(
+                "scale_rewards = 'batch' goes with baseline = 'group': RLOO does not scale; change one of them."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,8 +306,8 @@ class PreferenceTaskSettings(PolicyTaskSettings):
         if self.pairs and (self.loss == "kto" or self.index or self.whole_dialogues):
             odd = "loss = 'kto'" if self.loss == "kto" else f"index = {self.index!r}" if self.index else "dialogues"
             raise ConfigError(
-                f"pairs and {odd} do not go together: responses from a file show no KL, no exemplars and no dialogue; "
-                "set pairs = '', or loss = 'dpo', index = '' and whole_dialogues = False."
+                f"pairs and {odd} do not go together: responses from a file have no KL, exemplars or dialogue; set "
+                "pairs = '', or loss = 'dpo', index = '' and whole_dialogues = False."
             )
         if self.pairs and self.rewards not in ((), PolicyTaskSettings.rewards):
-            raise ConfigError(f"rewards rate sampled responses, and those of pairs = {self.pairs!r} are given.")
+            raise ConfigError(f"rewards rate sampled responses, but those of pairs = {self.pairs!r} come from a file.")

@@ -108,14 +108,14 @@ def _check_decoding(stage: PolicyTaskSettings, run: RunContext) -> None:
     for where, decoding in decodings(run).items():
         if learnt and decoding.rerank == "similarity":
             raise ConfigError(
-                f"{where}.rerank = 'similarity' compares what config.{stage.start_from}.contrast learns, which a "
+                f"{where}.rerank = 'similarity' compares encodings from config.{stage.start_from}.contrast, which a "
                 "policy does not keep; set another rerank, or contrast to None."
             )
         if stage.index:
             check_passages(decoding, where)
         elif decoding.rerank_exemplars:
             raise ConfigError(
-                f"{where}.rerank_exemplars = {decoding.rerank_exemplars} counts exemplars, and config.{run.stage} "
+                f"{where}.rerank_exemplars = {decoding.rerank_exemplars} counts exemplars, but config.{run.stage} "
                 f"reads none; set it to 0, or config.{run.stage}.index to an index stage."
             )
     if stage.index:

@@ -102,11 +102,11 @@ def check_towers(run: RunContext) -> None:
     if first.model.width != second.model.width:
         raise ConfigError(
             f"{where} = {other!r} makes vectors of {second.model.width}, {name} of {first.model.width}: they cannot be "
-            "compared; name two encoders of one size."
+            "compared; name two encoders of the same size."
         )
     mine, theirs = cast(SubwordTokenizer, first.tokenizer), cast(SubwordTokenizer, second.tokenizer)
     if not mine.extends(theirs):
-        raise ConfigError(f"{where} = {other!r} reads other ids than {name}; name two encoders of one vocabulary.")
+        raise ConfigError(f"{where} = {other!r} reads other ids than {name}; name two encoders with one vocabulary.")
     checks.check_vectors(second, other, where=run.shared)
     check_fits(second.model, max_key_tokens=settings.layout.max_key_tokens)
 

@@ -50,7 +50,7 @@ class LempexSettings(RetrievalSettings):
         }
         for name, value in wrong.items():
             if value:
-                raise ConfigError(f"{name} = {value} is nothing that LEMPEx has; leave it out.")
+                raise ConfigError(f"{name} = {value} is not supported by LEMPEx; leave it out.")
         for name in ("form", "exemplars"):
             if (value := getattr(self, name)) != getattr(DialogueSettings, name):
                 raise ConfigError(f"{name} = {value!r} is not how LEMPEx reads; leave it out.")
@@ -132,5 +132,5 @@ class LempexTaskSettings:
         if named != (self.losses == "judges"):
             raise ConfigError(
                 f"losses = {self.losses!r} with judges = {self.judges} and sentiment = {self.sentiment!r}: name stages "
-                'there where losses is "judges", and there alone.'
+                'if losses is "judges", and only then.'
             )

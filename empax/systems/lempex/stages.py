@@ -82,7 +82,7 @@ def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
     for annotate in annotating:
         if lost := [name for name in wanted if name in annotate.settings.left_out]:
             raise ConfigError(
-                f"config.{annotate.name}.left_out names {lost[0]}, so that config.{run.stage}.weights.{lost[0]} = "
+                f"config.{annotate.name}.left_out names {lost[0]}, so config.{run.stage}.weights.{lost[0]} = "
                 f"{getattr(stage.weights, lost[0])} has no labels to learn from; name a classifier of it in "
                 f"config.{annotate.name}.classifiers and take it out there, or set the weight to 0."
             )
@@ -122,7 +122,7 @@ def _check_vocabularies(stage: LempexTaskSettings, run: RunContext) -> None:
         if not same:
             raise ConfigError(
                 f"config.{name} reads {own.vocab_size} tokens with {own_rows} embeddings, but the generator writes "
-                f"{tokenizer.vocab_size} with {rows}, and their losses need one vocabulary. Take the tokenizer of the "
+                f"{tokenizer.vocab_size} with {rows}, but their losses need one vocabulary. Use the tokenizer of the "
                 "judge's encoder (config.prepare.tokenizer, tags = False), or an encoder from scratch."
             )
 

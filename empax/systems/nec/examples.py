@@ -111,7 +111,7 @@ class FactForm:
         if room < 2:
             raise ConfigError(
                 f"a bucket of {length} leaves {room} tokens for a context beside {len(text.attributes)} of facts; make "
-                "the last of buckets longer, or max_passage_tokens less."
+                "the last bucket longer, or max_passage_tokens smaller."
             )
         context = features.keep_newest(text.ids, room, self.tagged.turns)
         return [*before, *query, *context, *text.attributes, *behind]

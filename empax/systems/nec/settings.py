@@ -44,7 +44,8 @@ class NecSettings(DialogueSettings):
         check_numbers(self, "social_tokens", least=2)
         if self.attributes and self.entity:
             raise ConfigError(
-                "attributes = True would stand where facts about things do (entity = True); set one of them to False."
+                "attributes = True would take the place of facts about things (entity = True); set one of them to "
+                "False."
             )
         if self.ranker and not self.entity:
             raise ConfigError(
@@ -107,7 +108,7 @@ class CandidateSettings(ContrastSettings):
         check_numbers(self, "own_tokens", least=1)
         if self.diversity_penalty and self.own < 2:
             raise ConfigError(
-                f"contrast.diversity_penalty = {self.diversity_penalty} is between beams, and own = {self.own}; set "
+                f"contrast.diversity_penalty = {self.diversity_penalty} acts between beams, but own = {self.own}; set "
                 "own to 2 or more, or diversity_penalty to 0."
             )
 

@@ -110,8 +110,8 @@ def check_system(run: RunContext) -> None:
     decoder_only = parts is not None and isinstance(parts.generator.model, DecoderOnly)
     if settings.lora is not None or settings.form != "dialogue" or decoder_only:
         raise ConfigError(
-            "NEC adds layers to a decoder and facts to a source, which adapters, form = 'plain' and decoder-only "
-            f"models do not have; set {run.shared}.lora = None, form = 'dialogue' and an encoder-decoder."
+            "NEC adds layers to a decoder and facts to a source, so it does not work with adapters, form = 'plain' or "
+            f"decoder-only models; set {run.shared}.lora = None, form = 'dialogue' and an encoder-decoder."
         )
 
 
@@ -124,7 +124,9 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
     check_prepared(run)
     settings = run.shared_settings(NecSettings)
     if settings.logits_at_once:
-        raise ConfigError(f"{run.shared}.logits_at_once = {settings.logits_at_once} is not for NEC; set it to 0.")
+        raise ConfigError(
+            f"{run.shared}.logits_at_once = {settings.logits_at_once} is not supported by NEC; set it to 0."
+        )
     _check_lengths(settings, run)
     check_knowledge(run, **{kind: f"{run.shared}.{kind} to False" for kind in settings.kinds_of_facts})
     if settings.ranker:
@@ -152,13 +154,13 @@ def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:
     contrast = stage.contrast
     if not (contrast.in_batch or contrast.different or contrast.frequent or contrast.own):
         raise ConfigError(
-            f"config.{run.stage}.contrast has no kind of candidate; set in_batch to True, or different, frequent or "
-            "own above 0."
+            f"config.{run.stage}.contrast has no candidates; set in_batch to True, or different, frequent or own above "
+            "0."
         )
     if contrast.different and not has_emotions(run.plan.data, "train", least=2):
         raise ConfigError(
-            f"config.{run.stage}.contrast.different = {contrast.different}: candidates are of other emotions, and the "
-            "dialogues of the split 'train' have fewer than two; name them, or set it to 0."
+            f"config.{run.stage}.contrast.different = {contrast.different}: candidates have other emotions, but the "
+            "dialogues of the split 'train' have fewer than two; add emotions, or set it to 0."
         )
 
 

@@ -173,13 +173,13 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         if not error <= _MOST_RATIO_ERROR:  # NaN is not
             raise TrainingError(
                 f"before the first update (step {step}) ratio_error = {error:.3g} must be at most "
-                f"{_MOST_RATIO_ERROR:g}: the update reads a context otherwise than the rollout did. In bfloat16 the "
-                "two round differently: set model.dtype = 'float32'."
+                f"{_MOST_RATIO_ERROR:g}: the update reads a context differently from the rollout. In bfloat16 the two "
+                "round differently: set model.dtype = 'float32'."
             )
 
     def check_progress(self, metrics: Mapping[str, float], *, step: int) -> None:
         if metrics["reward_spread"] < _LEAST_SPREAD:
-            same = "step %d: every choice has the same reward (%.6f), from which no policy learns."
+            same = "step %d: every choice has the same reward (%.6f), so the policy learns nothing."
             log.warning(same, step, metrics["reward"])
 
 

@@ -63,7 +63,7 @@ class ReasonTaskSettings:
         check_numbers(self, "least_valence", least=0, most=4)
         check_numbers(self, "max_validation_examples", least=0)
         if (self.data == "file") != bool(self.spans):
-            raise ConfigError(f"spans = {self.spans!r} goes with data = 'file', which is {self.data!r}.")
+            raise ConfigError(f"spans = {self.spans!r} goes with data = 'file', but data = {self.data!r}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,17 +185,17 @@ class GeneratorTaskSettings:
         weights = ("contrastive_weight", "first_weight", "policy_weight", "kl_weight", "emotion_weight", "twice_weight")
         check_numbers(self, *weights, "response_weight", "noise", "slots", "max_validation_examples", least=0)
         if (self.reward == "empathy") != bool(self.judges):
-            raise ConfigError(f"judges = {self.judges} goes with reward = 'empathy', which is {self.reward!r}.")
+            raise ConfigError(f"judges = {self.judges} goes with reward = 'empathy', but reward = {self.reward!r}.")
         if self.reward != "alignment" and not self.reinforced:
             raise ConfigError(
                 f"reward = {self.reward!r} teaches the second intent, which second_intent = {self.second_intent}, "
-                f"policy_weight = {self.policy_weight} and twice_weight = {self.twice_weight} leave untaught; set True "
-                "and weights above 0, or reward = 'alignment' with judges = ()."
+                f"policy_weight = {self.policy_weight} and twice_weight = {self.twice_weight} leave untaught; set it "
+                "to True and the weights above 0, or reward = 'alignment' with judges = ()."
             )
         if self.reward == "empathy" and not self.intent_start:
-            raise ConfigError("reward = 'empathy' needs intent_start = True: else no reply depends on its intent.")
+            raise ConfigError("reward = 'empathy' needs intent_start = True: otherwise no reply depends on its intent.")
         if self.reason_tags != "marked" and not self.reasons:
-            raise ConfigError(f"reason_tags = {self.reason_tags!r} needs reasons, the stage of an annotator.")
+            raise ConfigError(f"reason_tags = {self.reason_tags!r} needs reasons, the name of an annotator's stage.")
         if self.constant_second and (not self.second_intent or self.reward == "empathy"):
             raise ConfigError("constant_second = True needs second_intent = True and no reward of replies.")
         if self.actions == "table_1" and self.num_actions > 3:
@@ -211,7 +211,7 @@ class GeneratorTaskSettings:
                     )
         if not 1 <= self.state_time <= self.diffusion.steps:
             raise ConfigError(
-                f"state_time = {self.state_time} must be a time of the schedule, 1 to {self.diffusion.steps}."
+                f"state_time = {self.state_time} must be a time of the schedule, from 1 to {self.diffusion.steps}."
             )
         if self.restore_steps > self.state_time:
             raise ConfigError(f"restore_steps = {self.restore_steps} must be at most state_time = {self.state_time}.")

@@ -128,8 +128,8 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
         run.earlier("intents", stage.intents, tasks=("reflectdiffu.intents",))
     if stage.reinforced and (dropout := run.shared_settings(ReflectSettings).model.dropout):
         raise ConfigError(
-            f"{run.shared}.model.dropout = {dropout}: answers are rated without dropout, so that the policy "
-            f"cannot learn with it; set it to 0, or config.{run.stage}.policy_weight to 0."
+            f"{run.shared}.model.dropout = {dropout}: answers are rated without dropout, so the policy cannot learn "
+            f"with it; set it to 0, or config.{run.stage}.policy_weight to 0."
         )
     load_intents(run.plan.data)
 

@@ -51,7 +51,7 @@ class DistillationSettings:
         check_numbers(self, "emotion_weight", least=0)
         check_numbers(self, "explore_tokens", least=1)
         if self.signal == "emdr2" and self.loss != "softmax":
-            raise ConfigError(f"loss = {self.loss!r} goes with targets, which signal = 'emdr2' does not have.")
+            raise ConfigError(f"loss = {self.loss!r} needs targets, which signal = 'emdr2' does not have.")
         # Weights are normalised, so all equal ones are the default.
         if self.signal != "metrics" and len(set(dataclasses.astuple(self.utility))) > 1:
             raise ConfigError(f"utility = {self.utility} goes with signal = 'metrics', not with {self.signal!r}.")

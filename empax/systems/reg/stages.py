@@ -111,7 +111,7 @@ def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
     if run.named(run.stage).loop.best_metric == "loss" and not stage.distillation.emotion_weight:
         raise ConfigError(
             f"config.{run.stage}.best_metric = 'loss': no candidate is tried out on validation, where the loss is "
-            "always 0; set it to None, by which the last parameters count."
+            "always 0; set it to None, which keeps the last parameters."
         )
     frozen = {stage.index: stage.start_from} if stage.passage_encoder == "frozen" else {}
     _check_exemplars(stage, run, frozen)
@@ -155,7 +155,7 @@ def _check_exemplars(
         found = run.named(index).settings.encoder
         if found != encoder:
             raise ConfigError(
-                f"config.{index}.encoder = {found!r}, but what config.{run.stage} asks it with belongs to passages of "
+                f"config.{index}.encoder = {found!r}, but the queries of config.{run.stage} belong to passages of "
                 f"{encoder or 'the pretrained encoder'!r}; set it to {encoder!r}, or name an index of that encoder."
             )
     settings = run.shared_settings(RetrievalSettings)
@@ -168,7 +168,7 @@ def _check_exemplars(
     frozen = stage.ranks and stage.passage_encoder == "frozen"
     if frozen and settings.emotion_share and not run.named(stage.index).settings.encoder:
         raise ConfigError(
-            f"config.{run.stage}: the rows of index {stage.index!r} know no emotions, since its encoder is as "
+            f"config.{run.stage}: the rows of index {stage.index!r} have no emotions, since its encoder is only "
             f"pretrained, but emotion_share = {settings.emotion_share}; set config.{run.stage}.{stage.begins} and "
             f"config.{stage.index}.encoder to the same trained retriever, or emotion_share to 0."
         )
@@ -209,8 +209,8 @@ def check_dense(stage: DenseTaskSettings, run: RunContext) -> None:
     dense.check_dense(stage.negatives, run)
     if run.shared_settings(RetrievalSettings).key == "exchange":
         raise ConfigError(
-            f"{run.shared}.key = 'exchange': an exchange holds the very context that looks for it, so that "
-            f"{run.stage!r} would learn nothing; set it to 'response'."
+            f"{run.shared}.key = 'exchange': an exchange holds the context that searches for it, so {run.stage!r} "
+            "would learn nothing; set it to 'response'."
         )
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=RETRIEVER_TASKS)
@@ -286,7 +286,7 @@ class Refresh:
     def __call__(self, step: int, params: Params | None) -> None:
         path = self.run.directory / "refresh" / f"{step:08d}.npy"
         if params is None and not is_sound(path):
-            raise DataError(f"{path}, which step {step} made, is gone or damaged. {remedy(self.run.stage)}")
+            raise DataError(f"{path}, written at step {step}, is gone or damaged. {remedy(self.run.stage)}")
         if distributed.is_writer() and params is not None:
             kept_array(path, functools.partial(self._make, params))
         distributed.wait_for(mark_of(path))

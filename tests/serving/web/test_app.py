@@ -369,5 +369,5 @@ def test_guesses_of_a_token_are_counted_and_reading_is_not():
 
 
 def test_two_systems_need_names_of_their_own(tmp_path):
-    with pytest.raises(ConfigError, match="give them folders with names of their own"):
+    with pytest.raises(ConfigError, match="give their folders different names"):
         make_app([Stub(), Stub()], ServerSettings(votes=tmp_path))

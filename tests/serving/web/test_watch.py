@@ -53,7 +53,7 @@ def test_curves_and_time_left_of_a_run_that_writes(tmp_path):
     assert page.text.count("<polyline") == 2  # the loss of both splits, and no half a row
     assert "validation" in page.text
     assert "style=" not in page.text  # which the policy forbids
-    assert "<p>index is under way; it has logged no step.</p>" in indexing
+    assert "<p>index is under way; it has logged no step yet.</p>" in indexing
     assert "<p>It has finished; report.html in its folder says how.</p>" in whole
     assert "in this stage" not in indexing + whole
 

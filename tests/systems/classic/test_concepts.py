@@ -104,7 +104,7 @@ def test_intensities_of_a_file_are_those_of_valence_and_arousal(tmp_path):
         ("dog 0.9 0.4\nsad 0.1", "line 2: 'sad 0.1' must be a word, its valence, its arousal"),
         ("dog -0.9 0.4", r"line 1: -0.9, 0.4 must lie in \[0, 1\]"),
         ("zyzzyva 0.9 0.4", "has none of the"),
-        (None, r"concepts.intensity = '.*' is no file; give one with a word, its valence"),
+        (None, r"concepts.intensity = '.*' is not a file; give one with a word, its valence"),
     ):
         wrong = tmp_path / f"{message[:6]}.txt"
         if text is not None:

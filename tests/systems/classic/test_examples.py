@@ -63,7 +63,7 @@ def test_words_of_emotion(tmp_path):
     (tmp_path / "other.txt").write_text("zyzzyva")
     with pytest.raises(ConfigError, match="has none of the"):
         emotional_words(str(tmp_path / "other.txt"), WORDS)
-    with pytest.raises(ConfigError, match=r"lexicon = 'nrc' is no file; give one with a word on each line"):
+    with pytest.raises(ConfigError, match=r"lexicon = 'nrc' is not a file; give one with a word on each line"):
         check_lexicon("nrc")
     (tmp_path / "broken.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match="UTF-16, must be UTF-8"):

@@ -42,14 +42,14 @@ def test_recipes_are_right(name):
             "config.generator.weights lacks emotion, a loss of config.classic.readers; set it (0 = it teaches nothing)",
         ),
         ("mime", {"generator__weights": {"emotion": 1.0}}, "weights lacks kl"),
-        ("transformer", {"generator__weights": {"kl": 1.0}}, "weights.kl is no loss of this model; it has nll, f"),
+        ("transformer", {"generator__weights": {"kl": 1.0}}, "weights.kl is not a loss of this model; it has nll, f"),
         ("transformer", {"classic__vectors": "glove.txt"}, "vectors = 'glove.txt' is no file"),
         ("empdg", {"classic__lexicon": "nrc.txt"}, "lexicon = 'nrc.txt' is no file"),
         ("moel", {"prepare__tokenizer": {"vocab_size": 600}}, 'config.prepare.tokenizer.kind must be "words"'),
         ("case", {"generator__start_from": "bag"}, "config.generator.start_from = 'bag': config.run has no such stage"),
         (
             "cem", {"generator__weights": {"emotion": 1.0, "frequency": 1.5, "nll": 0.0}},
-            "nll = 0 decodes nothing, and frequency = 1.5 learns from what is decoded",
+            "nll = 0 decodes nothing, but frequency = 1.5 learns from decoded text",
         ),
         (
             "cem", {"knowledge": {"kind": "knowledge", "entity": {"source": "sample"}}},
@@ -73,7 +73,7 @@ def test_emotions_that_no_dialogue_names_cannot_be_learnt(tmp_path):
     folder = write_rows(tmp_path, {"id": "a", "utterances": ["I won!", "Well done!"]})
     bare = {"data__name": "jsonl", "data__dir": str(folder)}
     (found,) = problems("emo_prepend", **bare)
-    assert "config.emotions learns emotions alone, and no dialogue of the split 'train' names one; name them" in found
+    assert "config.emotions learns only emotions, but no dialogue of the split 'train' has one; add them" in found
     assert "or take configs/classic.py:transformer." in found
     assert not problems("transformer", **bare)
 
@@ -84,7 +84,7 @@ def test_emotions_that_are_no_words_of_the_corpus_are_told(monkeypatch, caplog):
     monkeypatch.setattr(stages, "answer_generator", lambda *_: None)
     plan = make_plan(plain(classic.get_config("emo_prepend,tiny")))
     stages._prepended(plan.stages["generator"].settings, RunContext(WorkDir(Path("nowhere")), plan, "generator"))
-    assert "30 of 32 emotions are no words of this corpus" in caplog.text
+    assert "30 of 32 emotions are not words of this corpus" in caplog.text
 
 
 def test_on_a_small_corpus_the_teacher_leaves_as_much_sooner():

@@ -195,7 +195,7 @@ def test_a_field_that_no_row_has_is_named(module):
         call_text_function(wants, "m:f", NOTED, ["x", "y"])
     module.f = wants
     reward = [RewardSettings(kind="text", function=f"{module.__name__}:f")]
-    with pytest.raises(ConfigError, match="wants tpoic; the fields of its rows are going to be emotion, facts, id"):
+    with pytest.raises(ConfigError, match="needs tpoic; the fields of its rows will be emotion, facts, id"):
         try_functions(reward, lambda fields: ROWS, None, ["facts"])
     try_functions(reward, lambda fields: ROWS, None, ["tpoic"])  # which a stage is going to add
 

@@ -66,7 +66,7 @@ OWN = RewardSettings("text", function="a:b")
         (PreferenceTaskSettings, {"loss": "kto", "pairs": "f"}, "pairs and loss = 'kto' do not go together"),
         (PreferenceTaskSettings, {"index": "reindex", "pairs": "f"}, "pairs and index = 'reindex' do not go together"),
         (PreferenceTaskSettings, {"whole_dialogues": True, "pairs": "f"}, "pairs and dialogues do not go together"),
-        (PreferenceTaskSettings, {"rewards": (OWN,), "pairs": "f"}, "and those of pairs = 'f' are given"),
+        (PreferenceTaskSettings, {"rewards": (OWN,), "pairs": "f"}, "but those of pairs = 'f' come from a file"),
         (PreferenceTaskSettings, {**SHIFTS, "whole_dialogues": True}, "shift_penalty goes with PPO"),
         (PreferenceTaskSettings, {"beta": 0.0}, "beta = 0.0 must be"),
     ],

@@ -329,7 +329,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(toy, tmp_path, form
     assert not (tmp_path / "broken" / "ppo" / "result.json").exists()
     again = run(tmp_path / "broken")
     assert again.returncode == 0, again.stderr
-    assert "Going on from the checkpoint" in again.stderr
+    assert "Continuing from the checkpoint" in again.stderr
     whole, broken = (load_params(tmp_path / name / "ppo", "last") for name in ("whole", "broken"))
     assert hash_tree(whole) == hash_tree(broken)
     for rows in zip(*(logged(tmp_path / name) for name in ("whole", "broken")), strict=True):

@@ -196,7 +196,7 @@ def test_a_batch_is_not_cut(tmp_path):
     examples, task = toy((), WORDS)
     for name in ("accumulate", "minibatches"):
         settings = LoopSettings(steps=1, batch_size=16, buckets=(1,), **{name: 2})
-        with pytest.raises(ConfigError, match=rf"config\.retriever\.{name} = 2 cuts a batch of 16, .*set {name} = 1"):
+        with pytest.raises(ConfigError, match=rf"config\.retriever\.{name} = 2 splits a batch of 16, .*set {name} = 1"):
             fit(task, train=examples, validation=None, settings=settings, frozen={}, directory=tmp_path / "retriever")
 
 
@@ -323,8 +323,8 @@ def test_two_folders_of_a_dpr_are_two_towers(prepared, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"width": 12}, r"makes vectors of 12, .* of 8: they cannot be compared; name two encoders of one size"),
-        ({"words": "c d e f"}, "reads other ids than .*; name two encoders of one vocabulary"),
+        ({"width": 12}, r"makes vectors of 12, .* of 8: they cannot be compared; name two encoders of the same size"),
+        ({"words": "c d e f"}, "reads other ids than .*; name two encoders with one vocabulary"),
     ],
 )
 def test_two_towers_that_do_not_belong_together_are_refused(prepared, tmp_path, changes, said):

@@ -114,19 +114,21 @@ def test_what_is_wrong_is_said_before_any_work(tmp_path):
     made = config(nec__generator=model, prepare__tokenizer={"pretrained": "smollm2", "tags": False})
     (first,) = problems(made, tmp_path)
     assert "form = 'dialogue' and an encoder-decoder" in first
-    assert "is not for NEC; set it to 0" in problems(config(nec__logits_at_once=8), tmp_path)[0]
+    assert "is not supported by NEC; set it to 0" in problems(config(nec__logits_at_once=8), tmp_path)[0]
     assert "config.generator.ranker = 'other'" in problems(config(nec__ranker="other"), tmp_path)[0]
     nothing = {"in_batch": False, "different": 0, "frequent": 0, "own": 0}
-    assert "has no kind of candidate" in problems(config(contrastive__contrast=nothing), tmp_path)[0]
+    assert "contrast has no candidates" in problems(config(contrastive__contrast=nothing), tmp_path)[0]
     rows = {"id": "a", "utterances": ["I won!", "Well done!"]}
     bare = {"data__name": "jsonl", "data__dir": str(write_rows(tmp_path / "own", rows))}
     one = {**bare, "data__dir": str(write_rows(tmp_path / "one", {**rows, "emotion": "proud"}))}
     for corpus in (bare, one):
         found = problems(config(**corpus), tmp_path / "run")
-        assert any("have fewer than two; name them, or set it to 0." in p for p in found)
+        assert any("have fewer than two; add emotions, or set it to 0." in p for p in found)
     none = config(**bare, contrastive__contrast={"different": 0})
     assert not any("contrast.different" in p for p in problems(none, tmp_path / "run"))
-    with pytest.raises(ConfigError, match="is between beams, and own = 1; set own to 2 or more, or diversity_penalty"):
+    with pytest.raises(
+        ConfigError, match="acts between beams, but own = 1; set own to 2 or more, or diversity_penalty"
+    ):
         make_plan(config(contrastive__contrast={"own": 1, "diversity_penalty": 0.5}))
     assert "start_from = 'evaluate'" in problems(config(contrastive__start_from="evaluate"), tmp_path)[0]
 

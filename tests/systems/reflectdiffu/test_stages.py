@@ -102,7 +102,7 @@ def tiny(*words, changes=()):
 REFUSED = {
     "config.generator.reasons = 'intents'": {"generator.reasons": "intents"},
     "config.generator.intents = 'nowhere'": {"generator.intents": "nowhere"},
-    "so that the policy cannot learn with it; set it to 0, or config.generator.policy_weight to 0": {
+    "so the policy cannot learn with it; set it to 0, or config.generator.policy_weight to 0": {
         "reflectdiffu.model": {"dropout": 0.1}
     },
     "config.generator.judges = 'intents'": {"generator.reward": "empathy", "generator.judges": ["intents"]},
@@ -190,7 +190,7 @@ def test_a_form_leaves_what_nothing_reads_beside_another(form, idle):
 
 def test_without_the_loss_of_intents_nothing_is_reinforced(tmp_path):
     """So that dropout does not matter."""
-    changes = REFUSED["so that the policy cannot learn with it; set it to 0, or config.generator.policy_weight to 0"]
+    changes = REFUSED["so the policy cannot learn with it; set it to 0, or config.generator.policy_weight to 0"]
     plan = make_plan(tiny(changes={**changes, "generator.twice_weight": 0.0}))
     assert not list(run.find_problems(plan, WorkDir(tmp_path)))
 

@@ -31,7 +31,7 @@ ROWS = jnp.ones(B, bool)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"signal": "emdr2", "loss": "literal_sigmoid"}, "'literal_sigmoid' goes with targets, which signal = 'emdr2'"),
+        ({"signal": "emdr2", "loss": "literal_sigmoid"}, "'literal_sigmoid' needs targets, which signal = 'emdr2'"),
         (
             {"signal": "likelihood", "utility": UtilityWeights(bleu=0.0)},
             "goes with signal = 'metrics', not with 'likeli",

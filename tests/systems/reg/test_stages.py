@@ -189,7 +189,7 @@ def test_a_refresh_searches_once_and_a_resumed_run_reads_what_it_found(finished,
     other = jax.tree.map(lambda leaf: leaf + rng.normal(size=leaf.shape).astype(leaf.dtype), params)
     refresh(4, other)
     assert not np.array_equal(examples.candidates, found)
-    with pytest.raises(DataError, match=r"00000006\.npy, which step 6 made, is gone or damaged\. .*--redo=joint"):
+    with pytest.raises(DataError, match=r"00000006\.npy, written at step 6, is gone or damaged\. .*--redo=joint"):
         refresh(6, None)
     refresh(4, None)
     path = refresh.run.directory / "refresh" / "00000004.npy"
