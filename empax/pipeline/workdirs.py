@@ -266,7 +266,7 @@ def take_stages(
       DataError: a file of `other` is damaged.
     """
     if not other.config.is_file():
-        raise ConfigError(f"--reuse={other.root} holds no run; give the work directory of one.")
+        raise ConfigError(f"--reuse={other.root} holds no run to reuse; give the work directory of one.")
     taken, end = alike(other, plan, inputs)
     if not taken:
         raise ConfigError(f"--reuse={other.root}: no stage of that run can be reused ({end}); leave it out.")

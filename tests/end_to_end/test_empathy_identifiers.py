@@ -105,7 +105,9 @@ def test_which_judges_of_a_work_directory_are_meant(workdir, tmp_path):
     found = classifier([("My dog died.",)] * 2, ["Oh no!", ""])
     assert found.shape == (2, len(MECHANISMS), len(LEVELS))
     np.testing.assert_allclose(np.exp(found).sum(axis=-1), 1.0, rtol=1e-5)
-    with pytest.raises(ConfigError, match=r"no judges of emotional_reaction, .* it trains: identifiers second_seed"):
+    with pytest.raises(
+        ConfigError, match=r"no judges that cover emotional_reaction, .* it trains: identifiers second_seed"
+    ):
         judging.find_judges(workdir / "second_seed")
     with pytest.raises(ConfigError, match="holds no run"):
         judging.find_judges(tmp_path)

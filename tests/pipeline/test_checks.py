@@ -204,8 +204,8 @@ REG = {
     "peers": ({"report.peers": "nowhere"}, r"config\.report\.peers = 'nowhere' is not a folder with \*\.jsonl"),
     "nothing to report": ({"run": ["prepare", "report"]}, "has no stage of kind 'evaluate' before 'report'"),
     "nothing prepared": ({"run": ["attributes", "annotate"]}, "no stage 'prepare' before 'a"),
-    "a stage twice": ({"run": ["prepare", "prepare"]}, "must be a list of names of stages, each once"),
-    "a word for stages": ({"run": "prepare"}, "must be a list of names of stages"),
+    "a stage twice": ({"run": ["prepare", "prepare"]}, "must list names of stages, each once"),
+    "a word for stages": ({"run": "prepare"}, "must list names of stages"),
 }
 
 

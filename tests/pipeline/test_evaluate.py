@@ -247,7 +247,7 @@ def test_another_decoder_takes_the_place_of_the_systems_own(run):
     assert (decoders[1].method, decoders[1].num_beams) == ("beam", 3)
     own = dataclasses.replace(shared, own_decoding=True, generator=GeneratorSettings("t5", pretrained="x"))
     plan = dataclasses.replace(run.plan, system_settings=own)
-    with pytest.raises(ConfigError, match=r"own_decoding = True; set one of them alone"):
+    with pytest.raises(ConfigError, match=r"own_decoding = True; set only one of them"):
         evaluate.run(settings_of(decoding={"method": "greedy"}), dataclasses.replace(run, plan=plan))
 
 

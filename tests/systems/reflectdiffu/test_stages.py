@@ -123,7 +123,7 @@ def test_what_cannot_work_is_refused_before_any_work(said, tmp_path):
 
 
 WRONG = [
-    ({"state_time": 1001}, "state_time = 1001 must be a time of the schedule, 1 to 1000"),
+    ({"state_time": 1001}, "state_time = 1001 must be a time of the schedule, from 1 to 1000"),
     ({"restore_steps": 201}, "restore_steps = 201 must be at most state_time = 200"),
     ({"num_actions": 1}, "num_actions"),
     ({"num_actions": 4, "actions": "table_1"}, "num_actions = 4, but Table 1 has three intents"),
