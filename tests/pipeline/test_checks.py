@@ -289,7 +289,7 @@ def test_what_nobody_labels_has_no_weight_in_lempex(form, tmp_path, refused):
     config = plain(lempex.get_config(f"{form},tiny".strip(",")))
     unlabelled = changed(config, {"annotate.classifiers": [], "annotate.left_out": list(MECHANISMS)})
     found = refused(unlabelled, tmp_path / "run")
-    assert "config.annotate.left_out names emotional_reaction, so that config.generator.weights.emo" in found
+    assert "config.annotate.left_out names emotional_reaction, so config.generator.weights.emo" in found
     assert "has no labels to learn from; name a classifier of it in config.annotate.classifiers" in found
     plan = make_plan(changed(unlabelled, {f"generator.weights.{name}": 0.0 for name in MECHANISMS}))
     assert not list(run.find_problems(plan, WorkDir(tmp_path / "run")))
@@ -335,7 +335,7 @@ def test_a_reward_that_wants_a_field_which_no_row_will_have_is_told_before_any_w
     )
     own = own_corpus(tmp_path / "own", "")
     config = changed(emprl, own | {"ppo.rewards": rewards})
-    assert "wants topic" in refused(config, tmp_path / "run")
+    assert "needs topic" in refused(config, tmp_path / "run")
     lines = [{"id": f"{i}", "utterances": ["I won!", "Well done!"], "topic": "sport"} for i in range(2)]
     lines = [{"id": "x", "utterances": ["Hi.", "Hello."]}, *lines]  # the first has none: another one is tried
     (tmp_path / "own" / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

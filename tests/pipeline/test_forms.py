@@ -86,7 +86,7 @@ def test_of_all_pairs_those_are_refused_that_contradict_or_have_nothing_to_chang
     ("name", "forms", "message"),
     [
         ("reflectdiffu", "no_second_intent,empathy_reward", "'empathy_reward' changes nothing beside 'no_second"),
-        ("reflectdiffu", "no_second_intent,no_mimicry,eq10", "'eq10' has .* 'no_second_intent' and 'no_mimicry'"),
+        ("reflectdiffu", "no_second_intent,no_mimicry,eq10", "'eq10' changes .* 'no_second_intent' and 'no_mimicry'"),
         ("lempex", "predicted_emotion,gold_emotion", "contradict each other: index.filter is 'predicted_emotion' with"),
         ("nec", "no_entity,no_social,shuffled", "'shuffled' changes nothing beside 'no_entity' and 'no_social'"),
     ],

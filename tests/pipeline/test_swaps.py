@@ -213,7 +213,9 @@ def test_without_emotions_that_line_is_absent_and_says_why(run):
 
 def test_what_reads_no_exemplars_is_refused_before_any_work(run):
     swaps.check(settings_of(), with_reader(run))
-    with pytest.raises(ConfigError, match=r"answers by config\.generator, which reads no exemplars; leave 'swaps' out"):
+    with pytest.raises(
+        ConfigError, match=r"answers with config\.generator, which reads no exemplars; leave 'swaps' out"
+    ):
         swaps.check(settings_of(evaluation="plain"), with_reader(run))
     with pytest.raises(ConfigError, match=r"answers dailydialog; name a stage that answers the run's own data"):
         swaps.check(settings_of(evaluation="elsewhere"), with_reader(run))

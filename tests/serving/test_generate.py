@@ -149,7 +149,7 @@ def test_a_folder_without_the_file_gets_one_that_knows_its_ends(folder, tmp_path
 
 
 def test_a_text_that_fills_max_length_is_named(model):
-    with pytest.raises(empax.ConfigError, match=r"text 2 has \d+ tokens, and max_length = 9 counts them"):
+    with pytest.raises(empax.ConfigError, match=r"text 2 has \d+ tokens, and max_length = 9 covers"):
         model.generate(TEXTS, max_length=9)
 
 
@@ -179,7 +179,7 @@ def test_a_reply_reads_what_the_answer_leaves_of_the_positions(model):
         assert model.reply(turn, **options) == model.generate([turn], **options)[0].strip()
     shorter = model.reply(turn, max_new_tokens=46)  # two tokens are read
     assert shorter == model.reply(turn, max_new_tokens=46, max_source_tokens=2)
-    with pytest.raises(empax.ConfigError, match=r"text 0 has \d+ tokens, and max_length = 12 counts them"):
+    with pytest.raises(empax.ConfigError, match=r"text 0 has \d+ tokens, and max_length = 12 covers"):
         model.reply(turn, max_length=12)
     for name, value in (("max_length", 49), ("max_new_tokens", 47), ("max_new_tokens", 100)):
         said = f"{name} = {value} does not fit into the 48 positions of .*, some of which the conversation needs; lower"
