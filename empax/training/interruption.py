@@ -35,7 +35,7 @@ def leave_at_ctrl_c() -> None:
 def _leave(number: int, frame: FrameType | None) -> None:
     del number, frame
     # Not through `logging`: the interrupted code may hold its lock.
-    os.write(_STDERR, b"\nInterrupted; what was finished is kept, run again to go on.\n")
+    os.write(_STDERR, b"\nInterrupted; finished work is kept; run again to continue.\n")
     os._exit(Interrupted.exit_code)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = "--config=configs/reg_transformer.py:tiny"
-LINE = "Interrupted; what was finished is kept, run again to go on."
+LINE = "Interrupted; finished work is kept; run again to continue."
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_a_later_ctrl_c_ends_a_command_line_at_once(first):
     body = [send(first), "time.sleep(0.3)", send("SIGINT"), "time.sleep(30)"]
     result = run(body, before="interruption.leave_at_ctrl_c()")
     assert (result.returncode, result.stdout) == (130, "")
-    assert result.stderr.count("Interrupted; what was finished is kept") == 1
+    assert result.stderr.count("Interrupted; finished work is kept") == 1
 
 
 def test_a_later_ctrl_c_in_a_script_or_a_notebook_is_a_keyboard_interrupt():
@@ -89,7 +89,7 @@ def test_ctrl_c_outside_of_training_is_one_line_and_leaves_no_half_of_a_file(tmp
     command = [sys.executable, "-W", "error", "-c", LEAVE, str(path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 130
-    assert result.stderr.strip() == "Interrupted; what was finished is kept, run again to go on."
+    assert result.stderr.strip() == "Interrupted; finished work is kept; run again to continue."
     assert path.read_text() == "old"
 
 

@@ -117,7 +117,9 @@ class ClassicTask(ResponseTask):
                 gains[f"{part}_gain"] = gain
                 if gain <= 0:
                     log.warning(
-                        "%s unused: with that of another context, the likelihood is as high (%.4f nats).", part, gain
+                        "%s unused: with that of another context, the likelihood is as high (gain %.4f nats).",
+                        part,
+                        gain,
                     )
         return {**averages, **gains}
 

@@ -294,7 +294,9 @@ class ReflectDiffu(ResponseTask):
             return averages
         gain = averages["nll_without_mimicry"] - averages["nll"]
         if gain <= 0:
-            log.warning("EMU unused: with zeros in place of its vectors, the likelihood is as high (%.4f nats).", gain)
+            log.warning(
+                "EMU unused: with zeros in place of its vectors, the likelihood is as high (gain %.4f nats).", gain
+            )
         return {**averages, "mimicry_gain": gain}
 
     def intent_parts(self, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"]) -> Losses:
