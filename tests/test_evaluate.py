@@ -286,7 +286,7 @@ def test_an_output_that_takes_no_files_is_told_before_the_predictions_are_read(t
     (tmp_path / "taken").touch()
     for words, flags in (((), {"predictions": "none.jsonl"}), (("a", "b"), {"seeds": True})):
         said = refused(*words, output=str(tmp_path / "taken"), **flags)
-        assert said == f"error: --output={tmp_path / 'taken'} is not a folder; name one, or what does not exist yet.\n"
+        assert said == f"error: --output={tmp_path / 'taken'} is not a folder; name a folder, or a new path.\n"
 
 
 def test_the_report_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

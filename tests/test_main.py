@@ -65,7 +65,7 @@ def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command_lines, finish
         ([f"{TINY}y", here], "'tinyy' is unknown; it takes no_retrieval, no_attributes, contrastive, reasons,"),
         (["--config=configs/reg_transfomer.py", here], "Did you mean 'configs/reg_transformer.py'?"),
         ([TINY, here, "--config.data.dri=x"], "config.data.dri is not a setting of DataSettings; did you mean 'dir'?"),
-        ([TINY, here, "--config.jiont.steps=1"], "config.jiont is no section of this recipe. Did you mean 'joint'?"),
+        ([TINY, here, "--config.jiont.steps=1"], "config.jiont is not a section of this recipe. Did you mean 'joint'?"),
         ([TINY, here, "--config.seed=abc"], "config.seed = 'abc' does not fit: it must be int"),
         ([TINY, here, "--config.joint.patience=soon"], "config.joint.patience = 'soon' is of type str; it must be int"),
         ([TINY, here, "--config.joint.task=jiont"], "config.joint.task = 'jiont' is unknown; reg has"),
@@ -74,10 +74,10 @@ def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command_lines, finish
         ([real, here, f"--config.data.dir={tmp_path / 'nowhere'}"], f"{tmp_path / 'nowhere'}"),
         ([f"{real}:no_retrieval", f"{here}-2", f"--config.data.dir={broken}"], "empatheticdialogues.tar.gz"),
         ([TINY, f"--workdir={finished}", "--config.joint.steps=5"], "config.joint.steps: 4 there, 5 here"),
-        ([TINY, f"--workdir={damaged}"], f"{largest} has {largest.stat().st_size} bytes in place of"),
+        ([TINY, f"--workdir={damaged}"], f"{largest} has {largest.stat().st_size} bytes instead of"),
         ([TINY, f"--workdir={taken}"], f"--workdir={taken} is not a folder"),
         ([TINY, f"--workdir={taken}/run"], f"--workdir={taken}/run: {taken} is not a folder"),
-        ([TINY, here, "--reuse=~nobody-of-this-name/run"], "begins with the home folder of nobody"),
+        ([TINY, here, "--reuse=~nobody-of-this-name/run"], "begins with the home folder of an unknown user"),
         ([TINY, here, "--reuse=~/no-run-of-this-name"], f"--reuse={Path.home() / 'no-run-of-this-name'}"),
     ]
     found = command_lines("empax.main", [words for words, _ in cases])

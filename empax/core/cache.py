@@ -38,7 +38,7 @@ def kept(path: Path, make: Callable[[], T], *, write: Callable[[Path, T], object
         write(path, made)
         seal(path)
     except SystemFileError as error:
-        log.warning("%s It is made anew each time; EMPAX_CACHE_DIR may name a folder that can be written.", error)
+        log.warning("%s It is computed again each time; set EMPAX_CACHE_DIR to a writable folder.", error)
     return made
 
 
@@ -49,7 +49,7 @@ def is_sound(path: Path) -> bool:
     mark = mark_of(path)
     if mark.is_file() and mark.read_bytes().decode("ascii", "replace").strip() == _digest(path):
         return True
-    log.warning("%s is damaged, or was never finished; it is made anew.", path)
+    log.warning("%s is damaged or incomplete; it is made again.", path)
     return False
 
 

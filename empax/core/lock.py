@@ -36,7 +36,7 @@ def writing(files: WorkDir, where: str = "--workdir") -> Iterator[None]:
         descriptor = _acquired(files, where)
     except OSError as error:
         raise ConfigError(
-            f"{where}={files.root} cannot be written ({error.strerror or error}); give a folder that can."
+            f"{where}={files.root} cannot be written ({error.strerror or error}); give a writable folder."
         ) from error
     try:
         yield

@@ -75,6 +75,6 @@ def check_gpu(recipe: str) -> None:
 
     if (backend := jax.default_backend()) != "gpu":
         raise ConfigError(
-            f"--config={recipe} was chosen for this machine's GPU, but JAX computes on {backend}; mend its plugin for "
-            "CUDA, or write machine=cpu."
+            f"--config={recipe} was chosen for this machine's GPU, but JAX computes on {backend}; repair its CUDA "
+            "plugin, or write machine=cpu."
         )

@@ -46,7 +46,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def remedy(stage: str) -> str:
-    return f"Run again with --redo={stage}, which makes this stage and all later ones anew."
+    return f"Run again with --redo={stage}, which redoes this stage and all later ones."
 
 
 def read_done(stage: Path) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def verify(path: Path, *, stage: Path | None = None) -> None:
         if known == name or known.startswith(f"{name}/")
     }
     if path.exists() and not entries:
-        raise DataError(f"{path} is not among the files that {found / 'DONE'} lists. {remedy(found.name)}")
+        raise DataError(f"{path} is not listed in {found / 'DONE'}. {remedy(found.name)}")
     if problems := _problems(found.parent, entries):
         raise DataError(f"{_listed(problems)}. {remedy(found.name)}")
 
@@ -177,7 +177,7 @@ def read_config(files: WorkDir) -> dict[str, Any]:
     if not isinstance(config, dict) or not (lost or is_known(files, files.config)):
         raise DataError(f"{files.config} is damaged: it is not what the run wrote. {advice}")
     if lost and not {"system", "run"} <= set(config):
-        raise DataError(f"{files.config} is no config of a run: it lacks run or system.")
+        raise DataError(f"{files.config} is not a run's config: it lacks run or system.")
     return config
 
 
@@ -198,9 +198,9 @@ def _problem(path: Path, entry: Mapping[str, Any]) -> str:
     if not path.is_file():
         return f"{path} is gone"
     if (size := path.stat().st_size) != entry["bytes"]:
-        return f"{path} has {size} bytes in place of {entry['bytes']}"
+        return f"{path} has {size} bytes instead of {entry['bytes']}"
     if _digest(path) != entry["sha256"]:
-        return f"{path} is not what was written: its checksum differs"
+        return f"{path} has changed: its checksum differs"
     return ""
 
 

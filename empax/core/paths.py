@@ -15,11 +15,13 @@ def expand(path: str | os.PathLike[str]) -> Path:
       ConfigError: the value is not a path, or the user does not exist.
     """
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
-        raise ConfigError(f"{path!r} is no path.")
+        raise ConfigError(f"{path!r} is not a path.")
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"{os.fspath(path)!r} begins with the home folder of nobody; write the path out.") from error
+        raise ConfigError(
+            f"{os.fspath(path)!r} begins with the home folder of an unknown user; write the path out."
+        ) from error
 
 
 def given_folder(path: object, name: str) -> Path:
@@ -41,7 +43,7 @@ def check_folder(folder: Path, flag: str) -> None:
     `flag` is the user's name for it, such as `--output`.
     """
     if os.path.lexists(folder) and not folder.is_dir():
-        raise ConfigError(f"{flag}={folder} is not a folder; name one, or what does not exist yet.")
+        raise ConfigError(f"{flag}={folder} is not a folder; name a folder, or a new path.")
     place = next(parent for parent in (folder, *folder.absolute().parents) if os.path.lexists(parent))
     if not place.is_dir():
         raise ConfigError(f"{flag}={folder}: {place} is not a folder, so nothing can be written in it.")

@@ -104,7 +104,7 @@ _SHARED = ("__init__", "common", "layouts")
 def _find(name: str, spec: str) -> Path:
     path, known = expand(name), recipes()
     if path.is_file() and path.suffix != ".py":
-        raise ConfigError(f"--config={spec}: {path} is no recipe, whose name ends in .py.")
+        raise ConfigError(f"--config={spec}: {path} is not a recipe: its name must end in .py.")
     if path.is_file():
         return path
     if name in known:
@@ -144,7 +144,7 @@ def override(config: Any, values: Mapping[str, str]) -> None:
             if section not in node:
                 if node is config:
                     raise ConfigError(
-                        f"{where}.{section} is no section of this recipe. {_nearest(section, node.keys())}"
+                        f"{where}.{section} is not a section of this recipe. {_nearest(section, node.keys())}"
                     )
                 with node.unlocked():
                     node[section] = type(config)()
@@ -152,7 +152,7 @@ def override(config: Any, values: Mapping[str, str]) -> None:
             if not hasattr(node, "unlocked"):
                 raise ConfigError(f"{where} = {node!r} is a value, not a section, so {path} cannot be set.")
         if node is config and name not in node:
-            raise ConfigError(f"config.{name} is no setting of this recipe. {_nearest(name, node.keys())}")
+            raise ConfigError(f"config.{name} is not a setting of this recipe. {_nearest(name, node.keys())}")
         old = node[name] if name in node else None  # noqa: SIM401  # a ConfigDict's get has another meaning
         if old is not None and hasattr(old, "unlocked"):
             raise ConfigError(f"{where}.{name} is a section; set one of its keys: {', '.join(sorted(old.keys()))}.")

@@ -69,14 +69,14 @@ def make_mesh(settings: MeshSettings = MeshSettings(), devices: Sequence[jax.Dev
     if data == -1:
         if len(devices) % inner:
             raise ConfigError(
-                f"mesh: {len(devices)} devices do not divide by fsdp * tensor = {settings.fsdp} * {settings.tensor}; "
-                "change mesh.fsdp or mesh.tensor."
+                f"mesh: {len(devices)} devices cannot be divided by fsdp * tensor = {settings.fsdp} * "
+                f"{settings.tensor}; change mesh.fsdp or mesh.tensor."
             )
         data = len(devices) // inner
     if data * inner > len(devices):
         raise ConfigError(
             f"mesh: data * fsdp * tensor = {data} * {settings.fsdp} * {settings.tensor} needs {data * inner} devices, "
-            f"there are {len(devices)}; make mesh.data smaller, or -1 for all devices."
+            f"but there are {len(devices)}; make mesh.data smaller, or -1 for all devices."
         )
     grid = np.asarray(devices[: data * inner]).reshape(data, settings.fsdp, settings.tensor)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
@@ -233,8 +233,8 @@ def _by_names(
         if parts.count(along) > 1:
             twice = ", ".join(repr(name) for name, found in zip(names, parts, strict=True) if found == along)
             raise ConfigError(
-                f"mesh.logical splits {twice} over {along!r}, but {leaf} has all of these axes, and one axis of the "
-                "mesh splits one of them; set the others to another axis or to ''."
+                f"mesh.logical splits {twice} over {along!r}, but {leaf} has all of these axes, and an axis of the "
+                "mesh can split only one; set the others to another axis or to ''."
             )
     while parts and parts[-1] is None:
         parts.pop()

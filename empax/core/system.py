@@ -227,7 +227,7 @@ class RunContext:
     def named(self, name: str) -> Stage:
         """Returns the stage `name`; raises ConfigError if the run has none of that name."""
         if name not in self.plan.stages:
-            raise ConfigError(f"config.{self.stage} refers to config.{name}, which is no stage of this run.")
+            raise ConfigError(f"config.{self.stage} refers to config.{name}, which is not a stage of this run.")
         return self.plan.stages[name]
 
     def settings(self, name: str, kind: type[S]) -> S:
@@ -253,7 +253,7 @@ class RunContext:
         if not isinstance(self.plan.system_settings, kind):
             raise ConfigError(
                 f"config.{self.stage} needs {kind.__name__}, but the system {self.plan.system.name!r} has "
-                f"{type(self.plan.system_settings).__name__} in {self.shared}; take a task of that system."
+                f"{type(self.plan.system_settings).__name__} in {self.shared}; choose a task of that system."
             )
         return self.plan.system_settings
 
@@ -328,7 +328,7 @@ def load_system(name: str, where: str = "config.system") -> System:
         if not f"{module}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
-            f"{where} = {name!r} is no module of empax/systems; a system of your own is 'module:name'."
+            f"{where} = {name!r} is not a module of empax/systems; write your own system as 'module:name'."
         ) from error
     if not isinstance(found, System):
         raise ConfigError(f"{where} = {name!r} names no System; see empax.core.system.")
@@ -366,7 +366,7 @@ def load_encoder_of(run: RunContext, stage: str) -> InstanceEncoder:
         spec = run.named(stage).spec
         if spec is not None and spec.encoder is not None:
             return spec.encoder(run, stage)
-        raise ConfigError(f"config.{run.stage} refers to config.{stage}, which leaves no encoder for an index.")
+        raise ConfigError(f"config.{run.stage} refers to config.{stage}, which trains no encoder for an index.")
     if run.plan.system.encoder is None:
         raise ConfigError(
             f"config.{run.stage} embeds texts, but the system {run.plan.system.name!r} has no encoder; leave "

@@ -86,7 +86,7 @@ def read_text(path: Path) -> str:
     with _opened(path) as file:
         raw = _guarded(path, lambda: file.read(MAX_FILE_BYTES + 1))
     if len(raw) > MAX_FILE_BYTES:
-        raise DataError(f"{path} holds more than {MAX_FILE_BYTES >> 20} MiB; it cannot be what is wanted here.")
+        raise DataError(f"{path} holds more than {MAX_FILE_BYTES >> 20} MiB; it cannot be the right file.")
     return decode(raw, str(path))
 
 
@@ -101,7 +101,7 @@ def decode(raw: bytes, name: str) -> str:
         raise DataError(f"{name}, line {line}: {_not_utf8(error)}.") from error
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise DataError(f"{name}, line {line}: a NUL byte; it is no text file.")
+        raise DataError(f"{name}, line {line}: a NUL byte; it is not a text file.")
     return text
 
 
@@ -125,7 +125,9 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         while line := _guarded(path, lambda: file.readline(MAX_LINE_BYTES + 1)):
             number += 1
             if len(line) > MAX_LINE_BYTES:
-                raise DataError(f"{path}, line {number}: more than {MAX_LINE_BYTES >> 20} MiB; it is no file of lines.")
+                raise DataError(
+                    f"{path}, line {number}: more than {MAX_LINE_BYTES >> 20} MiB; it is not a file of lines."
+                )
             if number == 1:
                 _check_encoding(line, str(path))
                 line = line.removeprefix(_BOM)
@@ -140,7 +142,7 @@ def decode_line(raw: bytes) -> str:
         raise DataError(_not_utf8(error)) from error
     text = text.removesuffix("\n").removesuffix("\r")
     if "\0" in text:
-        raise DataError("a NUL byte; it is no text file")
+        raise DataError("a NUL byte; it is not a text file")
     if "\r" in text:
         raise DataError("a carriage return inside the line; lines must end in LF or CR LF")
     return text
@@ -173,7 +175,7 @@ def parse_object(line: str) -> dict[str, Any]:
     """Parses the JSON object of a line; the DataError leaves the place to the caller."""
     value = parse_json(line)
     if not isinstance(value, dict):
-        raise DataError(f"a {type(value).__name__}, must be a JSON object")
+        raise DataError(f"must be a JSON object, not a {type(value).__name__}")
     if len(line) > MAX_TEXT_CHARACTERS:
         check_length(*_texts(value))
     return value
@@ -198,13 +200,13 @@ def parse_json(text: str) -> Any:
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise DataError(f"JSON nested more than {MAX_DEPTH} deep")
     if _ESCAPED_SURROGATE.search(text) and any(map(_SURROGATE.search, _texts(value))):
-        raise DataError("half of a surrogate pair (\\ud800 to \\udfff), which is no character")
+        raise DataError("half of a surrogate pair (\\ud800 to \\udfff), which is not a character")
     return value
 
 
 def _whole(digits: str) -> int:
     if len(digits) > 20 or abs(int(digits)) >= _MAX_WHOLE:
-        raise DataError(f"a number of {len(digits)} digits; whole numbers must fit into 64 bits")
+        raise DataError(f"a number of {len(digits)} digits; whole numbers must fit in 64 bits")
     return int(digits)
 
 
@@ -216,7 +218,7 @@ def _real(digits: str) -> float:
 
 
 def _constant(name: str) -> float:
-    raise DataError(f"{name} is no number in JSON")
+    raise DataError(f"{name} is not a JSON number")
 
 
 def _depth(value: Any) -> int:
@@ -277,11 +279,11 @@ def _guarded(path: Path, read: Callable[[], bytes]) -> bytes:
 def _check_encoding(start: bytes, name: str) -> None:
     for mark, encoding in _OTHER_BOMS:
         if start.startswith(mark):
-            raise DataError(f"{name}, line 1: {encoding}, must be UTF-8; save it so.")
+            raise DataError(f"{name}, line 1: {encoding}, must be UTF-8; save it as UTF-8.")
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
-    return f"not UTF-8 (byte 0x{error.object[error.start]:02x} at place {error.start + 1})"
+    return f"not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start + 1})"
 
 
 _SIGNS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}

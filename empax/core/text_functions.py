@@ -53,7 +53,9 @@ def call_on_texts(
     named, takes_any = wanted_fields(function)
     fields = row_fields(rows, known) if named or takes_any else {}
     if missing := [field for field in named if named[field] and field not in fields]:
-        raise ConfigError(f"{what} wants {', '.join(missing)}; the fields of its rows are {', '.join(sorted(fields))}.")
+        raise ConfigError(
+            f"{what} asks for {', '.join(missing)}; the fields of its rows are {', '.join(sorted(fields))}."
+        )
     # A field may share its name with one of the function's texts ("references").
     asked = fields.keys() - set(_texts_of(function)) if takes_any else named
     given = {field: fields[field] for field in fields if field in asked}

@@ -237,7 +237,7 @@ class SequenceExamples:
         max_target_tokens: int,
     ):
         if len(sources) != len(targets):
-            raise ValueError(f"{len(sources)} sources and {len(targets)} targets; there must be one for each.")
+            raise ValueError(f"{len(sources)} sources and {len(targets)} targets; there must be one target per source.")
         if not all(targets):
             raise ValueError("a target is empty; it must hold at least the end-of-sequence id.")
         if max_target_tokens < 1:

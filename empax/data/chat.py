@@ -171,7 +171,7 @@ def _frames(rendered: Sequence[Mapping[str, str]], system: str) -> ChatTemplate 
         return "leaves a turn out, repeats or changes one, or changes the order of turns"
     wanted = [found.opened(system) + found.continued(_TURNS[:size], system) for size in _SIZES]
     if wanted != [chat.get("text") for chat in rendered]:
-        return "frames a turn otherwise in a chat of one, three or five turns"
+        return "frames turns differently in chats of one, three and five turns"
     return found
 
 
@@ -206,9 +206,9 @@ def _render(
             timeout=WAIT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"{where} was ended: it took more than {WAIT_SECONDS} s for a short chat.") from error
+        raise ConfigError(f"{where} was stopped: it took more than {WAIT_SECONDS} s for a short chat.") from error
     if done.returncode == -signal.SIGXCPU:
-        raise ConfigError(f"{where} was ended: it computed more than {CPU_SECONDS} s for a short chat.")
+        raise ConfigError(f"{where} was stopped: it computed more than {CPU_SECONDS} s for a short chat.")
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ConfigError(f"{where} ended the process that renders it: {reason}.")
@@ -253,8 +253,7 @@ def default_template(found: Any, where: str) -> str | None:
         )
     if found and _DEFAULT not in found:
         log.warning(
-            "%s has chat templates for %s alone; texts are read without a template. To frame them, name one of these "
-            "%r.",
+            "%s names its chat templates %s; texts are read without a template. To use one, name it %r.",
             where,
             ", ".join(map(repr, found)),
             _DEFAULT,
@@ -267,4 +266,4 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 ({error}); save it so, or fetch the model again.") from error
+        raise DataError(f"{file} is not UTF-8 ({error}); save it as UTF-8, or fetch the model again.") from error

@@ -30,7 +30,7 @@ def find_corpus(what: str, files: Sequence[str], under: str, data_dir: str | os.
     they = "it" if len(files) == 1 else "them"
     wanted = f"the folder with {', '.join(files)}, or to one that holds {they} under {under}/"
     if not folder:
-        raise ConfigError(f"{what} is not downloaded by itself: set --config.data.dir or {DATA_DIR} to {wanted}.")
+        raise ConfigError(f"{what} is not downloaded automatically: set --config.data.dir or {DATA_DIR} to {wanted}.")
     root = expand(folder)
     for place in (root, root / under):
         if all((place / name).is_file() for name in files):

@@ -61,20 +61,20 @@ def load_dialogues(path: Path | str) -> list[Dialogue]:
             blank = blank or number
             continue
         if blank:
-            raise DataError(f"{path}, line {blank}: blank, and dialogues follow; take the released file.")
+            raise DataError(f"{path}, line {blank}: a blank line before other dialogues; use the released file.")
         turns = _turns(line, f"{path}, line {number}")
         dialogues.append(Dialogue(f"dailydialog-{prefix}-{number}", "", "", turns))
     if not dialogues:
-        raise DataError(f"{path}, line {max(blank, 1)}: the file ends without a dialogue; take the released file.")
+        raise DataError(f"{path}, line {max(blank, 1)}: the file ends without a dialogue; use the released file.")
     return dialogues
 
 
 def _turns(line: str, where: str) -> tuple[Utterance, ...]:
     *texts, rest = line.split(END_OF_TURN)
     if rest.strip() or not texts:
-        raise DataError(f"{where}: {(rest.strip() or 'nothing')[:60]!r} stands behind the last {END_OF_TURN}.")
+        raise DataError(f"{where}: {(rest.strip() or 'nothing')[:60]!r} comes after the last {END_OF_TURN}.")
     if len(texts) < 2:
-        raise DataError(f"{where}: a dialogue of one turn; it takes two to have one answered.")
+        raise DataError(f"{where}: a dialogue of one turn; it must have at least two.")
     if blank := [turn for turn, text in enumerate(texts, start=1) if not text.strip()]:
         raise DataError(f"{where}: turn {blank[0]} is blank; remove it or the dialogue.")
     located(check_length, *texts, place=where)

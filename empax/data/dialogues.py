@@ -77,7 +77,7 @@ def _checked_texts(dialogue: Dialogue, *, merged: bool) -> tuple[str, ...]:
         # In merged dialogues, as in MoEL's, the parity of the position counts, whoever spoke.
         if utterance.speaker != expected and not merged:
             raise DataError(
-                f"dialogue {dialogue.id!r}: utterance {index} is of {utterance.speaker!r}, must be of {expected!r}; "
+                f"dialogue {dialogue.id!r}: utterance {index} is by {utterance.speaker!r}, must be by {expected!r}; "
                 "turns alternate and the speaker begins."
             )
         if not utterance.text.strip():

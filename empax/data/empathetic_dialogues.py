@@ -190,7 +190,7 @@ def _member(archive: Path, name: str) -> bytes:
         raise
     except (tarfile.TarError, ValueError, IndexError, OverflowError, RecursionError, OSError, EOFError) as error:
         raise DataError(_BROKEN.format(archive, error)) from error
-    raise DataError(f"{archive} holds no {name}; it must be the official {ARCHIVE_NAME} or laid out alike.")
+    raise DataError(f"{archive} holds no {name}; it must be the official {ARCHIVE_NAME} or have the same layout.")
 
 
 def _decompressed(archive: Path) -> bytes:
@@ -214,7 +214,7 @@ def _checked_index(row: list[str], where: str) -> int:
         raise DataError(f"{where}: {len(row)} columns, must be 8 or 9; found {','.join(row)[:200]!r}.")
     if len(row) == max(_WIDTHS) and (not _SELFEVAL.fullmatch(row[6]) or (row[7] and _SELFEVAL.fullmatch(row[7]))):
         raise DataError(
-            f"{where}: 9 columns, of which the 7th to 9th are not selfeval, tags, candidates; found {row[6][:60]!r}, "
+            f"{where}: 9 columns, but the 7th to 9th are not selfeval, tags, candidates; found {row[6][:60]!r}, "
             f"{row[7][:60]!r}, {row[8][:60]!r}. A comma inside a text must be written _comma_."
         )
     located(check_length, *row, place=where)

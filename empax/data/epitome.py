@@ -76,7 +76,7 @@ def load_epitome(folder: Path | str) -> list[EpitomePair]:
             (seeker, response, _), *_ = table.keys() ^ first.keys()
             raise DataError(
                 f"{folder}: {FILES[mechanism]} and {FILES[MECHANISMS[0]]} do not hold the same pairs: "
-                f"sp_id {seeker}, rp_id {response} is not equally often in both."
+                f"sp_id {seeker}, rp_id {response} does not occur equally often in both."
             )
     return [
         EpitomePair(

@@ -179,7 +179,7 @@ def encode_for_bert(
     given = len(tokenizer.encode(prompt)) if prompt else 0
     room = max_tokens - 2 - given
     if room < 1:
-        raise ConfigError(f"max_tokens = {max_tokens} leaves no room behind a prompt of {given} tokens; raise it.")
+        raise ConfigError(f"max_tokens = {max_tokens} leaves no room after a prompt of {given} tokens; raise it.")
     head = given + {"left": room, "right": 0, "ends": room - room // 2}[keep]
     unique = list(dict.fromkeys(texts))
     ids = dict(zip(unique, tokenizer.encode_batch([prompt + text for text in unique]), strict=True))
@@ -201,7 +201,7 @@ def pad(
     """
     sizes = np.fromiter(map(len, rows), np.int64, len(rows))
     if sizes.size and sizes.max() > length:
-        raise ValueError(f"row {int(sizes.argmax())} has {int(sizes.max())} ids, more than the {length} to pad to.")
+        raise ValueError(f"row {int(sizes.argmax())} has {int(sizes.max())} ids, more than the padded length {length}.")
     mask = np.arange(length) < sizes[:, None]
     ids = np.full(mask.shape, pad_id, np.int32)
     ids[mask] = np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(sizes.sum()))

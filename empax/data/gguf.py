@@ -112,7 +112,7 @@ def read_gguf(path: Path) -> GgufFile:
             raise DataError(f"{path} is not a GGUF file; fetch the model again.")
         version = int.from_bytes(head[4:], "little")
         if version not in (2, 3):
-            raise DataError(f"{path} is GGUF of version {version} (or big-endian); what is read: 2 and 3.")
+            raise DataError(f"{path} is GGUF version {version} (or big-endian); only 2 and 3 are read.")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _parse(path, _Cursor(data))
@@ -222,11 +222,13 @@ def gguf_tokenizer(file: GgufFile) -> tuple[rust.Tokenizer, dict[str, str], str 
     kind = file.text("tokenizer.ggml.model")
     advice = "put the model's tokenizer.json beside the file."
     if kind != "gpt2":
-        raise DataError(f"{file.path} has a tokenizer {kind!r}; what is read: 'gpt2', a byte-level BPE. Else {advice}")
+        raise DataError(
+            f"{file.path} has a tokenizer {kind!r}; only 'gpt2', a byte-level BPE, is read. Otherwise {advice}"
+        )
     cut = file.text("tokenizer.ggml.pre", "gpt-2")
     if cut not in _PRE_TOKENIZERS:
         known = ", ".join(_PRE_TOKENIZERS)
-        raise DataError(f"{file.path} cuts text as {cut!r} (tokenizer.ggml.pre); known: {known}. Else {advice}")
+        raise DataError(f"{file.path} splits text as {cut!r} (tokenizer.ggml.pre); known: {known}. Otherwise {advice}")
     tokens = file.texts("tokenizer.ggml.tokens")
     merges = file.texts("tokenizer.ggml.merges")
     pairs = [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
@@ -276,7 +278,7 @@ def _special_names(file: GgufFile, tokens: list[str]) -> dict[str, str]:
         number = file.metadata[key]
         if type(number) is not int or not 0 <= number < len(tokens):
             raise DataError(
-                f"{file.path}: {key} = {number!r} is none of the {len(tokens)} tokens; fetch or convert it again."
+                f"{file.path}: {key} = {number!r} is not one of the {len(tokens)} tokens; fetch or convert it again."
             )
         names[f"{role}_token"] = tokens[number]
     if "eos_token" in names:

@@ -180,14 +180,16 @@ def read_knowledge(path: Path, instances: Sequence[Instance]) -> Knowledge:
         if unknown := sorted(set(row) - {"id", "facts", "source"}):
             raise DataError(f"{where}: unknown field {unknown[0]!r}; a line has id, facts and source.")
         if not isinstance(row.get("id"), str) or row["id"] in found:
-            raise DataError(f"{where}: id = {_shown(row.get('id'))} must be a text that no other line has.")
+            raise DataError(f"{where}: id = {_shown(row.get('id'))} must be a text unique to this line.")
         if not isinstance(row.get("source"), str) or not row["source"].strip():
             raise DataError(f"{where}: source = {_shown(row.get('source'))} must say who made the facts.")
         source = source or row["source"]
         if row["source"] != source:
-            raise DataError(f"{where}: source = {row['source']!r}, but the first line has {source!r}; a file has one.")
+            raise DataError(
+                f"{where}: source = {row['source']!r}, but the first line has {source!r}; a file has only one."
+            )
         if "facts" not in row:
-            raise DataError(f"{where}: facts are missing; an instance without any has an empty list.")
+            raise DataError(f"{where}: facts are missing; an instance without facts needs an empty list.")
         found[row["id"]] = facts_from(row["facts"], where)
     if missing := [i.id for i in instances if i.id not in found]:
         raise DataError(

@@ -100,22 +100,22 @@ def rust_errors(path: Path, kind: type[ValueError], advice: str) -> Iterator[Non
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise kind(f"{path} holds no tokenizer that is read here ({reason}); {advice}.") from error
+        raise kind(f"{path} holds no tokenizer that can be read ({reason}); {advice}.") from error
 
 
 def refuse_unknown(said: Mapping[str, Any], known: Collection[str], file: Path) -> None:
     """Raises ConfigError for unknown fields, which could change the computation."""
     if unknown := unknown_fields(said, known):
         raise ConfigError(
-            f"{file} says {shown(said, unknown)}, which is not known here and could change what the model computes; "
-            "take it out if it does not."
+            f"{file} sets {shown(said, unknown)}, which is unknown here and could change what the model computes; "
+            "remove it if it does not."
         )
 
 
 def warn_of_unknown(said: Mapping[str, Any], known: Collection[str], file: Path, why: str) -> None:
     """Warns once per file of unknown fields, which are ignored; `why` they cannot change the computation."""
     if unknown := unknown_fields(said, known):
-        warn_once(f"{file} says {shown(said, unknown)}, which is not known here and is left out: {why}.")
+        warn_once(f"{file} sets {shown(said, unknown)}, which is unknown here and ignored: {why}.")
 
 
 @functools.cache

@@ -86,14 +86,15 @@ def read_file(path: str | os.PathLike[str]) -> Iterator[Dialogue]:
         notes = {name: value for name, value in row.items() if name not in _FIELDS}
         yield Dialogue(row["id"], row.get("emotion", ""), row.get("situation", ""), alternate(texts), notes)
     if not found:
-        raise DataError(f"{path}, line {max(number, 1)}: the file ends without a dialogue; one a line, or delete it.")
+        raise DataError(
+            f"{path}, line {max(number, 1)}: the file ends without a dialogue; write one per line, or delete it."
+        )
 
 
 def _of_pair(row: dict[str, Any], where: str, identity: str) -> dict[str, Any]:
     if "utterances" in row:
         raise DataError(
-            f"{where}: utterances stand beside source or target; a line is a dialogue or a pair. Give a field of your "
-            "own another name."
+            f"{where}: utterances beside source or target; a line is a dialogue or a pair. Rename your own field."
         )
     for name in _PAIR:
         if not isinstance(row.get(name), str) or not row[name].strip():
@@ -168,13 +169,13 @@ def _problem(row: dict[str, Any], known: Sequence[str]) -> str:
     unknown = [name for name in row if name not in _FIELDS]
     for name in unknown:
         if close := difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8):
-            return f"unknown field {name!r}; did you mean {close[0]!r}? Fields of your own need other names"
+            return f"unknown field {name!r}; did you mean {close[0]!r}? Your own fields need other names"
     if "utterances" not in row:
         return f"it has {', '.join(map(repr, row)) or 'no fields'}; {_FORMS}"
     if taken := [name for name in unknown if name in _TAKEN]:
-        return f"the field {taken[0]!r} has the name of something else here; give it another one"
+        return f"the field {taken[0]!r} has a reserved name; give it another one"
     if not isinstance(row.get("id"), str) or not row["id"]:
-        return f"id = {row.get('id')!r} must be a text that no other dialogue has"
+        return f"id = {row.get('id')!r} must be a text unique to this dialogue"
     if row.get("emotion", "") not in ("", *EMOTIONS):
         return f"emotion = {row['emotion']!r} must be empty or one of {', '.join(EMOTIONS)}"
     if not isinstance(row.get("situation", ""), str):
@@ -229,7 +230,9 @@ def load_dialogues(folder: str, *, beam: Sequence[str] = ()) -> dict[str, list[D
     for split, dialogues in found.items():
         (name, times), *_ = Counter(dialogue.id for dialogue in dialogues).most_common(1)
         if times > 1:
-            raise DataError(f"{folder}: {times} dialogues of the split {split} have the id {name!r}; an id comes once.")
+            raise DataError(
+                f"{folder}: {times} dialogues of the split {split} have the id {name!r}; ids must be unique."
+            )
     return found
 
 

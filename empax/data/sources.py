@@ -232,7 +232,7 @@ class ChatForm:
         if self.exemplars == "turns" and (template.system_last or template.first_user != template.assistant_to_user):
             raise ConfigError(
                 "exemplars = 'turns': the chat template puts the instruction into the last turn, or begins the first "
-                "turn in a separate way; set it to 'apart' or 'response'."
+                "turn differently; set it to 'apart' or 'response'."
             )
 
     @property
@@ -265,7 +265,7 @@ class ChatForm:
     def start_id(self) -> int:
         """The prompt's last token, the same for all, from which decoding starts."""
         if not self._ending:
-            raise ConfigError("the chat template puts nothing behind the last turn, where the model could write on.")
+            raise ConfigError("the chat template puts nothing after the last turn, where the answer would begin.")
         return self._ending[-1]
 
     @property
@@ -416,8 +416,7 @@ class PlainForm:
         head, tail = len(before), len(behind)
         if head + tail >= max_tokens:
             raise ConfigError(
-                f"{max_tokens} tokens for a source leave no room beside the {head + tail} that stand around its text; "
-                "allow more."
+                f"{max_tokens} tokens for a source leave no room beside the {head + tail} around its text; allow more."
             )
         if keep == "end":
             return [row if len(row) <= max_tokens else row[:head] + row[head - max_tokens :] for row in rows]

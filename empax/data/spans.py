@@ -67,7 +67,7 @@ def read_spans(path: Path, instances: Iterable[Instance]) -> list[SpanExample]:
         if set(row) != {"id", "turn", "start", "end"}:
             raise DataError(f"{where}: a span has the fields id, turn, start, end; found {', '.join(row) or 'none'}.")
         if not isinstance(row["id"], str) or row["id"] not in by_id:
-            raise DataError(f"{where}: there is no instance {row['id']!r}; spans are of the run's own instances.")
+            raise DataError(f"{where}: there is no instance {row['id']!r}; spans must be in the run's own instances.")
         if not all(type(row[name]) is int for name in ("turn", "start", "end")):
             raise DataError(f"{where}: turn, start and end must be whole numbers.")
         span, context = Span(row["turn"], row["start"], row["end"]), by_id[row["id"]].context
@@ -78,7 +78,7 @@ def read_spans(path: Path, instances: Iterable[Instance]) -> list[SpanExample]:
 
 def _check(span: Span, context: Sequence[str], where: str) -> None:
     if not 0 <= span.turn < len(context) or not 0 <= span.start < span.end <= len(context[span.turn]):
-        raise DataError(f"{where}: {span} is no part of a context of {len(context)} turns.")
+        raise DataError(f"{where}: {span} is not within a context of {len(context)} turns.")
     if not is_speakers(span.turn, len(context)):
         raise DataError(f"{where}: turn {span.turn} is the listener's; reasons are in the speaker's turns.")
 
@@ -152,7 +152,7 @@ def read_reccon(path: Path) -> list[SpanExample]:
                 kept = tuple(sorted({span for span in spans if span is not None}))
                 examples.append(SpanExample(f"{name}#{last + 1}", tuple(texts[: last + 1]), kept))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: it is no file of RECCON as released ({type(error).__name__}: {error}).") from error
+        raise DataError(f"{path} is not a RECCON file as released ({type(error).__name__}: {error}).") from error
     return examples
 
 

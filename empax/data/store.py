@@ -62,7 +62,9 @@ class TokenizerSettings:
         if "train" not in self.splits_in_vocabulary:
             raise ConfigError(f"splits_in_vocabulary = {self.splits_in_vocabulary} lacks 'train'; add it.")
         if self.kind == "words" and self.pretrained:
-            raise ConfigError(f'kind = "words" is made of the corpus; set pretrained = "" (it is {self.pretrained!r}).')
+            raise ConfigError(
+                f'kind = "words" is built from the corpus; set pretrained = "" (it is {self.pretrained!r}).'
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +165,7 @@ def planned_notes(run: RunContext) -> list[str]:
 def check_prepared(run: RunContext) -> None:
     """Raises ConfigError unless the run prepares instances and a tokenizer before this stage."""
     if "prepare" not in run.before():
-        raise ConfigError(f"config.run has no stage 'prepare' before {run.stage!r}, which reads what that leaves.")
+        raise ConfigError(f"config.run has no stage 'prepare' before {run.stage!r}, which reads its output.")
 
 
 def check_candidates(run: RunContext, index: str, splits: Sequence[str], passages: int) -> None:
@@ -174,8 +176,8 @@ def check_candidates(run: RunContext, index: str, splits: Sequence[str], passage
     settings = run.earlier("index", index, kind="index").settings
     if missing := [split for split in splits if split not in settings.queries]:
         raise ConfigError(
-            f"config.{index}.queries lacks {', '.join(missing)}, which config.{run.stage} needs; set it to how many "
-            "instances are to be searched, 0 for all."
+            f"config.{index}.queries lacks {', '.join(missing)}, which config.{run.stage} needs; set it to the number "
+            "of instances to search, 0 for all."
         )
     if settings.candidates < passages:
         raise ConfigError(

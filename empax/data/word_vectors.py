@@ -65,13 +65,13 @@ def load_vectors(name: str, tokenizer: Tokenizer, size: int) -> Embeddings:
         row = words[word]
         if len(vector) != size:
             raise ConfigError(
-                f"the vectors of {name!r} have {len(vector)} dimensions, but d_model = {size}; set it so."
+                f"the vectors of {name!r} have {len(vector)} dimensions, but d_model = {size}; set it to {len(vector)}."
             )
         if not known[row]:
             table[row], known[row] = vector, True
     if not known.any():
         raise ConfigError(
-            f"{name!r} has a vector for none of the {len(words)} words; is it of another language or case?"
+            f"{name!r} has a vector for none of the {len(words)} words; is it for another language or case?"
         )
     log.info("%s: vectors for %d of %d words (%.1f%%)", name, known.sum(), len(words), 100 * known.sum() / len(words))
     return Embeddings(table.astype(np.float32), known)
@@ -81,7 +81,7 @@ def check_vectors(name: str) -> None:
     """Raises ConfigError if there are no such vectors; does not read them."""
     if name and name not in VECTORS and not expand(name).is_file():
         known = ", ".join(VECTORS)
-        raise ConfigError(f"vectors = {name!r} is no file; give a text file of vectors, or one of {known}.")
+        raise ConfigError(f"vectors = {name!r} is not a file; give a text file of vectors, or one of {known}.")
     if name:
         note(f"the vectors {name!r}", VECTORS[name]() if name in VECTORS else expand(name))
 
@@ -99,7 +99,7 @@ def _from_text(name: str, words: Mapping[str, int]) -> Iterator[tuple[str, np.nd
             continue
         size, found = size or _numbers_behind(parts), found + 1
         if not size:
-            raise DataError(f"{path}, line {number}: no number behind a word; give a file of word vectors.")
+            raise DataError(f"{path}, line {number}: no number after a word; give a file of word vectors.")
         if not parts[0] and len(parts) > size + 1:  # blanks before the word
             parts = parts[1:]
         word = " ".join(parts[: len(parts) - size])  # some of GloVe's words contain blanks
@@ -112,9 +112,7 @@ def _from_text(name: str, words: Mapping[str, int]) -> Iterator[tuple[str, np.nd
         if word in words:
             yield word, _single(np.array(parts[-size:], float), f"{path}, line {number}: {word!r}")
     if found < promised:
-        log.warning(
-            "%s says in its first line that it has %d words, and it has %d; is it cut short?", path, promised, found
-        )
+        log.warning("%s promises %d words in its first line, but has %d; is it cut short?", path, promised, found)
 
 
 def _numbers_behind(parts: Sequence[str]) -> int:

@@ -137,7 +137,7 @@ class WordNet:
             key, *rest = line.split()
             lemma, _, sense = key.rpartition("%")
             if len(rest) != 2 or sense[:1] not in _PARTS or not rest[1].isdecimal():
-                raise DataError(f"{path}, line {number}: {line[:60]!r} is no line of a list of counts.")
+                raise DataError(f"{path}, line {number}: {line[:60]!r} is not a line of a count list.")
             counts[lemma, _PARTS[sense[0]]] += int(rest[1])
         return counts
 
@@ -155,7 +155,7 @@ class WordNet:
                 place = 6 + int(fields[3])
                 found[fields[0]] = int(fields[place])
             except (IndexError, ValueError) as error:
-                raise DataError(f"{path}, line {number}: {line[:60]!r} is no line of an index of nouns.") from error
+                raise DataError(f"{path}, line {number}: {line[:60]!r} is not a line of a noun index.") from error
         return found
 
     @functools.lru_cache(maxsize=8)  # noqa: B019 - a handful of words for each database

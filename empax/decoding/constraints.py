@@ -25,7 +25,7 @@ def check_ids(settings: DecodeSettings, vocab_size: int, where: str = "") -> Non
             if token >= vocab_size:
                 raise ConfigError(
                     f"{where}{'.' * bool(where)}{name} names the token {token}; it must be below {vocab_size}, the "
-                    "vocabulary."
+                    "size of the vocabulary."
                 )
 
 

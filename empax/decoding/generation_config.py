@@ -101,7 +101,7 @@ class ModelDecoding:
         if self.settings.end_at_limit and eos_id != self.eos_id:
             raise ConfigError(
                 f"forced_eos_token_id = {self.eos_id} of the model is not {eos_id}, the end of sequence of the "
-                "tokenizer; take it out of generation_config.json, or take the model's own tokenizer."
+                "tokenizer; remove it from generation_config.json, or use the model's own tokenizer."
             )
         return dataclasses.replace(self.settings, more_eos_ids=tuple(token for token in ids if token != eos_id))
 
@@ -129,7 +129,7 @@ def generation_fields_of(folder: Path) -> tuple[Path, dict[str, Any]]:
     if path.is_file():
         fields = read_model_json(path)
         for name in sorted(set(fields) - set(KNOWN)):
-            logging.warning("%s: %s is no option of decoding that is known here; it has no effect.", path, name)
+            logging.warning("%s: %s is not a known decoding option; it has no effect.", path, name)
         return path, fields
     path = folder / "config.json"
     fields = read_model_json(path) if path.is_file() else {}
@@ -220,7 +220,7 @@ def _method(fields: Mapping[str, Any], origin: Origin) -> str:
     several = fields.get("num_return_sequences", 1)
     if several != 1 and beams == 1 and not samples:
         raise ConfigError(
-            f"{origin.where}: num_return_sequences = {several} has no meaning where the likeliest token is taken; "
+            f"{origin.where}: num_return_sequences = {several} has no meaning when the likeliest token is taken; "
             f"{origin.advice('num_return_sequences')}."
         )
     return "beam" if beams != 1 else "sample" if samples else "greedy"
@@ -233,7 +233,7 @@ def _refuse_unread(fields: Mapping[str, Any], method: str, origin: Origin) -> No
     for name, off in unread.items():
         if name in fields and fields[name] not in off:
             raise ConfigError(
-                f"{origin.where}: {name} = {fields[name]!r} would change the text and is not here; "
+                f"{origin.where}: {name} = {fields[name]!r} would change the text and is not supported; "
                 f"{origin.advice(name)}."
             )
 

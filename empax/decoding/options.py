@@ -199,8 +199,8 @@ def _with_ours(
     values["num_return_sequences"] = None
     if num_texts > 1 and values["method"] == "greedy":
         raise ConfigError(
-            f"generate: num_return_sequences = {num_texts}, but there is one text where the likeliest token is taken; "
-            "add do_sample=True or num_beams."
+            f"generate: num_return_sequences = {num_texts}, but taking the likeliest token gives one text; add "
+            "do_sample=True or num_beams."
         )
     settings = to_settings(DecodeSettings, values, where="generate")
     if num_texts > num_hypotheses(settings):
@@ -244,17 +244,17 @@ def _refuse_idle(given: Mapping[str, Any], settings: DecodeSettings, *, encoder_
             continue
         if other in _RETURNED and value:
             raise ConfigError(
-                f"generate: {name} = {value!r} asks for more than texts, and `generate` gives texts alone."
+                f"generate: {name} = {value!r} asks for more than texts, but `generate` returns only texts."
             )
         readers = _READERS.get(other)
         if readers and method not in readers and not (settings.draw_beams and other in DRAWN):
             raise ConfigError(
-                f"generate: {name} = {value!r} has no effect where {_HOW[method]}; add "
+                f"generate: {name} = {value!r} has no effect when {_HOW[method]}; add "
                 f"{' or '.join(_ADD[reader] for reader in readers)}, or leave {name} out."
             )
         if other in ("forced_bos_token_id", "decoder_start_token_id") and not encoder_decoder:
             raise ConfigError(
-                f"generate: {name} = {value!r} has no effect behind a prompt; first_token sets how an answer begins."
+                f"generate: {name} = {value!r} has no effect after a prompt; first_token sets how an answer begins."
             )
         if other in _RERANKED and settings.rerank not in _RERANKED[other]:
             raise ConfigError(

@@ -139,7 +139,7 @@ class DecodeSettings:
         if any(not word or any(token < 0 for token in word) for word in self.bad_words):
             raise ConfigError(f"bad_words = {self.bad_words} must hold sequences of at least one id, each at least 0.")
         if self.first_token is not None and self.first_token in self.suppress_tokens:
-            raise ConfigError(f"first_token = {self.first_token} is in suppress_tokens; take it out of one of them.")
+            raise ConfigError(f"first_token = {self.first_token} is in suppress_tokens; remove it from one of them.")
 
     def _check_beams(self) -> None:
         check_numbers(self, "num_beam_groups", "num_return_sequences", least=1)
@@ -153,12 +153,12 @@ class DecodeSettings:
             )
         if self.draw_beams and self.num_beam_groups > 1:
             raise ConfigError(
-                f"draw_beams with num_beam_groups = {self.num_beam_groups} is not here; set num_beam_groups to 1, or "
-                "draw_beams to False."
+                f"draw_beams with num_beam_groups = {self.num_beam_groups} is not supported; set num_beam_groups to 1, "
+                "or draw_beams to False."
             )
         if self.diversity_penalty and self.num_beam_groups == 1:
             raise ConfigError(
-                f"diversity_penalty = {self.diversity_penalty} has nothing to tell apart in one group; set "
+                f"diversity_penalty = {self.diversity_penalty} has no effect with one group; set "
                 "num_beam_groups above 1, or diversity_penalty to 0."
             )
 

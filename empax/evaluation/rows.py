@@ -123,7 +123,7 @@ def to_prediction(value: Any) -> Prediction:
       DataError: the value is not an object, or a field is missing or of the wrong type.
     """
     if not isinstance(value, dict):
-        raise DataError(f"a {type(value).__name__}, must be a JSON object")
+        raise DataError(f"must be a JSON object, not a {type(value).__name__}")
     value = {key: item for key, item in value.items() if item is not None}
     missing = [name for name in ("context", "response", "reference") if name not in value]
     if missing:

@@ -67,7 +67,8 @@ class Patterns:
         """Raises DataError if the `pattern` of the field `name` is not a regular expression."""
         if len(pattern) > _LONGEST_PATTERN:
             raise DataError(
-                f"{self._file}: {name} = {short(pattern)} has {len(pattern)} letters; {_LONGEST_PATTERN} are read."
+                f"{self._file}: {name} = {short(pattern)} has {len(pattern)} characters; at most {_LONGEST_PATTERN} "
+                "are read."
             )
         try:
             re.compile(pattern)
@@ -88,8 +89,8 @@ class Patterns:
             return regex.match(pattern, text, timeout=self._left)
         except TimeoutError as error:
             raise ConfigError(
-                f"{self._file}: the regular expression {short(pattern)} takes for ever on the name {text!r}; write it "
-                "without repeats of repeats, or list the modules by name."
+                f"{self._file}: the regular expression {short(pattern)} takes forever on the name {text!r}; write it "
+                "without nested repeats, or list the modules by name."
             ) from error
         finally:
             self._left -= time.thread_time() - start
@@ -199,7 +200,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         raise DataError(f"{file}: target_modules = {short(targets)} must be a list of names or a regular expression.")
     layers = _layers(file, fields.get("layers_to_transform"))
     if layers is not None and isinstance(targets, str):
-        raise DataError(f"{file}: layers_to_transform goes with a list of names in target_modules, as PEFT has it.")
+        raise DataError(f"{file}: layers_to_transform needs a list of names in target_modules, as in PEFT.")
     layers_pattern = _names(file, "layers_pattern", fields.get("layers_pattern") or [])
     config = AdapterConfig(
         file=file,
@@ -239,11 +240,11 @@ def _check_kind(file: Path, fields: Mapping[str, Any]) -> None:
     problems += [f"{name} = {short(value)}" for name, value in unknown.items() if name not in off]
     if problems:
         raise ConfigError(
-            f"{file}: {'; '.join(problems)} is not read here; what is read: LoRA and rank-stabilised LoRA without "
-            f"biases (peft_type = 'LORA', use_dora = false, bias = 'none'). {MERGE_ADVICE}"
+            f"{file}: {'; '.join(problems)} is not read here, only LoRA and rank-stabilised LoRA without biases "
+            f"(peft_type = 'LORA', use_dora = false, bias = 'none'). {MERGE_ADVICE}"
         )
     if off:
-        log.warning("%s: fields unknown here, taken to be switched off: %s.", file, ", ".join(off))
+        log.warning("%s: unknown fields, assumed to be off: %s.", file, ", ".join(off))
 
 
 def _check_patterns(config: AdapterConfig) -> None:
@@ -278,7 +279,7 @@ def _saved(file: Path, value: Any) -> tuple[str, ...]:
 def _layers(file: Path, value: Any) -> tuple[int, ...] | None:
     numbers = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in numbers):
-        raise DataError(f"{file}: layers_to_transform = {short(value)} must be numbers of layers.")
+        raise DataError(f"{file}: layers_to_transform = {short(value)} must be layer numbers.")
     return tuple(numbers) or None
 
 
@@ -293,5 +294,5 @@ def _number(file: Path, name: str, value: Any, *, whole: bool = False) -> Any:
 
 def _numbers(file: Path, name: str, value: Any, *, whole: bool = False) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise DataError(f"{file}: {name} = {short(value)} must be an object of numbers by names of modules.")
+        raise DataError(f"{file}: {name} = {short(value)} must be an object of numbers by module name.")
     return {key: _number(file, f"{name}.{key}", number, whole=whole) for key, number in value.items()}

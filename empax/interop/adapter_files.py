@@ -182,9 +182,7 @@ def _sorted_out(folder: Path, mapping: mappings.Mapping, cut: range) -> _Content
             other = pair.name
             pair.parts[part[3]] = np.asarray(tensor).astype(np.float32)
         if other != name:
-            raise DataError(
-                f"{folder}: {other} and {name} are one and the same part of a model; take one of them away."
-            )
+            raise DataError(f"{folder}: {other} and {name} are the same part of a model; remove one.")
     return found
 
 
@@ -245,7 +243,7 @@ def _misfits(
     for module, (name, embedding, parts) in found.pairs.items():
         rank, place = config.rank_of(name), places.get(module)
         if place is None or place.embedding != embedding:
-            problems.append(f"{name} is no {'embedding' if embedding else 'linear layer'} here that LoRA adapts")
+            problems.append(f"{name} is not {'an embedding' if embedding else 'a linear layer'} that LoRA adapts here")
         elif not config.targeted(name):
             problems.append(f"{name} has an adapter, but target_modules = {short(config.targets)} does not name it")
         elif missing := [part for part in ("A", "B") if part not in parts]:

@@ -91,5 +91,5 @@ def architecture_of(name: str) -> Architecture:
       ConfigError: the `model_type` is not supported.
     """
     if name not in ARCHITECTURES:
-        raise ConfigError(f"{name!r} is not an architecture here; it is one of {', '.join(ARCHITECTURES)}.")
+        raise ConfigError(f"{name!r} is not a known architecture; it must be one of {', '.join(ARCHITECTURES)}.")
     return ARCHITECTURES[name]

@@ -119,14 +119,14 @@ def known_fields(fields: Mapping[str, Any], file: Path) -> dict[str, Any]:
     name = fields["model_type"]
     demanded = _DEMANDED | _DEMANDED_OF.get(name, {})
     problems = [
-        f"{field} = {short(fields[field])} is not done here; it must be {' or '.join(map(_json, allowed))}"
+        f"{field} = {short(fields[field])} is not supported here; it must be {' or '.join(map(_json, allowed))}"
         for field, allowed in demanded.items()
         if field in fields and fields[field] not in allowed
     ]
     problems += _contradictions(fields)
     aliases = ALIASES.get(name, {})
     problems += [
-        f"{alias} = {short(fields[alias])} and {field} = {short(fields[field])} are one and the same; leave one out"
+        f"{alias} = {short(fields[alias])} and {field} = {short(fields[field])} mean the same; leave one out"
         for alias, field in aliases.items()
         if fields.get(alias) is not None and fields.get(field) is not None and fields[alias] != fields[field]
     ]

@@ -148,7 +148,9 @@ def export_generator(
         elif isinstance(config, TransformerConfig):
             fields = t5_fields(config, eos_id=generation.eos_id, pad_id=generation.pad_id)
         else:
-            raise ConfigError("a decoder-only model is written beside the config.json of the model that it began as.")
+            raise ConfigError(
+                "a decoder-only model cannot be written without the config.json of the model it started from."
+            )
         tensors = foreign_tensors(fields["model_type"], params, config)
     else:
         fields, tensors = own_fields(model), own_tensors(model, params)
@@ -217,8 +219,8 @@ def _encoder_fields(encoder: Any, base: Mapping[str, Any] | None, tokenizer: Sub
         base = t5_fields(whole, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id)
     elif base["model_type"] not in ("t5", "mt5"):
         raise ConfigError(
-            f"the encoder of a {base['model_type']!r} cannot be written for transformers, which has no model that is "
-            'this encoder alone; the format "empax" writes any.'
+            f"the encoder of a {base['model_type']!r} cannot be written for transformers, which has no "
+            'model for this encoder alone; the format "empax" writes any.'
         )
     kind = f"{base['model_type'].upper()}EncoderModel"
     return _in_float32(base, {**size, "architectures": [kind], "is_encoder_decoder": False})

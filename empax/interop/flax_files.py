@@ -40,7 +40,7 @@ def read_flax(file: Path) -> dict[str, np.ndarray]:
     if isinstance(tree, dict) and set(tree) == {"params"}:
         tree = tree["params"]
     if not isinstance(tree, dict):
-        raise DataError(f"{file} holds no parameters by name but a {type(tree).__name__}.")
+        raise DataError(f"{file} holds a {type(tree).__name__}, not parameters by name.")
     tensors = {}
     for path, array in flatten_dict(tree).items():
         path = [str(part) for part in path]
@@ -49,8 +49,8 @@ def read_flax(file: Path) -> dict[str, np.ndarray]:
         *modules, name = path
         if any("scan" in module.lower() for module in modules) or (name == "kernel" and array.ndim == 3):
             raise DataError(
-                f"{file}: {'/'.join(path)} of shape {list(array.shape)} is of layers that were scanned, which are not "
-                "read here; save the model with layers of their own (in transformers 4, after `disable_scan()`)."
+                f"{file}: {'/'.join(path)} of shape {list(array.shape)} belongs to scanned layers, which are not read "
+                "here; save the model with separate layers (in transformers 4, after `disable_scan()`)."
             )
         tensors[".".join([*modules, _RENAMED.get(name, name)])] = array.T if name == "kernel" else array
     if not tensors:

@@ -63,7 +63,9 @@ def read_gguf_weights(path: Path) -> dict[str, LazyTensor]:
         turned = re.fullmatch(r"blk\.\d+\.attn_([qk])\.\w+", row.name)
         count = 0 if turned is None else {"q": heads, "k": groups}[turned[1]]
         if count and row.shape[0] % (2 * count):
-            raise DataError(f"{path}: {row.name} has {row.shape[0]} rows, which {count} even heads cannot share.")
+            raise DataError(
+                f"{path}: {row.name} has {row.shape[0]} rows, which do not divide into {count} heads of even size."
+            )
         dtype = _PLAIN.get(row.kind, np.dtype(np.float32))
         read = functools.partial(_numbers, row, stored, count)
         tensors[_foreign_name(row.name)] = LazyTensor(row.shape, dtype, read)
@@ -100,7 +102,8 @@ def gguf_fields(path: Path) -> dict[str, Any]:
     if head_dim % 2 or heads % groups:
         raise DataError(
             f"{path}: {name}.attention.head_count = {heads}, {name}.attention.head_count_kv = {groups} and heads of "
-            f"{head_dim} do not go together: heads are even, and their number is a multiple of head_count_kv."
+            f"{head_dim} do not go together: the size of heads must be even, and head_count a multiple of "
+            "head_count_kv."
         )
     fields = {
         "vocab_size": shapes["token_embd.weight"][0],
@@ -136,7 +139,7 @@ def _own_fields(file: GgufFile, name: str, tensors: set[str]) -> dict[str, Any]:
         biases = {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
         return {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **biases}
     if window is not None:
-        raise DataError(f"{file.path}: {key} = {window} does not say which layers it is of; give the safetensors.")
+        raise DataError(f"{file.path}: {key} = {window} does not say which layers it applies to; give the safetensors.")
     kind = {"model_type": name, "architectures": [f"{name.capitalize()}ForCausalLM"]}
     return {**kind, "attention_bias": "blk.0.attn_q.bias" in tensors} if name == "qwen3" else kind
 
@@ -145,7 +148,7 @@ def _model(path: Path) -> tuple[GgufFile, str]:
     file = read_gguf(path)
     architecture = file.text("general.architecture")
     if architecture not in _ARCHITECTURES:
-        raise DataError(f"{path} is a {architecture!r}; GGUF files are read of {', '.join(_ARCHITECTURES)}.")
+        raise DataError(f"{path} is a {architecture!r}; only GGUF files of {', '.join(_ARCHITECTURES)} are read.")
     return file, architecture
 
 
@@ -153,7 +156,9 @@ def _heads(file: GgufFile, name: str) -> tuple[int, int]:
     """Returns the numbers of query heads, and of key and value heads."""
     for key in (f"{name}.attention.head_count", f"{name}.attention.head_count_kv"):
         if isinstance(file.metadata.get(key), list):
-            raise DataError(f"{file.path} has another number of heads in each layer, which a {name} here has not.")
+            raise DataError(
+                f"{file.path} has different numbers of heads in its layers, which a {name} here cannot have."
+            )
     heads = file.size(f"{name}.attention.head_count")
     return heads, file.size(f"{name}.attention.head_count_kv", heads)
 
@@ -172,7 +177,7 @@ def _stored(path: Path, row: GgufTensor) -> MappedTensor:
         return MappedTensor(path, row.offset, _PLAIN[row.kind], row.shape)
     block, size = _block(path, row)
     if row.shape[-1] % block:
-        raise DataError(f"{path}: {row.name} has rows of {row.shape[-1]}, no multiple of the {block} of a block.")
+        raise DataError(f"{path}: {row.name} has rows of {row.shape[-1]}, not a multiple of the block size {block}.")
     rows = (math.prod(row.shape[:-1]), row.shape[-1] // block * size)
     return MappedTensor(path, row.offset, np.dtype(np.uint8), rows)
 
@@ -188,7 +193,7 @@ def _block(path: Path, row: GgufTensor) -> tuple[int, int]:
     except (ValueError, KeyError, NotImplementedError) as error:
         name = {kind.value: kind.name for kind in gguf.GGMLQuantizationType}.get(row.kind, f"type {row.kind}")
         raise DataError(
-            f"{path}: {row.name} is quantised as {name}, which the package gguf does not read; take a file in F32, "
+            f"{path}: {row.name} is quantised as {name}, which the package gguf does not read; use a file in F32, "
             "F16, BF16, Q4_0, Q4_1, Q8_0, or Q2_K to Q6_K."
         ) from error
     return block, size
@@ -217,14 +222,14 @@ def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
             return None
         if kind not in ("linear", "yarn"):
             raise DataError(
-                f"{file.path} scales rotary positions by {kind!r}; what is read: none, linear, yarn, Llama 3.1's."
+                f"{file.path} scales rotary positions by {kind!r}; only none, linear, yarn and Llama 3.1's are read."
             )
         factor = file.real(f"{name}.rope.scaling.factor")
         if factor < 1:
             raise DataError(f"{file.path}: {name}.rope.scaling.factor = {factor} must be at least 1.")
         return {"rope_type": kind, "factor": factor} | (_yarn(file, name) if kind == "yarn" else {})
     if rows[0].kind != 0 or len(rows[0].shape) != 1 or not 0 < rows[0].shape[0] <= 1 << 16:
-        raise DataError(f"{file.path}: {_ROPE_FACTORS} is no list of F32; fetch or convert the model again.")
+        raise DataError(f"{file.path}: {_ROPE_FACTORS} is not a list of F32; fetch or convert the model again.")
     factors = np.asarray(_stored(file.path, rows[0]))
     base = file.real(f"{name}.rope.freq_base", 10000.0)
     wavelengths = 2 * np.pi * base ** (np.arange(len(factors)) / len(factors))

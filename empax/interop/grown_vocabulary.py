@@ -23,7 +23,7 @@ def check_vocabulary(tokenizer: Tokenizer, rows: int, model: str) -> None:
     if tokenizer.vocab_size > rows:
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} ids, but {model} only {rows} rows: they do not belong together. "
-            "Take the model's own tokenizer; tokens may be added to it."
+            "Use the model's own tokenizer; tokens may be added to it."
         )
 
 
@@ -44,7 +44,7 @@ def rows_for(tokenizer: Tokenizer, folder: Path, rows: int, model: str) -> int:
     elif not tokenizer.extends(own):
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} ids, {model} {rows} rows, and its own tokenizer has other ids: "
-            "they do not belong together. Take the model's own (config.prepare.tokenizer.pretrained)."
+            "they do not belong together. Use the model's own (config.prepare.tokenizer.pretrained)."
         )
     return tokenizer.vocab_size
 

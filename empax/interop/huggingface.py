@@ -66,7 +66,9 @@ def load_config(folder: Path) -> dict[str, Any]:
     if name is None:
         raise DataError(f"{file} names no model_type; it must be one of {', '.join(ARCHITECTURES)}.")
     if name not in list(ARCHITECTURES):  # it may be of any type
-        raise ConfigError(f"{file}: model_type = {name!r} is not read here; it is one of {', '.join(ARCHITECTURES)}.")
+        raise ConfigError(
+            f"{file}: model_type = {name!r} is not read here; it must be one of {', '.join(ARCHITECTURES)}."
+        )
     check_fields(fields, file)
     fields = without_nulls(known_fields(fields, file))
     fields = t5_head(fields, folder) if name in ("t5", "mt5") else fields
@@ -160,7 +162,7 @@ def _no_config(folder: Path) -> str:
             f"{folder} holds an Atlas checkpoint, but no config.json: put that of its reader or of its retriever (such "
             "as google/t5-base-lm-adapt's or facebook/contriever's) beside it, with the tokenizer of the same model."
         )
-    return f"{folder} holds no config.json; give a folder as Hugging Face models come, or a GGUF file."
+    return f"{folder} holds no config.json; give the folder of a Hugging Face model, or a GGUF file."
 
 
 def _is_file(path: Path) -> str:

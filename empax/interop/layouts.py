@@ -42,15 +42,17 @@ def plain_names(tensors: Tensors, architecture: str) -> dict[str, Tensor]:
 
 def _part_of_atlas(tensors: dict[str, Tensor], architecture: str) -> dict[str, Tensor]:
     if architecture not in _ATLAS_PARTS:
-        raise DataError(f"An Atlas checkpoint holds a t5 and a bert, no {architecture}: correct model_type.")
+        raise DataError(f"An Atlas checkpoint holds a t5 and a bert, not a {architecture}: correct model_type.")
     part = _ATLAS_PARTS[architecture]
     pattern = re.compile(rf"{part}\.(?:module\.)?")
     found = {pattern.sub("", name, count=1): tensor for name, tensor in tensors.items() if pattern.match(name)}
     if not found:
-        raise DataError(f"This Atlas checkpoint has no {part}, which model_type = {architecture!r} asks for.")
+        raise DataError(f"This Atlas checkpoint has no {part}, which model_type = {architecture!r} needs.")
     if part == "retriever":
         if any(name.startswith(("query_contriever.", "passage_contriever.")) for name in found):
-            raise DataError("This Atlas checkpoint has one retriever for queries and one for passages; here is one.")
+            raise DataError(
+                "This Atlas checkpoint has one retriever for queries and one for passages; only a shared one is read."
+            )
         found = _renamed(found, lambda name: name.removeprefix("contriever."))
     return found
 
@@ -66,7 +68,6 @@ def _warn_of_cross_bias(tensors: Tensors) -> None:
     spread = float(np.ptp(np.asarray(tensors[_CROSS_BIAS]).astype(np.float32), axis=0).max())
     if spread > 0:  # the same bias at all distances does not change attention
         warn_once(
-            f"{_CROSS_BIAS} differs by up to {spread:.3g} between distances. T5 has no such bias, and neither has any "
-            "Transformers since version 4.0: it is dropped, and replies may differ a little from those of the code "
-            "that wrote it."
+            f"{_CROSS_BIAS} differs by up to {spread:.3g} between distances. T5 has no such bias, nor has Transformers "
+            "since version 4.0: it is dropped, and replies may differ a little from those of the code that wrote it."
         )

@@ -112,7 +112,7 @@ def _named(file: Path, initialisers: dict[str, MappedTensor | float], factors: d
         if known != name:
             scale, zero_point = (initialisers.get(f"{known}_{part}") for part in ("scale", "zero_point"))
             if not isinstance(scale, float) or not isinstance(zero_point, float):
-                raise DataError(f"{file}: {name} has no single scale and zero point, which is all that is read here.")
+                raise DataError(f"{file}: {name} does not have a single scale and zero point, the only form read here.")
             if not (math.isfinite(scale) and math.isfinite(zero_point)):
                 raise ValueError(f"{name} has the scale {scale} and the zero point {zero_point}")
         theirs = factors.get(name, known)
@@ -155,7 +155,7 @@ def _tensor(file: Path, data: mmap.mmap, span: _Span) -> tuple[str, MappedTensor
     if raw is None and not shape and number is not None:
         return name, number
     if str(kind) not in _DTYPES or raw is None:
-        raise DataError(f"{file}: {name} is of type {kind}; what is read: {', '.join(_DTYPES)}, as bytes.")
+        raise DataError(f"{file}: {name} is of type {kind}; only {', '.join(_DTYPES)} are read, as bytes.")
     tensor = MappedTensor(file, raw[0], _DTYPES[str(kind)], tuple(shape))
     if tensor.end != raw[1]:
         raise ValueError(f"{name[:80]!r} of shape {shape} has {raw[1] - raw[0]} bytes")

@@ -73,9 +73,9 @@ def load_exported(folder: Path) -> Exported:
     if not file.is_file():
         raise DataError(f'{folder} holds no config.json; give a folder that was written in the format "empax".')
     fields = read_model_json(file)
-    found = fields.get("model_type", "model of no known kind")
+    found = fields.get("model_type", "model of unknown kind")
     if found != MODEL_TYPE:
-        raise DataError(f"{folder} holds a {found!r}, not a model of our own: `load_pretrained` reads it.")
+        raise DataError(f'{folder} holds a {found!r}, not a model in the format "empax": `load_pretrained` reads it.')
     try:
         model = _own_model(fields)
     except ConfigError as error:
@@ -96,7 +96,7 @@ def load_exported(folder: Path) -> Exported:
 
 def own_fields(model: EncoderDecoder | DecoderOnly | DualEncoder) -> dict[str, Any]:
     if isinstance(model, DecoderOnly):
-        raise ConfigError('a decoder-only model is written for transformers alone; take the format "transformers".')
+        raise ConfigError('a decoder-only model is written only for transformers; use the format "transformers".')
     if isinstance(model, EncoderDecoder):
         return {"model_type": MODEL_TYPE, "model": "encoder_decoder", "config": dataclasses.asdict(model.config)}
     name = next(name for name, (_, module) in _ENCODERS.items() if isinstance(model.encoder, module))

@@ -129,7 +129,7 @@ def _check_names(tensors: Tensors, mapping: mappings.Mapping) -> None:
     for name in tensors:
         other = names.setdefault(mapping.canonical(name), name)
         if other != name and not mapping.ignores(mapping.canonical(name)):
-            raise DataError(f"{other} and {name} are one and the same weight of a model; take one of them away.")
+            raise DataError(f"{other} and {name} are the same weight of a model; remove one.")
 
 
 def _check_layers(config: Config, num_tensors: int) -> None:
@@ -137,7 +137,7 @@ def _check_layers(config: Config, num_tensors: int) -> None:
     sizes = vars(config)
     layers = sum(sizes.get(name, 0) for name in ("num_layers", "num_encoder_layers", "num_decoder_layers"))
     if layers > num_tensors:
-        raise DataError(f"The config asks for {layers} layers, but there are no more than {num_tensors} weights.")
+        raise DataError(f"The config asks for {layers} layers; there are only {num_tensors} weights.")
 
 
 def _read(
@@ -177,7 +177,7 @@ def _other_constant(name: str, tensor: Tensor, expected: np.ndarray) -> list[str
     if tensor.shape != expected.shape:
         return [f"{name} has shape {list(tensor.shape)}, must be {list(expected.shape)}"]
     if np.abs(np.asarray(tensor).astype(np.float32) - expected).max() > _ROUNDED:
-        return [f"{name} holds other numbers than the sines and cosines that a model of this kind has"]
+        return [f"{name} does not hold the sines and cosines of a model of this kind"]
     return []
 
 

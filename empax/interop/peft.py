@@ -150,8 +150,8 @@ def base_beneath(model: str, config: Config, *, kept: bool, instead: str) -> str
         below = read_adapter(folder)
         if not kept or below.saved or below.added:
             raise ConfigError(
-                f"training began with the adapter in {model} within the weights of its model, so that adapters alone "
-                f"would sit on weights that no folder holds: {instead}."
+                f"training began with the adapter in {model} in the weights of its model, so adapters alone would sit "
+                f"on weights that no folder holds: {instead}."
             )
         name = read_adapter_config(folder).base
         folder = resolve(name)
@@ -165,9 +165,9 @@ def base_beneath(model: str, config: Config, *, kept: bool, instead: str) -> str
         return HUB_NAMES[name]
     if not _loads(folder):
         raise ConfigError(
-            f"adapters name the model that they sit on, and PEFT loads that with transformers, which does not load "
-            f'{name}. Write it in a form that is loaded, `empax.load({name!r}).save("BASE")`, and train on BASE; or '
-            f"{instead}."
+            "adapters name the model that they sit on, and PEFT loads that with transformers, which cannot load "
+            f'{name}. Write it in a form that transformers loads, `empax.load({name!r}).save("BASE")`, and train on '
+            f"BASE; or {instead}."
         )
     return str(folder if name in NAMED else expand(name))
 

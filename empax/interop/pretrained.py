@@ -87,7 +87,9 @@ class GeneratorSettings:
         check_numbers(self, "dropout", least=0, below=1)
         name = self.architecture
         if self.adapters == "kept" and not self.pretrained:
-            raise ConfigError("adapters = 'kept' needs pretrained, the folder of an adapter; else leave it 'merged'.")
+            raise ConfigError(
+                "adapters = 'kept' needs pretrained, the folder of an adapter; otherwise leave it 'merged'."
+            )
         if name in _FROM_SCRATCH:
             if self.pretrained or self.preset:
                 raise ConfigError(
@@ -234,7 +236,7 @@ def check_kept(settings: GeneratorSettings, lora: LoraSettings | None) -> None:
     asked, kept = (jax.eval_shape(functools.partial(init_adapters, rng, shapes, one)) for one in (lora, own))
     if (lora.rank, lora.alpha) != (own.rank, own.alpha) or jax.tree.structure(asked) != jax.tree.structure(kept):
         raise ConfigError(
-            f"lora does not say what the adapter in {settings.pretrained} is; to train that further, set "
+            f"lora differs from the adapter in {settings.pretrained}; to train that further, set "
             f"lora.rank = {own.rank}, lora.alpha = {own.alpha} and lora.pattern = {own.pattern!r}."
         )
 

@@ -71,7 +71,7 @@ class EncoderSettings:
         check_numbers(self, "d_model", "num_heads", "d_ff", "max_positions", "unroll", least=1)
         check_numbers(self, "dropout", least=0, below=1)
         if self.preset and not self.pretrained:
-            raise ConfigError(f"preset = {self.preset!r} says what `pretrained` is; name that too, or set the sizes.")
+            raise ConfigError(f"preset = {self.preset!r} describes `pretrained`; name that too, or set the sizes.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _encoder_of(
         raise ConfigError(f"{settings.pretrained} is a decoder, which has no encoder; name a model that has one.")
     if isinstance(config, TransformerConfig):
         if settings.num_layers:
-            raise ConfigError("num_layers goes with a BERT; the encoder of an encoder-decoder is taken whole.")
+            raise ConfigError("num_layers is only for a BERT; the encoder of an encoder-decoder is used whole.")
         config = encoder_alone(config)
         return T5Encoder(config), config
     layers = settings.num_layers or config.num_layers

@@ -87,12 +87,12 @@ def read_safetensors(file: Path) -> dict[str, MappedTensor]:
         if name == "__metadata__":
             continue
         if entry["dtype"] not in _DTYPES:
-            raise DataError(f"{file}: {name} is of type {entry['dtype']}; what is read: {', '.join(_DTYPES)}.")
+            raise DataError(f"{file}: {name} is of type {entry['dtype']}; only {', '.join(_DTYPES)} are read.")
         start = 8 + length + entry["data_offsets"][0]
         try:
             tensors[name] = MappedTensor(file, start, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
         except ValueError as error:
-            raise DataError(f"{file}: {name} cannot be ({error}); fetch the model again.") from error
+            raise DataError(f"{file}: {name} is impossible ({error}); fetch the model again.") from error
     return tensors
 
 
@@ -102,7 +102,9 @@ def _read_file(file: Path) -> dict[str, Tensor]:
     torch = dict.fromkeys((".bin", ".pth", ".pt", ".tar"), read_torch)
     readers = {".safetensors": read_safetensors, **torch, ".msgpack": read_flax}
     if file.suffix not in readers:
-        raise DataError(f"{file} is no file of weights by its name; it must end in {', '.join((*readers, '.gguf'))}.")
+        raise DataError(
+            f"{file} does not have the name of a weights file; it must end in {', '.join((*readers, '.gguf'))}."
+        )
     return dict(readers[file.suffix](file))
 
 
@@ -134,8 +136,8 @@ def is_adapter(folder: Path) -> bool:
     if whole and found:
         raise ConfigError(
             f"{folder} holds a whole model ({whole[0]}) and an adapter beside it ({', '.join(found)}). If the adapter "
-            "is merged into the model already, take its files away; else move them to a folder of their own, write "
-            f"{folder.resolve()} for base_model_name_or_path into its {ADAPTER_CONFIG}, and give that folder."
+            "is already merged into the model, remove its files; otherwise move them to their own folder, set "
+            f"base_model_name_or_path to {folder.resolve()} in its {ADAPTER_CONFIG}, and give that folder."
         )
     return ADAPTER_CONFIG in found
 

@@ -45,7 +45,7 @@ def check_new(path: Path) -> None:
     """Raises ConfigError if `path` is a file or a folder that is not empty."""
     if path.is_dir() and (found := sorted(entry.name for entry in path.iterdir())):
         shown = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
-        raise ConfigError(f"{path} is not empty, it holds {shown}; give another folder, or empty it first.")
+        raise ConfigError(f"{path} is not empty: it holds {shown}; give another folder, or empty it first.")
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file; it must be a folder that is new or empty.")
 

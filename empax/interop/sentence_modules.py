@@ -125,13 +125,13 @@ def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
     allowed = ["Transformer", "Pooling", *["Dense"] * len(files)]
     if order not in (allowed, [*allowed, "Normalize"]):
         raise ConfigError(
-            f"{path} has the order {', '.join(order)}; here it is Transformer, Pooling, then Dense if any, then "
+            f"{path} has the order {', '.join(order)}; it must be Transformer, Pooling, then Dense if any, then "
             "Normalize or nothing."
         )
     if found["encoder"] != folder and is_adapter(folder):
         raise ConfigError(
             f"{folder} holds an adapter, but {path.name} has its encoder in {found['encoder'].name}: put the adapter's "
-            "files there, in place of the weights that they sit on, or take them away."
+            "files there, in place of the weights that they sit on, or remove them."
         )
     found |= _sentences(folder / "config_sentence_transformers.json", found.pop("max_tokens"))
     found["reading"] = dataclasses.replace(found["reading"], pools_prompt=pools_prompt, keep=found.pop("keep"))
@@ -150,12 +150,14 @@ def _modules(path: Path) -> list[tuple[str, Path]]:
         kind = name.rsplit(".", maxsplit=1)[-1] if isinstance(name, str) and name.startswith(_HOME) else ""
         if kind not in _KINDS:
             raise ConfigError(
-                f"{path} asks for {short(name)}, which is not here; it may hold {', '.join(_KINDS)} of "
+                f"{path} asks for {short(name)}, which is not supported; it may hold {', '.join(_KINDS)} of "
                 "sentence-transformers."
             )
         refuse_unknown(entry, _MODULE_FIELDS, path)
         if entry.get("kwargs"):
-            raise ConfigError(f"{path}: kwargs = {short(entry['kwargs'])} of a {kind} is not here; it must be empty.")
+            raise ConfigError(
+                f"{path}: kwargs = {short(entry['kwargs'])} of a {kind} is not supported; it must be empty."
+            )
         found.append((kind, place))
     return found
 
@@ -167,12 +169,12 @@ def _transformer(folder: Path) -> dict[str, Any]:
         task, output = said.get("transformer_task"), said.get("module_output_name")
         if task not in (None, "feature-extraction") or output not in (None, "token_embeddings"):
             raise ConfigError(
-                f"{path}: transformer_task = {short(task)} to {short(output)} is not here, only the states of an "
+                f"{path}: transformer_task = {short(task)} to {short(output)} is not supported, only the states of an "
                 "encoder."
             )
         if said.get("modality_config") not in (None, _MODALITY):
             raise ConfigError(
-                f"{path}: modality_config = {short(said['modality_config'])} is not here, only {_MODALITY}."
+                f"{path}: modality_config = {short(said['modality_config'])} is not supported, only {_MODALITY}."
             )
         refuse_unknown(said, _TEXT_FIELDS, path)
     field, file = "max_seq_length", path or folder
@@ -213,7 +215,8 @@ def _pooling(path: Path) -> Pooling:
         if on == [kind]:
             return kind
     raise ConfigError(
-        f"{path} asks for {', '.join(map(str, on))}; one of {', '.join(kinds)} is here: set pooling to override it."
+        f"{path} asks for {', '.join(map(str, on))}; only one of {', '.join(kinds)} is supported: set pooling to "
+        "override it."
     )
 
 
@@ -231,12 +234,12 @@ def _dense(path: Path) -> Projection:
     check_regular(path)
     said = _check_sentence(path, _DENSE_FIELDS)
     if _switch(path, said, "use_residual", absent=False):
-        raise ConfigError(f"{path}: use_residual = True is not here.")
+        raise ConfigError(f"{path}: use_residual = True is not supported.")
     name = str(said.get("activation_function", "torch.nn.modules.activation.Tanh"))
     module, _, kind = name.rpartition(".")
     if not module.startswith("torch.nn") or kind not in _ACTIVATIONS:
         raise ConfigError(
-            f"{path}: activation_function = {short(name)} is not here; it is one of torch.nn's "
+            f"{path}: activation_function = {short(name)} is not supported; it must be one of torch.nn's "
             f"{', '.join(_ACTIVATIONS)}."
         )
     size = said.get("out_features")
@@ -264,15 +267,17 @@ def _sentences(path: Path, max_tokens: int | None) -> dict[str, Any]:
     said = read_model_json(path) if is_listed(path) else {}
     refuse_unknown(said, _FOLDER_FIELDS, path)
     if said.get("model_type") not in (None, "SentenceTransformer"):
-        raise ConfigError(f"{path}: model_type = {short(said['model_type'])} is not here, only 'SentenceTransformer'.")
+        raise ConfigError(
+            f"{path}: model_type = {short(said['model_type'])} is not supported, only 'SentenceTransformer'."
+        )
     truncate = said.get("truncate_dim")
     if truncate is not None and (type(truncate) is not int or not 1 <= truncate <= LARGEST_INT):
         raise ConfigError(f"{path}: truncate_dim = {short(truncate)} must be a number of entries, at least 1, or null.")
     similarity = said.get("similarity_fn_name")
     if similarity not in (None, "cosine", "dot"):
         raise ConfigError(
-            f"{path}: similarity_fn_name = {short(similarity)} is not here, only 'cosine' and 'dot': an index holds "
-            "what is nearest by the dot product."
+            f"{path}: similarity_fn_name = {short(similarity)} is not supported, only 'cosine' and 'dot': an index "
+            "searches by dot product."
         )
     prompts, default = said.get("prompts") or {}, said.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
@@ -280,7 +285,7 @@ def _sentences(path: Path, max_tokens: int | None) -> dict[str, Any]:
     prompts = {name: text or "" for name, text in prompts.items()}
     if default is not None and default not in list(prompts):  # it may be of any type
         named = ", ".join(prompts) or "no prompts"
-        raise ConfigError(f"{path}: default_prompt_name = {short(default)} is none of {named}.")
+        raise ConfigError(f"{path}: default_prompt_name = {short(default)} is not one of {named}.")
     # Source: documentation of `encode_query` and `encode_document` of sentence-transformers: the first existing prompt.
     # The default is for other texts.
     documents = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), "")

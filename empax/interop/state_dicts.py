@@ -107,7 +107,7 @@ class _Machine:
             for opcode, argument, _ in pickletools.genops(content):
                 if opcode.name == "STOP":
                     if self._marked or len(self._stack) != 1:
-                        raise BadPickleError("its end comes too early")
+                        raise BadPickleError("it ends too early")
                     return self._stack[0]
                 self._run(opcode.name, argument)
         except BadPickleError:
@@ -188,7 +188,7 @@ class _Machine:
     def _stack_global(self, _: Any) -> None:
         name, module = self._pop(), self._pop()
         if type(module) is not str or type(name) is not str:
-            raise BadPickleError("a name that is no text")
+            raise BadPickleError("a name that is not a text")
         self._name(module, name)
 
     def _name(self, module: str, name: str) -> None:

@@ -119,7 +119,7 @@ class _Array:
             if not unpack.eof or unpack.unused_data:
                 raise DataError(f"{file} is not a whole compressed file; fetch the checkpoint again.")
         if len(content) != self.chunk_bytes:
-            raise DataError(f"{file} holds other than its {self.chunk_bytes} bytes; fetch the checkpoint again.")
+            raise DataError(f"{file} does not hold exactly {self.chunk_bytes} bytes; fetch the checkpoint again.")
         return content
 
 
@@ -140,7 +140,8 @@ def read_t5x(folder: Path) -> dict[str, LazyTensor]:
         name = _foreign_name(theirs)
         if name is None:
             raise DataError(
-                f"{path} is no array of a T5 1.0 or 1.1 with a name for every layer, which is what is read of T5X."
+                f"{path} is not an array of a T5 1.0 or 1.1 with a name for every layer; no other T5X checkpoint is "
+                "read."
             )
         array = _open(path)
         tensor = LazyTensor(array.shape, array.dtype, array.read)
@@ -164,14 +165,14 @@ def _open(folder: Path) -> _Array:
     """Opens the array in `folder`; checks that all chunks exist and can have the right size."""
     file = folder / _DESCRIPTION
     if not file.is_file():
-        raise DataError(f"{folder} is no zarr array: it lacks {_DESCRIPTION}; fetch the checkpoint again.")
+        raise DataError(f"{folder} is not a zarr array: it lacks {_DESCRIPTION}; fetch the checkpoint again.")
     array = _described(file, read_model_json(file))
     wanted = math.prod(-(-size // chunk) for size, chunk in zip(array.shape, array.chunks, strict=True))
     if wanted > _MOST_CHUNKS:
         raise DataError(f"{file} asks for {wanted} chunks; fetch the checkpoint again.")
     chunks = {array.file(place) for place in array.grid()}
     found = {path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")}
-    for kind, names in (("lacks", chunks - found), ("has besides its own", found - chunks)):
+    for kind, names in (("lacks", chunks - found), ("has, besides its own,", found - chunks)):
         if names:
             shown = ", ".join(sorted(str(path.relative_to(folder)) for path in names)[:_SHOWN])
             more = ", ..." if len(names) > _SHOWN else ""
@@ -210,8 +211,8 @@ def _described(file: Path, said: dict[str, Any]) -> _Array:
     if wrong:
         listing = ", ".join(f"{name} = {str(said.get(name))[:80]}" for name in wrong)
         raise DataError(
-            f"{file} says {listing}, which is not read here: an array of zarr 2 in {', '.join(_DTYPES)}, plain or "
-            "deflated. Fetch the checkpoint again."
+            f"{file} sets {listing}, which is not read here, only zarr 2 in {', '.join(_DTYPES)}, plain or deflated. "
+            "Fetch the checkpoint again."
         )
     dtype = _DTYPES[said["dtype"]]
     return _Array(file.parent, tuple(shape), tuple(chunks), dtype, order, separator, kind is not None)

@@ -113,12 +113,12 @@ class MappedTensor:
 
     def __post_init__(self) -> None:
         if len(self.shape) > _MOST_AXES:
-            raise ValueError(f"no tensor: {self.dtype} of {len(self.shape)} axes")
+            raise ValueError(f"not a tensor: {self.dtype} of {len(self.shape)} axes")
         strides = self.shape if self.strides is None else self.strides
         largest = max(self.offset, math.prod(size or 1 for size in self.shape))
         negative = min((self.offset, *self.shape, *strides)) < 0
         if negative or largest >= _LARGEST or len(strides) != len(self.shape) or self.dtype.hasobject:
-            raise ValueError(f"no tensor: {self.dtype} of shape {self.shape}, strides {strides}, at {self.offset}")
+            raise ValueError(f"not a tensor: {self.dtype} of shape {self.shape}, strides {strides}, at {self.offset}")
 
     @property
     def end(self) -> int:

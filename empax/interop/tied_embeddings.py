@@ -107,20 +107,20 @@ def check_replaced(
         replaced = [name for name in (embedding, HEAD) if name in saved]
         if len(replaced) == 1:
             raise ConfigError(
-                f"{folder}: the adapter replaces {replaced[0]} alone, of two embeddings that its model ties, so that "
-                f"they differ. {MERGE_ADVICE}"
+                f"{folder}: the adapter replaces only {replaced[0]} of two embeddings that its model ties, so they "
+                f"differ. {MERGE_ADVICE}"
             )
         if disagreements(saved, embedding, tied=True):
             raise ConfigError(
-                f"{folder}: the adapter replaces {embedding} and {HEAD}, which its model ties, by two that differ. "
+                f"{folder}: the adapter replaces {embedding} and {HEAD}, which its model ties, with two that differ. "
                 f"{MERGE_ADVICE}"
             )
     if strange := sorted(name for name in asked if name not in known and not mapping.ignores(name)):
         raise ConfigError(
-            f"{folder}: the adapter brings {', '.join(strange)}, which is no part of the model here: heads for classes "
-            "are not read. An encoder can be had without its head where PEFT is installed: "
-            "`PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(BASE), FOLDER)"
-            ".merge_and_unload().base_model.save_pretrained(OUT)`; save the tokenizer there too, and give OUT."
+            f"{folder}: the adapter brings {', '.join(strange)}, which is not part of the model here: classification "
+            "heads are not read. To get the encoder without its head, where PEFT is installed: "
+            "`PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(BASE), "
+            "FOLDER).merge_and_unload().base_model.save_pretrained(OUT)`; save the tokenizer there too, and give OUT."
         )
 
 

@@ -54,18 +54,18 @@ def read_torch(file: Path) -> dict[str, MappedTensor]:
             if isinstance(root, dict) and isinstance(root.get(key), dict):
                 root = root[key]
         if not isinstance(root, dict):
-            raise DataError(f"{file} holds no state dict but a {type(root).__name__}.")
+            raise DataError(f"{file} holds a {type(root).__name__}, not a state dict.")
         found = {name: archive.tensor(name, value) for name, value in root.items() if isinstance(name, str)}
     except RefusedPickleError as error:
         raise DataError(
-            f"{file} {error}, which no file of weights needs and which could be an attack: refused. If you trust the "
+            f"{file} {error}, which no weights file needs and which could be an attack: refused. If you trust the "
             f"file: {_ADVICE}"
         ) from error
     except BadPickleError as error:
         raise DataError(f"{file} holds a broken pickle ({error}); fetch it again.") from error
     tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
     if not tensors:
-        raise DataError(f"{file} holds a dict of {len(root)} entries, but no tensor among them.")
+        raise DataError(f"{file} holds a dict of {len(root)} entries, but none is a tensor.")
     return tensors
 
 
@@ -87,7 +87,7 @@ class _Archive:
             raise DataError(f"{file} holds {twice[0]} more than once; fetch it again.")
         pickles = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise DataError(f"{file} is a zip file, but none of PyTorch's: it has {len(pickles)} data.pkl.")
+            raise DataError(f"{file} is a zip file, but not one of PyTorch's: it has {len(pickles)} data.pkl.")
         self._pickle = pickles[0]
         self._folder = pickles[0].removesuffix("data.pkl")
         self._infos: Mapping[str, zipfile.ZipInfo] = dict(zip(names, infos, strict=True))
@@ -105,7 +105,7 @@ class _Archive:
             stream.seek(entry.offset)
             content = stream.read(entry.num_bytes)
         if entry.crc and zlib.crc32(content) != entry.crc:
-            raise DataError(f"{self._file} is damaged: {name} does not fit its checksum; fetch it again.")
+            raise DataError(f"{self._file} is damaged: {name} does not match its checksum; fetch it again.")
         return content
 
     def _entry(self, name: str) -> Checksum:
@@ -123,7 +123,7 @@ class _Archive:
         # The local header's name and extra field may differ in length from those of the central directory.
         offset = info.header_offset + 30 + sum(struct.unpack_from("<HH", head, 26))
         if offset + info.file_size > self._size:
-            raise DataError(f"{self._file} is cut short: {name} ends beyond it; fetch it again.")
+            raise DataError(f"{self._file} is cut short: {name} ends after the file does; fetch it again.")
         return Checksum(self._file, offset, info.file_size, info.CRC)
 
     def _storage(self, key: Any) -> Checksum:
@@ -159,7 +159,7 @@ class _Archive:
         if rest and rest[0]:
             raise DataError(f"{self._file}: {name} is stored as conjugate or negative ({_bits(rest[0])}). {_ADVICE}")
         if not (_is_sizes((offset,)) and _is_sizes(size) and _is_sizes(stride) and len(size) == len(stride)):
-            raise DataError(f"{self._file} describes a tensor that cannot be: {name} has no sizes or strides.")
+            raise DataError(f"{self._file} describes an impossible tensor: {name} has no sizes or strides.")
         assert isinstance(storage, Storage)
         entry = self._storage(storage.key)
         in_bytes = storage.kind == state_dicts.UNTYPED_STORAGE
@@ -170,7 +170,7 @@ class _Archive:
         try:
             tensor = MappedTensor(self._file, entry.offset + first, dtype, size, stride, entry)
         except ValueError as error:
-            raise DataError(f"{self._file} describes a tensor that cannot be ({error}); fetch it again.") from error
+            raise DataError(f"{self._file} describes an impossible tensor ({error}); fetch it again.") from error
         if tensor.end > entry.offset + entry.num_bytes:
             raise DataError(f"{self._file}: {name} of shape {size} reaches beyond its storage; fetch it again.")
         if math.prod(size) * dtype.itemsize > max(entry.num_bytes, _MOST_EXPANDED):
@@ -187,7 +187,7 @@ def _dtype(storage: Any, said: Any) -> np.dtype:
             return _STORAGES[storage.kind.name]
     elif storage.kind == state_dicts.UNTYPED_STORAGE and type(said) is Token and said.name in _TYPES:
         return _TYPES[said.name]
-    raise BadPickleError("a tensor of no type that is known")
+    raise BadPickleError("a tensor of unknown type")
 
 
 def _is_sizes(values: Any) -> bool:
@@ -205,5 +205,5 @@ def _not_a_zip(file: Path) -> str:
     if start == b"PK":
         return f"{file} is not a whole zip file; fetch the model again."
     if start[:1] == b"\x80":
-        return f"{file} has the format that PyTorch had before version 1.6, which is not read here. {_ADVICE}"
+        return f"{file} has PyTorch's format from before version 1.6, which is not read here. {_ADVICE}"
     return f"{file} is not a file that torch.save wrote; fetch the model again."

@@ -42,7 +42,7 @@ def is_fused(
         return False
     if dropped:
         raise ConfigError(
-            f"attention = {kernel!r} drops no weights of attention out; set the rate to 0, or attention to 'auto'."
+            f"attention = {kernel!r} has no dropout of attention weights; set the rate to 0, or attention to 'auto'."
         )
     fits = queries % _BLOCKS[-1] == keys % _BLOCKS[-1] == 0
     return kernel == "fused" or (fits and backend() == "tpu" and knows_rows())  # XLA cannot split it

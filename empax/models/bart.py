@@ -102,7 +102,8 @@ def marian_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfi
     """
     if fields.get("share_encoder_decoder_embeddings") is False:
         raise ConfigError(
-            "share_encoder_decoder_embeddings = False: this Marian has a vocabulary for either side; here there is one."
+            "share_encoder_decoder_embeddings = False: this Marian has one vocabulary for each side; only a shared one "
+            "is supported here."
         )
     family = _Family("Marian", pre_norm=False, embedding_norm=False, final_norm=False, learned=False)
     return _config(fields, dataclasses.replace(family, start_id=fields.get("pad_token_id")), changes)

@@ -172,7 +172,7 @@ def dpr_config(fields: Mapping[str, Any], **changes: Any) -> BertConfig:
     """
     if fields.get("projection_dim"):
         raise ConfigError(
-            f"projection_dim = {fields['projection_dim']} of a DPR must be 0: there is no projection here."
+            f"projection_dim = {fields['projection_dim']} of a DPR must be 0: projections are not supported here."
         )
     named = fields.get("architectures") or ["DPRContextEncoder"]
     if named[0] not in _DPR_SIDES:
@@ -244,7 +244,7 @@ class BertEncoder(nn.Module):
         length = mask.shape[1]
         if length > c.max_tokens():
             room = f"max_positions = {c.max_positions}"
-            room += "" if c.padding_position is None else f", of which {c.max_tokens()} are for tokens"
+            room += "" if c.padding_position is None else f", {c.max_tokens()} of them for tokens"
             raise ConfigError(f"{length} tokens, but this BERT has {room}; shorten them.")
         init, width = normal(0.02), c.embedding_size or c.d_model
         tokens = self.param("token_embedding", init, (c.vocab_size, width))

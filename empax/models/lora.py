@@ -158,7 +158,7 @@ def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Param
     if not found:
         names = [name for name, leaf in named_leaves(base).items() if _axes(name, leaf.shape)]
         raise ConfigError(
-            f"pattern = {settings.pattern!r} is found in the name of no weight that LoRA can adapt; they are "
+            f"pattern = {settings.pattern!r} matches the name of no weight that LoRA can adapt; they are "
             f"{some_names(names)}."
         )
     parts: list[tuple[tuple[int, ...], ...]] = []
@@ -169,7 +169,7 @@ def init_adapters(rng: jax.Array, base: Params, settings: LoraSettings) -> Param
     if settings.rank > most:
         raise ConfigError(
             f"rank = {settings.rank} is more than {most}, the smaller side of the largest weight that pattern = "
-            f"{settings.pattern!r} finds, with which adapters can be anything; take a lower one."
+            f"{settings.pattern!r} matches; no adapter needs more: choose a lower one."
         )
     # Each adapter has its own key; adapters of one shape are drawn together, since every draw takes time to compile.
     alike: dict[tuple[int, ...], list[int]] = {}

@@ -184,7 +184,7 @@ def build_index(
     if len(bad):
         raise DataError(
             f"{len(bad)} of {len(stored)} embeddings are not finite in {settings.dtype}, the first is row {bad[0]}. "
-            "Check the encoder's parameters; store.dtype = 'float32' reaches further than 'float16'."
+            "Check the encoder's parameters; store.dtype = 'float32' has a wider range than 'float16'."
         )
     groups = None if groups is None else groups.astype(np.int32)
     return Index(stored, settings, groups=groups, encoder_hash=encoder_hash, mesh=mesh)
@@ -218,7 +218,7 @@ def load_index(folder: Path, *, encoder_hash: str | None = None, mesh: Mesh | No
     try:
         settings = to_settings(IndexSettings, about["settings"], where=f"{folder / _DESCRIPTION}: settings")
     except ConfigError as error:
-        raise DataError(f"{error} The index is of another version. {again}") from error
+        raise DataError(f"{error} Another version of empax wrote the index. {again}") from error
     embeddings = _open(folder / _EMBEDDINGS, (about["rows"], about["dim"]), about["dtype"], again)
     groups = _open(folder / _GROUPS, (about["rows"],), "int32", again) if _GROUPS in about["files"] else None
     return Index(
@@ -248,7 +248,7 @@ def _check_description(about: Any, folder: Path, again: str) -> None:
     if not isinstance(about, Mapping) or any(not isinstance(about.get(name), kind) for name, kind in expected.items()):
         raise DataError(f"{folder / _DESCRIPTION} does not describe an index ({', '.join(expected)}). {again}")
     if about["format"] != _FORMAT:
-        raise DataError(f"{folder / _DESCRIPTION} is of format {about['format']}, this is {_FORMAT}. {again}")
+        raise DataError(f"{folder / _DESCRIPTION} has format {about['format']}, must be {_FORMAT}. {again}")
 
 
 def _open(path: Path, shape: tuple[int, ...], dtype: str, again: str) -> np.ndarray:

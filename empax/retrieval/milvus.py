@@ -80,7 +80,7 @@ class MilvusIndex:
         try:
             self._fill()
         except _milvus().MilvusException as error:
-            raise ConfigError(f"Milvus at {settings.uri!r} does not take store.milvus: {error}") from error
+            raise ConfigError(f"Milvus at {settings.uri!r} rejects store.milvus: {error}") from error
 
     @property
     def exact(self) -> ExactInParts:

@@ -75,7 +75,8 @@ class ScannSettings:
         leaves = max(1, math.isqrt(num_rows)) if self.num_leaves is None else self.num_leaves
         if leaves > num_rows:
             raise ConfigError(
-                f"store.scann.num_leaves = {leaves}, but there are only {num_rows} rows; set at most that, or None."
+                f"store.scann.num_leaves = {leaves}, but there are only {num_rows} rows; set it to at most that, or "
+                "None."
             )
         if min(self.training_sample, num_rows) < max(leaves, _LEAST_TRAINING):
             least = max(leaves, _LEAST_TRAINING)
@@ -198,7 +199,7 @@ def require() -> None:
     if importlib.util.find_spec("scann") is None:
         raise ConfigError(
             "store.method = 'scann' needs ScaNN, which is not installed. On Linux: pip install scann. Elsewhere, and "
-            "for up to some 100,000 rows, set store.method = 'exact'."
+            "for up to about 100,000 rows, set store.method = 'exact'."
         )
 
 
@@ -229,7 +230,7 @@ def _train(embeddings: np.ndarray, settings: ScannSettings) -> Any:
 def _load(folder: Path) -> Any:
     # Checked here, since ScaNN would print a notice and guess, and would unpickle a file of ids, which we never write.
     if not (folder / "scann_assets.pbtxt").is_file() or (folder / "scann_docids.pkl").exists():
-        raise DataError(f"{folder} is not a ScaNN searcher of ours. {remedy(folder.parents[1].name)}")
+        raise DataError(f"{folder} is not a ScaNN searcher that empax wrote. {remedy(folder.parents[1].name)}")
     try:
         return _scann().load_searcher(str(folder))
     except RuntimeError as error:

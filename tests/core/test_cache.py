@@ -36,7 +36,7 @@ def test_a_damaged_file_is_made_anew_and_then_kept(tmp_path, how, caplog):
 def test_a_cache_that_cannot_be_written_costs_time_alone(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
     assert kept_rows(tmp_path / "file" / "a.jsonl", lambda: ROWS) == ROWS
-    assert "EMPAX_CACHE_DIR may name a folder that can be written" in caplog.text
+    assert "set EMPAX_CACHE_DIR to a writable folder" in caplog.text
 
 
 def test_arrays_come_back_as_they_were(tmp_path):

@@ -107,7 +107,9 @@ def test_jsonl_round_trip_skips_blank_lines(tmp_path):
     assert list(read_jsonl(path)) == [{"name": "ä", "parts": [1, 2]}, {"name": "b"}]
 
 
-@pytest.mark.parametrize(("line", "reason"), [("{broken", "not valid JSON"), ("[1]", "a list, must be a JSON object")])
+@pytest.mark.parametrize(
+    ("line", "reason"), [("{broken", "not valid JSON"), ("[1]", "must be a JSON object, not a list")]
+)
 def test_a_bad_line_is_named_by_its_number_counting_blank_ones(tmp_path, line, reason):
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"a": 1}}\n\n{line}\n')

@@ -103,7 +103,7 @@ def test_the_log_names_the_form_and_jax_must_compute_on_the_gpu(command, tmp_pat
 
 def test_a_gpu_that_jax_passes_over_is_named(monkeypatch):
     with pytest.raises(
-        ConfigError, match=r"machine=gpu was chosen .* cpu; mend its plugin for CUDA, or write machine=cpu"
+        ConfigError, match=r"machine=gpu was chosen .* cpu; repair its CUDA plugin, or write machine=cpu"
     ):
         machine.check_gpu("classic:machine=gpu")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")

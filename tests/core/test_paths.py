@@ -25,7 +25,7 @@ def test_the_home_folder_takes_the_place_of_its_sign(home):
     assert expand("~/runs/a") == home / "runs" / "a"
     assert expand(Path("~")) == home
     assert expand("runs/~a") == Path("runs/~a")
-    with pytest.raises(ConfigError, match="begins with the home folder of nobody"):
+    with pytest.raises(ConfigError, match="begins with the home folder of an unknown user"):
         expand("~nobody-of-this-name/runs")
 
 
@@ -76,7 +76,7 @@ def test_a_folder_that_takes_no_files_is_refused_before_work(tmp_path, monkeypat
 def test_what_is_no_path_of_a_folder_is_named(path):
     with pytest.raises(ConfigError, match=r"workdir = .* must be the path of a folder"):
         given_folder(path, "workdir")
-    with pytest.raises(ConfigError, match=r"'a\\x00b' is no path"):
+    with pytest.raises(ConfigError, match=r"'a\\x00b' is not a path"):
         given_folder("a\0b", "workdir")
 
 
@@ -86,5 +86,5 @@ def test_a_folder_that_is_given_may_be_a_path_or_a_text(home):
 
 @pytest.mark.parametrize("path", [None, 3, ["runs"]])
 def test_what_is_no_path_is_named(path):
-    with pytest.raises(ConfigError, match="is no path"):
+    with pytest.raises(ConfigError, match="is not a path"):
         expand(path)

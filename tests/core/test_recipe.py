@@ -80,7 +80,7 @@ def test_recipes_come_from_files_with_an_argument(tmp_path):
     for spec, says in (
         ("recipe.py:bad", "no bad"),
         ("recipes.py", r"there is no file .*recipes.py. Did you mean .*recipe.py"),
-        ("notes.md", r"notes\.md is no recipe, whose name ends in \.py"),
+        ("notes.md", r"notes\.md is not a recipe: its name must end in \.py"),
         ("plain.py:tiny", "takes no argument; leave out ':tiny'"),
         ("empty.py", "defines no get_config"),
     ):

@@ -125,7 +125,7 @@ REFUSED: dict[str, tuple[Change, str, bool]] = {
     "CR alone": (lambda raw: raw.replace(b"\n", b"\r"), "a carriage return", False),
     "UTF-16": (lambda raw: raw.decode().encode("utf-16"), "UTF-16, must be UTF-8", False),
     "UTF-16, no mark": (lambda raw: raw.replace(WORD.encode(), b"").decode().encode("utf-16-le"), "a NUL byte", False),
-    "UTF-32": (lambda raw: raw.decode().encode("utf-32"), "UTF-32, must be UTF-8; save it so", False),
+    "UTF-32": (lambda raw: raw.decode().encode("utf-32"), "UTF-32, must be UTF-8; save it as UTF-8", False),
 }
 
 REFUSED_JSON: dict[str, tuple[bytes, str]] = {
@@ -134,11 +134,11 @@ REFUSED_JSON: dict[str, tuple[bytes, str]] = {
     "nesting that recursion does not survive": (b"[" * 100_000 + b"]" * 100_000, "nested more than 64 deep"),
     "nesting that it survives": (b'{"a":' * 80 + b"1" + b"}" * 80, "nested more than 64 deep"),
     "5,000 digits": (b"9" * 5000, "a number of 5000 digits"),
-    "65 bits": (b"18446744073709551616", "must fit into 64 bits"),
-    "64 bits without a sign": (b"9223372036854775808", "must fit into 64 bits"),
+    "65 bits": (b"18446744073709551616", "must fit in 64 bits"),
+    "64 bits without a sign": (b"9223372036854775808", "must fit in 64 bits"),
     "65 lists": (b"[" * 65 + b"]" * 65, "nested more than 64 deep"),
-    "NaN": (b"NaN", "NaN is no number in JSON"),
-    "Infinity": (b"-Infinity", "-Infinity is no number in JSON"),
+    "NaN": (b"NaN", "NaN is not a JSON number"),
+    "Infinity": (b"-Infinity", "-Infinity is not a JSON number"),
     "1e999": (b"1e999", "1e999 is too large"),
     "a quotation mark": (b'"a"b"', "not valid JSON"),
 }

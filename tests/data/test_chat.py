@@ -129,7 +129,7 @@ def test_the_date_does_not_change_with_the_day():
         (EACH.replace("m.content", "m.content | upper"), "changes one"),
         (EACH.replace("m.content", "m.content | lower"), "changes one"),
         (EACH + "{{ messages[0].content }}", "repeats"),
-        (each("{{ loop.length }}{{ m.content }}"), "in a chat of one, three or five turns"),
+        (each("{{ loop.length }}{{ m.content }}"), "differently in chats of one, three and five turns"),
         ("{{ 1 + messages }}", "cannot be rendered: TypeError: unsupported operand"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ messages[99].content.missing }}", "UndefinedError"),
@@ -153,11 +153,11 @@ def test_what_is_no_template_of_a_chat_is_refused(source, message):
 def test_a_template_that_does_not_end_is_ended(monkeypatch):
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     monkeypatch.setattr(chat, "CPU_SECONDS", 1)
-    with pytest.raises(ConfigError, match="x was ended: it computed more than 1 s"):
+    with pytest.raises(ConfigError, match="x was stopped: it computed more than 1 s"):
         chat_template(endless, where="x")
     monkeypatch.setattr(chat, "CPU_SECONDS", 60)
     monkeypatch.setattr(chat, "WAIT_SECONDS", 1)
-    with pytest.raises(ConfigError, match="x was ended: it took more than 1 s"):
+    with pytest.raises(ConfigError, match="x was stopped: it took more than 1 s"):
         chat_template(endless, where="x")
 
 
@@ -233,7 +233,7 @@ def test_templates_without_a_default_are_named(config, files, tmp_path, caplog):
     folder = folder_with(tmp_path, config=config, files=files)
     with caplog.at_level(logging.WARNING, "empax"):
         assert load_tokenizer(folder).chat_template is None
-    assert "chat templates for 'tool_use' alone; texts are read without a template" in caplog.text
+    assert "names its chat templates 'tool_use'; texts are read without a template" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [3, [3], [{"name": "default"}], {"default": 3}, [CHAT]])

@@ -26,7 +26,7 @@ CORPORA = {
 @pytest.mark.parametrize("name", CORPORA)
 def test_each_corpus_is_found_where_the_user_points(name, tmp_path, monkeypatch):
     find, folder, files = CORPORA[name]
-    with pytest.raises(ConfigError, match=f"{name} is not downloaded by itself"):
+    with pytest.raises(ConfigError, match=f"{name} is not downloaded automatically"):
         find("")
     with pytest.raises(ConfigError, match=rf"config\.data\.dir = .* holds no {name}"):
         find(tmp_path)
@@ -40,7 +40,9 @@ def test_each_corpus_is_found_where_the_user_points(name, tmp_path, monkeypatch)
 
 
 def test_an_absent_corpus_is_named_with_its_files_and_with_where_the_folder_was_given(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match=r"^Songs is not downloaded by itself: set .* EMPAX_DATA_DIR to the folder"):
+    with pytest.raises(
+        ConfigError, match=r"^Songs is not downloaded automatically: set .* EMPAX_DATA_DIR to the folder"
+    ):
         find_corpus("Songs", ["a.txt"], "songs")
     (tmp_path / "a.txt").write_text("la\n")
     lacks = "holds no Songs; set it to the folder with a.txt, b.txt, or to one that holds them under songs/"

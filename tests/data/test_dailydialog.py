@@ -50,8 +50,8 @@ def test_blanks_of_the_tokeniser_go(text, wanted):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("Hi . __eou__ Ho . ", r"line 3: 'Ho \.' stands behind the last __eou__"),
-        ("", "line 3: blank, and dialogues follow"),
+        ("Hi . __eou__ Ho . ", r"line 3: 'Ho \.' comes after the last __eou__"),
+        ("", "line 3: a blank line before other dialogues"),
         ("Hi . __eou__", "line 3: a dialogue of one turn"),
         ("Hi . __eou__  __eou__ Ho . __eou__", "line 3: turn 2 is blank"),
     ],
@@ -64,7 +64,7 @@ def test_a_bad_line_is_named(path, line, says):
 
 def test_an_empty_file_is_named(tmp_path):
     (tmp_path / "empty.txt").write_text("", encoding="utf-8")
-    with pytest.raises(DataError, match=r"empty\.txt, line 1: the file ends without a dialogue; take the released"):
+    with pytest.raises(DataError, match=r"empty\.txt, line 1: the file ends without a dialogue; use the released"):
         load_dialogues(tmp_path / "empty.txt")
 
 

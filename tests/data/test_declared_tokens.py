@@ -86,8 +86,8 @@ def test_unknown_fields_are_named_once(folder, caplog):
     write(folder, "special_tokens_map.json", dropout=0.1)
     with caplog.at_level(logging.WARNING, logger="empax"):
         load_tokenizer(folder)
-    assert "tokenizer_config.json says cut_at_blanks = True" in caplog.text
-    assert "special_tokens_map.json says dropout = 0.1" in caplog.text
+    assert "tokenizer_config.json sets cut_at_blanks = True" in caplog.text
+    assert "special_tokens_map.json sets dropout = 0.1" in caplog.text
     caplog.clear()
     load_tokenizer(folder)
     assert not caplog.records

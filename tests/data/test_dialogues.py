@@ -56,7 +56,7 @@ def test_blank_and_swapped_turns_name_the_dialogue():
     with pytest.raises(DataError, match="'hit:1': utterance 2 is blank"):
         to_instances([blank])
     swapped = Dialogue("hit:2", "sad", "rain", (Utterance("listener", "Hi"), Utterance("speaker", "Yes")))
-    with pytest.raises(DataError, match="'hit:2': utterance 1 is of 'listener', must be of 'speaker'"):
+    with pytest.raises(DataError, match="'hit:2': utterance 1 is by 'listener', must be by 'speaker'"):
         to_instances([swapped])
 
 

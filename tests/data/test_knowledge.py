@@ -45,7 +45,7 @@ def test_a_file_comes_back_as_it_was_written(tmp_path):
     ("rows", "said"),
     [
         ([row(0)], "lacks 1 of 2 instances, the first is d1#2; give each a line"),
-        ([row(0), "", row(0)], r"line 3: id = 'd0#2' must be a text that no other line has"),
+        ([row(0), "", row(0)], r"line 3: id = 'd0#2' must be a text unique to this line"),
         ([row(0, source=" "), row(1)], r"line 1: source = ' ' must say who made the facts"),
         ([row(0), row(1, source="them")], r"line 2: source = 'them', but the first line has 'us'"),
         ([{"id": "d0#2", "source": "us"}], "line 1: facts are missing"),

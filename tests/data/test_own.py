@@ -116,10 +116,10 @@ def test_a_bad_line_stops_preparing_and_is_named(folder, beam):
         ({"utterances": "Hi."}, "must be a list of texts"),
         ({"utterance": []}, "unknown field 'utterance'; did you mean 'utterances'"),
         ({"Emotion": "sad"}, "unknown field 'Emotion'; did you mean 'emotion'"),
-        ({"facts": []}, "the field 'facts' has the name of something else here"),
-        ({"source": "reddit"}, "or target; a line is a dialogue or a pair. Give a field of"),
-        ({"target": 3}, "utterances stand beside source or target"),
-        ({"context": []}, "the field 'context' has the name of something else here"),
+        ({"facts": []}, "the field 'facts' has a reserved name"),
+        ({"source": "reddit"}, "or target; a line is a dialogue or a pair. Rename your own field"),
+        ({"target": 3}, "utterances beside source or target"),
+        ({"context": []}, "the field 'context' has a reserved name"),
     ],
 )
 def test_bad_dialogues_are_named(tmp_path, change, problem):

@@ -284,7 +284,7 @@ def test_the_instruction_stands_in_the_last_turn_where_the_template_has_it_there
 
 def test_a_template_that_ends_with_the_users_turn_is_refused(tokenizer):
     template = ChatTemplate("", "", "", "", "")
-    with pytest.raises(ConfigError, match="nothing behind the last turn"):
+    with pytest.raises(ConfigError, match="nothing after the last turn"):
         _ = ChatForm(tokenizer, LAYOUT, False, template).start_id
     assert ChatForm(tokenizer, LAYOUT, False, PLAIN).start_id
 

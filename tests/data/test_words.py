@@ -119,7 +119,7 @@ def test_lempexs_words():
         ({"min_count": 0}, "min_count = 0 must be at least 1"),
         ({"splits_in_vocabulary": ("train", "tset")}, "holds 'tset'; it takes train, validation, test"),
         ({"splits_in_vocabulary": ("test",)}, "lacks 'train'; add it"),
-        ({"pretrained": "minilm"}, "made of the corpus; set pretrained"),
+        ({"pretrained": "minilm"}, "built from the corpus; set pretrained"),
         ({"style": "nltk"}, "takes one of 'moel', 'whitespace'"),
     ],
 )

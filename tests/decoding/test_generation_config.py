@@ -257,7 +257,7 @@ def test_what_changes_no_text_is_read_over_and_what_nobody_knows_is_named(tmp_pa
         assert read(tmp_path, same).settings == DecodeSettings(max_tokens=20)
         assert not caplog.records
         assert read(tmp_path, {"no_repeat_ngrams": 3}).settings == DecodeSettings(max_tokens=20)
-    assert "no_repeat_ngrams is no option" in caplog.text
+    assert "no_repeat_ngrams is not a known decoding option" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -131,16 +131,16 @@ def test_what_a_run_sets_stays_where_it_can_be():
 @pytest.mark.parametrize(
     ("options", "message", "advised"),
     [
-        ({"temperature": 0.5}, "temperature = 0.5 has no effect where the likeliest token is taken; add do_sample",
+        ({"temperature": 0.5}, "temperature = 0.5 has no effect when the likeliest token is taken; add do_sample",
          {"temperature": 0.5, "do_sample": True}),
         ({"length_penalty": 2.0}, "length_penalty = 2.0 has no effect .* add num_beams=4",
          {"length_penalty": 2.0, "num_beams": 4}),
-        ({"num_beams": 3, "top_p": 0.5}, "top_p = 0.5 has no effect where a beam is searched; add do_sample=True",
+        ({"num_beams": 3, "top_p": 0.5}, "top_p = 0.5 has no effect when a beam is searched; add do_sample=True",
          {"num_beams": 3, "top_p": 0.5, "do_sample": True}),
-        ({"do_sample": True, "early_stopping": True}, "early_stopping = True has no effect where tokens are drawn",
+        ({"do_sample": True, "early_stopping": True}, "early_stopping = True has no effect when tokens are drawn",
          {"do_sample": True}),
         ({"num_samples": 4}, "num_samples = 4 has no effect", {"num_samples": 4, "do_sample": True}),
-        ({"num_return_sequences": 2}, "there is one text where the likeliest token is taken; add do_sample=True or num",
+        ({"num_return_sequences": 2}, "taking the likeliest token gives one text; add do_sample=True or num",
          {"num_return_sequences": 2, "do_sample": True}),
         ({"num_return_sequences": 3, "num_beams": 2}, "is more than num_beams = 2; raise that",
          {"num_return_sequences": 3, "num_beams": 3}),
@@ -153,7 +153,8 @@ def test_what_a_run_sets_stays_where_it_can_be():
         ({"max_tokens": 3, "max_new_tokens": 3}, "max_tokens and max_new_tokens mean the same", {"max_tokens": 3}),
         ({"max_length": 9, "max_tokens": 3}, "max_length = 9 has no effect beside max_tokens; give one",
          {"max_length": 9}),
-        ({"guidance_scale": 1.5}, "guidance_scale = 1.5 would change the text and is not here; leave guidance_scale",
+        ({"guidance_scale": 1.5},
+         "guidance_scale = 1.5 would change the text and is not supported; leave guidance_scale",
          {}),
         ({"stop_strings": ["x"]}, r"stop_strings = \['x'\] would change the text", {}),
         ({"output_scores": True}, "output_scores = True asks for more than texts", {}),
@@ -187,7 +188,7 @@ def test_what_would_change_nothing_or_cannot_be_is_refused_in_the_callers_words(
 
 @pytest.mark.parametrize("name", ["forced_bos_token_id", "decoder_start_token_id"])
 def test_behind_a_prompt_nothing_is_forced(name):
-    with pytest.raises(ConfigError, match=f"{name} = 4 has no effect behind a prompt; first_token"):
+    with pytest.raises(ConfigError, match=f"{name} = 4 has no effect after a prompt; first_token"):
         call(**{name: 4}, encoder_decoder=False)
     assert call(first_token=4, encoder_decoder=False).settings.first_token == 4
 

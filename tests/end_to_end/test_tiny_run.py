@@ -257,7 +257,7 @@ def test_an_index_of_another_encoder_is_refused(finished, config, tmp_path):
     shutil.rmtree(workdir / "reindex" / "store")
     shutil.copytree(workdir / "index" / "store", workdir / "reindex" / "store")
     before = (workdir / "predictions.jsonl").read_text()
-    with pytest.raises(DataError, match=r"reindex/store/embeddings\.npy has \d+ bytes in place of .*--redo=reindex"):
+    with pytest.raises(DataError, match=r"reindex/store/embeddings\.npy has \d+ bytes instead of .*--redo=reindex"):
         run.run(config, workdir)
     assert (workdir / "predictions.jsonl").read_text() == before
     (workdir / "reindex" / "DONE").unlink()  # so that nobody knows what the stage has made

@@ -206,7 +206,7 @@ def test_rows_are_read_with_their_types_checked(tmp_path):
     assert [line.number for line in bad] == [3, 4, 5, 6, 7, 8, 9]
     assert [line.reason.split(" (")[0] for line in bad] == [
         "not valid JSON",
-        "a list, must be a JSON object",
+        "must be a JSON object, not a list",
         "lacks 'response', 'reference'",
         "'context' must be a list of strings, one for each turn",
         "'response' is of type int, must be a string",

@@ -38,7 +38,7 @@ def test_every_field_of_peft_is_known():
 def test_fields_that_are_unknown_are_named(read, caplog):
     with caplog.at_level(logging.WARNING, "empax"):
         read(use_next=False, next_config=None, next_list=[])
-    assert "fields unknown here, taken to be switched off: next_list, use_next." in caplog.text
+    assert "unknown fields, assumed to be off: next_list, use_next." in caplog.text
     for value in (True, 0, 0.0, "x", {"a": 1}):
         with pytest.raises(ConfigError, match=r"next = .* is not read here"):
             read(next=value)
@@ -57,7 +57,7 @@ def test_fields_that_are_unknown_are_named(read, caplog):
 def test_patterns_that_run_for_ever_are_refused(fields, read, monkeypatch):
     monkeypatch.setattr(adapter_config, "SECONDS", 0.05)
     config = read(**fields)
-    with pytest.raises(ConfigError, match=r"takes for ever on the name 'model.*, or list the modules"):
+    with pytest.raises(ConfigError, match=r"takes forever on the name 'model.*, or list the modules"):
         config.targeted(NAME), config.factor_of(NAME)
 
 
@@ -65,7 +65,7 @@ def test_the_time_is_that_of_all_patterns_together(read, monkeypatch):
     """A thousand that take a little are too long as well."""
     monkeypatch.setattr(adapter_config, "SECONDS", 0.05)
     config = read(rank_pattern={rf"(.*?)(.*?)(.*?)(.*?)(.*?)(?<!j){number}": 2 for number in range(1000)})
-    with pytest.raises(ConfigError, match="takes for ever"):
+    with pytest.raises(ConfigError, match="takes forever"):
         config.rank_of(NAME)
 
 

@@ -183,7 +183,7 @@ def plain(tmp_path, written):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"use_dora": True}, "use_dora = True is not read here; what is read: LoRA and rank-.*merge_and_unload"),
+        ({"use_dora": True}, "use_dora = True is not read here, only LoRA and rank-.*merge_and_unload"),
         ({"bias": "lora_only"}, "bias = 'lora_only' is not read here"),
         ({"peft_type": "IA3"}, "peft_type = 'IA3' is not read here"),
         ({"lora_bias": True, "target_parameters": ["w"]}, r"lora_bias = True; target_parameters = \['w'\] is not"),
@@ -217,8 +217,8 @@ def test_adapters_of_another_kind_are_refused_by_name(changes, message, plain):
         ({"modules_to_save": "lm_head"}, "modules_to_save = 'lm_head' must be a list of names"),
         ({"modules_to_save": ["lm_head"]}, r"missing lm_head\.weight"),
         ({"layers_to_transform": [1]}, r"layers\.0\.self_attn\.q_proj has an adapter, but"),
-        ({"layers_to_transform": [True]}, r"layers_to_transform = \[True\] must be numbers of layers"),
-        ({"target_modules": ".*q_proj", "layers_to_transform": 0}, "layers_to_transform goes with a list of names"),
+        ({"layers_to_transform": [True]}, r"layers_to_transform = \[True\] must be layer numbers"),
+        ({"target_modules": ".*q_proj", "layers_to_transform": 0}, "layers_to_transform needs a list of names"),
     ],
 )
 def test_adapters_that_do_not_fit_are_errors(changes, message, plain):
@@ -229,7 +229,7 @@ def test_adapters_that_do_not_fit_are_errors(changes, message, plain):
 
 def test_files_that_are_missing_or_belong_to_another_model(plain, bases, tmp_path):
     edited(plain, base_model_name_or_path=str(bases["gpt2"]))
-    with pytest.raises(DataError, match=r"q_proj is no linear layer here that LoRA adapts"):
+    with pytest.raises(DataError, match=r"q_proj is not a linear layer that LoRA adapts here"):
         load_pretrained(plain)
     edited(plain, base_model_name_or_path="somebody/model", revision="v2")
     with pytest.raises(ConfigError, match=r"revision 'v2' of somebody/model; fetch that, and set base_model_name"):

@@ -38,7 +38,7 @@ def test_positions_are_counted_over_real_tokens():
     right, left = apply(params, ids, ids > 1), apply(params, jnp.roll(ids, 2, axis=1), jnp.roll(ids > 1, 2, axis=1))
     np.testing.assert_allclose(left[:, 2:], right[:, :4], rtol=1e-5, atol=1e-6)
     too_many = jnp.full((1, 19), 5)
-    with pytest.raises(ConfigError, match=r"19 tokens.*max_positions = 20, of which 18"):
+    with pytest.raises(ConfigError, match=r"19 tokens.*max_positions = 20, 18 of them"):
         model.apply(params, too_many, too_many > 1)
 
 
@@ -103,7 +103,9 @@ def test_folders_load_and_may_be_cut(kind, tmp_path, tokenizer):
 
 def test_a_pooling_that_is_not_here_is_refused(tmp_path, tokenizer):
     folder = saved("mpnet", tmp_path, tokenizer, pooling_mode_max_tokens=True, pooling_mode_mean_tokens=True)
-    with pytest.raises(ConfigError, match=r"asks for mean, max; one of mean, cls, max, .*: set pooling to override it"):
+    with pytest.raises(
+        ConfigError, match=r"asks for mean, max; only one of mean, cls, max, .*: set pooling to override it"
+    ):
         load_encoder(EncoderSettings(pretrained=folder), tokenizer, with_params=False)
     chosen = EncoderSettings(pretrained=folder, pooling="mean")
     assert load_encoder(chosen, tokenizer, with_params=False).model.pooling == "mean"

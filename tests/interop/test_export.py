@@ -302,7 +302,7 @@ def test_a_folder_of_our_own_that_does_not_fit_lists_everything(tmp_path):
     with pytest.raises(DataError, match="is not what empax writes"):
         load_exported(tmp_path / "out")
     config.write_text(json.dumps({**fields, "model_type": "t5"}))
-    with pytest.raises(DataError, match="holds a 't5', not a model of our own"):
+    with pytest.raises(DataError, match="holds a 't5', not a model in the format"):
         load_exported(tmp_path / "out")
 
 
@@ -335,7 +335,7 @@ def test_a_folder_is_whole_or_absent_and_nothing_is_overwritten(tmp_path, monkey
     export_generator(out, model, params, TOKENIZER, GREEDY)
     before = {file: file.read_bytes() for file in out.iterdir()}
     assert len({file.stat().st_mode for file in out.iterdir()}) == 1
-    with pytest.raises(ConfigError, match=r"is not empty, it holds config\.json, .*give another folder"):
+    with pytest.raises(ConfigError, match=r"is not empty: it holds config\.json, .*give another folder"):
         export_generator(out, model, params, TOKENIZER, GREEDY)
     assert {file: file.read_bytes() for file in out.iterdir()} == before
     with pytest.raises(ConfigError, match="is a file"):

@@ -227,7 +227,7 @@ def test_tables_of_other_positions_are_refused_and_rounded_ones_are_not(saved, t
     load_pretrained(tmp_path)
     name = "model.decoder.embed_positions.weight"
     torch.save(tensors | {name: tensors[name].flip(0)}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(DataError, match=r"decoder\.embed_positions\.weight holds other numbers than the sines"):
+    with pytest.raises(DataError, match=r"decoder\.embed_positions\.weight does not hold the sines"):
         load_pretrained(tmp_path)
     torch.save(tensors | {name: tensors[name][:5]}, tmp_path / "pytorch_model.bin")
     with pytest.raises(DataError, match=r"decoder\.embed_positions\.weight has shape \[5, 21\], must be \[19, 21\]"):
@@ -265,7 +265,7 @@ def test_an_encoder_is_read_without_the_rest(kind, saved):
     [
         ("mbart", {"decoder_start_token_id": None}, "lacks decoder_start_token_id: set it to the id of the token"),
         ("mbart", {"normalize_before": False}, "normalize_before = False of an mBART must be True"),
-        ("marian", {"share_encoder_decoder_embeddings": False}, "has a vocabulary for either side; here there is one"),
+        ("marian", {"share_encoder_decoder_embeddings": False}, "has one vocabulary for each side; only a shared one"),
         ("marian", {"static_position_embeddings": False}, "of a Marian must be True"),
         (
             "marian",
@@ -304,7 +304,7 @@ def test_a_marian_starts_from_padding_and_an_mbart_from_what_is_asked_for(saved)
 @pytest.mark.parametrize(
     ("maker", "files", "message"),
     [
-        ("T5", ["spiece.model"], r"\(spiece\.model\), which transformers turns into a fast one by the packages"),
+        ("T5", ["spiece.model"], r"\(spiece\.model\), which transformers turns into a fast one with the packages"),
         ("XLMRoberta", ["sentencepiece.bpe.model"], r"install both here; or where they are, write tokenizer\.json"),
         ("Marian", ["source.spm", "target.spm"], r"\(source\.spm, target\.spm\) has no fast version"),
     ],

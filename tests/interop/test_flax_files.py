@@ -66,13 +66,13 @@ def whole_bytes():
         (b"\xc1" + whole_bytes(), "not a whole msgpack file"),
         (b"PK\x03\x04 no message at all", "not a whole msgpack file"),
         (serialization.msgpack_serialize({"a": {"b": 3}}), "a/b of a Flax model is a int"),
-        (serialization.msgpack_serialize([1, 2]), "no parameters by name but a list"),
+        (serialization.msgpack_serialize([1, 2]), "holds a list, not parameters by name"),
         (serialization.msgpack_serialize({}), "holds no array"),
         (
             serialization.msgpack_serialize({"layers": {"q": {"kernel": np.ones((2, 3, 4))}}}),
-            r"layers/q/kernel of shape \[2, 3, 4\] is of layers that were scanned",
+            r"layers/q/kernel of shape \[2, 3, 4\] belongs to scanned layers",
         ),
-        (serialization.msgpack_serialize({"FlaxScanLayers": {"bias": np.ones(2)}}), "layers that were scanned"),
+        (serialization.msgpack_serialize({"FlaxScanLayers": {"bias": np.ones(2)}}), "belongs to scanned layers"),
     ],
 )
 def test_what_is_no_flax_model_is_refused_by_name(content, said, tmp_path):

@@ -217,7 +217,7 @@ def test_settings_that_are_not_defaults(tmp_path):
     assert fields["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
     assert (fields["head_dim"], fields["bos_token_id"], fields["rms_norm_eps"]) == (16, 1, 1e-5)
     written(tmp_path / "a.gguf", tiny_llama(), change=lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE))
-    with pytest.raises(DataError, match="'longrope'; what is read: none, linear, yarn"):
+    with pytest.raises(DataError, match="'longrope'; only none, linear, yarn"):
         gguf_fields(tmp_path / "a.gguf")
 
 
@@ -227,7 +227,7 @@ def test_a_quantization_that_is_not_read_is_named_with_those_that_are(tmp_path):
         writer.add_tensor("blk.9.attn_v.weight", data, raw_dtype=gguf.GGMLQuantizationType.Q8_K)
 
     written(tmp_path / "a.gguf", tiny_llama(), change=change)
-    with pytest.raises(DataError, match=r"quantised as Q8_K, .* take a file in F32, .*, or Q2_K to"):
+    with pytest.raises(DataError, match=r"quantised as Q8_K, .* use a file in F32, .*, or Q2_K to"):
         open_tensors(tmp_path)
 
 
@@ -252,7 +252,7 @@ def test_files_that_are_no_llama_of_one_part(tmp_path):
         (
             b"\x05\0\0\0\0\0\0\0llama",
             b"\x05\0\0\0\0\0\0\0mamba",
-            "is a 'mamba'; GGUF files are read of llama, mistral, qwen2, qwen3",
+            "is a 'mamba'; only GGUF files of llama, mistral, qwen2, qwen3",
         ),
         (b"llama.block_count", b"llama.block_comte", "no llama.block_count"),
     ):

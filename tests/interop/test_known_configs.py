@@ -47,7 +47,7 @@ def test_every_field_of_transformers_is_known(name, caplog):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_unknown_field_is_named_once(name, caplog):
     fields = {"model_type": name, "logit_scale": 0.5, "nothing": None, "none": []}
-    assert "config.json says logit_scale = 0.5, which is not known here" in warnings_of(caplog, fields)
+    assert "config.json sets logit_scale = 0.5, which is unknown here" in warnings_of(caplog, fields)
     assert warnings_of(caplog, fields) == ""
 
 
@@ -63,10 +63,13 @@ def test_what_says_something():
             "quantization_config = .* must be null",
         ),
         ({"model_type": "bert", "pruned_heads": {"0": [1]}}, "pruned_heads = "),
-        ({"model_type": "bart", "is_decoder": True}, "is_decoder = True is not done here; it must be null or false"),
+        (
+            {"model_type": "bart", "is_decoder": True},
+            "is_decoder = True is not supported here; it must be null or false",
+        ),
         ({"model_type": "roberta", "add_cross_attention": True}, "add_cross_attention = True"),
         ({"model_type": "qwen2", "use_mrope": True}, "use_mrope = True"),
-        ({"model_type": "gpt2", "n_embd": 32, "hidden_size": 64}, "hidden_size = 64 and n_embd = 32 are one"),
+        ({"model_type": "gpt2", "n_embd": 32, "hidden_size": 64}, "hidden_size = 64 and n_embd = 32 mean the same"),
         ({"model_type": "bart", "encoder_layers": 6, "num_hidden_layers": 12}, "num_hidden_layers = 12 and enc"),
         (
             {"model_type": "t5", "feed_forward_proj": "gated-gelu", "dense_act_fn": "relu"},
@@ -119,4 +122,4 @@ def test_a_file_is_told_of_when_it_is_loaded(tmp_path, caplog):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes, "alibi": True}))
     with caplog.at_level(logging.WARNING, logger="empax"):
         load_config(tmp_path)
-    assert f"{tmp_path / 'config.json'} says alibi = True" in caplog.text
+    assert f"{tmp_path / 'config.json'} sets alibi = True" in caplog.text

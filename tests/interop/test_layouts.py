@@ -92,7 +92,7 @@ def test_parts_of_atlas_that_are_not_there(bert):
     tensors = {f"retriever.contriever.{name}": tensor.numpy() for name, tensor in bert.state_dict().items()}
     with pytest.raises(DataError, match="has no reader"):
         plain_names(tensors, "t5")
-    with pytest.raises(DataError, match="no gpt2"):
+    with pytest.raises(DataError, match="not a gpt2"):
         plain_names(tensors, "gpt2")
     two = {name.replace("contriever", f"{side}_contriever"): 0 for name in tensors for side in ("query", "passage")}
     with pytest.raises(DataError, match="one retriever for queries and one for passages"):

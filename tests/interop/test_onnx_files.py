@@ -122,9 +122,9 @@ def tensor(*parts, name=b"w", raw=bytes(4)):
         (b"\x80" * 40, "more than 64 bits"),
         (field(7, field(5, varint(1 << 3) + b"\x81")) + field(3, b""), "a number reaches beyond"),
         (field(7, field(5, field(1, b"\x81"))) + field(3, b""), "a number reaches beyond"),
-        (tensor(varint(1 << 3), varint(-1)), "no tensor"),
-        (tensor(varint(1 << 3), varint(2**62), varint(1 << 3), varint(4)), "no tensor"),
-        (tensor(varint(1 << 3), varint(0), varint(1 << 3), varint(2**62), raw=b""), "no tensor"),
+        (tensor(varint(1 << 3), varint(-1)), "not a tensor"),
+        (tensor(varint(1 << 3), varint(2**62), varint(1 << 3), varint(4)), "not a tensor"),
+        (tensor(varint(1 << 3), varint(0), varint(1 << 3), varint(2**62), raw=b""), "not a tensor"),
         (tensor(field(1, bytes([1]) * 100_000)), "of 100000 axes"),
         (tensor(varint(1 << 3), varint(2)), r"of shape \[2\] has 4 bytes"),
         (field(7, field(5, field(2, b"1"))), "a message where a number was expected"),
@@ -153,7 +153,7 @@ def test_what_is_read_of_no_onnx_file_is_named(tmp_path):
     with pytest.raises(DataError, match="hold no T5"):
         open_tensors(tmp_path)
     onnx.save(graph({"w_quantized": np.ones((2, 3), np.int8)}), tmp_path / "alone.onnx")
-    with pytest.raises(DataError, match="w_quantized has no single scale"):
+    with pytest.raises(DataError, match="w_quantized does not have a single scale"):
         read_onnx(tmp_path / "alone.onnx")
     onnx.save(graph({"w": np.ones((2, 3), np.complex64)}), tmp_path / "complex.onnx")
     with pytest.raises(DataError, match="w is of type 14"):

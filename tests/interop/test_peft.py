@@ -128,7 +128,7 @@ def test_adapters_name_only_a_model_that_transformers_loads(tmp_path):
     tree = unflatten_dict({tuple(name.split(".")): value for name, value in tensors.items()})
     (flax / "flax_model.msgpack").write_bytes(serialization.msgpack_serialize(tree))
     with pytest.raises(
-        ConfigError, match=r'does not load .*flax\. .*`empax\.load\(.*flax.\)\.save\("BASE"\)`, and train'
+        ConfigError, match=r'cannot load .*flax\. .*`empax\.load\(.*flax.\)\.save\("BASE"\)`, and train'
     ):
         base_beneath(str(flax), made.config, kept=False, instead="merge them")
     safetensors.numpy.save_file(tensors, flax / "model.safetensors")
@@ -177,7 +177,7 @@ def test_what_cannot_be_written_is_refused(tmp_path):
         DataError, match=r"a t5 has no model/decoder/layers/attention/out, .*adapters of the model alone"
     ):
         export_adapters(tmp_path / "out", "t5", {"model": adapters}, config, SETTINGS)
-    with pytest.raises(ConfigError, match=r"'gpt9' is not an architecture here; it is one of t5, bert, .*, bart"):
+    with pytest.raises(ConfigError, match=r"'gpt9' is not a known architecture; it must be one of t5, bert, .*, bart"):
         export_adapters(tmp_path / "out", "gpt9", adapters, config, SETTINGS)
     bert = BertConfig(vocab_size=9, d_model=8, num_heads=2, d_ff=8, num_layers=2)
     with pytest.raises(DataError, match="a bert has no decoder/"):

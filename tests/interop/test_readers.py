@@ -58,7 +58,7 @@ def test_a_type_that_is_not_known_is_named(tmp_path):
     file = tmp_path / "model.safetensors"
     header = json.dumps({"a": {"dtype": "F8_E8M0", "shape": [4], "data_offsets": [0, 4]}}).encode()
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(DataError, match="a is of type F8_E8M0; what is read: F64"):
+    with pytest.raises(DataError, match="a is of type F8_E8M0; only F64"):
         read_safetensors(file)
 
 

@@ -226,7 +226,7 @@ def test_the_type_of_a_typed_tensor_is_one_of_the_table(tmp_path):
     bytes_16 = storage(kind=name("torch.storage", "UntypedStorage"), size=number(16))
     for kind in (text("O"), b"N", name("torch", "FloatStorage"), name("torch", "device"), HOOKS):
         content = tensor(bytes_16, number(0), numbers(4), numbers(1), kind, function=V3)
-        with pytest.raises(DataError, match="no type that is known"):
+        with pytest.raises(DataError, match="a tensor of unknown type"):
             read_torch(archive(tmp_path, state_dict(a=content)))
 
 
@@ -305,7 +305,7 @@ def test_a_storage_that_is_shorter_than_the_file_says(tmp_path):
     content = bytearray(file.read_bytes())
     content[at + 28 : at + 30] = b"\xff\xff"  # of the local header: how much stands before the numbers
     file.write_bytes(content)
-    with pytest.raises(DataError, match="is cut short: archive/data/0 ends beyond it; fetch it again"):
+    with pytest.raises(DataError, match="is cut short: archive/data/0 ends after the file does; fetch it again"):
         read_torch(file)
 
 
@@ -319,7 +319,7 @@ def test_every_flipped_bit_of_pickle_and_numbers_is_noticed(tmp_path):
     assert len(places) > 100
     for place in sorted(places):
         file.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
-        with pytest.raises(DataError, match=r"is damaged: .* (does not fit its checksum|have another checksum)"):
+        with pytest.raises(DataError, match=r"is damaged: .* (does not match its checksum|have another checksum)"):
             [np.asarray(found) for found in read_torch(file).values()]
 
 

@@ -180,13 +180,13 @@ def test_formats_that_are_not_read_are_told_apart(tmp_path):
     packed = rewritten(file, lambda name, content: content, zipfile.ZIP_DEFLATED)
     with pytest.raises(DataError, match="is compressed"):
         read_torch(packed)
-    with pytest.raises(DataError, match="no tensor among them"):
+    with pytest.raises(DataError, match="none is a tensor"):
         read_torch(saved(tmp_path, {"a": 1}))
-    with pytest.raises(DataError, match="no state dict but a list"):
+    with pytest.raises(DataError, match="holds a list, not a state dict"):
         read_torch(saved(tmp_path, [1]))
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("readme", "hello")
-    with pytest.raises(DataError, match=r"none of PyTorch's"):
+    with pytest.raises(DataError, match=r"not one of PyTorch's"):
         read_torch(file)
 
 

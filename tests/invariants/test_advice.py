@@ -165,7 +165,7 @@ def judges_alone():
 SETTINGS = [
     section(
         EncoderSettings, {},
-        "interop/pretrained_encoders.py", "says what `pretrained` is; name that too, or set the sizes",
+        "interop/pretrained_encoders.py", "describes `pretrained`; name that too, or set the sizes",
         {"preset": "bert-base"}, {"preset": "bert-base", "pretrained": "minilm"},
     ),
     section(
@@ -193,7 +193,7 @@ SETTINGS = [
         {"losses": "judges", "judges": ("judges",)},
     ),
     section(
-        DialogueSettings, {}, "parts/generator/settings.py", 'set generator.pretrained, or "dialogue"',
+        DialogueSettings, {}, "parts/generator/settings.py", 'set generator.pretrained, or form = "dialogue"',
         {"form": "plain"}, {"form": "dialogue"},
     ),
     section(
@@ -239,7 +239,7 @@ RECIPES = [
         lambda t: in_stage("joint").settings("generator", GeneratorTaskSettings),
     ),
     Case(
-        "core/system.py", "take a task of that system", lambda t: judges_alone().shared_settings(DialogueSettings),
+        "core/system.py", "choose a task of that system", lambda t: judges_alone().shared_settings(DialogueSettings),
         lambda t: in_stage("index").shared_settings(DialogueSettings),
     ),
 ]  # fmt: skip
@@ -277,7 +277,7 @@ FILES = [
         without_beam, lambda t: own.check_beam(()),
     ),
     pair(
-        "data/features.py", "leaves no room behind a prompt of {} tokens; raise it", prompted,
+        "data/features.py", "leaves no room after a prompt of {} tokens; raise it", prompted,
         {"max_tokens": 3}, {"max_tokens": 40},
     ),
     pair(
@@ -325,11 +325,11 @@ MODELS = [
         "data/gguf.py", "must be {}; fetch or convert the model again", gguf_tokens, {"tokens": [1]}, {},
     ),
     pair(
-        "data/gguf.py", "is none of the {} tokens; fetch or convert it again", gguf_tokens, {"eos_token_id": 3},
+        "data/gguf.py", "is not one of the {} tokens; fetch or convert it again", gguf_tokens, {"eos_token_id": 3},
         {"eos_token_id": 2},
     ),
     Case(
-        "data/chat.py", "is not UTF-8 ({}); save it so, or fetch the model again",
+        "data/chat.py", "is not UTF-8 ({}); save it as UTF-8, or fetch the model again",
         lambda t: with_template(t, TEMPLATE.encode() + "é".encode("latin-1")),
         lambda t: with_template(t, TEMPLATE.encode() + "é".encode()),
     ),
@@ -371,7 +371,7 @@ WITHOUT_A_CASE = {
     ("data/gguf.py", "has a string that is not UTF-8 ({}); fetch the model again"): _FETCH,
     ("data/tokenizer_folders.py", "has no fast version; give the folder of one"): _FETCH,
     ("data/tokenizer_folders.py", "Without network, give the path of the model's folder"): _FETCH,
-    ("interop/own_format.py", "take the format"): _RUN,
+    ("interop/own_format.py", "use the format"): _RUN,
     ("interop/gguf.py", "fetch or convert the model again"): _FETCH,
     ("interop/gguf.py", "give the safetensors"): _FETCH,
     ("interop/gguf.py", "fetch it again"): _FETCH,
@@ -379,11 +379,11 @@ WITHOUT_A_CASE = {
     ("interop/torch_files.py", "reaches beyond its storage; fetch it again"): _FETCH,
     ("data/bpe.py", "need {}; set it higher"): _OWN,
     ("data/gguf.py", "has the shape {}; fetch the model again"): _BOUNDS,
-    ("data/wheels.py", "of which {} is not installed; run `pip install --no-deps {}`"): _OWN,
+    ("data/wheels.py", "but {} is not installed; run `pip install --no-deps {}`"): _OWN,
     ("interop/pretrained.py", "which generates no text; name a generator"): _OWN,
     ("interop/t5x.py", "the chunks {}{}; fetch the checkpoint again"): _BOUNDS,
     ("interop/t5x.py", "cannot be read ({}); fetch the checkpoint again"): _BOUNDS,
-    ("parts/knowledge/sources.py", "knows of {}, not of {}; set it under"): _OWN,
+    ("parts/knowledge/sources.py", "has facts about {}, not about {}; set it under"): _OWN,
     ("systems/classic/concepts.py", "has none of the {} words; give another"): _OWN,
     ("systems/classic/examples.py", "has none of the {} words; give another"): _OWN,
     ("models/decoder_only.py", "shorten them or raise it"): _EARLIER,
@@ -392,16 +392,16 @@ WITHOUT_A_CASE = {
     ("pipeline/judging.py", "give the work directory of one that has trained"): _RUN,
     ("pipeline/judging.py", "run its recipe again"): _RUN,
     ("planning/slices.py", "brings libtpu"): "libtpu comes for Linux hosts of TPUs; tests/planning compile with it",
-    ("data/model_files.py", "take it out if it does not"): "tests/interop/test_known_configs.py follows it",
+    ("data/model_files.py", "remove it if it does not"): "tests/interop/test_known_configs.py follows it",
     ("interop/readers.py", "and an adapter beside it"): _KEPT,
     ("data/gguf.py", "twice in its metadata; fetch the model again"): _BOUNDS,
     ("data/gguf.py", "has two tensors {}; fetch the model again"): _BOUNDS,
     ("data/gguf.py", "more than any model has; fetch it again"): _BOUNDS,
     ("data/model_files.py", "MiB; fetch the model again"): _BOUNDS,
-    ("interop/readers.py", "cannot be ({}); fetch the model again"): _BOUNDS,
+    ("interop/readers.py", "is impossible ({}); fetch the model again"): _BOUNDS,
     ("interop/t5x.py", "asks for {} chunks; fetch the checkpoint again"): _BOUNDS,
     ("interop/t5x.py", "plain or deflated. Fetch the checkpoint again"): _BOUNDS,
-    ("interop/torch_files.py", "a tensor that cannot be ({}); fetch it again"): _BOUNDS,
+    ("interop/torch_files.py", "an impossible tensor ({}); fetch it again"): _BOUNDS,
     ("parts/generator/parts.py", "in front of the context; set it to 'apart', 'response' or 'turns'"): _REFUSED,
     ("parts/generator/settings.py", "which this system does not retrieve; set it to 0"): _REFUSED,
     ("systems/emprl/preferences.py", "give a file with one per line"): _PAIRS,

@@ -248,7 +248,7 @@ def test_what_drops_weights_out_is_refused(kernel):
     layer, (states, source, _, mask) = attention(kernel, dropout=0.1), inputs(jnp.float32)
     options = {"mask": mask, "bias": None}
     params = layer.init(jax.random.key(0), states, source, deterministic=True, **options)
-    with pytest.raises(ConfigError, match=f"'{kernel}' drops no weights of attention out; set the rate to 0, or"):
+    with pytest.raises(ConfigError, match=f"'{kernel}' has no dropout of attention weights; set the rate to 0, or"):
         layer.apply(params, states, source, deterministic=False, rngs={"dropout": jax.random.key(1)}, **options)
 
 

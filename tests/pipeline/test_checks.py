@@ -56,7 +56,7 @@ def refused(monkeypatch):
 COUNTING = {"method": "sample", "num_samples": 2, "rerank": "consensus", "rerank_exemplars": 1.0}
 REWARD = {"kind": "text", "stages": ()}
 REG = {
-    "epitome": ({"attributes.data": "epitome"}, r"EPITOME is not downloaded by itself: set --config\.data\.dir"),
+    "epitome": ({"attributes.data": "epitome"}, r"EPITOME is not downloaded automatically: set --config\.data\.dir"),
     "corpus": ({"data.name": "empathetic_dialogues", "data.dir": "nowhere"}, "holds no EmpatheticDialogues"),
     "own corpus": ({"data.name": "jsonl", "data.dir": "nowhere"}, r"'nowhere' holds no train\*\.jsonl"),
     "tags": (
@@ -79,11 +79,11 @@ REG = {
     "later stage": ({"index.encoder": "retriever"}, "does not come before this one"),
     "searched splits": (
         {"reindex.queries": {"train": 0}},
-        r"config\.reindex\.queries lacks validation, .*; set it to how many instances are to be searched",
+        r"config\.reindex\.queries lacks validation, .*; set it to the number of instances to search",
     ),
     "turns of a chat": (
         {"reg.exemplars": "turns"},
-        r"these are turns of a chat, which a decoder-only generator reads; set it to 'apart'",
+        r"only a decoder-only generator reads exemplars as turns of a chat; set it to 'apart'",
     ),
     "passages": ({"reg.passages": 9}, r"candidates = 4, but config\.exemplars reads 9 passages; set it to at least"),
     "candidates": ({"joint.candidates": 1}, r"config\.joint\.candidates = 1 must be at least passages = 2, or 0"),
@@ -180,14 +180,14 @@ REG = {
     "queries of reasons": ({"reg.query": "reasons"}, r"config\.reg\.query = 'reasons', but no stage before 'index'"),
     "bart": ({"evaluate.bart_score": "./nowhere"}, "'./nowhere' is neither a folder nor"),
     "judge": ({"evaluate.judge": "index"}, r"config\.evaluate\.judge = 'index'"),
-    "other corpus": ({"evaluate.corpus": "dailydialog"}, "DailyDialog is not downloaded by itself"),
+    "other corpus": ({"evaluate.corpus": "dailydialog"}, "DailyDialog is not downloaded automatically"),
     "contrast of a model that reads prompts": (
         {
             "reg.generator": {"architecture": "pretrained", "pretrained": "smollm2"},
             "prepare.tokenizer": {"pretrained": "smollm2", "tags": False},
             "generator.contrast": {},
         },
-        r"config\.generator\.contrast is learnt by a whole encoder-decoder",
+        r"config\.generator\.contrast needs an encoder-decoder without adapters",
     ),
     "exemplars that nobody finds": (
         {"evaluate.stage": "generator", "reg.decoding": COUNTING},
@@ -439,7 +439,7 @@ def test_a_damaged_or_empty_archive_is_told_in_a_plan_too(reg, tmp_path, made, m
     ("texts", "message"),
     [
         (["hello"], "no dialogue of the split 'train' has a reply, so there is nothing to learn"),
-        (["", "\n\n"], "the file ends without a dialogue; one a line, or delete it"),
+        (["", "\n\n"], "the file ends without a dialogue; write one per line, or delete it"),
         (["", "{"], "train.jsonl, line 1"),
         ([""], "holds no train"),
     ],

@@ -117,8 +117,9 @@ def test_the_check_names_what_is_missing_before_any_work(run, tmp_path, monkeypa
         social=wordnet
     )
     comet = SourceSettings("comet", "folder", clauses=True)
-    assert "config.facts.entity.clauses = True, but things are of a whole context; leave it out" in problem(
-        entity=comet
+    assert (
+        "config.facts.entity.clauses = True, but facts about things are found for whole contexts; leave it out"
+        in problem(entity=comet)
     )
     assert "'llm' knows of people" in problem(entity=SourceSettings("llm", "smollm2"))
     with pytest.raises(ConfigError, match="no stage 'prepare' before"):
@@ -130,6 +131,8 @@ def test_settings_that_name_nothing_are_refused():
         knowledge.Settings()
     with pytest.raises(ConfigError, match=r"source = 'comet' needs path: the folder of a COMET"):
         SourceSettings("comet")
-    with pytest.raises(ConfigError, match=r"clauses = True: source = 'sample' is asked of nothing; atomic, comet, llm"):
+    with pytest.raises(
+        ConfigError, match=r"clauses = True: source = 'sample' queries no clauses, only atomic, comet, llm"
+    ):
         SourceSettings("sample", clauses=True)
     json.dumps(dataclasses.asdict(knowledge.Settings(social=SourceSettings("sample"))))

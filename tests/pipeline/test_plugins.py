@@ -167,5 +167,5 @@ def test_a_system_or_task_that_is_no_text_is_named(name):
 
 @pytest.mark.parametrize("name", ["", ".", "..", "rag", "rag.tasks", "reg.no_such", "reg.tasks.deep"])
 def test_a_system_that_there_is_not_is_named(name):
-    with pytest.raises(ConfigError, match=r"config\.system = .* is no module of empax/systems"):
+    with pytest.raises(ConfigError, match=r"config\.system = .* is not a module of empax/systems"):
         load_system(name)

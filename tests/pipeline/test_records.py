@@ -153,7 +153,7 @@ def test_no_damage_of_any_file_is_silent(whole, tmp_path, how, caplog):
 def test_whoever_reads_finds_the_damage(files, how):
     context = RunContext(files, plan_of(CONFIG), "evaluate")
     write_text(files.stage("index") / "candidates_train.npz", "another origin")
-    with pytest.raises(DataError, match=r"candidates_train\.npz is not among the files .*--redo=index"):
+    with pytest.raises(DataError, match=r"candidates_train\.npz is not listed in .*--redo=index"):
         load_candidates(context, "index", "train")
     damage(files.instances("train"), how)
     with pytest.raises(DataError, match=r"prepare/train\.jsonl .*--redo=prepare"):

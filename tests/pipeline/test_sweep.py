@@ -81,7 +81,7 @@ def test_every_run_has_its_settings_its_seed_and_a_folder(tmp_path):
     ("grid", "overrides", "said"),
     [
         ({"generator.stps": ["2"]}, {}, "config.generator.stps is not a setting"),
-        ({"genrator.steps": ["2"]}, {}, "config.genrator is no section of this recipe. Did you mean 'generator'?"),
+        ({"genrator.steps": ["2"]}, {}, "config.genrator is not a section of this recipe. Did you mean 'generator'?"),
         ({"generator.steps": ["2", "x"]}, {}, "config.generator.steps = 'x' does not fit: it must be int"),
         (STEPS, {"generator.steps": "4"}, "--config.generator.steps=4 and --grid set the same path; leave one out."),
         (

@@ -346,5 +346,5 @@ def test_a_corpus_that_was_put_away_is_not_asked_for(config, made_of_a, caplog):
 
 def test_the_folder_of_a_model_is_no_run(tmp_path):
     write_json(tmp_path / "config.json", {"model_type": "gpt2", "n_embd": 32})
-    with pytest.raises(DataError, match=r"config\.json is no config of a run: it lacks run or system"):
+    with pytest.raises(DataError, match=r"config\.json is not a run's config: it lacks run or system"):
         read_config(WorkDir(tmp_path))

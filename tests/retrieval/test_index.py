@@ -134,7 +134,7 @@ def test_every_damaged_file_is_named(tmp_path, method, damage):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 99}, "is of format 99, this is 1"),
+        ({"format": 99}, "has format 99, must be 1"),
         ({"rows": "many"}, "does not describe an index"),
         ({"rows": 7}, r"holds float32\(1200, 16\), must be float32\(7, 16\)"),
         ({"settings": {"metod": "exact"}}, "metod is not a setting"),

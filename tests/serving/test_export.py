@@ -351,7 +351,7 @@ def test_what_cannot_be_exported_says_why(made, tmp_path):
         ({"stage": "evaluate"}, r"'evaluate' trains no model .* are generator, exemplars, retriever, joint\."),
         ({"stage": "generator", "what": "retriever"},
          "holds no retriever, only its generator; stages that do: exemplars, retriever, joint"),
-        ({"lora": "adapters"}, r"the generator of stage 'joint' has no adapters, .* --lora=merged"),
+        ({"lora": "adapters"}, r"the generator of stage 'joint' has no adapters: .* --lora=merged"),
         ({"lora": "adapters", "what": "retriever"}, "the retriever of stage 'joint' has no adapters"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
@@ -367,7 +367,7 @@ def test_what_cannot_be_exported_says_why(made, tmp_path):
     assert not out.exists()
     out.mkdir()
     (out / "mine.txt").write_text("keep")
-    with pytest.raises(ConfigError, match=r"not empty, it holds mine\.txt"):
+    with pytest.raises(ConfigError, match=r"not empty: it holds mine\.txt"):
         export_run(files.root, out, ExportSettings())
     assert [path.name for path in out.iterdir()] == ["mine.txt"]
 

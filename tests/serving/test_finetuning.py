@@ -180,7 +180,7 @@ def test_a_home_folder_is_found(model, tmp_path, monkeypatch):
     assert again.source == str(tmp_path / "model")
     np.testing.assert_allclose(*(m.nll(["a"], ["b"]).nll for m in (model, again)), rtol=1e-6)
     with pytest.raises(
-        empax.ConfigError, match=r"is not empty, it holds .*; give another folder, or empty it first"
+        empax.ConfigError, match=r"is not empty: it holds .*; give another folder, or empty it first"
     ) as e:
         again.save("~/model")
     assert "--" not in str(e.value)

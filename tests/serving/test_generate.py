@@ -82,7 +82,7 @@ def test_several_samples_give_one_text_and_several_texts_give_all(model):
 
 
 def test_an_option_that_is_not_read_is_refused(model):
-    with pytest.raises(empax.ConfigError, match=r"temperature = 5\.0 has no effect where the likeliest token is taken"):
+    with pytest.raises(empax.ConfigError, match=r"temperature = 5\.0 has no effect when the likeliest token is taken"):
         model.generate(TEXTS, temperature=5.0)
 
 
@@ -129,7 +129,7 @@ def test_one_option_that_is_not_here_leaves_the_others_and_is_named_once(folder,
         "guidance_scale = 1.5",
         "stop_strings = ['zz']",
         "num_return_sequences = 2",
-        "reads all other options",
+        "reads all others",
     ):
         assert said in caplog.text
     assert found == theirs(with_generation(folder, tmp_path / "rest", {**LLAMA_3, "do_sample": False}))

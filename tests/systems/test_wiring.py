@@ -10,6 +10,7 @@ import pytest
 from flax import linen as nn
 
 from empax.core import types as core
+from empax.core.config import ConfigError
 from empax.core.types import LEVELS, MECHANISMS, Instance, Mean
 from empax.data.bpe import train_bpe
 from empax.data.epitome import EpitomePair
@@ -21,7 +22,7 @@ from empax.parts.attributes.pairs import JudgeTaskSettings, label_batch
 from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.generator.answerer import Answerer
 from empax.parts.generator.parts import GeneratorParts
-from empax.parts.generator.settings import DialogueSettings
+from empax.parts.generator.settings import DialogueSettings, GeneratorSettings
 from empax.parts.generator.task import Generator, target_weights
 from empax.pipeline import annotate
 from empax.systems.emprl import ppo
@@ -371,3 +372,13 @@ def test_behind_a_prompt_references_have_the_positions_that_it_leaves():
     assert longest((16, 600)) == 900 - prefix - 600
     assert longest((400,), passages=2) == 900 - parts.positions_read(400, 2)
     assert longest((2000,)) == 2  # the check before training refuses it
+
+
+def test_a_plain_source_has_an_exemplar_only_before_the_context_of_an_encoder_decoder():
+    generator = types.SimpleNamespace(model=EncoderDecoder(scratch(WORDS)))
+    settings = DialogueSettings(GeneratorSettings("t5", "folder"), form="plain", exemplars="apart")
+    parts = GeneratorParts(settings, train_bpe(["what a day"], vocab_size=290), generator, None)
+    with pytest.raises(ConfigError, match=r"such a source allows only 'joined', .*; set form = 'dialogue'"):
+        _ = parts.fusion
+    for changes in ({"exemplars": "joined"}, {"form": "dialogue"}):
+        assert dataclasses.replace(parts, settings=dataclasses.replace(settings, **changes)).fusion is not None

@@ -43,8 +43,7 @@ def check_buckets(run: RunContext, *, most: int | None = None, **texts: int) -> 
     for name, tokens in texts.items():
         if tokens > longest:
             raise ConfigError(
-                f"config.{run.stage}.{name} = {tokens} is more than the longest of buckets; set it to at most "
-                f"{longest}."
+                f"config.{run.stage}.{name} = {tokens} is more than the longest bucket; set it to at most {longest}."
             )
 
 

@@ -176,7 +176,7 @@ def load_given_pairs(folder: Path, split: str) -> list[GivenPair]:
     path = folder / FILES[split]
     found = read_json(path)
     if not isinstance(found, list) or not found:
-        raise DataError(f"{path} must be a list of pairs, not empty.")
+        raise DataError(f"{path} must be a non-empty list of pairs.")
     posts: dict[str, int] = {}
     pairs = []
     for number, entry in enumerate(found):

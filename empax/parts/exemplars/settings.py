@@ -39,6 +39,6 @@ class RetrievalSettings(DialogueSettings):
         check_numbers(self, "emotion_share", least=0, most=1)
         if not self.attributes and self.emotion_share:
             raise ConfigError(
-                f"attributes = False with emotion_share = {self.emotion_share} still retrieves by emotion, which is no "
-                "run without emotion attributes; set emotion_share to 0, or name the recipe with no_attributes."
+                f"attributes = False with emotion_share = {self.emotion_share} still retrieves by emotion attributes; "
+                "set emotion_share to 0, or name the recipe with no_attributes."
             )

@@ -289,7 +289,7 @@ class Answerer:
 
     def _shown(self, instances: Sequence[Instance], exemplars: np.ndarray) -> AnswerExamples:
         if self.exemplars is None:
-            raise ValueError("exemplars are given to what reads none.")
+            raise ValueError("exemplars are given, but this generator reads none.")
         return self.exemplars.show(instances, exemplars, np.zeros(exemplars.shape, np.float32))
 
     def _each(

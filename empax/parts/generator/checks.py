@@ -70,7 +70,7 @@ def check_models(run: RunContext) -> GeneratorParts | None:
     settings = with_own_decoding(settings, tokenizer, loaded.model)
     if settings.ask_first and (settings.form == "plain" or not isinstance(loaded.model, DecoderOnly)):
         raise ConfigError(
-            f"{where}.ask_first asks {settings.ask_first[0].text!r}, and only a decoder-only model with form = "
+            f"{where}.ask_first asks {settings.ask_first[0].text!r}, but only a decoder-only model with form = "
             "'dialogue' can be asked; set ask_first = ()."
         )
     parts = GeneratorParts(settings, tokenizer, loaded, MeshSettings())
@@ -150,8 +150,8 @@ def check_contrast(contrast: ContrastSettings | None, run: RunContext) -> None:
     adapted = run.shared_settings(DialogueSettings).lora is not None
     if adapted or (parts is not None and isinstance(parts.generator.model, DecoderOnly)):
         raise ConfigError(
-            f"config.{run.stage}.contrast is learnt by a whole encoder-decoder; set it to None, or {run.shared}.lora "
-            "to None and an encoder-decoder as generator."
+            f"config.{run.stage}.contrast needs an encoder-decoder without adapters; set it to None, or "
+            f"{run.shared}.lora to None with an encoder-decoder as generator."
         )
 
 
@@ -188,7 +188,7 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     for name, value in reading.items():
         if value and run.evaluations:
             raise ConfigError(
-                f"{name} = {value} looks at exemplars, and config.{run.evaluations[0].name} answers with "
+                f"{name} = {value} looks at exemplars, but config.{run.evaluations[0].name} answers with "
                 f"config.{run.stage}, which reads none; set it to 0."
             )
     if stage.start_from:

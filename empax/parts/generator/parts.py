@@ -186,13 +186,13 @@ class GeneratorParts:
         reader, form, exemplars = self.reader, self.form(), self.settings.exemplars
         if isinstance(form, PlainForm) and (exemplars != "joined" or isinstance(reader, PromptedDecoder)):
             raise ConfigError(
-                f"exemplars = {exemplars!r} with form = 'plain': such a source can have an exemplar in front of the "
-                "context of an encoder-decoder ('joined'), and nothing else; set form = 'dialogue'."
+                f"exemplars = {exemplars!r} with form = 'plain': such a source allows only 'joined', an exemplar in "
+                "front of the context of an encoder-decoder; set form = 'dialogue'."
             )
         if not isinstance(reader, PromptedDecoder):
             if exemplars == "turns":
                 raise ConfigError(
-                    "exemplars = 'turns': these are turns of a chat, which a decoder-only generator reads; set it to "
+                    "exemplars = 'turns': only a decoder-only generator reads exemplars as turns of a chat; set it to "
                     "'apart' for an encoder-decoder."
                 )
             return FusionInDecoder(reader)
@@ -215,7 +215,7 @@ def with_own_decoding(
     _, kept = own_options(folder, tokenizer, model, silent=silent)
     fields = {name: value for name, value in kept.items() if name not in LENGTHS}
     fields |= {"max_new_tokens": settings.decoding.max_tokens, "min_new_tokens": settings.decoding.min_tokens}
-    where = Origin(str(folder), lambda name: f"take {name} out of {FILE}")
+    where = Origin(str(folder), lambda name: f"remove {name} from {FILE}")
     found = decoding_of(fields, where, encoder_decoder=isinstance(model, EncoderDecoder))
     return dataclasses.replace(settings, decoding=found.with_eos(tokenizer.eos_id), own_decoding=False)
 
@@ -241,7 +241,7 @@ def own_options(
         left["num_return_sequences"] = several
     if left and not silent:
         named = ", ".join(f"{name} = {value!r}" for name, value in left.items())
-        log.warning("%s: decoding leaves out what is not here (%s), and reads all other options.", path, named)
+        log.warning("%s: decoding ignores unsupported options (%s) and reads all others.", path, named)
     return fields, kept
 
 

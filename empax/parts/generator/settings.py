@@ -66,7 +66,7 @@ class NeighbourSettings:
         if self.knn_weight + self.copy_weight >= 1.0:
             raise ConfigError(
                 f"knn_weight = {self.knn_weight} and copy_weight = {self.copy_weight} leave the generator nothing; "
-                "lower them to less than 1 together."
+                "lower their sum below 1."
             )
 
     @property
@@ -119,9 +119,13 @@ class DialogueSettings:
         check_numbers(self, "passages", least=1)
         check_numbers(self, "logits_at_once", least=0)
         if self.form == "plain" and not self.generator.pretrained:
-            raise ConfigError('form = "plain" is a pretrained generator\'s; set generator.pretrained, or "dialogue".')
+            raise ConfigError(
+                'form = "plain" needs a pretrained generator; set generator.pretrained, or form = "dialogue".'
+            )
         if self.own_decoding and not self.generator.pretrained:
-            raise ConfigError("own_decoding is a pretrained generator's; set generator.pretrained, or it to False.")
+            raise ConfigError(
+                "own_decoding needs a pretrained generator; set generator.pretrained, or own_decoding = False."
+            )
         lengths = DecodeSettings(max_tokens=self.decoding.max_tokens, min_tokens=self.decoding.min_tokens)
         if self.own_decoding and self.decoding != lengths:
             name = next(
@@ -130,8 +134,8 @@ class DialogueSettings:
                 if getattr(self.decoding, field.name) != getattr(lengths, field.name)
             )
             raise ConfigError(
-                f"decoding.{name} = {getattr(self.decoding, name)!r} has no effect, since with own_decoding "
-                "generation_config.json says how to decode; set own_decoding to False."
+                f"decoding.{name} = {getattr(self.decoding, name)!r} has no effect: own_decoding takes the options of "
+                "generation_config.json; set own_decoding to False."
             )
 
     @property

@@ -70,7 +70,7 @@ def _rows(path: Path) -> Iterator[tuple[str, list[Fact]]]:
     try:
         header = next(rows, [])
         if missing := [name for name in ("event", *RELATIONS) if name not in header]:
-            raise DataError(f"{path}, line 1: the column {missing[0]!r} is missing; it is no file of ATOMIC.")
+            raise DataError(f"{path}, line 1: the column {missing[0]!r} is missing; it is not a file of ATOMIC.")
         for row in rows:
             where = f"{path}, line {rows.line_num}"
             if len(row) != len(header):

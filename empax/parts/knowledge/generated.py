@@ -111,7 +111,7 @@ class Comet:
         writer = load_writer(settings, decoding)
         if not isinstance(writer.model, EncoderDecoder):
             raise ConfigError(
-                f'source = "comet": {settings.path} is no encoder-decoder; source = "llm" prompts others.'
+                f'source = "comet": {settings.path} is not an encoder-decoder; source = "llm" prompts other models.'
             )
         wordnet = WordNet(Path(settings.entities)) if things else None
         return cls(writer, f"COMET {settings.path}", relations, settings.tails, wordnet)
@@ -181,7 +181,7 @@ class Prompted:
         writer = load_writer(settings, DecodeSettings("greedy", 48), prefix=shown)
         if not isinstance(writer.model, PromptedDecoder):
             raise ConfigError(
-                f'source = "llm": {settings.path} is no decoder-only model; source = "comet" asks others.'
+                f'source = "llm": {settings.path} is not a decoder-only model; source = "comet" asks other models.'
             )
         return cls(writer, f"{settings.path}, three examples shown")
 

@@ -46,7 +46,9 @@ class SourceSettings:
         if self.source not in ("sample", "atomic") and not self.path:
             raise ConfigError(f"source = {self.source!r} needs path: {_PATHS[self.source]}.")
         if self.clauses and self.source not in _ASKED:
-            raise ConfigError(f"clauses = True: source = {self.source!r} is asked of nothing; {', '.join(_ASKED)} are.")
+            raise ConfigError(
+                f"clauses = True: source = {self.source!r} queries no clauses, only {', '.join(_ASKED)} do."
+            )
 
 
 @dataclasses.dataclass(frozen=True)

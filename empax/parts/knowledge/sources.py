@@ -211,16 +211,19 @@ def check_source(settings: SourceSettings, run: RunContext, *, social: bool) -> 
     if wanted is not None and wanted != social:
         asked, knows = ("people", "things") if social else ("things", "people")
         raise ConfigError(
-            f"config.{run.stage}.{'social' if social else 'entity'}.source = {name!r} knows of {knows}, not of "
-            f"{asked}; set it under {'entity' if social else 'social'}."
+            f"config.{run.stage}.{'social' if social else 'entity'}.source = {name!r} has facts about {knows}, not "
+            f"about {asked}; set it under {'entity' if social else 'social'}."
         )
     if settings.clauses and not social:
-        raise ConfigError(f"config.{run.stage}.entity.clauses = True, but things are of a whole context; leave it out.")
+        raise ConfigError(
+            f"config.{run.stage}.entity.clauses = True, but facts about things are found for whole contexts; leave it "
+            "out."
+        )
     if name == "comet" and not social:
         if not settings.entities:
             raise ConfigError(
-                f'config.{run.stage}.entity.source = "comet" is asked of entities, and nothing says what the entities '
-                "of a context are; set entities to the folder of WordNet's database files."
+                f'config.{run.stage}.entity.source = "comet" is asked about entities, but nothing finds the '
+                "entities of a context; set entities to the folder of WordNet's database files."
             )
         WordNet(Path(settings.entities))
     if name == "file":
@@ -231,7 +234,9 @@ def check_source(settings: SourceSettings, run: RunContext, *, social: bool) -> 
     elif name == "atomic":
         atomic.find_files(_atomic_folder(settings, run))
         if not settings.encoder.pretrained:
-            raise ConfigError(f"config.{run.stage}: a random encoder finds no event; set encoder.pretrained, 'minilm'.")
+            raise ConfigError(
+                f"config.{run.stage}: a random encoder finds no event; set encoder.pretrained, for example to 'minilm'."
+            )
     elif name == "wordnet":
         WordNet(Path(settings.path))
     elif name in ("comet", "llm") and may_load(run, settings.path):

@@ -75,5 +75,5 @@ def test_it_learns_from_the_runs_responses_or_posts_and_judges_no_mechanism(fini
     assert judge_kind(run, "sentiment") == ""
     with pytest.raises(ConfigError, match=r"config\.sentiment trains no judge"):
         judge_stage(run, "sentiment")
-    with pytest.raises(ConfigError, match="max_tokens = 80 is more than the longest of buckets; set it to at most 64"):
+    with pytest.raises(ConfigError, match="max_tokens = 80 is more than the longest bucket; set it to at most 64"):
         check_sentiment(SentimentTaskSettings(max_tokens=80), run)

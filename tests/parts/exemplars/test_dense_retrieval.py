@@ -110,8 +110,8 @@ def test_pairs_of_one_post_are_of_one_dialogue(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        ({}, "must be a list of pairs, not empty"),
-        ([], "must be a list of pairs, not empty"),
+        ({}, "must be a non-empty list of pairs"),
+        ([], "must be a non-empty list of pairs"),
         ([pair(), 3], "entry 1 must be an object"),
         ([pair(question=" ")], r"entry 0: question = ' ' must be a text that is not blank"),
         ([pair(hard_negative_ctxs=[])], "entry 0: hard_negative_ctxs must be a list of at least one object with text"),

@@ -65,7 +65,7 @@ def test_what_own_decoding_would_pass_over_is_refused(tmp_path):
 
 
 def test_a_random_generator_has_no_folder():
-    with pytest.raises(ConfigError, match="own_decoding is a pretrained generator's"):
+    with pytest.raises(ConfigError, match="own_decoding needs a pretrained generator"):
         DialogueSettings(own_decoding=True)
 
 

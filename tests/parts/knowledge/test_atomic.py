@@ -52,7 +52,7 @@ def test_files_are_found_gzipped_or_not_in_the_folder_or_in_the_one_for_knowledg
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a,b\n", "line 1: the column 'event' is missing; it is no file of ATOMIC"),
+        ("a,b\n", "line 1: the column 'event' is missing; it is not a file of ATOMIC"),
         (f"{HEADER}\nPersonX wins,1\n", "line 2: 2 columns, must be 12"),
         (f"{HEADER}\n{line(' ')}\n", "line 2: the event is blank"),
         (f"{HEADER}\n{line('e', xReact=[1])}\n", "line 2, column xReact: '.1.' must be a JSON list of texts"),

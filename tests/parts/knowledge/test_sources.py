@@ -149,7 +149,7 @@ def test_quality_scores_the_first_answer_against_all_that_people_said():
 
 def test_comet_needs_to_know_what_a_thing_is():
     run = SimpleNamespace(stage="knowledge", may_fetch=False)
-    with pytest.raises(ConfigError, match=r"nothing says what the entities of a context are; set entities"):
+    with pytest.raises(ConfigError, match=r"nothing finds the entities of a context; set entities"):
         check_source(SourceSettings("comet", "nowhere"), run, social=False)
     with pytest.raises(DataError, match="nowhere"):
         check_source(SourceSettings("comet", "nowhere", entities="nowhere"), run, social=False)
@@ -167,5 +167,5 @@ def test_a_random_bart_is_a_comet_of_any_words(bart_folder):
     assert source.find(rows, "test") == found
     assert all(fact.score <= 0 for facts, _ in found for fact in facts)
     json.dumps([fact.row() for facts, _ in found for fact in facts])
-    with pytest.raises(ConfigError, match='source = "comet" asks others'):
+    with pytest.raises(ConfigError, match='source = "comet" asks other models'):
         Prompted.of(SourceSettings("llm", str(bart_folder)))

@@ -43,7 +43,7 @@ def test_recipes_are_right(name):
         ),
         ("mime", {"generator__weights": {"emotion": 1.0}}, "weights lacks kl"),
         ("transformer", {"generator__weights": {"kl": 1.0}}, "weights.kl is not a loss of this model; it has nll, f"),
-        ("transformer", {"classic__vectors": "glove.txt"}, "vectors = 'glove.txt' is no file"),
+        ("transformer", {"classic__vectors": "glove.txt"}, "vectors = 'glove.txt' is not a file"),
         ("empdg", {"classic__lexicon": "nrc.txt"}, "lexicon = 'nrc.txt' is not a file"),
         ("moel", {"prepare__tokenizer": {"vocab_size": 600}}, 'config.prepare.tokenizer.kind must be "words"'),
         ("case", {"generator__start_from": "bag"}, "config.generator.start_from = 'bag': config.run has no such stage"),
