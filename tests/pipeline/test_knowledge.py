@@ -113,15 +113,16 @@ def test_the_check_names_what_is_missing_before_any_work(run, tmp_path, monkeypa
     assert "has no cntlist.rev" in problem(entity=SourceSettings("wordnet", str(tmp_path)))
     assert "for the split 'train'" in problem(social=SourceSettings("file", str(tmp_path / "{split}.jsonl")))
     wordnet = SourceSettings("wordnet", str(tmp_path))
-    assert "config.facts.social.source = 'wordnet' knows of things, not of people; set it under entity" in problem(
-        social=wordnet
+    assert (
+        "config.facts.social.source = 'wordnet' has facts about things, not about people; set it under entity"
+        in problem(social=wordnet)
     )
     comet = SourceSettings("comet", "folder", clauses=True)
     assert (
         "config.facts.entity.clauses = True, but facts about things are found for whole contexts; leave it out"
         in problem(entity=comet)
     )
-    assert "'llm' knows of people" in problem(entity=SourceSettings("llm", "smollm2"))
+    assert "'llm' has facts about people" in problem(entity=SourceSettings("llm", "smollm2"))
     with pytest.raises(ConfigError, match="no stage 'prepare' before"):
         knowledge.check(knowledge.Settings(entity=wordnet), dataclasses.replace(run, stage="prepare"))
 

@@ -138,7 +138,7 @@ def test_where_data_lies_is_no_difference_and_a_folder_without_a_run_is_named(co
 
 def test_a_damaged_stage_is_not_taken(config, finished, tmp_path):
     damage(finished.stage("generator") / "deep" / "name.json", "flipped")
-    with pytest.raises(DataError, match=r"generator/deep/name\.json is not what was written.*--redo=generator"):
+    with pytest.raises(DataError, match=r"generator/deep/name\.json has changed.*--redo=generator"):
         taken(config, finished, tmp_path)
 
 

@@ -60,7 +60,7 @@ def test_one_option_that_cannot_be_had_leaves_all_others_in_force(tmp_path, capl
 
 def test_what_own_decoding_would_pass_over_is_refused(tmp_path):
     own = settings(tmp_path, True)
-    with pytest.raises(ConfigError, match=r"decoding\.top_k = 5 has no effect, .* set own_decoding to False"):
+    with pytest.raises(ConfigError, match=r"decoding\.top_k = 5 has no effect: .* set own_decoding to False"):
         dataclasses.replace(own, decoding=DecodeSettings(max_tokens=12, top_k=5))
 
 
