@@ -159,5 +159,5 @@ def test_pad():
     np.testing.assert_array_equal(mask, [[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]])
     assert (ids.dtype, mask.dtype) == (np.int32, np.bool_)
     assert pad([], 3, 0)[0].shape == (0, 3)
-    with pytest.raises(ValueError, match="row 1 has 3 ids, more than the 2"):
+    with pytest.raises(ValueError, match="row 1 has 3 ids, more than the padded length 2"):
         pad([[1], [1, 2, 3]], 2, 0)
