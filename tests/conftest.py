@@ -33,7 +33,7 @@ XLA_CACHE = Path(os.environ.get("EMPAX_CACHE_DIR", ROOT / ".jax_cache"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(XLA_CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
 MAPS = Path("/proc/self/maps")
 MOST_MAPS = 30_000
