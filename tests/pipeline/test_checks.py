@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from configs import classic, empathy_identifiers, emprl_transformer, lempex, nec, reflectdiffu, reg_transformer
+from configs import classic, empathy_identifiers, emprl_transformer, lempex, nec, reflectdiffu, reg_llm, reg_transformer
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir
 from empax.core.system import RunContext
@@ -17,6 +17,7 @@ from empax.data import empathetic_dialogues, sample
 from empax.data.store import load_instances, planned_instances
 from empax.pipeline import evaluate, prepare, run
 from empax.pipeline.plan import make_plan, plain
+from tests.end_to_end.conftest import write_model
 from tests.own_corpus import HEADER, archive_of, write_own_corpus, write_rows
 from tests.plans import changed
 
@@ -282,6 +283,21 @@ def test_nec_has_one_place_for_attributes_and_facts_and_cuts_no_batch_with_a_con
     make_plan(changed(tiny, {"nec.attributes": True, "nec.entity": False, "nec.ranker": ""}))
     cut = {"contrastive.accumulate": 2, "contrastive.contrast.in_batch": False, "contrastive.batch_size": 16}
     assert "contrastive.accumulate = 2 splits a batch" in refused(changed(tiny, cut), tmp_path / "run")
+
+
+def test_a_chat_template_that_shots_as_turns_do_not_fit_is_told_before_any_work(tmp_path, refused):
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}[INST] "
+        "{% if loop.index0 == 1 and messages[0].role == 'system' %}{{ messages[0].content }} {% endif %}"
+        "{{ m.content }} [/INST]"
+        "{% elif m.role == 'assistant' %} {{ m.content }}<|end|>{% endif %}{% endfor %}"
+    )
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    folder = write_model(tmp_path / "model", "LlamaForCausalLM", template, **sizes)
+    config = plain(reg_llm.get_config(f"{folder},in_context,tiny"))
+    assert "turn differently; set it to 'apart' or 'response'" in refused(config, tmp_path / "run")
+    plan = make_plan(changed(config, {"reg.exemplars": "apart"}))
+    assert not list(run.find_problems(plan, WorkDir(tmp_path / "run")))
 
 
 @pytest.mark.parametrize("form", ["eq10", ""])
