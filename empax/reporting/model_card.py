@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from empax.data.sources import INSTRUCTION, ExemplarLayout
+from empax.data.chat_prompts import INSTRUCTION
+from empax.data.sources import ExemplarLayout
 from empax.decoding.settings import DecodeSettings
 from empax.evaluation.scoring import METRICS
 from empax.models.lora import LoraSettings

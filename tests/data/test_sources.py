@@ -13,9 +13,10 @@ from empax.core.config import ConfigError
 from empax.core.types import ATTRIBUTES, Instance
 from empax.data import features, sample
 from empax.data.chat import PLAIN, ChatTemplate, chat_template
+from empax.data.chat_prompts import INSTRUCTION, ChatForm
 from empax.data.dialogues import to_instances
 from empax.data.exemplars import ContextExamples, Corpus, ExemplarExamples
-from empax.data.sources import INSTRUCTION, ChatForm, LayoutSettings, PlainForm, TaggedForm
+from empax.data.sources import LayoutSettings, PlainForm, TaggedForm
 from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained import GeneratorSettings, load_generator
 from empax.losses.cross_entropy import token_log_probs

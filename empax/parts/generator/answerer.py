@@ -20,8 +20,8 @@ from empax.core.protocols import AnswerStore, Examples, ExemplarSource, Tokenize
 from empax.core.sharding import MeshSettings, batch_sharding, local_mesh, place_rows, rows_split_as
 from empax.core.types import EMOTIONS, Instance, Params, Prediction
 from empax.data.batches import eval_batches
+from empax.data.chat_prompts import TOLD
 from empax.data.dialogues import own_fields
-from empax.data.sources import TOLD
 from empax.decoding.neighbours import States
 from empax.decoding.passages import PassageReader
 from empax.decoding.sampling import Draws, Randomness, folded

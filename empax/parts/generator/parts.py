@@ -19,7 +19,8 @@ from empax.core.sharding import LOGICAL, MeshSettings, local_mesh, make_mesh, sh
 from empax.core.system import RunContext
 from empax.core.types import Params
 from empax.data.chat import PLAIN, chat_template
-from empax.data.sources import ChatForm, PlainForm, SourceForm, TaggedForm
+from empax.data.chat_prompts import ChatForm
+from empax.data.sources import PlainForm, SourceForm, TaggedForm
 from empax.data.store import PlannedTokenizer, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.generation_config import (

@@ -79,8 +79,8 @@ class DialogueSettings:
     """Settings shared by all stages: the section of the config that has the system's name.
 
     Attributes:
-      form: form of the sources: "dialogue", with the tags or the instruction of `data.sources`, or "plain", as the
-        generator's own tokenizer encodes a text.
+      form: form of the sources: "dialogue", with tags or an instruction, or "plain", as the generator's own
+        tokenizer encodes a text.
       own_decoding: takes decoding options from `generation_config.json` of the pretrained generator; `decoding` gives
         the lengths alone.
       lora: trains low-rank adapters of the (pretrained) generator instead of its weights; None = the weights.
