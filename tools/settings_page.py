@@ -69,7 +69,7 @@ def page() -> str:
     parts += _sections({**stages, "kind = 'train'": LoopSettings}, found)
     for system in systems():
         parts.append(f"## System `{system.name}`\n")
-        tasks = {f"task = {name!r}": spec.settings for name, spec in system.tasks.items()}
+        tasks = {f"task = '{system.name}.{name}'": spec.settings for name, spec in system.tasks.items()}
         parts += _sections({f"config.{system.name}": system.settings, **tasks}, found)
     return "\n".join(parts)
 

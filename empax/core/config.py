@@ -172,9 +172,11 @@ def _convert_plain(value: Any, hint: Any, where: str) -> Any:
     return value
 
 
-def split_keys(values: Mapping[str, Any], *groups: type, where: str) -> list[dict[str, Any]]:
-    """Splits the keys of one section among several dataclasses; raises ConfigError for a key that none has."""
-    names = [{field.name for field in dataclasses.fields(group)} for group in groups]
-    owner = " + ".join(group.__name__ for group in groups)
+def split_keys(values: Mapping[str, Any], first: type, second: type, *, where: str) -> list[dict[str, Any]]:
+    """Splits the keys of one section between two dataclasses; raises ConfigError for a key that none or both have."""
+    names = [{field.name for field in dataclasses.fields(group)} for group in (first, second)]
+    owner = f"{first.__name__} + {second.__name__}"
+    if both := names[0] & names[1]:
+        raise ConfigError(f"{where}: {owner} both have {min(both)!r}; rename one of them.")
     check_keys(values, set().union(*names), where=where, owner=owner)
     return [{key: values[key] for key in values if key in group} for group in names]

@@ -91,7 +91,7 @@ class TaskSpec(Generic[S]):
       models: models for `export`, by name, the main one first; each is called with settings, run and whether to load
         the adapters alone (`parts.generator.trained.Trained`).
       unread: names in the section of the system that do not affect training.
-      reads_sources: whether the buckets of a stage are lengths of the generator's input.
+      reads_sources: whether the buckets of a stage are lengths of the generator's input, though it has no `answer`.
       alone: whether a stage with these settings reads no output of other stages but the data; None = none does.
       refreshes: whether `build` returns an `on_refresh`.
     """
@@ -318,7 +318,7 @@ def load_system(name: str, where: str = "config.system") -> System:
     """Returns the `SYSTEM` of the module of `name`, or the object "module:name".
 
     Raises:
-      ConfigError: the system does not exist.
+      ConfigError: the system does not exist, or has another name than its module.
     """
     _check_text(name, where)
     module = module_of(name)
@@ -332,6 +332,8 @@ def load_system(name: str, where: str = "config.system") -> System:
         ) from error
     if not isinstance(found, System):
         raise ConfigError(f"{where} = {name!r} names no System; see empax.core.system.")
+    if ":" not in name and found.name != name:
+        raise ConfigError(f"{where} = {name!r}: {module}.SYSTEM has the name {found.name!r}; give it its module's.")
     return found
 
 

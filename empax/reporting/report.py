@@ -61,7 +61,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.paper_row and self.paper_row not in PAPER_OF:
-            raise ValueError(f"paper_row = {self.paper_row!r} is not a row of {', '.join(PAPER_OF)}.")
+            raise ValueError(
+                f"paper_row = {self.paper_row!r} is not a row of evaluation/published.json: {', '.join(PAPER_OF)}."
+            )
         check_numbers(self, "examples", least=0)
         self.scoring()  # an invalid number or variant fails before any stage runs
 

@@ -91,3 +91,5 @@ def test_split_keys_deals_out_and_refuses_what_nobody_has():
         ConfigError, match=r"config\.stage\.sise is not a setting of Inner \+ Outer; did you mean 'size"
     ):
         split_keys({"sise": 1}, Inner, Outer, where="config.stage")
+    with pytest.raises(ConfigError, match=r"config\.stage: Inner \+ Inner both have '\w+'; rename one of them"):
+        split_keys({}, Inner, Inner, where="config.stage")

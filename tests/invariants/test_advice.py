@@ -185,7 +185,7 @@ SETTINGS = [
         {"exemplars": "joined"}, {},
     ),
     section(
-        NecSettings, {}, "systems/nec/settings.py", "which NEC does not retrieve; leave it out",
+        NecSettings, {}, "parts/generator/settings.py", "which this system does not retrieve; leave it out",
         {"exemplars": "joined"}, {},
     ),
     section(

@@ -8,7 +8,17 @@ import types
 
 import pytest
 
-from configs import classic, empathy_identifiers, emprl_transformer, lempex, nec, reflectdiffu, reg_llm, reg_transformer
+from configs import (
+    classic,
+    comet_t5,
+    empathy_identifiers,
+    emprl_transformer,
+    lempex,
+    nec,
+    reflectdiffu,
+    reg_llm,
+    reg_transformer,
+)
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir
 from empax.core.system import RunContext
@@ -271,6 +281,8 @@ def test_a_system_without_exemplars_counts_none_and_copies_none():
     for recipe, section in ((lempex, "lempex"), (nec, "nec"), (reflectdiffu, "reflectdiffu"), (classic, "classic")):
         with pytest.raises(ConfigError, match="rerank_exemplars"):
             make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.decoding": COUNTING}))
+    with pytest.raises(ConfigError, match="which this system does not retrieve; leave it out"):
+        make_plan(changed(plain(comet_t5.get_config("tiny")), {"seq2seq.exemplars": "joined"}))
     for recipe, section in ((lempex, "lempex"), (nec, "nec"), (emprl_transformer, "emprl")):
         with pytest.raises(ConfigError, match=r"neighbours\.knn_weight = 0\.1: this system answers without neighbours"):
             make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.neighbours": {"knn_weight": 0.1}}))

@@ -2,10 +2,13 @@
 
 import dataclasses
 import functools
+import importlib
 import itertools
+import pkgutil
 
 import pytest
 
+import configs
 from configs import (
     classic,
     comet_t5,
@@ -17,6 +20,7 @@ from configs import (
     lempex,
     lempex_retriever,
     nec,
+    published,
     quickstart,
     reflectdiffu,
     reg_llm,
@@ -125,7 +129,15 @@ LONE = [
     *((classic, f"{form}{more}") for form in classic.FORMS for more in ("", ",lineage")),
     *((recipe, "") for recipe in (comet_t5, lempex_retriever, quickstart)),
     *((empathy_identifiers, form) for form in ("", *empathy_identifiers.FORMS)),
+    *((published, name) for name in published.BASES),
 ]  # fmt: skip
+RECIPES = [
+    importlib.import_module(f"configs.{one.name}")
+    for one in pkgutil.iter_modules(configs.__path__)
+    if one.name not in ("common", "layouts", "finetune")  # the last is for a user's texts
+]
+FOUND = [recipe for recipe in RECIPES if recipe not in [one for one, _ in (*LONE, *TOGETHER.values())]]
+LONE += [(recipe, form) for recipe in FOUND for form in ("", *getattr(recipe, "FORMS", ()))]
 
 
 @pytest.mark.parametrize("size", ["", "tiny"])

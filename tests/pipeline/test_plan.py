@@ -7,7 +7,7 @@ from empax.core.system import find_task, load_system
 from empax.parts import attributes
 from empax.parts.attributes import ClassifierTaskSettings
 from empax.pipeline.plan import make_plan
-from empax.systems import reg
+from empax.systems import nec, reg
 from empax.systems.reg.settings import JointTaskSettings
 
 SECTION = {"task": "joint", "steps": 3, "batch_size": 2, "buckets": [8], "retriever_weight": 0.4}
@@ -42,7 +42,11 @@ def test_a_stage_may_name_a_task_of_another_system():
     assert find_task("attributes.classifier", "reg", "c") == (attributes.SYSTEM, "classifier")
 
 
-def test_a_system_is_a_module_that_has_one():
+def test_a_system_is_a_module_that_has_one(monkeypatch):
     with pytest.raises(ConfigError, match="'generator' names no System"):
         load_system("generator")
+    monkeypatch.setattr(reg, "SYSTEM", nec.SYSTEM)
+    with pytest.raises(ConfigError, match=r"reg\.SYSTEM has the name 'nec'; give it its module's"):
+        load_system("reg")
+    monkeypatch.undo()
     assert load_system("reg") is reg.SYSTEM

@@ -122,7 +122,7 @@ def _reads_exemplars(stage: Stage, run: RunContext) -> bool:
 def _reads_sources(stage: Stage) -> bool:
     """Whether a stage's buckets are lengths of the generator's sources; a stage without buckets has no such limit."""
     if stage.spec is not None:
-        return stage.spec.reads_sources
+        return stage.spec.reads_sources or stage.spec.answer is not None
     return stage.kind == "evaluate" and "buckets" in stage.reads.get(stage.name, ())
 
 

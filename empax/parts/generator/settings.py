@@ -12,8 +12,10 @@ from empax.interop.pretrained import GeneratorSettings
 from empax.models.lora import LoraSettings
 
 
-def check_no_exemplars(decoding: DecodeSettings) -> None:
-    """Raises ConfigError if `decoding`, of a system without exemplars, scores agreement with exemplars."""
+def check_no_exemplars(decoding: DecodeSettings, layout: str = "apart") -> None:
+    """Raises ConfigError if a system without exemplars has a `layout` for them, or its `decoding` counts them."""
+    if layout != "apart":
+        raise ConfigError(f"exemplars = {layout!r} shows exemplars, which this system does not retrieve; leave it out.")
     if decoding.rerank_exemplars:
         raise ConfigError(
             f"decoding.rerank_exemplars = {decoding.rerank_exemplars} counts exemplars, which this system does not "

@@ -169,7 +169,6 @@ GENERATOR = TaskSpec(
     build_generator,
     sketch_generator,
     answer=answer_generator,
-    reads_sources=True,
     models={"generator": trained_generator},
     unread=("decoding", "retriever", "key", "query", "emotion_share", "passages", "exemplars", "ask_first",
             "neighbours"),

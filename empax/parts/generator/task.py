@@ -87,6 +87,7 @@ class ResponseTask:
     heads: tuple[str, ...] = ()
     neighbours: NeighbourSettings = dataclasses.field(default_factory=NeighbourSettings)
     projection: ClassVar[str] = "contrast"
+    whole: ClassVar[str] = ""
 
     @property
     def splits_batches(self) -> bool:

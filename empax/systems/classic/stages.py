@@ -266,7 +266,6 @@ GENERATOR = TaskSpec(
     build_generator,
     sketch_generator,
     answer=answer_generator,
-    reads_sources=True,
     unread=("decoding",),
 )
 """Has no export: no other library has these models."""

@@ -33,7 +33,6 @@ TASKS = {
             build_policy,
             sketch_policy,
             answer=answer_policy,
-            reads_sources=True,
             reads_exemplars=lambda stage: bool(stage.index),
             models={"generator": trained_policy},
             refreshes=True,

@@ -261,7 +261,6 @@ GENERATOR = TaskSpec(
     build_generator,
     sketch_generator,
     answer=answer_generator,
-    reads_sources=True,
     reads_exemplars=lambda stage: bool(stage.index),
     unread=("decoding", "retriever", "key", "towers", "key_pretrained"),
 )

@@ -16,7 +16,7 @@ from empax.systems.nec.stages import (
 )
 
 _UNREAD = ("decoding", "passages")
-_TRAINED: dict[str, Any] = {"answer": answer_nec, "reads_sources": True, "models": {"generator": trained_nec}}
+_TRAINED: dict[str, Any] = {"answer": answer_nec, "models": {"generator": trained_nec}}
 
 SYSTEM = System(
     "nec",

@@ -52,11 +52,7 @@ class NecSettings(DialogueSettings):
                 f"ranker = {self.ranker!r} ranks facts about things, which entity = False leaves out; set ranker = '' "
                 "and take its stage out of config.run, or set entity = True."
             )
-        if self.exemplars != DialogueSettings.exemplars:
-            raise ConfigError(
-                f"exemplars = {self.exemplars!r} shows exemplars, which NEC does not retrieve; leave it out."
-            )
-        check_no_exemplars(self.decoding)
+        check_no_exemplars(self.decoding, self.exemplars)
 
     @property
     def kinds_of_facts(self) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ TASKS = {
         build_generator,
         sketch_generator,
         answer=answer_generator,
-        reads_sources=True,
     ),
 }
 

@@ -54,7 +54,6 @@ TASKS = {
         stages.sketch_joint,
         answer=answer_joint,
         searches=True,
-        reads_sources=True,
         reads_exemplars=lambda _: True,
         encoder=trained_encoder,
         models={"generator": functools.partial(trained_generator, fused=True), "retriever": trained_retriever},
