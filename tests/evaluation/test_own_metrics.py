@@ -90,7 +90,7 @@ def test_in_a_comparison_it_sees_the_rows_of_one_system_at_a_time():
         ("no_such_module:f", "metric = 'no_such_module:f': there is no module 'no_such_module'; put its folder on"),
         ("metrics_of_somebody:number", "metrics_of_somebody has no function 'number'"),
         ("metrics_of_somebody:short", "the metric metrics_of_somebody:short returned numbers of shape"),
-        ("metrics_of_somebody:needs", "wants topic; the fields of its rows are emotion, id"),
+        ("metrics_of_somebody:needs", "asks for topic; the fields of its rows are emotion, id"),
     ],
 )  # fmt: skip
 def test_what_is_no_metric_is_named(name, message):

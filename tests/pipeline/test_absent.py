@@ -51,7 +51,7 @@ def test_without_epitome_the_classifiers_go_and_are_named(own, tmp_path, caplog)
     assert found["annotate"] == {"kind": "annotate", "classifiers": [], "left_out": list(MECHANISMS)}
     rest = own.keys() - {"attributes", "annotate", "run"}
     assert {name: found[name] for name in rest} == {name: own[name] for name in rest}
-    assert "the attributes emotional_reaction, interpretation, exploration: EPITOME" in caplog.text
+    assert "its attributes emotional_reaction, interpretation, exploration" in caplog.text
     assert not list(run.find_problems(make_plan(found), WorkDir(tmp_path / "run")))
 
 

@@ -190,7 +190,7 @@ def test_a_field_that_no_row_has_is_named(module):
         return [0.0] * len(responses)
 
     with pytest.raises(
-        ConfigError, match="the reward m:f wants tpoic; the fields of its rows are emotion, id, score, topic"
+        ConfigError, match="the reward m:f asks for tpoic; the fields of its rows are emotion, id, score, topic"
     ):
         call_text_function(wants, "m:f", NOTED, ["x", "y"])
     module.f = wants
