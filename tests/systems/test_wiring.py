@@ -20,6 +20,7 @@ from empax.parts.attributes import pairs
 from empax.parts.attributes.identifier import Identifier, _probabilities
 from empax.parts.attributes.pairs import JudgeTaskSettings, label_batch
 from empax.parts.exemplars.parts import ExemplarSearch
+from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.answerer import Answerer
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.settings import DialogueSettings, GeneratorSettings
@@ -376,7 +377,7 @@ def test_behind_a_prompt_references_have_the_positions_that_it_leaves():
 
 def test_a_plain_source_has_an_exemplar_only_before_the_context_of_an_encoder_decoder():
     generator = types.SimpleNamespace(model=EncoderDecoder(scratch(WORDS)))
-    settings = DialogueSettings(GeneratorSettings("t5", "folder"), form="plain", exemplars="apart")
+    settings = RetrievalSettings(GeneratorSettings("t5", "folder"), form="plain", exemplars="apart")
     parts = GeneratorParts(settings, train_bpe(["what a day"], vocab_size=290), generator, None)
     with pytest.raises(ConfigError, match=r"such a source allows only 'joined', .*; set form = 'dialogue'"):
         _ = parts.fusion

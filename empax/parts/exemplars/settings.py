@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from empax.core.config import ConfigError, check_numbers
 from empax.data.exemplars import Key, Query
@@ -33,6 +34,7 @@ class RetrievalSettings(DialogueSettings):
     key: Key = "exchange"
     query: Query = "context"
     emotion_share: float = 0.0
+    has_exemplars: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,10 +12,8 @@ from empax.interop.pretrained import GeneratorSettings
 from empax.models.lora import LoraSettings
 
 
-def check_no_exemplars(decoding: DecodeSettings, layout: str = "apart") -> None:
-    """Raises ConfigError if a system without exemplars has a `layout` for them, or its `decoding` counts them."""
-    if layout != "apart":
-        raise ConfigError(f"exemplars = {layout!r} shows exemplars, which this system does not retrieve; leave it out.")
+def check_no_exemplars(decoding: DecodeSettings) -> None:
+    """Raises ConfigError if `decoding`, of a system without exemplars, scores agreement with exemplars."""
     if decoding.rerank_exemplars:
         raise ConfigError(
             f"decoding.rerank_exemplars = {decoding.rerank_exemplars} counts exemplars, which this system does not "
@@ -110,6 +108,7 @@ class DialogueSettings:
     neighbours: NeighbourSettings = dataclasses.field(default_factory=NeighbourSettings)
     logits_at_once: int = 0
     has_neighbours: ClassVar[bool] = False
+    has_exemplars: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.neighbours.on and not self.has_neighbours:
@@ -118,6 +117,13 @@ class DialogueSettings:
                 f"neighbours.{name} = {getattr(self.neighbours, name)}: this system answers without neighbours; set "
                 "it to 0."
             )
+        if not self.has_exemplars:
+            if self.exemplars != DialogueSettings.exemplars:
+                raise ConfigError(
+                    f"exemplars = {self.exemplars!r} shows exemplars, which this system does not retrieve; leave it "
+                    "out."
+                )
+            check_no_exemplars(self.decoding)
         check_numbers(self, "passages", least=1)
         check_numbers(self, "logits_at_once", least=0)
         if self.form == "plain" and not self.generator.pretrained:

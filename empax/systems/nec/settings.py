@@ -7,7 +7,7 @@ from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.interop.pretrained_encoders import EncoderSettings
-from empax.parts.generator.settings import ContrastSettings, DialogueSettings, check_no_exemplars
+from empax.parts.generator.settings import ContrastSettings, DialogueSettings
 from empax.parts.knowledge.settings import MINILM
 
 SOCIAL = "social"
@@ -52,7 +52,6 @@ class NecSettings(DialogueSettings):
                 f"ranker = {self.ranker!r} ranks facts about things, which entity = False leaves out; set ranker = '' "
                 "and take its stage out of config.run, or set entity = True."
             )
-        check_no_exemplars(self.decoding, self.exemplars)
 
     @property
     def kinds_of_facts(self) -> tuple[str, ...]:
