@@ -137,6 +137,9 @@ def on_trial(config: ConfigDict, *, random: bool) -> ConfigDict:
     models = config[config.system]
     models.layout.max_context_tokens = 56  # a chat template takes some of them
     config.evaluate.update({"limit": 16, "head_examples": 16})
+    for name in ("exemplars", "retriever", "joint", "evaluate"):
+        if name in config:
+            config[name].buckets = (models.layout.max_context_tokens + models.layout.max_passage_tokens,)
     if random:
         models.generator = ConfigDict({"architecture": "llama", "preset": "tiny"})
         models.lora = None

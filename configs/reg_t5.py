@@ -81,7 +81,7 @@ def on_two_cores(config: ConfigDict) -> None:
     # ours: 99% of contexts and 99.9% of responses are not truncated.
     config.reg.layout.update({"max_context_tokens": 112, "max_passage_tokens": 64, "max_target_tokens": 64})
     config.generator.update(common.sizes(steps=2500, batch_size=32, evaluations=4, checkpoint_every_steps=250))
-    config.generator.buckets = (40, 72, 113)
+    config.generator.buckets = (40, 72, 112)
     config.generator.optimizer = plain(100, learning_rate=5e-4)
     for name in ("exemplars", "longer"):
         if name in config:
@@ -105,7 +105,7 @@ def on_accelerators(config: ConfigDict) -> None:
         }
     )
     config.reg.decoding.max_tokens = 64
-    config.generator.buckets = (64, 129)
+    config.generator.buckets = (64, 128)
     config.generator.optimizer = plain(300, learning_rate=1e-4)
     for name in ("exemplars", "longer"):
         if name in config:

@@ -39,7 +39,7 @@ LAYOUTS = {"apart": "apart", "joined": "joined", "joined_10": "joined", "own_tok
 
 NEIGHBOURS = {
     "copy": ("apart", {"copy_weight": 0.01, "copy_temperature": 0.3}),
-    "knn": ("no_retrieval", {"knn_weight": 0.1, "knn_temperature": 0.1}),
+    "knn": ("no_retrieval", {"knn_weight": 0.1}),
 }
 """Forms that interpolate training rows at every token: the base form, and the weights (ours; by `tools.neighbours`)."""
 
@@ -178,8 +178,6 @@ def contrastive() -> ConfigDict:
     return common.train(
         task="dense",
         start_from="emotions",
-        temperature=0.05,  # Contriever's
-        negatives=(),
         buckets=(32, 48, 64),
         learning_rate=5e-5,  # as in our recipe of LEMPEx's retriever
         best_metric="loss",
@@ -324,6 +322,7 @@ def read(config: ConfigDict) -> None:
     context, passage = layout.max_context_tokens + tags, layout.max_passage_tokens + tags
     whole = max(context, passage) + ends if exemplars else context + 1 + passage + ends
     beside = (passage + ends, whole) if exemplars and passage < context else (-(-3 * whole // 4), whole)
+    config.generator.buckets = (*config.generator.buckets[:-1], context + ends)
     for name in ("exemplars", "retriever", "joint", "evaluate"):
         if name in config:
             config[name].buckets = beside

@@ -169,8 +169,8 @@ class Answering(Protocol):
         """
         ...
 
-    def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:
-        """Returns the emotions of each instance by head; empty without a head."""
+    def emotions(self, instances: Sequence[Instance], *, batch_size: int, seed: int = 0) -> list[dict[str, str]]:
+        """Returns the emotions of each instance by head; empty without a head. `seed` is as in `respond`."""
         ...
 
 

@@ -63,6 +63,11 @@ class ChatForm:
         return False  # only their columns are separate
 
     @property
+    def beside(self) -> int:
+        """As in `TaggedForm`: the columns of an exemplar; words are part of the context."""
+        return self.split
+
+    @property
     def _frames(self) -> ChatTemplate:
         return self.template.mapped(self.tokenizer.mark)
 
@@ -103,16 +108,16 @@ class ChatForm:
         if self.template.system_last:  # they follow the instruction, between the turns
             return [Text([], self._dialogue(i.context, word)) for i, word in zip(instances, words, strict=True)]
         before = self.tokenizer.encode_batch(words)
-        return [Text(own, self._dialogue(i.context)) for i, own in zip(instances, before, strict=True)]
+        return [Text(own, self._dialogue(i.context, before=len(own))) for i, own in zip(instances, before, strict=True)]
 
-    def _dialogue(self, context: Sequence[str], words: str = "", note: str = "") -> list[int]:
+    def _dialogue(self, context: Sequence[str], words: str = "", note: str = "", before: int = 0) -> list[int]:
         """Encodes the newest turns that fit whole, from one of the speaker's on; else the end of the last turn.
 
         `words` follow the instruction where the template has it in the last turn, and `note` is the first line of the
-        first turn that is kept.
+        first turn that is kept. `before` counts the tokens of words in front of the dialogue.
         """
         frames, instruction, encode = self._noted(note), self.instruction + words, self.tokenizer.encode
-        room, fits, opening = self.layout.max_context_tokens, [], self._opening_text
+        room, fits, opening = self.layout.max_context_tokens - before, [], self._opening_text
         for first in range(len(context) - 1, -1, -2):
             # In one pass: a turn's first letters may share a token with the text before them.
             ids = encode(opening + frames.continued(context[first:], instruction))[:-1]
@@ -123,7 +128,7 @@ class ChatForm:
             return fits
         heads = encode(opening + (instruction if frames.system_last else "") + frames.first_user)
         ending = self._ending[:-1]
-        room = self._room("max_context_tokens", len(heads) + len(ending))
+        room = self._room("max_context_tokens", before + len(heads) + len(ending))
         return [*heads, *encode(context[-1])[-room:], *ending]
 
     def _room(self, name: str, frames: int) -> int:

@@ -121,6 +121,11 @@ class TaggedForm:
     def apart(self) -> bool:
         return self.exemplars in ("apart", "response")
 
+    @property
+    def beside(self) -> int:
+        """Most tokens that a context's row has beside those of its layout."""
+        return features.NUM_ATTRIBUTES * self.attributes + sum(map(len, self.frame))
+
     @functools.cached_property
     def frame(self) -> tuple[list[int], list[int]]:
         """Ids before and after each row."""
@@ -212,6 +217,11 @@ class PlainForm:
     @property
     def apart(self) -> bool:
         return False
+
+    @property
+    def beside(self) -> int:
+        """As in `TaggedForm`; 0, since the frame is part of the context."""
+        return 0
 
     def encode(
         self, texts: Sequence[str], *, max_tokens: int | None = None, keep: Literal["end", "start"] = "end"

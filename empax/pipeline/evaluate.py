@@ -121,7 +121,7 @@ def run(settings: Settings, run: RunContext) -> None:
         validation = load_instances(run, "validation")
         drawn = np.random.default_rng(run.seed).permutation(len(validation))[: settings.head_examples]
         validation = [validation[i] for i in np.sort(drawn)]
-        accuracy = head_accuracies(validation, answerer.emotions(validation, batch_size=settings.batch_size))
+        accuracy = head_accuracies(validation, answerer.emotions(validation, **options))
         head = max(accuracy, key=lambda name: accuracy[name], default="")
         if head:
             about |= {"emotion_head": head, "emotion_head_validation_accuracy": accuracy}

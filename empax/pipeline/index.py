@@ -234,7 +234,7 @@ def _quality(
         **recall_statistics(ranks(slice(None)), "all"),
         **exemplar_statistics(
             found, texts=texts, emotions=emotion_ids(corpus), wanted=emotion_ids(chosen),
-            dialogues=groups, turns=np.array([len(i.context) for i in chosen]),
+            dialogues=np.unique([i.dialogue_id for i in chosen], return_inverse=True)[1], turns=num_turns(chosen),
         ),
     }  # fmt: skip
     metrics = with_intervals(statistics, groups)

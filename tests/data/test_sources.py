@@ -111,6 +111,15 @@ def test_attributes_are_words_in_front_of_the_context_and_behind_the_exemplars_r
     assert form(tokenizer).contexts(INSTANCES[:1])[0].attributes == []
 
 
+@pytest.mark.parametrize("exemplars", [None, "apart", "turns"])
+def test_words_count_among_the_tokens_of_a_context(tokenizer, exemplars):
+    told = dataclasses.replace(INSTANCES[1], notes={**NOTES, "told": {"emotion": "sad"}})
+    whole = form(tokenizer, attributes=True, exemplars=exemplars, layout=LayoutSettings()).contexts([told])[0].size
+    for most in range(whole - 20, whole):
+        tight = dataclasses.replace(LAYOUT, max_context_tokens=most)
+        assert form(tokenizer, attributes=True, exemplars=exemplars, layout=tight).contexts([told])[0].size <= most
+
+
 def test_an_exemplar_that_is_too_long_keeps_its_response(tokenizer):
     (passage,) = form(tokenizer).passages(INSTANCES[1:2])
     assert passage.size == LAYOUT.max_passage_tokens

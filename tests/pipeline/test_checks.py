@@ -106,6 +106,10 @@ REG = {
         {"evaluate.index": "index"},
         r"config\.index\.encoder = '', but the queries of config\.joint .* of 'retriever'",
     ),
+    "passages of an encoder that is not trained": (
+        {"exemplars.passage_encoder": "trained"},
+        r"passage_encoder = 'trained', but with retriever_weight = 0 no encoder is trained; set it to 'frozen'",
+    ),
     "nothing to refresh": (
         {"exemplars.refresh_every_steps": 1},
         r"config\.exemplars\.refresh_every_steps = 1, but with retriever_weight = 0 the retriever never changes",
@@ -149,12 +153,13 @@ REG = {
     ),
     "buckets": ({"attributes.max_tokens": 99}, r"config\.attributes\.max_tokens = 99 .* set it to at most 16"),
     "contexts and buckets": (
-        {"reg.layout.max_context_tokens": 81},
-        r"config\.reg\.layout\.max_context_tokens = 81 is more than the longest of config\.generator\.buckets, 80",
+        {"reg.layout.max_context_tokens": 77},
+        r"config\.reg\.layout\.max_context_tokens = 77, with 4 tokens beside it, is more than the longest of config\."
+        r"generator\.buckets, 80, which cuts contexts; set it to at most 76, or add 81 to the buckets",
     ),
     "contexts and buckets of exemplars": (
         {"joint.buckets": (24,)},
-        r"config\.reg\.layout\.max_context_tokens = \d+ is more than the longest of config\.joint\.buckets, 24",
+        r"max_context_tokens = 32, with 4 tokens beside it, is more than the longest of config\.joint\.buckets, 24",
     ),
     "adapters": ({"reg.lora": {"rank": 2}}, r"config\.reg\.lora adapts a pretrained generator"),
     "model": ({"reg.retriever.pretrained": "./nowhere"}, "'./nowhere' is neither a folder nor"),
@@ -275,6 +280,21 @@ def test_reasons_are_marked_before_contexts_are_embedded_by_them(emprl, tmp_path
     assert "no stage before 'index' marks reasons; put an annotate stage there whose `reasons`" in found
     config = changed(emprl, {"emprl.query": "reasons", "ppo.rewards": [{"goal": "f1"}]})
     assert "no stage before 'ppo' marks reasons" in refused(config, tmp_path / "run")
+
+
+def test_a_prompt_needs_room_for_an_exemplar_beside_the_context(tmp_path, refused):
+    config = changed(plain(reg_llm.get_config("tiny")), {"reg.layout.max_passage_tokens": 48})
+    found = refused(config, tmp_path / "run")
+    assert "max_context_tokens = 56, with 48 tokens beside it, is more than the longest of config.exemplars" in found
+
+
+def test_a_loss_is_tried_on_sources_of_several_passages_where_a_stage_reads_them(reg, tmp_path, monkeypatch, refused):
+    made = types.ModuleType("long_sources")
+    vars(made).update(long=lambda logits, batch: batch.source_mask.sum(axis=1).astype("float32"))
+    monkeypatch.setitem(sys.modules, "long_sources", made)
+    losses = [{"function": "long_sources:long"}]
+    assert not list(run.find_problems(make_plan(changed(reg, {"generator.losses": losses})), WorkDir(tmp_path / "run")))
+    assert "the loss long_sources:long returns" in refused(changed(reg, {"joint.losses": losses}), tmp_path / "run")
 
 
 def test_a_system_without_exemplars_counts_none_and_copies_none():

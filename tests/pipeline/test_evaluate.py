@@ -27,7 +27,7 @@ class Parrot:
     def __init__(self):
         self.asked = []
 
-    def emotions(self, instances, *, batch_size):
+    def emotions(self, instances, *, batch_size, seed=0):
         self.asked.append(("emotions", len(instances), batch_size))
         return [
             {
@@ -70,8 +70,8 @@ def run(tmp_path):
 class Unfeeling(Parrot):
     """Has learnt nothing of emotions."""
 
-    def emotions(self, instances, *, batch_size):
-        return [{} for found in super().emotions(instances, batch_size=batch_size)]
+    def emotions(self, instances, *, batch_size, seed=0):
+        return [{} for found in super().emotions(instances, batch_size=batch_size, seed=seed)]
 
 
 def settings_of(**values):

@@ -2,11 +2,12 @@
 
 import pytest
 
+from configs import reg_transformer
 from empax.core.config import ConfigError
 from empax.core.system import find_task, load_system
 from empax.parts import attributes
 from empax.parts.attributes import ClassifierTaskSettings
-from empax.pipeline.plan import make_plan
+from empax.pipeline.plan import make_plan, plain
 from empax.systems import nec, reg
 from empax.systems.reg.settings import JointTaskSettings
 
@@ -40,6 +41,15 @@ def test_a_stage_may_name_a_task_of_another_system():
     assert alone.alone
     assert set(alone.reads) == {"data", "judges", "seed"}
     assert find_task("attributes.classifier", "reg", "c") == (attributes.SYSTEM, "classifier")
+
+
+@pytest.mark.parametrize(("section", "changes"), [("decoding", {"method": "greedy"}), ("neighbours", {"knn": 7})])
+def test_how_a_system_answers_changes_no_stage_that_trains_or_searches(section, changes):
+    config = plain(reg_transformer.get_config("tiny"))
+    plans = [make_plan(config), make_plan({**config, "reg": {**config["reg"], section: changes}})]
+    before, after = ({name: one.reads for name, one in plan.stages.items()} for plan in plans)
+    stages = ("generator", "index", "exemplars", "emotions", "retriever", "reindex", "joint", "evaluate")
+    assert [name for name in stages if before[name] != after[name]] == ["evaluate"]
 
 
 def test_a_system_is_a_module_that_has_one(monkeypatch):

@@ -164,7 +164,7 @@ class ExemplarSearch:
         encoder = dataclasses.replace(
             encoder, buckets=BUCKETS if buckets else (retrieval.settings.layout.max_query_tokens,)
         )
-        corpus = corpus or retrieval.corpus(load_instances(run, "train"), parts.form())
+        corpus = corpus or Corpus.of(load_instances(run, "train"), parts.form())  # keys are read in training alone
         return cls(parts, retrieval, encoder, found, corpus, load_filter(run.files.stage(index)), tuple(buckets))
 
     @property
@@ -186,7 +186,7 @@ class ExemplarSearch:
             self.corpus,
             rows,
             self.parts.for_answers(self.buckets, passages=rows.shape[1]).form(),
-            # The embeddings replace the keys, which are only read in training.
+            # The embeddings replace the keys.
             key_embeddings=self.index.embeddings,
             response_tokens=settings.decoding.max_tokens if settings.reads_responses else 0,
         )

@@ -30,6 +30,7 @@ from empax.parts.generator.parts import places
 from empax.parts.generator.settings import QuestionSettings
 
 _QUESTION_STREAM = 1 << 30  # folded into the keys of the first question; numbers of batches are lower
+_KEPT_BATCHES = 1 << 24  # numbers between the kept batches of replies, of the first question, of the second, ...
 _BATCHES_OF_FREED_MEMORY = 8
 _WORDS = 3
 """Words kept of the answer to a question that is asked first."""
@@ -175,11 +176,16 @@ class Answerer:
         If each instance has its own seed, its answer is the same as alone, in a first batch.
         `exemplars` replace those that it finds: rows of `exemplars.pairs`, [N, K], -1 = none.
         """
-        instances = self._with_told(instances, batch_size, seed, exemplars)
+        instances = self._with_told(instances, batch_size, seed, exemplars, kept)
         return self._respond(instances, batch_size, seed, progress, kept, exemplars)
 
     def _with_told(
-        self, instances: Sequence[Instance], batch_size: int, seed: int | Sequence[int], exemplars: np.ndarray | None
+        self,
+        instances: Sequence[Instance],
+        batch_size: int,
+        seed: int | Sequence[int],
+        exemplars: np.ndarray | None,
+        kept: AnswerStore | None,
     ) -> Sequence[Instance]:
         """Adds the answers to the questions to the instances; with one seed, each context is asked about once.
 
@@ -208,8 +214,8 @@ class Answerer:
                 for key, i in zip(left, new, strict=True)
             ]
             said = self._respond(
-                asked, batch_size, seed if isinstance(seed, int) else own, f"asked first: {name}", None, shown,
-                stream=_QUESTION_STREAM + number,
+                asked, batch_size, seed if isinstance(seed, int) else own, f"asked first: {name}", kept, shown,
+                question=number,
             )  # fmt: skip
             for key, answer in zip(left, said, strict=True):
                 words = re.findall(r"[^\W\d_][\w'-]*", answer.response)[:_WORDS]
@@ -227,13 +233,13 @@ class Answerer:
         progress: str | None,
         kept: AnswerStore | None,
         exemplars: np.ndarray | None,
-        stream: int | None = None,
+        question: int | None = None,
     ) -> list[Prediction]:
         made_of = self._make_examples(instances) if exemplars is None else self._shown(instances, exemplars)
         unknown = _where_unknown(self.tokenizer, [i.response for i in instances])
         keys = jax.random.key(seed) if isinstance(seed, int) else jax.vmap(jax.random.key)(np.asarray(seed, np.uint32))
-        if stream is not None:
-            fold = functools.partial(jax.random.fold_in, data=stream)
+        if question is not None:
+            fold = functools.partial(jax.random.fold_in, data=_QUESTION_STREAM + question)
             keys = fold(keys) if isinstance(seed, int) else jax.vmap(fold)(keys)
 
         def ask(number: int, indices: np.ndarray, batch: Any) -> Any:
@@ -254,7 +260,8 @@ class Answerer:
             answer = self.tokenizer.decode([int(t) for t in tokens], words).strip()
             return self._prediction(instances[i], answer, read, notes)
 
-        return self._each(made_of.examples, ask, answered, batch_size, progress, kept)
+        first = 0 if question is None else (question + 1) * _KEPT_BATCHES
+        return self._each(made_of.examples, ask, answered, batch_size, progress, kept, first)
 
     def weigh(
         self,
@@ -267,7 +274,7 @@ class Answerer:
         kept: AnswerStore | None = None,
     ) -> list[Prediction]:
         """Returns likelihoods of gold responses with given exemplars; see `core.protocols.ExemplarAnswering`."""
-        instances = self._with_told(instances, batch_size, seed, exemplars)
+        instances = self._with_told(instances, batch_size, seed, exemplars, kept)
         made_of = self._shown(instances, exemplars)
         unknown = _where_unknown(self.tokenizer, [i.response for i in instances])
 
@@ -300,33 +307,38 @@ class Answerer:
         batch_size: int,
         progress: str | None,
         kept: AnswerStore | None,
+        first: int = 0,
     ) -> list[Prediction]:
-        """Returns the predictions that `make` builds from the devices' results, or those in `kept`; in order."""
+        """Returns the predictions that `make` builds from the devices' results, or those in `kept`; in order.
+
+        `first` is the number of the first batch in `kept`.
+        """
         found: dict[int, Prediction] = {}
 
         def asked() -> Iterator[tuple[tuple[int, np.ndarray], Any]]:
             for number, (indices, batch) in enumerate(self._batches(examples, batch_size)):
-                rows = None if kept is None else kept.get(number)
+                rows = None if kept is None else kept.get(first + number)
                 if rows is None:
                     yield (number, indices), ask(number, indices, batch)
                 else:
                     found.update(rows)
 
-        before = 0 if kept is None else len(kept)
+        before = 0 if kept is None else sum(len(kept.get(first + n) or ()) for n in range(len(examples)))
         with Progress(progress, total=len(examples), unit="answers", initial=before) as shown:
             for (number, indices), answer in fetched(asked()):
                 real = {int(indices[b]): operator.itemgetter(b) for b in np.flatnonzero(indices >= 0)}
                 rows = {i: make(i, jax.tree.map(of_row, answer)) for i, of_row in real.items()}
                 shown.advance(len(rows))
                 if kept is not None:
-                    kept.add(number, rows)
+                    kept.add(first + number, rows)
                 found.update(rows)
         return [found[i] for i in range(len(examples))]
 
-    def emotions(self, instances: Sequence[Instance], *, batch_size: int) -> list[dict[str, str]]:
-        """Returns each head's emotion of each instance, in order, without decoding."""
+    def emotions(self, instances: Sequence[Instance], *, batch_size: int, seed: int = 0) -> list[dict[str, str]]:
+        """Returns each head's emotion of each instance, in order, without decoding a reply."""
         if not self.heads:
             return [{} for _ in instances]
+        instances = self._with_told(instances, batch_size, seed, None, None)
         made: dict[int, dict[str, str]] = {}
         label = "emotions" if len(instances) > 1 else None
         with Progress(label, total=len(instances), unit="contexts") as shown:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 
 from empax.core.config import ConfigError
 from empax.core.shapes import shapes_of
@@ -11,6 +12,7 @@ from empax.core.system import RunContext, Stage
 from empax.core.text_functions import TWO_ROWS
 from empax.data.exemplars import LabelledBatch
 from empax.data.features import SPECIAL_TOKENS
+from empax.data.sources import TaggedForm
 from empax.data.store import PlannedTokenizer, PrepareSettings, check_prepared, may_load, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.constraints import check_ids
@@ -95,16 +97,35 @@ def _check_lengths(run: RunContext, parts: GeneratorParts) -> None:
         check_fits(model, **{f"prompt{among} + {stage.name}.buckets + answer": tokens})
 
 
-def check_whole_contexts(where: str, max_context_tokens: int, run: RunContext, *, beside: int = 0) -> None:
+def check_layout(run: RunContext) -> None:
+    """Applies `check_whole_contexts` to the layout of `run`, with the tokens that its form has beside a context."""
+    parts, where = check_models(run), f"{run.shared}.layout"
+    if parts is None:
+        return
+    forms = {exemplars: parts.form(exemplars=exemplars) for exemplars in (False, True)}
+    annotated = any(stage.kind == "annotate" for stage in run.plan.stages.values())
+
+    def beside(stage: Stage) -> int:
+        form = forms[_reads_exemplars(stage, run)]
+        if isinstance(form, TaggedForm) and not annotated:  # no text has attributes
+            form = dataclasses.replace(form, attributes=False)
+        return form.beside
+
+    check_whole_contexts(where, parts.settings.layout.max_context_tokens, run, beside=beside)
+
+
+def check_whole_contexts(
+    where: str, max_context_tokens: int, run: RunContext, *, beside: Callable[[Stage], int] = lambda _: 0
+) -> None:
     """Raises ConfigError if the stage, or an evaluation of it, would cut contexts that the setting `where` allows.
 
     `beside` counts the other tokens of a source.
     """
     for stage in filter(_reads_sources, (run.named(run.stage), *run.evaluations)):
-        longest, needed = _buckets(stage)[-1], max_context_tokens + beside
-        if longest < needed:
-            among = f", with {beside} tokens beside it," if beside else ""
-            lower = f"set it to at most {longest - beside}, or " if longest - beside >= 2 else ""
+        longest, others = _buckets(stage)[-1], beside(stage)
+        if longest < (needed := max_context_tokens + others):
+            among = f", with {others} tokens beside it," if others else ""
+            lower = f"set it to at most {longest - others}, or " if longest - others >= 2 else ""
             raise ConfigError(
                 f"{where}.max_context_tokens = {max_context_tokens}{among} is more than the longest of config."
                 f"{stage.name}.buckets, {longest}, which cuts contexts; {lower}add {needed} to the buckets of each "
@@ -161,8 +182,13 @@ def check_fusion(run: RunContext) -> None:
         _ = parts.fusion
 
 
-def check_losses(losses: Sequence[LossSettings], run: RunContext) -> None:
-    """Raises ConfigError if a user's loss fails on the shapes of two rows, or the logits are not computed at once."""
+def check_losses(
+    losses: Sequence[LossSettings], run: RunContext, make_shapes: Callable[[int, int], LabelledBatch] | None = None
+) -> None:
+    """Raises ConfigError if a user's loss fails on the shapes of two rows, or the logits are not computed at once.
+
+    `make_shapes` maps rows and source length to the shapes of a batch; by default, its sources are contexts alone.
+    """
     if not losses:
         return
     settings = run.shared_settings(DialogueSettings)
@@ -172,7 +198,10 @@ def check_losses(losses: Sequence[LossSettings], run: RunContext) -> None:
         )
     parts = check_models(run)
     if parts is not None:
-        batch = shapes_of(LabelledBatch, B=2, S=8, T=settings.layout.max_target_tokens)
+        if make_shapes is None:
+            batch = shapes_of(LabelledBatch, B=2, S=8, T=settings.layout.max_target_tokens)
+        else:
+            batch = make_shapes(2, 8)
         try_losses(losses, batch, parts.generator.model.config.vocab_size)
 
 
@@ -182,7 +211,7 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     check_contrast(stage.contrast, run)
     check_losses(stage.losses, run)
     settings = run.shared_settings(DialogueSettings)
-    check_whole_contexts(f"{run.shared}.layout", settings.layout.max_context_tokens, run)
+    check_layout(run)
     reading = {f"{where}.rerank_exemplars": way.rerank_exemplars for where, way in decodings(run).items()}
     reading[f"{run.shared}.neighbours.copy_weight"] = settings.neighbours.copy_weight
     for name, value in reading.items():

@@ -20,7 +20,7 @@ from empax.core.system import RunContext
 from empax.core.types import Params
 from empax.data.chat import PLAIN, chat_template
 from empax.data.chat_prompts import ChatForm
-from empax.data.sources import PlainForm, SourceForm, TaggedForm
+from empax.data.sources import PlainForm, TaggedForm
 from empax.data.store import PlannedTokenizer, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.generation_config import (
@@ -152,7 +152,7 @@ class GeneratorParts:
             base = {"generator": base}
         return jax.tree.map(np.asarray, self.merged(self.generator_task(GeneratorTaskSettings()), params, base))
 
-    def form(self, *, exemplars: bool = True) -> SourceForm:
+    def form(self, *, exemplars: bool = True) -> TaggedForm | PlainForm | ChatForm:
         """Returns the form of the generator's sources; without `exemplars`, rows have no room for one."""
         settings, tokenizer = self.settings, self.tokenizer
         prompted = isinstance(self.generator.model, DecoderOnly)

@@ -183,7 +183,8 @@ class LossSettings:
       function: "module:name", importable; it is logged under this name. It is called as (logits[B, T, V], batch) ->
         [B, T], a number for each target token, or -> [B], one for each row, weighted by the row's number of target
         tokens. It is traced. The logits are float32 and teacher-forced; the batch has `source`, `source_mask`,
-        `target`, `target_mask`, `valid` and `emotion` (`data.exemplars.LabelledBatch`).
+        `target`, `target_mask`, `valid` and `emotion` (`data.exemplars.LabelledBatch`); `source` is [B, S], with
+        exemplars [B, F, S] (`data.exemplars.ExemplarBatch`).
       weight: weight of the loss; that of the likelihood is 1. Below 0 the values are maximized, at 0 only logged.
     """
 

@@ -170,6 +170,6 @@ GENERATOR = TaskSpec(
     sketch_generator,
     answer=answer_generator,
     models={"generator": trained_generator},
-    unread=("decoding", "retriever", "key", "query", "emotion_share", "passages", "exemplars", "ask_first",
-            "neighbours"),
+    unread=("decoding", "own_decoding", "retriever", "key", "query", "emotion_share", "passages", "exemplars",
+            "ask_first", "neighbours"),
 )  # fmt: skip

@@ -30,7 +30,7 @@ from empax.parts.exemplars.checks import check_marked, check_passages
 from empax.parts.exemplars.parts import ExemplarSearch, RetrievalParts
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.answerer import Answerer
-from empax.parts.generator.checks import check_fusion, check_whole_contexts, decodings
+from empax.parts.generator.checks import check_fusion, check_layout, decodings
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.stages import answerer_of, context_examples, generator_params, taught_heads
 from empax.parts.generator.task import Generator
@@ -69,7 +69,7 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
     """
     check_prepared(run)
     run.earlier("start_from", stage.start_from, tasks=("generator", "reg.joint"))
-    check_whole_contexts(f"{run.shared}.layout", run.shared_settings(RetrievalSettings).layout.max_context_tokens, run)
+    check_layout(run)
     _check_decoding(stage, run)
     steps = run.named(run.stage).loop.steps
     if isinstance(stage, PpoTaskSettings) and stage.value_warmup_steps >= steps:

@@ -141,7 +141,7 @@ def _check_lengths(settings: NecSettings, run: RunContext) -> None:
     form = parts.form() if settings.entity and (parts := checks.check_models(run)) is not None else None
     if isinstance(form, TaggedForm):
         beside = len(FactForm(form, settings.facts_as).query) + sum(map(len, form.frame)) + layout.max_passage_tokens
-    checks.check_whole_contexts(f"{run.shared}.layout", layout.max_context_tokens, run, beside=beside)
+    checks.check_whole_contexts(f"{run.shared}.layout", layout.max_context_tokens, run, beside=lambda _: beside)
 
 
 def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:

@@ -27,6 +27,7 @@ TASKS = {
         stages.build_emotions,
         stages.sketch_emotions,
         encoder=trained_encoder,
+        unread=INDEX_UNREAD,
     ),
     "dense": TaskSpec(
         settings.DenseTaskSettings,
@@ -45,7 +46,7 @@ TASKS = {
         reads_sources=True,
         encoder=trained_encoder,
         models={"retriever": trained_retriever},
-        unread=("neighbours",),
+        unread=stages.DECODING,
     ),
     "joint": TaskSpec(
         settings.JointTaskSettings,
@@ -58,7 +59,7 @@ TASKS = {
         encoder=trained_encoder,
         models={"generator": functools.partial(trained_generator, fused=True), "retriever": trained_retriever},
         refreshes=True,
-        unread=("neighbours",),
+        unread=stages.DECODING,
     ),
 }
 

@@ -6,13 +6,12 @@ import dataclasses
 from typing import Any, cast
 
 from empax.core.system import AnswerOptions, RunContext, load_encoder_of
-from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
 from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.generator.answerer import Answerer
 from empax.parts.generator.stages import answerer_of, taught_heads, with_earlier
 from empax.parts.generator.trained import Trained, check_adapters
-from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
+from empax.systems.reg.parts import RegParts, emotion_parts
 from empax.systems.reg.settings import (
     DenseTaskSettings,
     EmotionTaskSettings,
@@ -34,16 +33,14 @@ def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptio
     made = parts.generator
     params = made.stage_params(run, options.stage)
     encoder: Any = parts.corpus_encoder(params["retriever"])
+    made_by = ""
     if not (stage.retriever or stage.ranks):  # untrained, so it knows no emotions either
         encoder = load_encoder_of(run, "")
-    search = ExemplarSearch.of(
-        run,
-        made,
-        options.index,
-        buckets=options.buckets,
-        encoder=encoder,
-        made_by=_maker_of_index(run, parts, stage, params),
-    )
+    elif stage.passage_encoder == "frozen":
+        # Query-side training: the passages keep the embeddings of the retriever that joint training started from.
+        began = parts.corpus_encoder(parts.retriever_params(run, stage.retriever)) if stage.retriever else None
+        made_by = (began or load_encoder_of(run, "")).hash
+    search = ExemplarSearch.of(run, made, options.index, buckets=options.buckets, encoder=encoder, made_by=made_by)
     params = {**params, "generator": made.lowered(params["generator"])}
     task = joint_task(parts, stage)
     task = dataclasses.replace(task, heads=_heads(stage, run))
@@ -62,16 +59,6 @@ def _teaches_emotions(stage: Any) -> bool:
     if isinstance(stage, JointTaskSettings | RetrieverTaskSettings):
         return stage.ranks and stage.distillation.emotion_weight > 0
     return isinstance(stage, EmotionTaskSettings)
-
-
-def _maker_of_index(run: RunContext, parts: EmotionParts, stage: JointTaskSettings, params: Params) -> str:
-    """Returns the hash of the encoder of the passages that the queries were trained against."""
-    if stage.passage_encoder == "trained":
-        return parts.corpus_encoder(params["retriever"]).hash
-    # Query-side training: the passages keep the embeddings of the retriever that joint training started from.
-    if stage.retriever:
-        return parts.corpus_encoder(parts.retriever_params(run, stage.retriever)).hash
-    return load_encoder_of(run, "").hash
 
 
 def trained_retriever(

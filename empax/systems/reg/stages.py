@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from empax.core import distributed
-from empax.core.cache import is_sound, kept_array, mark_of
+from empax.core.cache import is_sound, mark_of, seal
 from empax.core.config import ConfigError
-from empax.core.files import DataError
+from empax.core.files import DataError, write_atomically
 from empax.core.manifest import remedy
 from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
@@ -30,8 +30,8 @@ from empax.parts.generator.checks import (
     GENERATOR_TASKS,
     check_contrast,
     check_fusion,
+    check_layout,
     check_losses,
-    check_whole_contexts,
     decodings,
 )
 from empax.parts.generator.stages import begun_with, generator_params, sketch_frozen_generator, sketched
@@ -54,6 +54,9 @@ RETRIEVER_TASKS = ("emotions", "dense", "retriever", "joint")
 
 G1_TASKS = (*GENERATOR_TASKS, "joint")
 """Tasks whose checkpoints hold a generator."""
+
+DECODING = ("decoding", "own_decoding", "neighbours")
+"""Settings of answers alone: the trials of distillation have a decoding of their own."""
 
 NO_EMOTIONS = (
     "config.{stage}: no dialogue of the split {split!r} has an emotion; give them emotions, or take a recipe that "
@@ -121,10 +124,17 @@ def check_joint(stage: JointTaskSettings, run: RunContext) -> None:
     """Checks joint training as `check_retriever` does, and that evaluation asks indexes of the right encoder."""
     _check_earlier(stage, run)
     check_contrast(stage.contrast, run)
-    check_losses(stage.losses, run)
-    check_whole_contexts(f"{run.shared}.layout", run.shared_settings(RetrievalSettings).layout.max_context_tokens, run)
+    check_losses(
+        stage.losses, run, lambda rows, length: _sketch_batch(RegParts.of(run, planned=True), stage, rows, length)
+    )
+    check_layout(run)
     for where, decoding in decodings(run).items():
         check_passages(decoding, where)
+    if stage.passage_encoder == "trained" and not stage.ranks:
+        raise ConfigError(
+            f"config.{run.stage}.passage_encoder = 'trained', but with retriever_weight = 0 no encoder is trained; set "
+            "it to 'frozen'."
+        )
     loop = run.named(run.stage).loop
     if loop.refresh_every_steps and not stage.ranks:
         raise ConfigError(
@@ -287,8 +297,10 @@ class Refresh:
         path = self.run.directory / "refresh" / f"{step:08d}.npy"
         if params is None and not is_sound(path):
             raise DataError(f"{path}, written at step {step}, is gone or damaged. {remedy(self.run.stage)}")
-        if distributed.is_writer() and params is not None:
-            kept_array(path, functools.partial(self._make, params))
+        if distributed.is_writer() and params is not None and not is_sound(path):
+            found = self._make(params)
+            write_atomically(path, lambda temporary: np.save(temporary, found))
+            seal(path)
         distributed.wait_for(mark_of(path))
         self.train.set_candidates(np.load(path), order=False)
 

@@ -356,6 +356,22 @@ def test_an_evaluation_that_is_killed_goes_on_and_answers_the_same(tmp_path, mon
     assert not folder.exists()
 
 
+def test_answers_to_questions_are_kept_too(tmp_path, monkeypatch):
+    given = {"batch_size": 2, "seed": 3}
+    kept = KeptAnswers(tmp_path, "these")
+    whole = asks_first(WHAT, WHY, task=Drawing(tokens=9)).respond(many(5), **given, kept=kept)
+    kept.flush()
+    made = asks_first(WHAT, WHY, task=Drawing(tokens=9))
+    monkeypatch.setattr(made, "_answer", lambda *_: pytest.fail("it is asked again"))
+    assert made.respond(many(5), **given, kept=KeptAnswers(tmp_path, "these")) == whole
+
+
+def test_the_emotions_are_those_of_prompts_with_what_was_told():
+    made = asks_first(WHAT, task=Drawing(tokens=9, heads=("sense",)))
+    replies = made.respond(ASKED, batch_size=2, seed=3)
+    assert made.emotions(ASKED, batch_size=2, seed=3) == [row.notes["emotion_by_head"] for row in replies]
+
+
 def test_answers_are_written_now_and_then_and_time_is_summed_up(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(answers.time, "monotonic", lambda: now[0])

@@ -196,6 +196,10 @@ def test_a_refresh_searches_once_and_a_resumed_run_reads_what_it_found(finished,
     path.write_bytes(path.read_bytes()[:-8] + bytes(8))
     with pytest.raises(DataError, match=r"00000004\.npy, .* gone or damaged"):
         refresh(4, None)
+    path.parent.rename(tmp_path / "elsewhere")
+    path.parent.write_bytes(b"")  # nothing can be written: a run that went on would wait for the file
+    with pytest.raises(DataError, match="refresh"):
+        refresh(6, other)
 
 
 def test_the_pretrained_encoder_is_the_same_in_every_process(finished):
