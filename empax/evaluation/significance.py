@@ -213,7 +213,8 @@ def paired_tests(
         return {}
     num_pairs = next(iter(both.values())).num_rows // 2
     first, second = np.arange(num_pairs), np.arange(num_pairs, 2 * num_pairs)
-    differences = {name: DifferenceStatistic(found.take(first), found.take(second)) for name, found in both.items()}
+    sides = {name: (found.take(first), found.take(second)) for name, found in both.items()}
+    differences = {name: DifferenceStatistic(*pair) for name, pair in sides.items()}
     swapped = approximate_randomisation(both, dialogues=dialogues, samples=samples, seed=seed)
     groups = _check_groups(differences, dialogues, samples)
     intervals, resampled = _intervals(differences, groups, samples, seed)
@@ -223,7 +224,7 @@ def paired_tests(
         difference, low, high = interval.values()
         more = {}
         if name in resampled:
-            reached = _count_reaching(resampled[name] - np.nanmean(resampled[name]), difference)
+            reached = _count_reaching(resampled[name] - np.nanmean(resampled[name]), *map(estimate, sides[name]))
             more["p_bootstrap"] = _of_few((1 + reached) / (len(resampled[name]) + 1), num_groups)
         found[name] = {"difference": difference, "low": low, "high": high, "p_value": swapped[name], **more}
     return found
@@ -237,9 +238,10 @@ def _of_few(share: float, num_dialogues: int) -> float:
     return 2.0 * float(stdtr(num_dialogues - 1, -reach))
 
 
-def _count_reaching(values: Float[np.ndarray, " R"], difference: float) -> int:
-    # The tolerance counts ties: sums in another order may differ in the last bit. NaN counts as reached.
-    return int(np.sum(~(np.abs(values) < abs(difference) * (1 - 1e-9))))
+def _count_reaching(values: Float[np.ndarray, " R"], first: float, second: float) -> int:
+    """Counts the values as far from 0 as first - second; one that is equal but for rounding, or NaN, counts."""
+    rounding = 1e-9 * max(abs(first), abs(second))
+    return int(np.sum(~(np.abs(values) < abs(first - second) - rounding)))
 
 
 def approximate_randomisation(
@@ -259,26 +261,29 @@ def approximate_randomisation(
     Arguments and errors are as in `paired_tests`; the outputs of one dialogue are swapped together.
 
     Returns:
-      By name the p-value, at least 1 / (R + 1).
+      By name the p-value, at least 1 / (R + 1), and at least that of all swaps of G dialogues, 2 ^ (1 - G).
     """
     if not both:
         return {}
     num_pairs = next(iter(both.values())).num_rows // 2
     groups = _check_groups(both, None if dialogues is None else np.tile(dialogues, 2), samples)[:num_pairs]
     num_groups = int(groups.max()) + 1
-    differences = {name: float(_swapped(statistic, np.ones((1, num_pairs)))[0]) for name, statistic in both.items()}
+    observed = {name: np.ravel(_sides(statistic, np.ones((1, num_pairs)))) for name, statistic in both.items()}
     extreme = dict.fromkeys(both, 0)
     rng = np.random.default_rng(seed)
     for start in range(0, samples, _CHUNK):
         kept = rng.integers(2, size=(min(_CHUNK, samples - start), num_groups)).astype(np.float64)[:, groups]
         for name, statistic in both.items():
-            extreme[name] += _count_reaching(_swapped(statistic, kept), differences[name])
-    return {name: (1 + count) / (samples + 1) for name, count in extreme.items()}
+            first, second = _sides(statistic, kept)
+            extreme[name] += _count_reaching(first - second, *observed[name])
+    least = 2.0 ** (1 - num_groups)
+    return {name: max((1 + count) / (samples + 1), least) for name, count in extreme.items()}
 
 
-def _swapped(statistic: Statistic, kept: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]:
+def _sides(statistic: Statistic, kept: Float[np.ndarray, "R N"]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the metric of both systems after swaps of the rows that are not kept."""
     first = statistic(np.concatenate([kept, 1.0 - kept], axis=1))
-    return first - statistic(np.concatenate([1.0 - kept, kept], axis=1))
+    return first, statistic(np.concatenate([1.0 - kept, kept], axis=1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -171,6 +171,25 @@ def test_a_better_system_is_found_and_an_equal_one_is_not(name):
         assert found["p_bootstrap"] == back["p_bootstrap"] < 0.01 < 0.05 < same["p_bootstrap"] != same["p_value"]
 
 
+@pytest.mark.parametrize("name", ["perplexity", "rouge_l"])
+def test_equal_values_of_a_whole_test_set_do_not_differ(name):
+    """There the sums of swapped rows differ in the last bits."""
+    rng = np.random.default_rng(0)
+    texts = [" ".join(words) for words in rng.choice(["oh", "no", "keys", "lost", "again"], size=(5249, 6))]
+    rows = [
+        Prediction(**{**vars(row), "notes": {"nll": nll, "num_tokens": 7}})
+        for row, nll in zip(rows_of(texts, texts[::-1]), rng.gamma(4.0, 5.0, size=5249), strict=True)
+    ]
+    found = significance.paired_tests({"": metric(name, rows * 2)}, samples=100)[""]
+    assert (found["p_value"], found["p_bootstrap"]) == (1.0, 1.0)
+
+
+def test_no_p_is_below_that_of_all_swaps():
+    both = {"": mean_statistic(np.concatenate([1.0 + np.arange(6), np.zeros(6)]))}
+    found = [significance.approximate_randomisation(both, samples=100, seed=seed)[""] for seed in range(20)]
+    assert min(found) == 1 / 32
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize("num_dialogues", [2, 12, 40, 3000])
 def test_ends_of_few_dialogues_are_those_of_students_t(num_dialogues):
