@@ -169,7 +169,10 @@ def test_the_last_lines_name_who_is_better_and_every_files_verdict(tmp_path, cap
 def test_few_dialogues_are_named(tmp_path, capsys):
     path = write(tmp_path / "few.jsonl", [GOOD | {"id": f"d{i}#2"} for i in range(6)])
     assert run(predictions=path, output=str(tmp_path / "out")) == 0
-    said = "Of 6 dialogues intervals are widened by Student's t; those of BLEU-3, BLEU-4 and Sent-Std are too narrow."
+    said = (
+        "Of 6 dialogues intervals are widened by Student's t; those of BLEU-3, BLEU-4, Sent-Std and perplexity per "
+        "word are too narrow."
+    )
     assert f"{said} No p is below 0.0312." in capsys.readouterr().out
     assert said in (tmp_path / "out" / "report.md").read_text(encoding="utf-8").replace("\\", "")
     path = write(tmp_path / "one.jsonl", [GOOD | {"id": f"item#{i}"} for i in range(6)])

@@ -4,7 +4,8 @@ r"""Scores committed outputs again, with the metrics and statistics of this code
 
 FOLDER/rescore.json lists the comparisons and the rows to leave out; FOLDER/runs/SYSTEM/RECIPE/SEED/outputs.jsonl.gz
 are the outputs. Writes scores.json beside each outputs.jsonl.gz, seeds.json for recipes with several seeds, and
-FOLDER/comparisons.json. Skips files that are up to date, by a hash of the outputs, the settings and the code.
+FOLDER/comparisons.json. Skips files that are up to date, by a hash of the outputs, the settings, the corpora and
+the code.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from empax.core.paths import expand
 from empax.core.types import Instance, Prediction
 from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import find_archive, load_corpus, read_dialogues
+from empax.data.epitome import FILES, find_epitome
 from empax.evaluation.comparing import compare_systems
 from empax.evaluation.controls import score_controls
 from empax.evaluation.normalisation import MOEL_METRICS
@@ -46,7 +48,10 @@ _VARIANTS = tuple(
 )
 """The variants that documents quote."""
 
-_CODE = ("empax/data", "empax/evaluation", "empax/parts/attributes/linear.py", "tools/rescore.py")
+_CODE = (
+    *("empax/data", "empax/evaluation", "empax/parts/attributes/linear.py", "empax/pipeline/judging.py"),
+    *("empax/reporting/report.py", "tools/rescore.py"),
+)
 """The code that the scores depend on."""
 
 
@@ -60,7 +65,7 @@ class Source:
       training: its training split.
       jury: the linear judge, which no system was trained with.
       settings: settings of the scores.
-      code: hash of the code.
+      inputs: hash of the code, and of EPITOME, on which the judge is trained.
     """
 
     corpus: Mapping[str, Instance]
@@ -68,7 +73,7 @@ class Source:
     training: Sequence[Instance]
     jury: judging.Jury
     settings: ScoringSettings
-    code: str
+    inputs: str
 
     def read(self, run: Path, skip: int) -> tuple[list[Prediction], int]:
         """Returns a run's rows in order, without the first `skip` if it has more, and the number of rows left out."""
@@ -87,13 +92,14 @@ def load_source(data: str, *, samples: int) -> Source:
     corpus, name = load_corpus(data)
     training = to_instances(read_dialogues(find_archive(data), "train"))
     settings = ScoringSettings(bootstrap_samples=samples, variants=_VARIANTS)
-    return Source(corpus, name, training, judging.find_jury(judging.LINEAR, data), settings, _hash_code())
+    return Source(corpus, name, training, judging.find_jury(judging.LINEAR, data), settings, _hash_inputs(data))
 
 
-def _hash_code() -> str:
-    root = Path(__file__).parents[1]
+def _hash_inputs(data: str) -> str:
+    root, epitome = Path(__file__).parents[1], find_epitome(data)
     files = [path for part in _CODE for path in (sorted((root / part).rglob("*.py")) or [root / part])]
-    return hash_json([[str(path.relative_to(root)), hash_file(path)] for path in files])
+    code = [[str(path.relative_to(root)), hash_file(path)] for path in files]
+    return hash_json([code, [hash_file(epitome / name) for name in FILES.values()]])
 
 
 def _kept(path: Path, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -119,7 +125,7 @@ def rescore(folder: Path, source: Source, peers: Path | None = None) -> None:
         raise DataError(f"there is no {folder}/runs/SYSTEM/RECIPE/SEED/outputs.jsonl.gz.")
     for run in runs:
         skip = plan["skip_rows"].get(run.parents[1].name, 0)
-        key = hash_json([hash_file(run / "outputs.jsonl.gz"), skip, source.settings, source.corpus_name, source.code])
+        key = hash_json([hash_file(run / "outputs.jsonl.gz"), skip, source.settings, source.corpus_name, source.inputs])
         _kept(run / "scores.json", key, lambda run=run, skip=skip: score_run(run, skip, source))
     for recipe in sorted({run.parent for run in runs}):
         _sum_up([run for run in runs if run.parent == recipe])
@@ -204,7 +210,7 @@ def _compare(
     files = {name: (peers or Path()) / f"{name}.jsonl" for name in wanted}
     outputs = [folder / "runs" / name / "outputs.jsonl.gz" for name in group["systems"]]
     hashes = [hash_file(path) for path in (*outputs, *files.values())]
-    key = hash_json([hashes, group, plan["skip_rows"], source.settings, source.corpus_name, source.code])
+    key = hash_json([hashes, group, plan["skip_rows"], source.settings, source.corpus_name, source.inputs])
     if old.get("made_from") == key:
         return old
     log.info("comparing %s", ", ".join(group["systems"]))

@@ -148,7 +148,7 @@ def compare_systems(
       peers: released outputs by label, each tested against each of `systems` on their shared rows.
       settings: settings of the resamples; a test takes `bootstrap_samples`, or 40 per test if that is more, so that
         small p-values remain possible after the correction.
-      names: metrics; a metric whose inputs a system lacks is left out of its row and its pairs.
+      names: metrics; a metric whose inputs a system lacks is left out of its row, and of its pairs with a reason.
 
     Returns:
       `rows`, as from `pairing.describe_rows`; `systems`, by label `rows` (number of rows) and `metrics`, name →
@@ -242,10 +242,12 @@ def _testable(field: _Field, pair: tuple[str, str]) -> tuple[list[str], dict[str
     rows = [field.of(label, positions) for label in pair]
     wanted, left_out = [], {}
     for name, statistic in field.statistics.items():
-        sides = [statistic.take(field.places[label][positions]) for label in pair]
-        if not all(math.isfinite(estimate(side)) for side in sides):
-            continue
-        if reason := not_comparable(name, *rows):
+        sides = {label: statistic.take(field.places[label][positions]) for label in pair}
+        lacking = [label for label, side in sides.items() if not math.isfinite(estimate(side))]
+        if lacking:
+            if len(lacking) == 1:
+                left_out[name] = f"{lacking[0]} lacks its inputs"
+        elif reason := not_comparable(name, *rows):
             left_out[name] = reason
         else:
             wanted.append(name)

@@ -26,8 +26,6 @@ from empax.evaluation.statistics import (
 from empax.evaluation.words import lower_tokens, moel_tokens, tokenize, tokenize_13a
 
 MAX_ORDER = 4
-BLEU_VARIANTS: tuple[str, ...] = ("nltk", "nltk_cased", "sentence_avg", "precision", "moses", "sacrebleu", "moel")
-DISTINCT_VARIANTS: tuple[str, ...] = ("nltk", "cased", "no_punctuation", "whitespace", "moel")
 SAMPLED, SAMPLED_VARIANT = 10_000, "of_10000"
 """Number of sampled n-grams of a Distinct-n that does not depend on the length of replies, and its variant's name."""
 
@@ -44,6 +42,7 @@ _BLEU_TOKENS: dict[str, Callable[[str], tuple[str, ...]]] = {
     "sacrebleu": tokenize_13a,
     "moel": moel_tokens,
 }
+BLEU_VARIANTS = tuple(_BLEU_TOKENS)
 
 
 def _ngrams(texts: Sequence[Sequence[str]], orders: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -213,6 +212,7 @@ _DISTINCT_TOKENS: dict[str, Callable[[str], Sequence[str]]] = {
     "whitespace": str.split,
     "moel": moel_tokens,
 }
+DISTINCT_VARIANTS = tuple(_DISTINCT_TOKENS)
 
 
 def distinct_statistic(responses: Sequence[str], n: int, variant: str = "nltk") -> DistinctStatistic:

@@ -33,6 +33,7 @@ def test_metrics_that_both_have_are_tested():
     found = compare_systems({"good": GOOD, "dull": DULL[::-1]}, settings=FAST)
     compared = found["pairs"][0]["metrics"]
     assert "emotion_accuracy" not in compared
+    assert found["pairs"][0]["left_out"] == {"emotion_accuracy": "dull lacks its inputs"}
     assert {"bleu_1", "distinct_2", "perplexity", "length_ratio"} <= set(compared)
     own = score(GOOD, settings=FAST).metrics["rouge_l"]
     assert compared["rouge_l"]["difference"] == pytest.approx(own["value"])

@@ -100,7 +100,7 @@ def test_what_is_no_metric_is_named(name, message):
 
 def test_tables_call_it_by_its_function_and_promise_no_direction():
     assert metric_title(NAME) == "questions"
-    assert "the text as it is written (Top, questions)" in describe(score(ROWS).rows, ["top5_share", NAME])
+    assert "the text as it is written (Top-5, questions)" in describe(score(ROWS).rows, ["top5_share", NAME])
 
 
 def test_pages_show_it(tmp_path, settings):

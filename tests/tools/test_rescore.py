@@ -3,11 +3,13 @@
 import pytest
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, read_json, write_json, write_jsonl
+from empax.core.files import DataError, read_json, write_json, write_jsonl, write_text
 from empax.core.types import Instance
+from empax.data.epitome import FILES
 from empax.evaluation.scoring import ScoringSettings
 from empax.pipeline.judging import Jury
 from tools import document
+from tools import rescore as command
 from tools.rescore import Source, rescore
 
 CORPUS = {
@@ -18,9 +20,9 @@ CORPUS = {
 }
 
 
-def make_source(code="1"):
+def make_source(inputs="1"):
     settings = ScoringSettings(bootstrap_samples=20, variants=("bleu_2:moel",))
-    return Source(CORPUS, "a corpus", list(CORPUS.values()), Jury(), settings, code)
+    return Source(CORPUS, "a corpus", list(CORPUS.values()), Jury(), settings, inputs)
 
 
 @pytest.fixture
@@ -52,8 +54,17 @@ def test_only_what_is_stale_is_scored_again(results):
     write_json(path, {**read_json(path), "mark": True})
     rescore(results, make_source())
     assert read_json(path).get("mark")
-    rescore(results, make_source(code="2"))
+    rescore(results, make_source(inputs="2"))
     assert "mark" not in read_json(path)
+
+
+def test_scores_depend_on_the_posts_that_the_judge_is_trained_on(tmp_path):
+    hashes = set()
+    for posts in ("a", "b", "b"):
+        for name in FILES.values():
+            write_text(tmp_path / name, posts)
+        hashes.add(command._hash_inputs(str(tmp_path)))
+    assert len(hashes) == 2
 
 
 def test_released_outputs_are_compared_where_their_folder_is_given(results):
