@@ -75,7 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     power.add_argument("--win-rate", type=float, required=True, help="win rate of the better system, without ties")
     power.add_argument("--power", type=float, default=0.8, help="probability that the test detects the difference")
     power.add_argument("--level", type=float, default=0.05, help="significance level of the test")
-    power.add_argument("--per-context", type=float, default=1.0, help="design effect of ratings of one context")
+    power.add_argument(
+        "--design-effect", type=float, default=1.0, help="1 + (m - 1) r, for m ratings of a context with correlation r"
+    )
     power.set_defaults(run=_power)
     return parser
 
@@ -145,7 +147,7 @@ def _score(given: argparse.Namespace) -> int:
 
 
 def _power(given: argparse.Namespace) -> int:
-    needed = needed_ratings(given.win_rate, power=given.power, level=given.level, per_context=given.per_context)
+    needed = needed_ratings(given.win_rate, power=given.power, level=given.level, design_effect=given.design_effect)
     print(f"{needed} ratings without a tie detect a win rate of {given.win_rate:g} with probability {given.power:g}.")
     return 0
 

@@ -165,6 +165,8 @@ def test_empty_rows_of_a_sheet_are_passed_over_and_others_are_named(study, tmp_p
     commas = "," * lines[0].count(",")
     sheet.write_text("\n".join([*lines, commas, " " + commas, ""]))
     assert "no item of the study has an answer to every aspect" in refused(*score)
+    sheet.write_text("\n".join([*lines, lines[1]]))
+    assert f"ann.csv answers item {lines[1].split(',')[0]} 2 times; keep one" in refused(*score)
     sheet.write_text("\n".join([*lines, "x" + commas]))
     assert f"ann.csv, line {len(lines) + 1}: 'x' in the column 'number' must be an item's number" in refused(*score)
 
@@ -174,6 +176,7 @@ def test_what_is_wrong_is_named(study, tmp_path, refused, capsys):
     page.write_text(json.dumps({"study": "other", "answers": {}}))
     assert "is from the study 'other'" in refused("score", key, page)
     for answers, said in (
+        ({"1": {}, "01": {}}, "answers item 1 2 times; keep one of the answers"),
         ({"1": {"empathy": "3"}}, "item 1: '3' must be one of 1, 2, tie"),
         ({"999": {}}, "answers item 999, which the study does not have"),
         ({"1": {"empathy": "1"}}, "no item of the study has an answer to every aspect"),

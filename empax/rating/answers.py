@@ -66,7 +66,7 @@ def read_answers(paths: Sequence[Path], key: Key) -> list[Answer]:
     Items without an answer to every aspect are left out.
 
     Raises:
-      DataError: a file is from another study, or an item, a value or a repeated rater is invalid.
+      DataError: a file is from another study or has an item twice, or an item, a value or a repeated rater is invalid.
     """
     answers: list[Answer] = []
     seen: dict[str, Path] = {}
@@ -75,6 +75,9 @@ def read_answers(paths: Sequence[Path], key: Key) -> list[Answer]:
         if rater in seen:
             raise DataError(f"{path} and {seen[rater]} are both from the rater {rater!r}; give each a name of its own.")
         seen[rater] = path
+        for number, count in collections.Counter(number for number, _ in given).items():
+            if count > 1:
+                raise DataError(f"{path} answers item {number} {count} times; keep one of the answers.")
         for number, values in given:
             if number not in key.items:
                 raise DataError(f"{path} answers item {number}, which the study does not have.")

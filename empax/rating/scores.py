@@ -176,7 +176,7 @@ def _with_intervals(summary: Summary, rated: Sequence[Answer], samples: int, see
     }
 
 
-def needed_ratings(win_rate: float, *, power: float = 0.8, level: float = 0.05, per_context: float = 1.0) -> int:
+def needed_ratings(win_rate: float, *, power: float = 0.8, level: float = 0.05, design_effect: float = 1.0) -> int:
     """Returns the number of ratings without a tie needed to show that one system wins more often than the other.
 
     Source: the normal approximation of a two-sided test of one proportion against 1/2 (Fleiss et al. 2003, Sec. 2.2),
@@ -186,7 +186,8 @@ def needed_ratings(win_rate: float, *, power: float = 0.8, level: float = 0.05, 
       win_rate: win rate of the better system, above 0.5 and below 1.
       power: power of the test.
       level: significance level of the test.
-      per_context: design effect; 1 if every rating has a different context.
+      design_effect: 1 + (m - 1) r for m ratings of each context with the correlation r; 1 if every rating has a
+        different context.
 
     Raises:
       ConfigError: a value is out of range.
@@ -195,11 +196,11 @@ def needed_ratings(win_rate: float, *, power: float = 0.8, level: float = 0.05, 
         raise ConfigError(
             f"win_rate = {win_rate} must lie between 0.5 and 1: the rate hoped for from the better system."
         )
-    if not 0 < level < 1 or not level < power < 1 or not 1 <= per_context < math.inf:
-        raise ConfigError(f"level = {level}, power = {power} and per_context = {per_context} must lie in (0, 1), "
+    if not 0 < level < 1 or not level < power < 1 or not 1 <= design_effect < math.inf:
+        raise ConfigError(f"level = {level}, power = {power} and design_effect = {design_effect} must lie in (0, 1), "
                           "(level, 1) and [1, inf).")  # fmt: skip
     spread = float(norm.ppf(1 - level / 2)) * 0.5 + float(norm.ppf(power)) * math.sqrt(win_rate * (1 - win_rate))
-    return math.ceil(per_context * (spread / (win_rate - 0.5)) ** 2)
+    return math.ceil(design_effect * (spread / (win_rate - 0.5)) ** 2)
 
 
 def text(found: Mapping[str, Any]) -> str:

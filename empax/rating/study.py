@@ -45,7 +45,8 @@ class StudySettings:
       rows: number of contexts.
       comparisons: number of pairs of systems per context, for "pairs"; all pairs are equally frequent. With "likert", a
         context is shown with the reply of every system.
-      repeats: share of the items that are repeated with sides swapped, to test the consistency of raters.
+      repeats: share of the items that are repeated with sides swapped, to test the consistency of raters; at most 0.5,
+        since items of the first half are repeated in the second.
       checks: share of additional items with a known answer: the human reply beside one to another context, or the
         latter alone.
       seed: seed of contexts, pairs, sides and order.
@@ -67,7 +68,8 @@ class StudySettings:
                 f"comparisons = {self.comparisons} has no effect with form = 'likert', which compares nothing; "
                 "leave it out."
             )
-        check_numbers(self, "repeats", "checks", least=0, most=1)
+        check_numbers(self, "repeats", least=0, most=0.5)
+        check_numbers(self, "checks", least=0, most=1)
         check_numbers(self, "seed", least=0)
 
 
@@ -121,7 +123,7 @@ def make_study(systems: Mapping[str, Sequence[Prediction]], settings: StudySetti
     """Samples a study from predictions by name of the system, for the same contexts in any order.
 
     Raises:
-      ConfigError: there are too few systems to compare, or fewer contexts than `rows`.
+      ConfigError: there are too few systems to compare, fewer contexts than `rows`, or too few items to repeat.
       DataError: the systems do not answer the same contexts.
     """
     names = tuple(systems)
@@ -230,7 +232,12 @@ def _with_repeats(items: Sequence[Item], settings: StudySettings, rng: np.random
     """Numbers all items; repeats some of the first half in the second, with sides swapped."""
     first, second = list(items[: (len(items) + 1) // 2]), list(items[(len(items) + 1) // 2 :])
     rated = [i for i, item in enumerate(first) if item.kind == "rated"]
-    wanted = min(round(settings.repeats * len(items)), len(rated))
+    wanted = round(settings.repeats * len(items))
+    if wanted > len(rated):
+        raise ConfigError(
+            f"repeats = {settings.repeats} of {len(items)} items is {wanted}, but the first half has only {len(rated)} "
+            "that are no checks; lower it."
+        )
     again = [rated[i] for i in rng.permutation(len(rated))[:wanted]]
     second += [_swapped(first[i], kind="repeat", of=i + 1) for i in again]
     order = [*first, *(second[i] for i in rng.permutation(len(second)))]

@@ -153,16 +153,16 @@ def test_intervals_hold_for_other_contexts_and_raters(monkeypatch):
 
 def test_needed_ratings_of_a_worked_number_and_by_simulation():
     assert needed_ratings(0.6) == 194  # (1.96 x 0.5 + 0.84 x sqrt(0.24))^2 / 0.1^2
-    assert needed_ratings(0.6, per_context=2) == 388
+    assert needed_ratings(0.6, design_effect=2) == 388
     wins = np.random.default_rng(0).binomial(194, 0.6, 20_000) / 194
     shown = np.abs(wins - 0.5) / np.sqrt(0.25 / 194) > norm.ppf(0.975)
     assert shown.mean() == pytest.approx(0.8, abs=0.02)
     for wrong in (
         {"win_rate": 0.5},
         {"win_rate": 0.6, "power": 0.01},
-        {"win_rate": 0.6, "per_context": 0.5},
-        {"win_rate": 0.6, "per_context": np.nan},
-        {"win_rate": 0.6, "per_context": np.inf},
+        {"win_rate": 0.6, "design_effect": 0.5},
+        {"win_rate": 0.6, "design_effect": np.nan},
+        {"win_rate": 0.6, "design_effect": np.inf},
     ):
         with pytest.raises(ConfigError, match="must lie"):
             needed_ratings(**wrong)

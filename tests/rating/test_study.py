@@ -142,6 +142,8 @@ UNREFERENCED = {name: [dataclasses.replace(row, reference="") for row in rows] f
         ({"ours": THREE["ours"]}, {}, "form = 'pairs' compares two or more", {"form": "likert"}),
         (UNREFERENCED, {}, "set checks = 0", {"checks": 0.0}),
         (THREE, {"form": "ranks"}, "form = 'ranks' must be 'pairs' or 'likert'", {"form": "pairs"}),
+        (THREE, {"repeats": 0.6}, r"repeats = 0\.6 must lie in \[0, 0\.5\]", {"repeats": 0.5, "checks": 0.0}),
+        (THREE, {"repeats": 0.5, "checks": 1.0}, "that are no checks; lower it", {"repeats": 0.2, "checks": 1.0}),
         (THREE, {"checks": 1.5}, r"checks = 1\.5 must lie in \[0, 1\]", {"checks": 1.0}),
     ],
 )
