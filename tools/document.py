@@ -25,12 +25,20 @@ from empax.core.types import LEVELS, MECHANISMS
 from empax.evaluation.published import TABLES
 from empax.reporting import swaps
 from empax.reporting.content import recipe_of
-from empax.reporting.tables import describe, format_difference, format_value, markdown_table, metric_title
+from empax.reporting.tables import (
+    cell,
+    describe,
+    format_difference,
+    format_value,
+    intervals,
+    markdown_table,
+    metric_title,
+)
 
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-_SWAPS = ("likelihoods", "parts", "replies", "recall")
-"""Tables of `reporting.swaps`, in order."""
+_NO_RECIPE = re.compile(r"(data\.dir|seed|report\.peers|.*\.path)$")
+"""Settings that every run has of its own: they say nothing about its recipe."""
 
 Table = Mapping[str, Any]
 """An entry of tables.json: its `kind` and the arguments of that kind's function."""
@@ -64,19 +72,25 @@ def _read(path: Path) -> Any:
 def _scores(table: Table, results: Path) -> list[str]:
     """Returns a table with systems as rows and `metrics` as columns.
 
-    A row is a `run`, a recipe's `seeds`, a `control`, `released` or a `published` row. A column may also be
-    "head:HEAD", the accuracy of one emotion head, or "kappa:JUDGE", the kappa of that judge's levels in replies and
-    references. With `recipes` the last column is the recipe of a run.
+    A row is a `run`, a recipe's `seeds`, a `control`, `released` or a `published` row; ‡ marks those with a degenerate
+    verdict. A column may also be "head:HEAD", the accuracy of one emotion head, or "kappa:JUDGE", the kappa of that
+    judge's levels in replies and references. With `recipes` the last column is the recipe of a run.
     """
-    names, head = table["metrics"], _head(table)
+    names, head, notes = table["metrics"], _head(table), []
     rows = [[row["name"], *(_cell(row, name, results) for name in names)] for row in table["rows"]]
     if table.get("recipes"):
         head = [*head, "recipe"]
-        rows = [[*cells, _recipe(row, results)] for cells, row in zip(rows, table["rows"], strict=True)]
-    return [
-        *markdown_table(head, rows),
-        *_about(table, results, [n for n in names if not n.startswith(("head:", "kappa:"))]),
-    ]
+        recipes = [_recipe(row, results) for row in table["rows"]]
+        rows = [[*cells, recipe] for cells, recipe in zip(rows, recipes, strict=True)]
+        if any(recipe.endswith("…") for recipe in recipes):
+            notes.append("…: with further settings, see `run.command` in the run's `report.json`.")
+    broken = [_broken(row, results) for row in table["rows"]]
+    for cells, found in zip(rows, broken, strict=True):
+        cells[0] += " ‡" if found else ""
+    if any(broken):
+        notes.append(f"‡ Degenerate by the verdict: {' '.join(filter(None, broken))}")
+    about = _about(table, results, [n for n in names if not n.startswith(("head:", "kappa:"))], notes)
+    return [*markdown_table(head, rows), *about]
 
 
 def _scored(table: Table, results: Path) -> list[Any]:
@@ -92,8 +106,8 @@ def _scored(table: Table, results: Path) -> list[Any]:
     return found
 
 
-def _about(table: Table, results: Path, names: Sequence[str]) -> list[str]:
-    """Returns a note on the corpus, the rows, the meaning of ± and brackets, and the text normalisation."""
+def _about(table: Table, results: Path, names: Sequence[str], notes: Sequence[str] = ()) -> list[str]:
+    """Returns a note on the corpus, the rows, the meaning of ± and brackets, the text normalisation, and `notes`."""
     if any("evaluation" in row for row in table["rows"]):
         return []
     scored = _scored(table, results)
@@ -107,15 +121,39 @@ def _about(table: Table, results: Path, names: Sequence[str]) -> list[str]:
         note += " ±: standard deviation over seeds." if names else " Means over seeds."
     if scored[0]["first_row"] > 1:
         note += f" Test rows {scored[0]['first_row']:,} to {last:,}."
-    return ["", note if names else note.replace(" Text: none is read.", "")]
+    return ["", " ".join([note if names else note.replace(" Text: none is read.", ""), *notes])]
 
 
 def _recipe(row: Mapping[str, Any], results: Path) -> str:
-    """Returns the recipe of a run or of the first of several seeds, from its command; empty for other rows."""
-    if "control" in row or not {"run", "seeds"} & set(row):
+    """Returns the recipe of a run or of the first of several seeds, from its command; empty for other rows.
+
+    "…" says that the command has further settings, other than places and the seed.
+    """
+    runs = _runs(row, results)
+    if not runs:
         return ""
-    run = row.get("run") or f"{row['seeds']}/{_read(_path(row, results))['seeds'][0]}"
-    return f"`{recipe_of(_read(results / 'runs' / run / 'report.json'))}`"
+    report = _read(runs[0] / "report.json")
+    changed = re.findall(r"--config\.([\w.]+)", report["run"].get("command", ""))
+    return f"`{recipe_of(report)}`" + (" …" if any(not _NO_RECIPE.match(name) for name in changed) else "")
+
+
+def _broken(row: Mapping[str, Any], results: Path) -> str:
+    """Returns what the verdicts on a run, or on each of several seeds, find broken; empty if nothing."""
+    told = []
+    for run in [] if "evaluation" in row else _runs(row, results):
+        found = _read(run / "scores.json")["verdict"]
+        name = f"{row['name']} (seed {run.name})" if "seeds" in row else row["name"]
+        told += [found["line"].replace("Degenerate", name, 1)] if found["degenerate"] else []
+    return " ".join(told)
+
+
+def _runs(row: Mapping[str, Any], results: Path) -> list[Path]:
+    """Returns the folder of a run, or those of several seeds; empty for other rows."""
+    if "control" in row:
+        return []
+    if "seeds" in row:
+        return [_path(row, results).with_name(seed) for seed in _read(_path(row, results))["seeds"]]
+    return [_path(row, results).parent] if "run" in row else []
 
 
 def _path(row: Mapping[str, Any], results: Path) -> Path:
@@ -152,10 +190,7 @@ def _cell(row: Mapping[str, Any], name: str, results: Path) -> str:
 
 
 def _interval(name: str, found: Mapping[str, float] | None) -> str:
-    if found is None:
-        return ""
-    value, low, high = (format_value(name, found[key]) for key in ("value", "low", "high"))
-    return f"{value} ({low}–{high})"
+    return "" if found is None else cell(intervals({name: found}), name)
 
 
 def _pairs(table: Table, results: Path) -> list[str]:
@@ -285,11 +320,10 @@ def _swaps(table: Table, results: Path) -> list[str]:
         made = swaps.beside_none({n: _read(results / "runs" / r / "report.json") for n, r in table["runs"].items()})
         return [*markdown_table(made.head, made.rows), "", made.note]
     path = results / "runs" / table["run"] / "report.json"
-    made = swaps.tables(_read(path))
-    part = _SWAPS.index(table["part"])
-    if part >= len(made):
+    parts = next((swaps.by_part(found) for found in _read(path)["swaps"].values()), {})
+    if not (made := parts.get(table["part"])):
         raise DataError(f"{path} has no {table['part']} of swapped exemplars; its recipe needs a stage 'swaps'.")
-    return [*markdown_table(made[part].head, made[part].rows), "", made[part].note]
+    return [*markdown_table(made.head, made.rows), "", made.note]
 
 
 def _weights(table: Table, results: Path) -> list[str]:

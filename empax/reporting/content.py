@@ -39,7 +39,7 @@ UNCHANGED = "text unchanged; BLEU and Dist of lower-cased NLTK words"
 APART = "†"
 """Mark of a published number that is not comparable with ours."""
 
-CLEANED_ALIKE = "both sides cleaned and split into words as MoEL's (“:moel”)"
+_CLEANED_ALIKE = "both sides cleaned and split into words as MoEL's (“:moel”)"
 
 
 def recipe_of(report: Report) -> str:
@@ -128,15 +128,9 @@ def _beside_peers(report: Report) -> Results:
     for name, values in report["peers"].items():
         found = report["peer_sets"].get(name)
         rows.append(("peer", f"{name}, {found['rows']:,} rows" if found else name, cells(values)))
-    how = _cleaned(keys)
     absent = "; ".join(f"{name}: {why}" for name, why in report["peers_absent"].items())
     why = f"Released outputs are absent: {absent}." if absent else ""
-    return Results(f"{report['test_set']['title']}, beside released outputs; {how}.", names, rows, why)
-
-
-def _cleaned(keys: Mapping[str, str]) -> str:
-    alike = any(key.endswith(CLEANED) for key in keys.values())
-    return CLEANED_ALIKE if alike else f"{UNCHANGED}, which the others' authors cleaned: texts of different kinds"
+    return Results(f"{report['test_set']['title']}, beside released outputs; {_CLEANED_ALIKE}.", names, rows, why)
 
 
 class Panel(NamedTuple):
@@ -163,7 +157,7 @@ def panels(report: Report) -> tuple[list[Panel], str]:
         made.append(Panel(name, own, others))
     if not any(panel.others for panel in made):
         return made, ""
-    how = f"Beside released outputs, scored by this code: {_cleaned(keys)}." if keys else "Beside what papers print."
+    how = f"Beside released outputs, scored by this code: {_CLEANED_ALIKE}." if keys else "Beside what papers print."
     return made, how
 
 

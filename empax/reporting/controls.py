@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from empax.core.types import LEVELS
 from empax.evaluation import controls
-from empax.evaluation.scoring import LOWER_IS_BETTER
-from empax.reporting.tables import TITLES, aligned, format_value
+from empax.reporting.tables import aligned, format_value, metric_title
 
 Report = Mapping[str, Any]
 
@@ -24,9 +23,6 @@ CONTROLS = {
 
 JUDGES = {"": "identifiers", "second_seed": "identifiers, second seed", "linear": "linear judge, reply alone"}
 """Judges of the mechanisms by the prefix of their notes; in report.json the first is called "first"."""
-
-_TITLES = {"token_f1": "Token F1", "length_ratio": "Length ratio", "brevity_penalty": "Brevity penalty"}
-_THREE_DIGITS = frozenset({"length_ratio", "brevity_penalty"})
 
 
 class Table(NamedTuple):
@@ -62,18 +58,9 @@ def _text(found: Mapping[str, Any], system: str) -> Table:
     notes = [f"{CONTROLS[name]}: {found['controls'][name]['about']}." for name in CONTROLS if name in found["controls"]]
     reasons = [f"{CONTROLS[name]}: {reason}" for name, reason in found["absent"].items()]
     note = " ".join(notes) + (f" Absent: {'; '.join(reasons)}." if reasons else "")
-    rows = [[name, *(_number(metric, metrics[metric]) for metric in names)] for name, metrics in values.items()]
+    rows = [[name, *(format_value(metric, metrics[metric]) for metric in names)] for name, metrics in values.items()]
     about = f"Trivial systems, scored in the same way. {note} Random draws have seed {found['seed']}."
-    return Table("Controls", about, ["", *map(_title, names)], rows)
-
-
-def _title(name: str) -> str:
-    arrow = "" if name in _THREE_DIGITS else " ↓" if name in LOWER_IS_BETTER else " ↑"
-    return f"{_TITLES.get(name) or TITLES[name]}{arrow}"
-
-
-def _number(name: str, value: float) -> str:
-    return f"{value:.3f}" if name in _THREE_DIGITS else format_value(name, value)
+    return Table("Controls", about, ["", *map(metric_title, names)], rows)
 
 
 def _kappa(part: Mapping[str, Any]) -> str:

@@ -39,7 +39,7 @@ def score_peers(folder: Path, *, cache: Path, settings: ScoringSettings) -> dict
 
 def _score_peer(path: Path, settings: ScoringSettings) -> dict[str, dict[str, float]]:
     scores = score(read_all(path), settings=settings)
-    of_labels = {name: value for name, value in scores.metrics.items() if name in OF_LABELS or not settings.variants}
+    of_labels = {name: value for name, value in scores.metrics.items() if name in OF_LABELS}
     return {**scores.variants, **of_labels}
 
 

@@ -57,10 +57,17 @@ def tables(report: Report) -> list[Table]:
     """Returns for every stage tables of the likelihoods, their parts of a reply, the replies, and the retriever."""
     made = []
     for name, found in report["swaps"].items():
-        title = TITLE if len(report["swaps"]) == 1 else f"{TITLE}: {name}"
-        made += [_likelihoods(title, found), _parts(title, found)]
-        made += [_replies(title, found)] if found["replies"] else []
-        made += [_recall(found)] if "recall" in found else []
+        made += by_part(found, TITLE if len(report["swaps"]) == 1 else f"{TITLE}: {name}").values()
+    return made
+
+
+def by_part(found: Mapping[str, Any], title: str = TITLE) -> dict[str, Table]:
+    """Returns a stage's tables: "likelihoods", "parts", and if it has them, "replies" and "recall"."""
+    made = {"likelihoods": _likelihoods(title, found), "parts": _parts(title, found)}
+    if found["replies"]:
+        made["replies"] = _replies(title, found)
+    if "recall" in found:
+        made["recall"] = _recall(found)
     return made
 
 

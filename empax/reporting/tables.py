@@ -176,13 +176,14 @@ def markdown_results(names: Sequence[str], rows: Iterable[Row]) -> list[str]:
     return markdown_table(
         ["", "source", *map(metric_title, names)],
         [
-            [f"**{name}**" if kind in ("ours", "own") else name, KINDS[kind], *(_cell(cells, m) for m in names)]
+            [f"**{name}**" if kind in ("ours", "own") else name, KINDS[kind], *(cell(cells, m) for m in names)]
             for kind, name, cells in rows
         ],
     )
 
 
-def _cell(cells: Mapping[str, tuple[str, str]], metric: str) -> str:
+def cell(cells: Mapping[str, tuple[str, str]], metric: str) -> str:
+    """Returns a metric's value with its interval; a dash if it is absent."""
     value, interval = cells.get(metric, ("–", ""))
     return f"{value} ({interval})" if interval else value
 

@@ -39,6 +39,7 @@ def make_results(folder, value):
     scores = {
         "corpus": "a corpus", "rows": rows, "first_row": 3, "metrics": {"bleu_2": interval}, "variants": {},
         "controls": {"controls": {"canned": {"metrics": {"bleu_2": 0.5}}}}, "empathy": {"linear": {"kappa": value / 8}},
+        "verdict": {"degenerate": False, "line": "No degeneracy found in 5 checks."},
     }  # fmt: skip
     write_json(run / "scores.json", scores)
     command = "python -m empax.main --config=configs/reg.py:small --workdir=runs/small"
@@ -71,6 +72,36 @@ def test_a_table_may_tell_the_recipe_of_each_run(tmp_path):
     made = fill(document("commands"), make_results(tmp_path, 2.0))
     assert "|  | BLEU-2 ↑ | recipe |" in made
     assert "| small | 2.00 (1.00–3.00) | `reg.py:small` |\n| canned | 0.50 |  |" in made
+
+
+@pytest.mark.parametrize(("override", "mark"), [
+    ("generator.steps=9", " …"), ("data.dir=DATA --config.seed=1 --config.knowledge.entity.path=W", ""),
+])  # fmt: skip
+def test_a_recipe_with_further_settings_is_marked(tmp_path, override, mark):
+    results = make_results(tmp_path, 2.0)
+    command = f"python -m empax.main --config=configs/reg.py:small --config.{override}"
+    write_json(results / "runs/reg/small/0/report.json", {"run": {"command": command}})
+    made = fill(document("commands"), results)
+    assert f"| `reg.py:small`{mark} |" in made
+    assert ("…: with further settings, see `run.command`" in made) == bool(mark)
+
+
+def test_broken_replies_are_marked_and_told(tmp_path):
+    results = make_results(tmp_path, 2.0)
+    path = results / "runs/reg/small/0/scores.json"
+    verdict = {"degenerate": True, "line": "Degenerate: 3 of 4 replies are empty; replies are short."}
+    write_json(path, {**read_json(path), "verdict": verdict})
+    made = fill(document("small"), results)
+    assert "| small ‡ | 2.00 (1.00–3.00) |\n| canned | 0.50 |" in made
+    assert made.count("‡ Degenerate by the verdict: small: 3 of 4 replies are empty; replies are short.\n") == 1
+    over = {"mean": 2.0, "std": 0.5}
+    seeds = {**read_json(path), "seeds": ["0"], "metrics": {"bleu_2": over}}
+    write_json(results / "runs/reg/small/seeds.json", seeds)
+    rows = [{"name": "small", "seeds": "reg/small"}]
+    write_json(results / "tables.json", {"small": {**read_json(results / "tables.json")["small"], "rows": rows}})
+    made = fill(document("small"), results)
+    assert "| small ‡ | 2.00 ± 0.50 |" in made
+    assert "‡ Degenerate by the verdict: small (seed 0): 3 of 4" in made
 
 
 def test_a_table_may_tell_the_kappa_of_a_judge(tmp_path):
@@ -118,11 +149,13 @@ def test_tables_of_swapped_exemplars_are_those_of_the_report(tmp_path):
     assert main([str(file), f"--results={results}"]) == 0
     assert "![A chart](one.svg)" in file.read_text(encoding="utf-8")
     assert "its own: 1 (0.5 to 1.5)" in file.with_name("one.svg").read_text(encoding="utf-8")
-    other = make_results(tmp_path / "b", 2.0)
-    write_json(other / "tables.json", {"likelihoods": {**table, "part": "likelihoods"}})
-    write_json(other / "runs" / "reg" / "small" / "0" / "report.json", {"swaps": {}})
-    with pytest.raises(DataError, match="has no likelihoods of swapped exemplars; its recipe needs a stage 'swaps'"):
-        fill(document("likelihoods"), other)
+    unanswered = {"swaps": {**swapped()["swaps"], "replies": None}}
+    for found, part in (({}, "likelihoods"), (unanswered, "replies")):
+        other = make_results(tmp_path / part, 2.0)
+        write_json(other / "tables.json", {part: {**table, "part": part}})
+        write_json(other / "runs" / "reg" / "small" / "0" / "report.json", {"swaps": found})
+        with pytest.raises(DataError, match=f"has no {part} of swapped exemplars; its recipe needs a stage 'swaps'"):
+            fill(document(part), other)
 
 
 def test_the_best_weight_of_a_corpus_is_bold(tmp_path):
