@@ -235,8 +235,12 @@ def _on_adapters(about: Exported) -> str:
 
 def _layout(about: Exported) -> str:
     """Describes the model's input."""
+    if about.prompted and about.passages:
+        if about.exemplars == "turns":
+            return f"It reads {about.passages} exemplars as earlier turns of the chat."
+        return f"It was trained with {about.passages} exemplars behind the instruction."
     if about.prompted:
-        return f"It was trained with {about.passages} exemplars behind the instruction." if about.passages else ""
+        return ""
     layout = (
         "A source is `[attributes] <speaker> … <listener> … <speaker> …`; attributes are tokens such as "
         "`<sentiment:low>`, and everything but the turns may be absent. "

@@ -215,6 +215,16 @@ def test_a_card_says_over_which_rows_its_metrics_are():
         assert "| BLEU-1 | 24.10 |" in card
 
 
+@pytest.mark.parametrize(
+    ("exemplars", "said"),
+    [("turns", "It reads 2 exemplars as earlier turns of the chat."), ("apart", "2 exemplars behind the instruction.")],
+)
+def test_a_card_says_how_a_chat_model_reads_exemplars(exemplars, said):
+    card = model_card(dataclasses.replace(ABOUT, prompted=True, exemplars=exemplars), CONFIG, None)
+    assert said in card
+    assert ("trained with" in card) == (exemplars == "apart")
+
+
 @pytest.mark.filterwarnings("ignore")  # of transformers' imports
 @pytest.mark.parametrize(
     ("options", "made_names"),
