@@ -191,3 +191,12 @@ def test_forms_of_reg_share_a_beginning_as_recipes_md_says(recipe, form):
     pairs = list(zip(whole, config, strict=False))
     alike = [one == other and settings_hash(whole[one]) == settings_hash(config[one]) for one, other in pairs]
     assert list(config)[: alike.index(False)] == shared
+
+
+@pytest.mark.parametrize("change", [{"decoding": {"max_tokens": 9}}, {"passages": 2}, {"speakers": False}])
+def test_lempex_retrieves_alike_whatever_reads_the_exemplars(change):
+    config = plain(lempex.get_config(""))
+    other = {**config, "lempex": {**config["lempex"], **change}}
+    before, after = make_plan(config).stages, make_plan(other).stages
+    for name in ("retriever", "index"):
+        assert settings_hash(before[name]) == settings_hash(after[name])

@@ -4,7 +4,7 @@ from empax.core.config import ConfigError
 from empax.core.system import RunContext, System
 from empax.models.decoder_only import DecoderOnly
 from empax.parts.generator.checks import check_models
-from empax.systems.lempex.retriever import RETRIEVER, check_towers, pretrained_towers
+from empax.systems.lempex.retriever import RETRIEVER, UNREAD, check_towers, pretrained_towers
 from empax.systems.lempex.settings import LempexSettings
 from empax.systems.lempex.stages import GENERATOR
 
@@ -26,4 +26,4 @@ def check(run: RunContext) -> None:
 
 TASKS = {"retriever": RETRIEVER, "generator": GENERATOR}
 
-SYSTEM = System("lempex", LempexSettings, TASKS, encoder=pretrained_towers, check=check)
+SYSTEM = System("lempex", LempexSettings, TASKS, encoder=pretrained_towers, index_unread=UNREAD, check=check)

@@ -23,10 +23,14 @@ from empax.models.dual_encoder import Towers
 from empax.parts.exemplars import checks, dense
 from empax.parts.exemplars.dense_retrieval import GivenPair, find_given_pairs, load_given_pairs
 from empax.parts.exemplars.parts import RetrievalParts
+from empax.parts.exemplars.settings import INDEX_UNREAD
 from empax.parts.generator.trained import Trained, check_adapters
 from empax.retrieval.encode import CorpusEncoder
 from empax.systems.lempex.settings import LempexSettings, RetrieverTaskSettings
 from empax.training.checkpoint import load_params
+
+UNREAD = (*INDEX_UNREAD, "speakers")
+"""Shared settings that neither the retriever nor an index reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +181,6 @@ RETRIEVER = TaskSpec(
         "retriever": functools.partial(trained_retriever, side=0),
         "key_retriever": functools.partial(trained_retriever, side=1),
     },
-    unread=("generator", "decoding", "form", "own_decoding", "lora", "attributes", "passages", "logits_at_once"),
+    unread=UNREAD,
 )
 """Exports the encoder of contexts as the main model, and the encoder of responses as a second one."""
