@@ -371,7 +371,8 @@ class Answerer:
         self, instance: Instance, response: str, read: Mapping[str, np.ndarray], notes: Mapping[str, Any]
     ) -> Prediction:
         emotions = {head: EMOTIONS[int(read[head])] for head in self.heads}
-        nll = float(read["nll"]) + notes.get("num_unknown", 0) * self._cost_of_unknown
+        cost = notes.get("num_unknown", 0) * self._cost_of_unknown
+        likelihoods = {name: value for name, value in read.items() if name == "nll" or name.startswith("nll_")}
         labelled = {name: names[int(read[name])] for name, names in self._labels.items()}
         return Prediction(
             context=instance.context,
@@ -383,10 +384,9 @@ class Answerer:
             attributes=dict(instance.notes.get("context_attributes", {})),
             exemplars=notes.get("exemplars", ()),
             notes={
-                "nll": round(nll, 5),
+                **{name: round(float(value) + cost, 5) for name, value in likelihoods.items()},
                 "num_tokens": int(read["num_tokens"]),
                 "emotion_by_head": emotions,
-                **{name: round(float(value), 5) for name, value in read.items() if name.startswith("nll_")},
                 **labelled,
                 **{name: note for name, note in notes.items() if name != "exemplars"},
                 **({"fields": own} if (own := own_fields(instance)) else {}),

@@ -299,16 +299,26 @@ def test_other_parameters_are_taken():
     assert [row.response for row in made.respond(ASKED, batch_size=3, seed=0)] != [row.response for row in before]
 
 
+@dataclasses.dataclass(frozen=True)
+class Compared(Bag):
+    """Also gives the likelihood with other inputs, which change nothing."""
+
+    def read(self, params, batch):
+        read = super().read(params, batch)
+        return {**read, "nll_of_others": read["nll"]}
+
+
 def test_an_unknown_word_costs_the_choice_among_rare_ones():
     words = train_words([*CORPUS, "i lost we won oh no well done"], min_count=2)
     assert words.rare_words == 4
-    found, plain = answerer(), answerer()
+    found, plain = answerer(Compared()), answerer()
     found.tokenizer = words
     asked = [dataclasses.replace(ASKED[0], response="oh no my keys zyzzyva"), ASKED[1]]
     for own, other in zip(*(a.respond(asked, batch_size=2, seed=0) for a in (found, plain)), strict=True):
         unknown = {"d0#2": 3, "d1#2": 0}[own.id]
         assert own.notes["num_unknown"] == unknown
         assert own.notes["nll"] == pytest.approx(other.notes["nll"] + unknown * np.log(4), abs=1e-4)
+        assert own.notes["nll_of_others"] == own.notes["nll"]
         assert "num_unknown" not in other.notes
 
 
