@@ -260,3 +260,9 @@ def run_tokenizer(run: RunContext, *, planned: bool = False) -> Tokenizer:
     if settings.pretrained:
         return pretrained_tokenizer(settings)
     return PlannedTokenizer(settings.vocab_size)
+
+
+def planned_vocab_size(run: RunContext) -> int | None:
+    """Returns the size of the run's vocabulary before `prepare`; None if a plan may not fetch the tokenizer."""
+    pretrained = run.settings("prepare", PrepareSettings).tokenizer.pretrained
+    return run_tokenizer(run, planned=True).vocab_size if not pretrained or may_load(run, pretrained) else None

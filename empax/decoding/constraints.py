@@ -14,13 +14,18 @@ from empax.core.config import ConfigError
 from empax.decoding.settings import DecodeSettings
 
 
-def check_ids(settings: DecodeSettings, vocab_size: int, where: str = "") -> None:
-    """Raises ConfigError for the first token id of `settings`, the section `where`, that the vocabulary lacks."""
+def named_ids(settings: DecodeSettings) -> dict[str, tuple[int, ...]]:
+    """Returns the token ids that `settings` name, by option, without options that name none."""
     single = ("suppress_tokens", "begin_suppress_tokens", "more_eos_ids")
     ids = {name: getattr(settings, name) for name in single}
     ids["bad_words"] = tuple(itertools.chain(*settings.bad_words))
     ids["first_token"] = () if settings.first_token is None else (settings.first_token,)
-    for name, tokens in ids.items():
+    return {name: tokens for name, tokens in ids.items() if tokens}
+
+
+def check_ids(settings: DecodeSettings, vocab_size: int, where: str = "") -> None:
+    """Raises ConfigError for the first token id of `settings`, the section `where`, that the vocabulary lacks."""
+    for name, tokens in named_ids(settings).items():
         for token in tokens:
             if token >= vocab_size:
                 raise ConfigError(

@@ -24,6 +24,8 @@ from empax.core.lock import writing
 from empax.core.memory import give_back_freed_memory, peak_memory
 from empax.core.sharding import batch_shards, make_mesh
 from empax.core.system import RunContext, RunPlan, Stage
+from empax.data.store import planned_vocab_size
+from empax.decoding.constraints import check_ids, named_ids
 from empax.decoding.options import check_all_read
 from empax.decoding.settings import DecodeSettings
 from empax.pipeline.absent import leave_out_absent
@@ -41,7 +43,7 @@ def find_problems(plan: RunPlan, files: WorkDir, *, planned: bool = False) -> It
 
     Writes nothing; with `planned`, also downloads nothing and skips checks that would need a download.
     """
-    shared: list[Callable[[RunContext], object]] = [lambda run: _check_decodings(plan.system_settings, run.shared)]
+    shared: list[Callable[[RunContext], object]] = [lambda run: _check_decodings(plan.system_settings, run.shared, run)]
     if plan.system.check:  # judges that run alone share no models
         shared.append(plan.system.check)
     for stage in plan.stages.values():
@@ -49,7 +51,7 @@ def find_problems(plan: RunPlan, files: WorkDir, *, planned: bool = False) -> It
             continue
         checks: list[Callable[[RunContext], object]] = [
             functools.partial(importlib.import_module(KINDS[stage.kind]).check, stage.settings),
-            lambda run: _check_decodings(run.named(run.stage).settings, f"config.{run.stage}"),
+            lambda run: _check_decodings(run.named(run.stage).settings, f"config.{run.stage}", run),
         ]
         if stage.kind in BY_SYSTEM:
             checks, shared = [*shared, *checks], []  # once
@@ -60,13 +62,15 @@ def find_problems(plan: RunPlan, files: WorkDir, *, planned: bool = False) -> It
                 yield error
 
 
-def _check_decodings(settings: Any, where: str) -> None:
-    """Raises ConfigError if decoding settings, anywhere in `settings`, hold an option that nothing reads."""
+def _check_decodings(settings: Any, where: str, run: RunContext) -> None:
+    """Raises ConfigError if decoding settings, anywhere in `settings`, hold an idle option or an unknown token id."""
     if isinstance(settings, DecodeSettings):
         check_all_read(settings, where)
+        if named_ids(settings) and (size := planned_vocab_size(run)) is not None:
+            check_ids(settings, size, where)
     elif dataclasses.is_dataclass(settings):
         for field in dataclasses.fields(settings):
-            _check_decodings(getattr(settings, field.name), f"{where}.{field.name}")
+            _check_decodings(getattr(settings, field.name), f"{where}.{field.name}", run)
 
 
 def find_inputs(plan: RunPlan, files: WorkDir) -> dict[str, Inputs]:

@@ -308,6 +308,14 @@ def test_a_system_without_exemplars_counts_none_and_copies_none():
             make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.neighbours": {"knn_weight": 0.1}}))
 
 
+@pytest.mark.parametrize("recipe", [lempex, nec, reflectdiffu, classic])
+def test_every_system_is_told_of_tokens_that_no_vocabulary_has(recipe, tmp_path, refused):
+    config = plain(recipe.get_config("tiny"))
+    where = f"{config['system']}.decoding"
+    found = refused(changed(config, {f"{where}.suppress_tokens": [10**6]}), tmp_path / "run")
+    assert f"config.{where}.suppress_tokens names the token 1000000; it must be below" in found
+
+
 def test_nec_has_one_place_for_attributes_and_facts_and_cuts_no_batch_with_a_contrast(tmp_path, refused):
     tiny = plain(nec.get_config("tiny"))
     with pytest.raises(ConfigError, match=r"attributes = True would take the place of facts about things"):

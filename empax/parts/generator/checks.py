@@ -15,7 +15,6 @@ from empax.data.features import SPECIAL_TOKENS
 from empax.data.sources import TaggedForm
 from empax.data.store import PlannedTokenizer, PrepareSettings, check_prepared, may_load, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
-from empax.decoding.constraints import check_ids
 from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import check_fits, check_kept, check_weights, load_generator
 from empax.models.decoder_only import DecoderOnly
@@ -156,11 +155,7 @@ def decodings(run: RunContext) -> dict[str, DecodeSettings]:
     parts = check_models(run)
     shared = run.shared_settings(DialogueSettings) if parts is None else parts.settings
     own = {f"config.{s.name}.decoding": s.settings.decoding for s in run.evaluations if s.settings.decoding is not None}
-    found = {f"{run.shared}.decoding": shared.decoding, **own}
-    if parts is not None:
-        for where, decoding in found.items():
-            check_ids(decoding, parts.tokenizer.vocab_size, where)
-    return found
+    return {f"{run.shared}.decoding": shared.decoding, **own}
 
 
 def check_contrast(contrast: ContrastSettings | None, run: RunContext) -> None:
