@@ -202,6 +202,7 @@ SETTINGS = [
     ),
 ]  # fmt: skip
 
+T5_JUDGES = {f"{name}.encoder": {"pretrained": "flan-t5-small-titles"} for name in ("judges", "sentiment")}
 RECIPES = [
     recipe_case(
         "parts/generator/checks.py", "read all logits; set {}.logits_at_once = 0, or losses to ()",
@@ -215,6 +216,10 @@ RECIPES = [
     recipe_case(
         "systems/lempex/stages.py", "must judge {} once; name one stage for it, or set its weight to 0",
         {"generator.judges": ("judges", "second_seed")}, {"generator.judges": ("judges",)}, of="lempex",
+    ),
+    recipe_case(
+        "systems/lempex/stages.py", "need one vocabulary; use the tokenizer of the judge's encoder", T5_JUDGES,
+        {**T5_JUDGES, "prepare.tokenizer": {"pretrained": "flan-t5-small-titles", "tags": False}}, of="lempex",
     ),
     recipe_case(
         "systems/lempex/__init__.py", "LEMPEx reads encoder states; name a T5",

@@ -156,9 +156,12 @@ def embed_response(
 ) -> Float[Array, "B J E"]:
     """Returns the embeddings of `ids` in a judge's own table; those of the response are expectations under `soft`.
 
-    `ids` are the gold response in its frame: it has `count` tokens there, from the position `start` on.
+    `ids` are the gold response in its frame: it has `count` tokens there, from the position `start` on. If table and
+    `soft` have different numbers of tokens, the last ones of the longer are padding, which no text has.
     """
     table = judge["encoder"]["encoder"]["token_embedding"]
+    shared = min(len(table), soft.shape[2])
+    soft, table = soft[:, :, :shared], table[:shared]
     dtype = encoder.encoder.config.dtype  # pyright: ignore[reportAttributeAccessIssue]
     expected = contract("BTV,VE->BTE", soft.astype(dtype), table, result=jnp.float32)
     return splice(table[ids], expected, start, count)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
 
 import jax
 import numpy as np
@@ -24,7 +23,6 @@ from empax.data.store import (
     run_tokenizer,
 )
 from empax.data.tokenizers import SubwordTokenizer
-from empax.interop.pretrained import load_generator
 from empax.models.transformer import EncoderDecoder
 from empax.parts.attributes import ClassifierTaskSettings
 from empax.parts.attributes.classifier import classifier_of
@@ -103,7 +101,7 @@ def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
 
 
 def _check_vocabularies(stage: LempexTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError unless judges and generator share a vocabulary and the number of embeddings."""
+    """Raises ConfigError unless judges and generator share a vocabulary."""
     generator = run.shared_settings(LempexSettings).generator
     encoders = {name: run.named(name).settings.encoder for name in (*stage.judges, stage.sentiment) if name}
     prepared = run.settings("prepare", PrepareSettings).tokenizer
@@ -111,19 +109,16 @@ def _check_vocabularies(stage: LempexTaskSettings, run: RunContext) -> None:
     if not all(may_load(run, name) for name in models if name):
         return
     tokenizer = run_tokenizer(run, planned=True)
-    rows = load_generator(generator, tokenizer, with_params=False).model.config.vocab_size
     for name, encoder in encoders.items():
-        loaded = load_stage_encoder(encoder, run, planned=True)
-        own, model = loaded.tokenizer, cast(Any, loaded.model.encoder)
-        own_rows = model.config.vocab_size
-        same = own_rows == rows and own.vocab_size == tokenizer.vocab_size
+        own = load_stage_encoder(encoder, run, planned=True).tokenizer
+        same = own.vocab_size == tokenizer.vocab_size
         if same and isinstance(own, SubwordTokenizer) and isinstance(tokenizer, SubwordTokenizer):
             same = own.extends(tokenizer)
         if not same:
             raise ConfigError(
-                f"config.{name} reads {own.vocab_size} tokens with {own_rows} embeddings, but the generator writes "
-                f"{tokenizer.vocab_size} with {rows}, but their losses need one vocabulary. Use the tokenizer of the "
-                "judge's encoder (config.prepare.tokenizer, tags = False), or an encoder from scratch."
+                f"config.{name} reads other tokens ({own.vocab_size}) than the generator writes "
+                f"({tokenizer.vocab_size}), but their losses need one vocabulary; use the tokenizer of the judge's "
+                "encoder (config.prepare.tokenizer, tags = False), or an encoder from scratch."
             )
 
 

@@ -17,7 +17,7 @@ from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import ClassificationHead
 from empax.parts.attributes.classifier import Classifier
 from empax.parts.attributes.sentiment import SentimentRegressor
-from empax.systems.lempex.losses import EmpathyLosses, level_loss
+from empax.systems.lempex.losses import EmpathyLosses, embed_response, level_loss
 from empax.systems.lempex.settings import LossWeights
 from tests.systems.learning import keys, learn, random_like
 from tests.systems.lempex import toy
@@ -48,6 +48,15 @@ def test_one_hot_tokens_are_judged_as_ids_are(batch):
         np.testing.assert_allclose(levels[name], hard[:, c], atol=1e-5)
     np.testing.assert_allclose(sentiment, expected, atol=1e-5)
     assert np.abs(np.asarray(sentiment) - np.asarray(expected)[::-1]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("tokens", "embeddings"), [(toy.V, toy.V + 8), (toy.V + 8, toy.V)])
+def test_padding_of_logits_or_embeddings_is_left_out(batch, tokens, embeddings):
+    table = np.random.default_rng(0).normal(size=(embeddings, 12)).astype(np.float32)
+    judge = {"encoder": {"encoder": {"token_embedding": table}}}
+    soft, count = jax.nn.one_hot(batch.target, tokens), batch.target_mask.sum(axis=1) - 1
+    found = jax.jit(embed_response, static_argnums=0)(toy.READER, judge, batch.reply, soft, jnp.ones_like(count), count)
+    np.testing.assert_allclose(found, table[batch.reply], atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------------- oracle
