@@ -78,13 +78,12 @@ def load_instances(run: RunContext, split: str) -> list[Instance]:
     """Loads the instances of a split, with the notes of all annotating stages before this one.
 
     Raises:
-      DataError: if a file of `prepare` or an annotating stage was altered, or two such stages write the same note.
+      DataError: if a file of `prepare` or an annotating stage was altered.
     """
     instances = prepared_instances(run, split)
-    owners: dict[str, str] = {}
     for stage in run.before():
         if run.plan.stages[stage].kind in ("annotate", "knowledge"):
-            instances = _with_notes(instances, run.files.notes(stage, split), owners)
+            instances = _with_notes(instances, run.files.notes(stage, split))
     return instances
 
 
@@ -95,8 +94,8 @@ def prepared_instances(run: RunContext, split: str) -> list[Instance]:
     return [instance_from_row(row) for row in read_jsonl(path)]
 
 
-def _with_notes(instances: list[Instance], path: Path, owners: dict[str, str]) -> list[Instance]:
-    """Adds the notes in `path` to the instances, and their stage to `owners`, the stage of each note so far."""
+def _with_notes(instances: list[Instance], path: Path) -> list[Instance]:
+    """Adds the notes in `path` to the instances; those of two stages have different names (`check_sole`)."""
     stage = path.parent.name
     verify(path)
     if not path.exists():
@@ -104,13 +103,6 @@ def _with_notes(instances: list[Instance], path: Path, owners: dict[str, str]) -
     notes = {str(row.pop("id", "")): row for row in read_jsonl(path)}
     if missing := [i.id for i in instances if i.id not in notes]:
         raise DataError(f"{path} lacks {len(missing)} instances, the first is {missing[0]}. {remedy(stage)}")
-    names = dict.fromkeys(name for row in notes.values() for name in row)
-    if clash := next((name for name in names if name in owners), ""):
-        raise DataError(
-            f"{path} and the stage {owners[clash]!r} both write the note {clash!r}; leave one of the two stages out of "
-            "config.run."
-        )
-    owners.update(dict.fromkeys(names, stage))
     return [dataclasses.replace(i, notes={**i.notes, **notes[i.id]}) for i in instances]
 
 
@@ -166,6 +158,16 @@ def check_prepared(run: RunContext) -> None:
     """Raises ConfigError unless the run prepares instances and a tokenizer before this stage."""
     if "prepare" not in run.before():
         raise ConfigError(f"config.run has no stage 'prepare' before {run.stage!r}, which reads its output.")
+
+
+def check_sole(run: RunContext) -> None:
+    """Raises ConfigError if an earlier stage is of the same kind as this one, whose notes have the same names."""
+    kind = run.named(run.stage).kind
+    if other := next((name for name in run.before() if run.named(name).kind == kind), ""):
+        raise ConfigError(
+            f"config.{other} and config.{run.stage} are both of kind {kind!r}, and their notes have the same names; "
+            f"leave {run.stage!r} out of config.run, and set in config.{other} all that is wanted."
+        )
 
 
 def check_candidates(run: RunContext, index: str, splits: Sequence[str], passages: int) -> None:

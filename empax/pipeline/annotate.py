@@ -22,7 +22,7 @@ from empax.core.settings import cache_dir
 from empax.core.system import RunContext
 from empax.core.types import ATTRIBUTES, LEVELS, MECHANISMS, Instance
 from empax.data.own import SPLITS
-from empax.data.store import check_prepared, prepared_instances
+from empax.data.store import check_prepared, check_sole, prepared_instances
 from empax.evaluation.empathy import accuracy, confusion_matrix, f1, merge_levels, sentiment
 from empax.parts import attributes
 
@@ -102,9 +102,10 @@ def check(settings: Settings, run: RunContext) -> None:
 
     Raises:
       ConfigError: no earlier stage trains a classifier of that name, a mechanism has no classifier and is not left out,
-        or it has one and is left out.
+        or it has one and is left out; or another stage annotates.
     """
     check_prepared(run)
+    check_sole(run)
     for stage in settings.classifiers:
         run.earlier("classifiers", stage, tasks=("attributes.classifier",))
     levelled = [attributes.judge_stage(run, stage).mechanisms for stage in settings.classifiers]

@@ -14,7 +14,7 @@ from empax.core.files import write_json, write_jsonl
 from empax.core.system import RunContext
 from empax.data import own
 from empax.data.knowledge import describe
-from empax.data.store import check_prepared, prepared_instances
+from empax.data.store import check_prepared, check_sole, prepared_instances
 from empax.parts.knowledge.finder import Finder, check_finder
 from empax.parts.knowledge.settings import KnowledgeSettings
 
@@ -24,8 +24,9 @@ Settings = KnowledgeSettings
 
 
 def check(settings: Settings, run: RunContext) -> None:
-    """Checks that the sources exist; see `parts.knowledge.sources.check_source`."""
+    """Checks that the sources exist, and that no other stage finds facts; see `sources.check_source`, `check_sole`."""
     check_prepared(run)
+    check_sole(run)
     check_finder(settings, run)
 
 

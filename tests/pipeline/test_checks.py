@@ -325,6 +325,16 @@ def test_nec_has_one_place_for_attributes_and_facts_and_cuts_no_batch_with_a_con
     assert "contrastive.accumulate = 2 splits a batch" in refused(changed(tiny, cut), tmp_path / "run")
 
 
+@pytest.mark.parametrize(("recipe", "kind"), [(nec, "knowledge"), (lempex, "annotate")])
+def test_one_stage_finds_all_facts_and_one_all_attributes(recipe, kind, tmp_path, refused):
+    config = plain(recipe.get_config("tiny"))
+    place = config["run"].index(kind) + 1
+    again = [*config["run"][:place], "again", *config["run"][place:]]
+    found = refused(changed(config, {"run": again, "again": config[kind]}), tmp_path / "run")
+    assert "their notes have the same names; leave 'again' out of config.run" in found
+    assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
+
+
 def test_a_chat_template_that_shots_as_turns_do_not_fit_is_told_before_any_work(tmp_path, refused):
     template = (
         "{% for m in messages %}{% if m.role == 'user' %}[INST] "

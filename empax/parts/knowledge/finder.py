@@ -96,7 +96,7 @@ def check_knowledge(run: RunContext, **needed: str) -> None:
             f"or set {', and '.join(dict.fromkeys(needed.values()))}."
         )
     for source, without in needed.items():
-        if all(getattr(stage.settings, source) is None for stage in stages):
+        if getattr(stages[0].settings, source) is None:
             about = {"social": "people", "entity": "things"}[source]
             raise ConfigError(
                 f"config.{run.stage} reads facts about {about}, but config.{stages[0].name}.{source} = None; "
