@@ -63,7 +63,7 @@ def read(forms: Sequence[str]) -> ConfigDict:
     for form in forms:
         change(config, form)
     leave_out_unread(config)
-    decoding = config.nec.decoding
+    decoding = config.evaluate.get("decoding", config.nec.decoding)
     if "rerank_similarity" in decoding:
         if decoding.rerank == "similarity" and not decoding.rerank_similarity:
             decoding.rerank = ""
@@ -224,10 +224,11 @@ def change(config: ConfigDict, form: str) -> None:
         config.nec[form.removeprefix("no_")] = False
     if form in ("no_self", "no_frequent", "no_emotion"):
         contrast[{"no_self": "own", "no_frequent": "frequent", "no_emotion": "different"}[form]] = 0
+    # For evaluation alone, so that a run shares all training with the whole system's.
     if form == "no_rerank" and "rerank" in config.nec.decoding:
-        config.nec.decoding.rerank_similarity = 0.0
+        config.evaluate.decoding = ConfigDict({**config.nec.decoding, "rerank_similarity": 0.0})
     if form == "random_beam":
-        config.nec.decoding.rerank = "random"
+        config.evaluate.decoding = ConfigDict({**config.nec.decoding, "rerank": "random"})
     if form == "shuffled":
         config.knowledge.shuffled = True
     if form == "ranker":
@@ -236,7 +237,7 @@ def change(config: ConfigDict, form: str) -> None:
 
 def shrink(config: ConfigDict, model: str) -> ConfigDict:
     """Shrinks the recipe to seconds: random models, handwritten facts."""
-    reranks = {name: value for name, value in config.nec.decoding.items() if name.startswith("rerank")}
+    decodings = {name: config[name].decoding for name in ("nec", "evaluate") if "decoding" in config[name]}
     config.nec.generator = models("scratch").generator
     config = common.shrink(config)
     if model == "t5":
@@ -244,7 +245,8 @@ def shrink(config: ConfigDict, model: str) -> ConfigDict:
     config.nec.selector = ConfigDict({**common.SMALL_ENCODER, "dropout": 0.0})
     config.nec.layout = ConfigDict({"max_context_tokens": 24, "max_passage_tokens": 64, "max_target_tokens": 16})
     config.nec.social_tokens = 12
-    config.nec.decoding = ConfigDict({"method": "beam", "num_beams": 3, "max_tokens": 12, **reranks})
+    for name, decoding in decodings.items():
+        config[name].decoding = ConfigDict({**decoding, "num_beams": 3, "max_tokens": 12})
     sample = {"source": "sample"}
     if "knowledge" in config:
         config.knowledge.update({"social": sample, "entity": sample})

@@ -200,3 +200,14 @@ def test_lempex_retrieves_alike_whatever_reads_the_exemplars(change):
     before, after = make_plan(config).stages, make_plan(other).stages
     for name in ("retriever", "index"):
         assert settings_hash(before[name]) == settings_hash(after[name])
+
+
+@pytest.mark.parametrize(
+    ("form", "changed"), [("no_rerank", {"rerank_similarity": 0.0}), ("random_beam", {"rerank": "random"})]
+)
+def test_other_choices_among_beams_are_of_the_same_model(form, changed):
+    whole, other = (plain(nec.get_config(f"scratch{form}")) for form in ("", f",{form}"))
+    assert other["evaluate"]["decoding"] == {**whole["nec"]["decoding"], **changed}
+    before, after = make_plan(whole).stages, make_plan(other).stages
+    for name in ("knowledge", "generator", "contrastive"):
+        assert settings_hash(before[name]) == settings_hash(after[name])
