@@ -148,14 +148,21 @@ def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:
     """Checks as `check_nec` does, and that there are candidates.
 
     Raises:
-      ConfigError: `check_nec` fails, there are no candidates, or no response is of another emotion.
+      ConfigError: `check_nec` fails, there are no candidates, or none on validation, or no response is of another
+        emotion.
     """
     check_nec(stage, run)
     contrast = stage.contrast
-    if not (contrast.in_batch or contrast.different or contrast.frequent or contrast.own):
+    given = contrast.in_batch or contrast.different or contrast.frequent
+    if not given and not contrast.own:
         raise ConfigError(
             f"config.{run.stage}.contrast has no candidates; set in_batch to True, or different, frequent or own above "
             "0."
+        )
+    if not given and run.named(run.stage).loop.best_metric == "loss":
+        raise ConfigError(
+            f"config.{run.stage}.best_metric = 'loss': the only candidates are the model's own, which are not made on "
+            "validation, where the contrast is 0; set it to 'nll', or contrast.in_batch to True."
         )
     if contrast.different and not has_emotions(run.plan.data, "train", least=2):
         raise ConfigError(

@@ -118,6 +118,11 @@ def test_what_is_wrong_is_said_before_any_work(tmp_path):
     assert "config.generator.ranker = 'other'" in problems(config(nec__ranker="other"), tmp_path)[0]
     nothing = {"in_batch": False, "different": 0, "frequent": 0, "own": 0}
     assert "contrast has no candidates" in problems(config(contrastive__contrast=nothing), tmp_path)[0]
+    own = {**nothing, "own": 2}
+    (found,) = problems(config(contrastive__contrast=own), tmp_path)
+    assert "where the contrast is 0; set it to 'nll', or contrast.in_batch to True" in found
+    assert problems(config(contrastive__contrast=own, contrastive__best_metric="nll"), tmp_path) == []
+    assert problems(config(contrastive__contrast={**own, "in_batch": True}), tmp_path) == []
     rows = {"id": "a", "utterances": ["I won!", "Well done!"]}
     bare = {"data__name": "jsonl", "data__dir": str(write_rows(tmp_path / "own", rows))}
     one = {**bare, "data__dir": str(write_rows(tmp_path / "one", {**rows, "emotion": "proud"}))}
