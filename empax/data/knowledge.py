@@ -86,20 +86,24 @@ class Fact:
         return {**dataclasses.asdict(self), "score": round(self.score, 6)}
 
 
+def distinct(facts: Iterable[Fact]) -> list[Fact]:
+    """Removes empty and repeated facts."""
+    found: dict[tuple[str, str, str], Fact] = {}
+    for fact in facts:
+        if not fact.empty:
+            found.setdefault((fact.head.lower(), fact.relation, fact.tail.strip().lower()), fact)
+    return list(found.values())
+
+
 def ranked(facts: Iterable[Fact], *, most: int = 0) -> list[Fact]:
-    """Removes empty and repeated facts and sets ranks; keeps at most `most` per head and relation (0 = all)."""
-    seen: set[tuple[str, str, str]] = set()
+    """Returns the distinct facts with their ranks; keeps at most `most` per head and relation (0 = all)."""
     places: Counter[tuple[str, str]] = Counter()
     kept = []
-    for fact in facts:
-        key = (fact.head.lower(), fact.relation, fact.tail.strip().lower())
-        if fact.empty or key in seen:
-            continue
-        seen.add(key)
-        rank = places[key[:2]]
+    for fact in distinct(facts):
+        rank = places[place := (fact.head.lower(), fact.relation)]
         if most and rank >= most:
             continue
-        places[key[:2]] += 1
+        places[place] += 1
         kept.append(dataclasses.replace(fact, tail=fact.tail.strip(), rank=rank))
     return kept
 

@@ -20,7 +20,16 @@ from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data import sample
 from empax.data.corpora import data_folder
-from empax.data.knowledge import ENTITY_RELATIONS, SOCIAL_RELATIONS, Fact, clauses, facts_from, ranked, read_knowledge
+from empax.data.knowledge import (
+    ENTITY_RELATIONS,
+    SOCIAL_RELATIONS,
+    Fact,
+    clauses,
+    distinct,
+    facts_from,
+    ranked,
+    read_knowledge,
+)
 from empax.data.store import may_load
 from empax.data.wordnet import WordNet
 from empax.interop.pretrained import check_weights
@@ -51,7 +60,7 @@ class FactSource(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Facts from files; outside the corpus there are none."""
+    """Facts from files, which rank them; outside the corpus there are none."""
 
     settings: SourceSettings
 
@@ -72,7 +81,7 @@ class Files:
         if not split:
             return [([], 0) for _ in instances]
         known = read_knowledge(self.path(split), instances)
-        return [(list(known.facts[i.id]), 0) for i in instances]
+        return [(distinct(known.facts[i.id]), 0) for i in instances]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from empax.data.knowledge import Fact
 from empax.parts.knowledge import quality
 from empax.parts.knowledge.generated import Comet, Prompted, Writer, parse, question
 from empax.parts.knowledge.settings import SourceSettings
-from empax.parts.knowledge.sources import NearestEvent, OfClauses, check_source
+from empax.parts.knowledge.sources import Files, NearestEvent, OfClauses, check_source
 from tests.data import small_wordnet
 
 EVENTS = {
@@ -50,6 +50,15 @@ def test_facts_are_those_of_the_nearest_event_with_its_cosine():
     assert first[0].score == pytest.approx(expected)
     assert dataclasses.replace(source, tails=2).hash != source.hash
     assert len(dataclasses.replace(source, tails=2).find(rows, "test")[0][0]) == 2
+
+
+def test_a_file_ranks_its_facts_but_void_and_repeated_ones_are_left_out(tmp_path):
+    kept = Fact("I lost", "xReact", "sad", rank=2), Fact("I lost", "xWant", "a key", rank=0)
+    facts = [Fact("I lost", "xNeed", "none"), kept[0], dataclasses.replace(kept[0], tail="Sad ", rank=3), kept[1]]
+    row = {"id": "a#2", "source": "us", "facts": [fact.row() for fact in facts]}
+    (path := tmp_path / "facts.jsonl").write_text(json.dumps(row))
+    source = Files(SourceSettings("file", str(path)))
+    assert source.find([Instance("a#2", ("I lost",), "", "")], "train") == [(list(kept), 0)]
 
 
 def test_sentences_of_a_turn_are_asked_of_too_and_head_their_facts():
