@@ -157,9 +157,9 @@ def clauses(turn: str) -> list[str]:
     return found if len(found) > 1 else []
 
 
-def told(instance: Instance) -> list[dict[str, Any]]:
-    """Returns the facts of an instance for its prediction."""
-    return [{**fact.row(), "words": fact.words(), "score": round(fact.score, 4)} for fact in facts_of(instance)]
+def told(facts: Iterable[Fact]) -> list[dict[str, Any]]:
+    """Returns facts as predictions have them."""
+    return [{**fact.row(), "words": fact.words(), "score": round(fact.score, 4)} for fact in facts]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, TaskSpec
 from empax.core.types import EMOTIONS, Instance, Params
 from empax.data.batches import draw
-from empax.data.knowledge import SOCIAL_RELATIONS, told
+from empax.data.knowledge import SOCIAL_RELATIONS, facts_of, told
 from empax.data.store import PrepareSettings, check_prepared, has_emotions, load_instances, run_tokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
 from empax.parts.generator.answerer import Answerer, AnswerExamples
@@ -246,7 +246,7 @@ def answer_generator(stage: ClassicTaskSettings, run: RunContext, options: Answe
         made = parts.examples(instances, emotions, max_target_tokens=MAX_REFERENCE_TOKENS)
         notes: list[dict[str, Any]] = [{"prepended": e} for e in emotions] if emotions else [{} for _ in instances]
         if reads:
-            notes = [{**note, "facts": told(i)} for note, i in zip(notes, instances, strict=True)]
+            notes = [{**note, "facts": told(facts_of(i))} for note, i in zip(notes, instances, strict=True)]
         return AnswerExamples(made, notes)
 
     return Answerer(

@@ -74,23 +74,31 @@ class FactForm:
     def query(self) -> list[int]:
         return self.tokenizer.encode(QUERY)
 
+    @property
+    def prompt(self) -> list[int]:
+        return [self.tokenizer.token_id(SEPARATOR), *self.tokenizer.encode(FACTS)]
+
+    def read(self, instance: Instance) -> list[tuple[Fact, list[int]]]:
+        """Returns the facts about things that fit behind the prompt, best first, with their ids."""
+        left, found = self.layout.max_passage_tokens - len(self.prompt), []
+        for fact in facts_of(instance):
+            if fact.social:
+                continue
+            ids = self.tokenizer.encode(fact.triple() if self.facts_as == "triples" else fact.words())
+            if (size := len(ids) + bool(found)) <= left:
+                found.append((fact, ids))
+                left -= size
+        return found
+
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:
         """Returns each context with the prompt and facts that follow it as its attributes."""
-        rows = self.tagged.contexts(instances)
-        prompt, separator = self.tokenizer.encode(FACTS), self.tokenizer.token_id(SEPARATOR)
+        rows, separator = self.tagged.contexts(instances), self.tokenizer.token_id(SEPARATOR)
         made = []
         for instance, row in zip(instances, rows, strict=True):
-            behind = [separator, *prompt]
-            room, bare = self.layout.max_passage_tokens, len(behind)
-            for fact in facts_of(instance):
-                if fact.social:
-                    continue
-                words = fact.triple() if self.facts_as == "triples" else fact.words()
-                ids = self.tokenizer.encode(words)
-                between = [separator] if len(behind) > bare else []
-                if len(behind) + len(between) + len(ids) <= room:
-                    behind += [*between, *ids]
-            made.append(Text(behind if len(behind) > bare else [], row.ids))
+            behind: list[int] = []
+            for _, ids in self.read(instance):
+                behind += [*([separator] if behind else self.prompt), *ids]
+            made.append(Text(behind, row.ids))
         return made
 
     def passages(self, instances: Sequence[Instance]) -> list[Text]:
@@ -123,6 +131,12 @@ def social_facts(instance: Instance) -> list[Fact | None]:
     for fact in facts_of(instance):
         found.setdefault(fact.relation, fact)
     return [found.get(name) for name in SOCIAL_RELATIONS]
+
+
+def facts_read(form: FactForm | TaggedForm, instance: Instance) -> list[Fact]:
+    """Returns those of an instance's chosen facts that have a place in a batch."""
+    things = [fact for fact, _ in form.read(instance)] if isinstance(form, FactForm) else []
+    return [*(fact for fact in social_facts(instance) if fact), *things]
 
 
 def frequent_clauses(responses: Sequence[str], count: int) -> list[str]:

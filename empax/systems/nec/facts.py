@@ -10,7 +10,7 @@ import numpy as np
 from empax.core.system import RunContext
 from empax.core.types import Instance
 from empax.data.features import plain_context
-from empax.data.knowledge import Fact, facts_of
+from empax.data.knowledge import SOCIAL_RELATIONS, Fact, facts_of
 from empax.data.store import run_tokenizer
 from empax.parts.encoder.task import Predictor
 from empax.parts.knowledge.vectors import TextEncoder
@@ -42,7 +42,8 @@ class Chooser:
     def __call__(self, instances: Sequence[Instance]) -> list[Instance]:
         """Returns each instance with its chosen facts alone: about people, then about things, best first."""
         settings = self.settings
-        facts = [[f for f in facts_of(i) if (settings.social if f.social else settings.entity)] for i in instances]
+        people = SOCIAL_RELATIONS if settings.social else ()
+        facts = [[f for f in facts_of(i) if (f.relation in people if f.social else settings.entity)] for i in instances]
         scores = self._cosines(instances, facts)
         self._rank(instances, facts, scores)
         chosen = [self._chosen(*both) for both in zip(facts, scores, strict=True)]

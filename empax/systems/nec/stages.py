@@ -23,7 +23,7 @@ from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.stages import answerer_of, pretrained
 from empax.parts.generator.trained import Trained, check_adapters, generator_to_export
 from empax.parts.knowledge.finder import check_knowledge, find_finder, with_facts
-from empax.systems.nec.examples import FactForm, NecBatch, NecExamples, Negatives
+from empax.systems.nec.examples import FactForm, NecBatch, NecExamples, Negatives, facts_read
 from empax.systems.nec.facts import Chooser
 from empax.systems.nec.settings import (
     SOCIAL,
@@ -136,11 +136,18 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
 
 
 def _check_lengths(settings: NecSettings, run: RunContext) -> None:
-    """Raises ConfigError if the buckets have no room for a whole context and the facts behind it."""
+    """Raises ConfigError if the buckets have no room for a whole context and its facts, or the facts have none."""
     layout, beside = settings.layout, 0
     form = parts.form() if settings.entity and (parts := checks.check_models(run)) is not None else None
     if isinstance(form, TaggedForm):
-        beside = len(FactForm(form, settings.facts_as).query) + sum(map(len, form.frame)) + layout.max_passage_tokens
+        facts = FactForm(form, settings.facts_as)
+        if layout.max_passage_tokens <= (taken := len(facts.prompt)):
+            raise ConfigError(
+                f"{run.shared}.layout.max_passage_tokens = {layout.max_passage_tokens} has no room for a fact about "
+                f"things, whose prompt takes about {taken}; raise it to {taken + 40}, or set {run.shared}.entity to "
+                "False."
+            )
+        beside = len(facts.query) + sum(map(len, form.frame)) + layout.max_passage_tokens
     checks.check_whole_contexts(f"{run.shared}.layout", layout.max_context_tokens, run, beside=lambda _: beside)
 
 
@@ -225,7 +232,7 @@ def answer_nec(stage: NecTaskSettings, run: RunContext, options: AnswerOptions) 
         lacking = any("facts" not in i.notes for i in instances)
         known = with_facts(finder(), instances) if lacking else instances
         chosen = chooser()(known)
-        return AnswerExamples(parts.examples(chosen, form), [{"facts": told(i)} for i in chosen])
+        return AnswerExamples(parts.examples(chosen, form), [{"facts": told(facts_read(form, i))} for i in chosen])
 
     return answerer_of(parts.dialogue, parts.task(stage), params, make_examples, options)
 

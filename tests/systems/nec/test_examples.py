@@ -16,7 +16,16 @@ from empax.data.knowledge import Fact
 from empax.data.sources import LayoutSettings, TaggedForm
 from empax.data.tokenizers import SEPARATOR, SubwordTokenizer
 from empax.evaluation.text import clauses
-from empax.systems.nec.examples import FACTS, QUERY, FactForm, NecExamples, Negatives, frequent_clauses, social_facts
+from empax.systems.nec.examples import (
+    FACTS,
+    QUERY,
+    FactForm,
+    NecExamples,
+    Negatives,
+    facts_read,
+    frequent_clauses,
+    social_facts,
+)
 
 LAYOUT = LayoutSettings(max_context_tokens=24, max_passage_tokens=120, max_target_tokens=16)
 KNIFE = Fact("knife", "ObjectUse", "cutting bread")
@@ -91,6 +100,10 @@ def test_a_long_context_loses_its_oldest_tokens_and_a_fact_is_whole_or_absent(fo
     one = dataclasses.replace(LAYOUT, max_passage_tokens=len(tokenizer.encode(FACTS)) + 1 + len(fact))
     short = FactForm(TaggedForm(tokenizer, one, attributes=False), "sentences")
     assert read(short, instance(KNIFE, DOG)) == read(form, instance(KNIFE))
+    given = instance(SAD, Fact("I lost my dog.", "oReact", "sad"), KNIFE, DOG)
+    assert facts_read(short, given) == [SAD, KNIFE]
+    assert facts_read(form, given) == [SAD, KNIFE, DOG]
+    assert facts_read(form.tagged, given) == [SAD]
     with pytest.raises(ConfigError, match=r"a bucket of 12 leaves -?[0-9]+ tokens for a context"):
         read(form, instance(KNIFE), length=12)
 

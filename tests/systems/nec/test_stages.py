@@ -41,7 +41,7 @@ def test_the_best_fact_of_a_relation_and_the_best_about_things_are_read():
     found = chosen(entity_facts=2)
     assert found[:2] == [("xReact", "sad"), ("xWant", "home")] or found[:2] == [("xWant", "home"), ("xReact", "sad")]
     assert found[2:] == [("IsA", "pet"), ("IsA", "pet animal")]
-    assert chosen([]) == []
+    assert chosen([]) == chosen([Fact("it", "xAttr", "shy")]) == []
     assert [r for r, _ in chosen(entity=False)] == [r for r, _ in found[:2]]
     assert chosen(social=False, entity_facts=1) == [("IsA", "pet")]
 
@@ -150,6 +150,12 @@ def test_a_bucket_has_room_for_the_whole_context_and_its_facts(tmp_path):
             f"{stage}.buckets, 96, which cuts contexts; set it to at most 30, or add 97 to the buckets of each stage."
         )
     assert problems(config(nec__layout=longer, nec__entity=False), tmp_path) == []
+    none = {**layout, "max_passage_tokens": 10}
+    found = problems(config(nec__layout=none), tmp_path)
+    assert len(found) == 2
+    assert all("takes about 18; raise it to 58, or set config.nec.entity to False" in said for said in found)
+    assert problems(config(nec__layout={**none, "max_passage_tokens": 58}), tmp_path) == []
+    assert problems(config(nec__layout=none, nec__entity=False), tmp_path) == []
     (found,) = problems(config(evaluate__buckets=(64,)), tmp_path)
     assert "config.evaluate.buckets, 64, which cuts contexts; add 90 to the buckets" in found
 
