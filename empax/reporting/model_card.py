@@ -47,6 +47,7 @@ class Exported:
       base: name or folder of the pretrained model that training started from; empty = none.
       passages: number of exemplars that the generator reads with a source; 0 = none.
       exemplars: their layout, see `data.sources.ExemplarLayout`.
+      before: text that starts each source.
       framed: whether each passage has the tokenizer's special tokens around it.
       prompted: whether the generator is a decoder-only model, prompted by a chat template.
       size: number of parameters.
@@ -66,6 +67,7 @@ class Exported:
     passages: int
     size: int
     exemplars: ExemplarLayout = "apart"
+    before: str = ""
     framed: bool = False
     prompted: bool = False
     lora: LoraSettings | None = None
@@ -180,7 +182,7 @@ def _use(about: Exported) -> str:
                 " Two encoders were exported apart: `--what=retriever` for queries, `key_retriever` for keys."
             )
         return f"```python\n{call}\n```\n\n{about_texts}\n"
-    call = _loading(about) + (_CHAT if about.prompted else _ANSWER)
+    call = _loading(about) + (_CHAT if about.prompted else _ANSWER.format(before=about.before))
     notes = " ".join(filter(None, (_on_adapters(about), _layout(about))))
     return f"```python\n{call}\n```\n\n{notes}".rstrip() + "\n"
 
@@ -194,7 +196,7 @@ _CHAT = (
     "print(tokenizer.decode(answer, skip_special_tokens=True))"
 )
 _ANSWER = (
-    'source = tokenizer("<speaker> I lost my job.", add_special_tokens=False, return_tensors="pt")\n'
+    'source = tokenizer("{before}<speaker> I lost my job.", add_special_tokens=False, return_tensors="pt")\n'
     "answer = model.generate(input_ids=source.input_ids)[0]\n"
     "print(tokenizer.decode(answer, skip_special_tokens=True))"
 )
@@ -242,7 +244,9 @@ def _layout(about: Exported) -> str:
     if about.prompted:
         return ""
     layout = (
-        "A source is `[attributes] <speaker> … <listener> … <speaker> …`; attributes are tokens such as "
+        f"A source is `{about.before}<speaker> … <listener> … <speaker> …`. "
+        if about.before
+        else "A source is `[attributes] <speaker> … <listener> … <speaker> …`; attributes are tokens such as "
         "`<sentiment:low>`, and everything but the turns may be absent. "
     )
     layout += (

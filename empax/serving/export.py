@@ -73,6 +73,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         base=beneath,
         passages=found.passages,
         exemplars=found.exemplars,
+        before=found.before,
         framed=bool(found.base),
         size=count_params(found.params),
         prompted=isinstance(found.model, DecoderOnly),

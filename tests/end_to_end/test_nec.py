@@ -9,6 +9,7 @@ from empax.chat import describe
 from empax.core.files import read_json, read_jsonl
 from empax.data.knowledge import Fact
 from empax.parts.knowledge import sources
+from empax.serving.export import trained_model
 from empax.serving.session import Session
 from empax.training.checkpoint import load_params
 from tests.end_to_end.promises import assert_a_killed_run_ends_the_same, assert_gold_is_not_read
@@ -57,6 +58,7 @@ def test_a_chat_finds_facts_and_shows_them(workdir, monkeypatch):
 
 
 def test_a_finished_run_is_loaded_as_the_model_without_facts(workdir):
+    assert trained_model(workdir).before == "query:"
     model = empax.load(workdir)
     assert model.generate(["I lost my dog."]) == model.generate(["I lost my dog."])
 

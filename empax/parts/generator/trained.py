@@ -30,6 +30,7 @@ class Trained:
       base: the pretrained model that training started from; empty = none.
       passages: K of a generator that reads exemplars, else 0.
       exemplars: layout of these exemplars, see `data.sources.ExemplarLayout`.
+      before: text that starts each source of a generator.
       max_tokens: maximum tokens of a text for a retriever.
       lora: settings of the adapters that the stage trained; None = it trained the weights.
       adapters: whether `params` are the adapters; else they are merged into the weights.
@@ -44,6 +45,7 @@ class Trained:
     base: str
     passages: int = 0
     exemplars: ExemplarLayout = "apart"
+    before: str = ""
     max_tokens: int = 0
     lora: LoraSettings | None = None
     adapters: bool = False

@@ -23,7 +23,7 @@ from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.stages import answerer_of, pretrained
 from empax.parts.generator.trained import Trained, check_adapters, generator_to_export
 from empax.parts.knowledge.finder import check_knowledge, find_finder, with_facts
-from empax.systems.nec.examples import FactForm, NecBatch, NecExamples, Negatives, facts_read
+from empax.systems.nec.examples import QUERY, FactForm, NecBatch, NecExamples, Negatives, facts_read
 from empax.systems.nec.facts import Chooser
 from empax.systems.nec.settings import (
     SOCIAL,
@@ -238,7 +238,7 @@ def answer_nec(stage: NecTaskSettings, run: RunContext, options: AnswerOptions) 
 
 
 def trained_nec(stage: NecTaskSettings, run: RunContext, adapters: bool) -> Trained:
-    """Returns the model without the parts that read facts about people: it answers as if there were none.
+    """Returns the model without the parts that read facts about people: it answers as if there were no facts.
 
     Raises:
       ConfigError: `adapters` is set.
@@ -248,7 +248,8 @@ def trained_nec(stage: NecTaskSettings, run: RunContext, adapters: bool) -> Trai
     parts = GeneratorParts.of(run, with_params=False)
     params = _without_memory(load_params(run.directory)["model"])
     found = generator_to_export(parts, run.stage, params, passages=0)
-    return dataclasses.replace(found, decoding=_in_search_order(found.decoding))
+    before = QUERY if run.shared_settings(NecSettings).entity else ""
+    return dataclasses.replace(found, decoding=_in_search_order(found.decoding), before=before)
 
 
 def _without_memory(params: Params) -> Params:

@@ -1,6 +1,7 @@
 """What NEC reads: contexts with facts behind them, facts about people, and candidates by hand."""
 
 import dataclasses
+import re
 from collections import Counter
 
 import numpy as np
@@ -16,6 +17,7 @@ from empax.data.knowledge import Fact
 from empax.data.sources import LayoutSettings, TaggedForm
 from empax.data.tokenizers import SEPARATOR, SubwordTokenizer
 from empax.evaluation.text import clauses
+from empax.reporting.model_card import Exported, model_card
 from empax.systems.nec.examples import (
     FACTS,
     QUERY,
@@ -87,6 +89,16 @@ def test_facts_about_things_stand_behind_the_context_one_after_the_other(form, t
 def test_without_facts_about_things_there_is_the_query_alone(form, tokenizer):
     context = features.render_contexts(tokenizer, [("I lost my dog.",)], max_tokens=24)[0]
     assert read(form, instance(SAD)) == [[*tokenizer.encode(QUERY), *context]]
+
+
+def test_the_card_of_an_export_reads_what_a_context_without_facts_is(form, tokenizer):
+    about = Exported("generator", "contrastive", "", "transformers", "", 0, 10, before=QUERY)
+    card = model_card(about, {"system": "nec", "data": {"name": "sample"}, "run": (), "seed": 0, "nec": {}}, None)
+    (source,) = re.findall(r'tokenizer\("(.*?)", add_special_tokens=False', card)
+    assert [tokenizer.backend.encode(source, add_special_tokens=False).ids] == read(
+        form, instance(context=("I lost my job.",))
+    )
+    assert f"A source is `{QUERY}<speaker> … <listener>" in card
 
 
 def test_a_long_context_loses_its_oldest_tokens_and_a_fact_is_whole_or_absent(form, tokenizer):
