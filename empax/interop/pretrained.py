@@ -106,6 +106,11 @@ class GeneratorSettings:
         if self.embeddings:
             raise ConfigError(f"embeddings go with a generator from scratch; a {name!r} brings its own.")
 
+    @property
+    def loads_weights(self) -> bool:
+        """Whether some of its parameters are loaded instead of drawn."""
+        return bool(self.pretrained or self.embeddings)
+
     def preset_config(self, **changes: Any) -> TransformerConfig | DecoderOnlyConfig:
         """Returns the settings of the model that `preset` names.
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from empax.core.files import hash_json
@@ -22,7 +21,7 @@ from empax.data.exemplars import Corpus, ExemplarExamples, encode_keys, encode_q
 from empax.data.sources import SourceForm
 from empax.data.store import load_candidates, load_instances, run_tokenizer
 from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
-from empax.models.dual_encoder import Towers
+from empax.models.dual_encoder import Towers, random_params
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.answerer import AnswerExamples
 from empax.parts.generator.parts import GeneratorParts
@@ -111,8 +110,7 @@ def pretrained_encoder(run: RunContext) -> CorpusEncoder:
     model, params = Towers(parts.encoder.model), parts.encoder.params
     if params is None:
         rng = jax.random.split(jax.random.key(run.seed), 3)[0]  # as a retriever that learns emotions is initialized
-        ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
-        params = jax.jit(model.query.init)(rng, ids, mask)["params"]
+        params = random_params(model.query.init, rng)["params"]
     return parts.corpus_encoder(model, {"encoder": params}, params)
 
 

@@ -42,7 +42,7 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
             initial = lambda params: {**params, "adapters": {"model": kept}}  # noqa: E731
         frozen = task.freeze({"model": parts.generator.params}, {})
         return Assembly(task, train, validation, frozen=frozen, initial=initial)
-    if initial is None and (parts.settings.generator.pretrained or parts.settings.generator.embeddings):
+    if initial is None and parts.settings.generator.loads_weights:
         initial = lambda params: {**params, "model": {**params["model"], **pretrained(run)}}  # noqa: E731
     return Assembly(_task(parts, stage, run), train, validation, initial=initial)
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -22,7 +21,7 @@ from empax.core.types import Params
 from empax.data import features
 from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
-from empax.models.dual_encoder import DualEncoder, Towers
+from empax.models.dual_encoder import DualEncoder, Towers, random_params
 from empax.retrieval.encode import BUCKETS, KEPT_FROM, embed, embedders
 
 _MAX_TOKENS = 128
@@ -42,8 +41,7 @@ class TextEncoder:
         loaded = load_encoder(settings, tokenizer)
         params = loaded.params
         if params is None:
-            ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
-            params = jax.jit(loaded.model.init)(jax.random.key(seed), ids, mask)["params"]
+            params = random_params(loaded.model.init, jax.random.key(seed))["params"]
         return cls(loaded.model, params, loaded.tokenizer)
 
     @functools.cached_property

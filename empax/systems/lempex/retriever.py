@@ -10,7 +10,6 @@ import functools
 from typing import cast
 
 import jax
-import jax.numpy as jnp
 
 from empax.core.config import ConfigError
 from empax.core.system import Assembly, RunContext, Sketch, TaskSpec
@@ -19,7 +18,7 @@ from empax.data.store import load_instances, may_load, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained import check_fits, check_weights
 from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
-from empax.models.dual_encoder import Towers
+from empax.models.dual_encoder import Towers, random_params
 from empax.parts.exemplars import checks, dense
 from empax.parts.exemplars.dense_retrieval import GivenPair, find_given_pairs, load_given_pairs
 from empax.parts.exemplars.parts import RetrievalParts
@@ -76,8 +75,7 @@ def pretrained_towers(run: RunContext) -> CorpusEncoder:
     parts = TowerParts.of(run)
     params = parts.initial()
     if params is None:
-        ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
-        params = jax.jit(parts.towers.init)(jax.random.key(run.seed), ids, mask)  # op by op it takes seconds
+        params = random_params(parts.towers.init, jax.random.key(run.seed))
     return parts.corpus_encoder(params)
 
 

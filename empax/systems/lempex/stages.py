@@ -170,15 +170,14 @@ def build_generator(stage: LempexTaskSettings, run: RunContext) -> Assembly:
 
 def first_params(stage: LempexTaskSettings, run: RunContext, params: Params) -> Params:
     """Returns pretrained weights or word vectors, also for the encoder of exemplars."""
-    settings = run.shared_settings(LempexSettings).generator
-    found: Params = {}
-    if settings.pretrained or settings.embeddings:
-        loaded = pretrained(run)
-        found["model"] = {**params["model"], **loaded}
-        if stage.index:
-            own = params["fusion"]["encoder"]
-            copied = {name: jax.tree.map(np.array, leaf) for name, leaf in loaded.items() if name in own}
-            found["fusion"] = {**params["fusion"], "encoder": {**own, **copied}}
+    if not run.shared_settings(LempexSettings).generator.loads_weights:
+        return {}
+    loaded = pretrained(run)
+    found: Params = {"model": {**params["model"], **loaded}}
+    if stage.index:
+        own = params["fusion"]["encoder"]
+        copied = {name: jax.tree.map(np.array, leaf) for name, leaf in loaded.items() if name in own}
+        found["fusion"] = {**params["fusion"], "encoder": {**own, **copied}}
     return found
 
 

@@ -71,10 +71,8 @@ class LempexGenerator(ResponseTask):
         return Read(states, batch.source_mask)
 
     def losses(self, params: Params, frozen: Params, batch: Any, read: Read, rngs: Keys) -> Losses:
-        model = params["model"]
-        given = batch.target, read.states, read.mask
-        hidden = apply(self.model, model, *given, method="decode_hidden", rng=rngs[0])
-        logits: Any = self.model.apply({"params": model}, hidden, method="logits_from")
+        hidden = self._hidden(params, batch.target, read, rngs[0])
+        logits: Any = self.model.apply({"params": params["model"]}, hidden, method="logits_from")
         nll, _ = self.likelihood(functools.partial(cross_entropy, logits), batch)
         parts, metrics = self.ranked(params, batch, read, rngs)
         parts = [(1.0 if self.empathy is None else self.empathy.settings.weights.generation, nll), *parts]

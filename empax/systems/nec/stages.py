@@ -199,7 +199,7 @@ def _initial(stage: NecTaskSettings, run: RunContext) -> Callable[[Params], Para
     settings = run.shared_settings(NecSettings)
     if stage.start_from:
         return lambda params: overlaid(params, load_params(run.files.stage(stage.start_from)))
-    if not (settings.generator.pretrained or settings.generator.embeddings):
+    if not settings.generator.loads_weights:
         return None
 
     def initial(params: Params) -> Params:
