@@ -7,7 +7,8 @@ r"""The usual baselines: one word-level model, with the parts of each system.
   python -m empax.main --config=configs/classic.py:NAME,tiny          # a trial on the built-in sample
 
 NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg, empdg_critics, cem, kemp, case. All train on
-the same words for the same number of updates. CEM reads inferences from the last turn: tails of the nearest event of
+the same words for the same number of updates; CASE divides them between two stages, and EmoPrepend's classifier has
+half as many more. CEM reads inferences from the last turn: tails of the nearest event of
 ATOMIC (in DATA/knowledge), or those of a COMET (configs/comet_t5.py). KEMP reads concepts of words, here WordNet's
 (`--config.knowledge.entity.path=FOLDER`), or those of a file; CASE reads both. "machine=gpu" took three to nine minutes
 on a shared H200 (docs/results/classic.md). "lineage" goes with either machine.
@@ -164,6 +165,10 @@ def get_config(arg: str = "") -> ConfigDict:
         config.generator.label_smoothing = 0.0
     if name == "case":
         _choose_first(config, 10_072 if "lineage" in chosen.flags else steps // 3)
+        if "lineage" not in chosen.flags:
+            rest = steps - steps // 3
+            config.generator.update({"steps": rest, "eval_every_steps": rest // 6, "checkpoint_every_steps": rest // 6})
+            config.generator.optimizer.warmup_steps = rest // 8
     if "adversary" in form:
         config.generator.optimizer.groups = [{"pattern": "critic/", "learning_rate_scale": 0.1, "schedule": "constant"}]
     if chosen.machine == "gpu":

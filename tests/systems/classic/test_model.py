@@ -197,6 +197,20 @@ def test_recipes_name_their_forms():
             classic.get_config(wrong)
 
 
+@pytest.mark.parametrize("machine", classic.MACHINES)
+@pytest.mark.parametrize("form", classic.FORMS)
+def test_every_model_has_the_same_number_of_updates(form, machine):
+    config = classic.get_config(f"{form},machine={machine}")
+    first = config.generator.get("start_from")
+    assert config.generator.steps + (config[first].steps if first else 0) == classic.STEPS[machine]
+
+
+def test_case_divides_its_updates_as_in_the_published_run():
+    config = classic.get_config("case,machine=gpu")
+    found = [(s.steps, s.eval_every_steps, s.optimizer.warmup_steps) for s in (config.choice, config.generator)]
+    assert found == [(2166, 1083, 812), (4334, 722, 541)]
+
+
 def test_the_lineages_training_is_that_of_its_code():
     for form, warm_up, clip_norm in (("moel", 8000, None), ("cem", 8000, 1.0), ("case", 12_000, None)):
         loop = classic.get_config(f"{form},lineage").generator
