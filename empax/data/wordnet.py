@@ -33,9 +33,12 @@ _USE = re.compile(r"\bused (?:to|for|as) ([^;,()]+)")
 _PARTS = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}
 """Parts of speech by the digit in a sense key; 5 is a satellite adjective."""
 _FILES = {"n": "noun", "v": "verb", "a": "adj", "s": "adj", "r": "adv"}
+_IRREGULAR = (("oes", "o"), ("ves", "fe"), ("children", "child"), ("feet", "foot"), ("teeth", "tooth"),
+              ("geese", "goose"), ("mice", "mouse"), ("lice", "louse"))  # fmt: skip
+"""Plurals that morphy finds in noun.exc; ours, for words without a database."""
 _ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "noun": (("s", ""), ("ses", "s"), ("ves", "f"), ("xes", "x"), ("zes", "z"), ("ches", "ch"), ("shes", "sh"),
-             ("men", "man"), ("ies", "y")),
+             ("men", "man"), ("ies", "y"), *_IRREGULAR),
     "verb": (("s", ""), ("ies", "y"), ("es", "e"), ("es", ""), ("ed", "e"), ("ed", ""), ("ing", "e"), ("ing", "")),
     "adj": (("er", ""), ("est", ""), ("er", "e"), ("est", "e")),
     "adv": (),
@@ -44,7 +47,10 @@ _ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 _TAGGED = "cntlist.rev"
 """How often each sense occurs."""
-_WORD = re.compile(r"[A-Za-z]{3,}")
+_WORD = re.compile(r"\b[^\W\d_]{3,}\b(?!['’]t\b)")
+"""Whole words, but not "haven't"."""
+_RULES = 2
+"""Version of the rules that find things in a text: facts of earlier versions in the cache are not read."""
 _FUNCTION_WORD_LIST = """
     about above after again against all and any are because been before being below between both but can cannot
     could did does doing down during each few for from further had has have having her here hers herself him himself
@@ -84,10 +90,11 @@ class WordNet:
 
     @property
     def hash(self) -> str:
-        """Hash of the files that facts are derived from."""
+        """Hash of the files that facts are derived from, and of the rules."""
         parts = [f"{kind}.{part}" for part in _ENDINGS for kind in ("index", "data")]
         names = [_TAGGED, *parts, *(f"{part}.exc" for part in _ENDINGS)]
-        return hash_json([(name, hash_file(path)) for name in names if (path := self.folder / name).is_file()])
+        found = [(name, hash_file(path)) for name in names if (path := self.folder / name).is_file()]
+        return hash_json([_RULES, found])
 
     def entities(self, text: str) -> list[str]:
         """Returns the things in a text, in order, each once: words that occur most often as nouns.

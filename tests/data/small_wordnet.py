@@ -1,4 +1,4 @@
-"""A WordNet of twelve synsets, written for tests in the format of the real one."""
+"""A WordNet of fourteen synsets, written for tests in the format of the real one."""
 
 SYNSETS = {
     # name: (part of speech, words, pointers, gloss)
@@ -15,9 +15,11 @@ SYNSETS = {
     "lose": ("v", ["lose"], [], "fail to keep"),
     "alive": ("a", ["alive"], [], "possessing life"),
     "child": ("n", ["child"], [], "a young person"),
+    "haven": ("n", ["haven"], [], "a shelter"),
+    "sum": ("n", ["sum"], [], "an amount of money"),
 }  # fmt: skip
 TAGGED = {"dog": 42, "animal": 30, "tail": 5, "pack": 4, "knife": 9, "tool": 3, "steel": 2, "run": 106, "a run": 17,
-          "lose": 60, "alive": 20, "child": 200}  # fmt: skip
+          "lose": 60, "alive": 20, "child": 200, "haven": 2, "sum": 17}  # fmt: skip
 FILES = {"n": "noun", "v": "verb", "a": "adj", "r": "adv"}
 DIGITS = {"n": 1, "v": 2, "a": 3, "r": 4}
 LICENCE = "  1 This is a small database that was written for tests.  \n"

@@ -1,11 +1,11 @@
-"""Entities and what is true of them, on a WordNet of twelve synsets; the real one where it is installed."""
+"""Entities and what is true of them, on a WordNet of fourteen synsets; the real one where it is installed."""
 
 from pathlib import Path
 
 import pytest
 
 from empax.core.files import DataError
-from empax.data.wordnet import WordNet
+from empax.data.wordnet import WordNet, base_forms
 from tests.data import small_wordnet
 
 
@@ -33,6 +33,8 @@ def test_entities_are_the_words_that_are_nouns_most_often_in_their_order_and_onc
     assert wordnet.entities(text) == ["dog", "knife", "child"]
     assert wordnet.entities("I run, it is alive and will run") == []  # "run" is a verb far more often
     assert wordnet.entities("") == []
+    assert wordnet.entities("A haven for the dog's sum") == ["haven", "dog", "sum"]
+    assert wordnet.entities("I haven't read my résumé; you haven’t either") == []
 
 
 def test_inflected_forms_are_found_by_rules_and_by_lists_of_exceptions(wordnet):
@@ -40,6 +42,18 @@ def test_inflected_forms_are_found_by_rules_and_by_lists_of_exceptions(wordnet):
     assert wordnet.lemmas("children", "noun") == ["child"]
     assert wordnet.lemmas("running", "verb") == []  # "runn" is no word: the rules double no letter
     assert wordnet.lemmas("ran", "verb") == ["run"]
+
+
+def test_common_irregular_plurals_need_no_list():
+    words = {
+        "children": "child",
+        "feet": "foot",
+        "wives": "wife",
+        "potatoes": "potato",
+        "women": "woman",
+        "mice": "mouse",
+    }
+    assert {plural for plural, one in words.items() if one not in base_forms(plural, "noun")} == set()
 
 
 def test_each_relation_is_read_from_its_pointers_and_from_the_gloss(wordnet):

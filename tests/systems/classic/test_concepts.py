@@ -43,6 +43,13 @@ def test_concepts_are_tails_of_facts_about_words_and_the_intense_ones_come_first
     assert pick(most=0) == []
 
 
+def test_irregular_plurals_have_the_concepts_of_their_singular():
+    picker = ConceptPicker.of(ConceptsSettings(), train_words(["my children ran . happy friend"], min_count=1))
+    facts = [Fact("child", "RelatedTo", "friend")]
+    source = picker.tokenizer.encode("my children ran.")
+    assert [(picker.words[i], place) for i, place in picker(source, facts)] == [("friend", 1)]
+
+
 def test_rows_have_the_concepts_of_the_words_that_stay():
     told = dataclasses.replace(TOLD, notes={"facts": [fact.row() for fact in FACTS]})
     picker = ConceptPicker.of(ConceptsSettings(most=4), WORDS)
