@@ -14,8 +14,8 @@ ATOMIC (in DATA/knowledge), or those of a COMET (configs/comet_t5.py). KEMP read
 on a shared H200 (docs/results/classic.md). "lineage" goes with either machine.
 
 Loss weights. Released code sums some losses over a batch; ours are means: `nll` over the tokens of responses, all
-others over rows. A batch of 16 responses has about 240 tokens, so a released mean over rows beside a sum over tokens
-has the weight 1/240 here, and a sum over rows 1/15.
+others over rows, which count by their tokens, or equally if `nll` is 0. A batch of 16 responses has about 240 tokens,
+so a released mean over rows beside a sum over tokens has the weight 1/240 here, and a sum over rows 1/15.
 """
 
 from __future__ import annotations

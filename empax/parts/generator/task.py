@@ -114,12 +114,16 @@ class ResponseTask:
     def loss(self, params: Params, frozen: Params, batch: Any, rng: jax.Array, *, train: bool) -> tuple[Mean, Metrics]:
         first, *rngs = jax.random.split(rng, 3) if train else (None,) * 3
         parts, metrics = self.losses(params, frozen, batch, self.encode(params, batch, first), rngs)
-        return combine(parts, target_weights(batch), batch.valid), metrics
+        return combine(parts, self.row_weights(batch), batch.valid), metrics
+
+    def row_weights(self, batch: Any) -> Float[Array, " B"]:
+        """Returns the weight of each row, the same in every loss."""
+        return target_weights(batch)
 
     def losses(self, params: Params, frozen: Params, batch: Any, read: Any, rngs: Keys) -> Losses:
         """Returns the losses and metrics: the likelihood of the response, and the contrast.
 
-        A loss must weight the rows by `target_weights`. `rngs` are for the decoder's dropout and for other sampling;
+        A loss must weight the rows by `row_weights`. `rngs` are for the decoder's dropout and for other sampling;
         None = no randomness.
         """
         logits = self.logits(params, batch, read, rngs[0])

@@ -133,8 +133,8 @@ class ClassicTaskSettings:
     Attributes:
       weights: weight of each loss. "nll" is the mean over response tokens; default 1; 0 = responses are not read.
         "frequency" is the same with less weight on frequent words (CEM); default 0. All losses of the readers and
-        critics, each a mean over rows, must be named. Released code sums where we average, so its weights differ:
-        see `configs/classic.py`.
+        critics must be named; each is a mean over rows, by their response tokens unless "nll" is 0. Released code
+        sums where we average, so its weights differ: see `configs/classic.py`.
       label_smoothing: label smoothing of "nll".
       start_from: an earlier stage whose parameters initialize this one; empty = random.
       prepend: an earlier stage whose likeliest emotion is prepended to each context as a word; empty = none. Source:

@@ -17,7 +17,7 @@ from empax.decoding.sampling import Randomness
 from empax.losses.cross_entropy import cross_entropy, token_log_probs
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.decoder import Decoder
-from empax.parts.generator.task import Keys, Losses, ResponseTask, target_weights
+from empax.parts.generator.task import Keys, Losses, ResponseTask
 from empax.systems.classic.adversary import adversarial_losses
 from empax.systems.classic.graphs import attention_loss
 from empax.systems.classic.model import Classic
@@ -46,6 +46,10 @@ class ClassicTask(ResponseTask):
     def splits_batches(self) -> bool:
         """False where the rows of a batch are each other's negatives."""
         return "alignment" not in dict(self.model.readers)
+
+    def row_weights(self, batch: ClassicBatch) -> Float[Array, " B"]:
+        """Returns the number of target tokens; 1 if responses are not read."""
+        return super().row_weights(batch) if self.weights.get("nll", 1.0) else batch.valid.astype(jnp.float32)
 
     def init(self, rng: jax.Array, batch: ClassicBatch) -> Params:
         return self.model.init(rng, batch)["params"]
@@ -128,7 +132,7 @@ class ClassicTask(ResponseTask):
         for name, (values, known) in losses.items():
             known = known & batch.valid
             metrics[f"{name}_loss"] = Mean.of(values, known)
-            parts.append((self.weights[name], Mean.of(values, known, target_weights(batch))))
+            parts.append((self.weights[name], Mean.of(values, known, self.row_weights(batch))))
         return parts, metrics
 
     def search(
