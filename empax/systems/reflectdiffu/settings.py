@@ -87,6 +87,7 @@ _UNREAD = (
     ("mimicry", False, ("restore", "restore_steps", "noise_error", "recognition", "kl_weight")),
     ("mimicry", False, ("diffusion", "state_time", "noise")),
     ("restore", "printed", ("restore_steps",)),
+    ("copying", False, ("slots",)),
 )
 """A setting, a value of it, and the settings that are not read with that value."""
 

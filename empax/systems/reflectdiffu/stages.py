@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from empax.core.config import ConfigError
-from empax.core.files import write_json
+from empax.core.files import read_json, write_json
 from empax.core.protocols import Tokenizer
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch
@@ -44,6 +44,8 @@ from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReasonTas
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
 from empax.training.checkpoint import load_params
 
+_INTENTS = "intents.json"
+
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
@@ -52,31 +54,36 @@ class Parts:
     Attributes:
       pieces: the annotator's encoder; None = w/o ERA.
       intents: intents of the responses, by instance id.
-      table: counts of intents by emotion in training.
+      references: the reference intents of each emotion.
     """
 
     settings: ReflectSettings
     tokenizer: Tokenizer
     pieces: LoadedEncoder | None
     intents: Mapping[str, str]
-    table: IntentTable
+    references: Mapping[str, Sequence[str]]
 
     @classmethod
-    def of(cls, stage: GeneratorTaskSettings, run: RunContext, *, planned: bool = False) -> Parts:
-        """Returns the parts of a stage; `planned`: without any data."""
+    def of(
+        cls,
+        stage: GeneratorTaskSettings,
+        run: RunContext,
+        intents: Mapping[str, str],
+        found: Mapping[str, Sequence[str]],
+        *,
+        planned: bool = False,
+    ) -> Parts:
+        """Returns the parts of a stage, with its intents and reference intents; `planned`: without any data."""
         pieces = None
         if stage.reasons:
             encoder = run.settings(stage.reasons, ReasonTaskSettings).encoder
             pieces = load_stage_encoder(encoder, run, with_params=False, planned=planned)
-        intents = {} if planned else load_intents(run.plan.data)
-        table = IntentTable.of(() if planned else load_instances(run, "train"), intents)
-        return cls(run.shared_settings(ReflectSettings), run_tokenizer(run, planned=planned), pieces, intents, table)
+        return cls(run.shared_settings(ReflectSettings), run_tokenizer(run, planned=planned), pieces, intents, found)
 
     def task(self, stage: GeneratorTaskSettings) -> ReflectDiffu:
         t, settings = self.tokenizer, self.settings
         plain = EncoderDecoder(settings.model.config(t.vocab_size, t.start_id, tie_embeddings=False))
-        found = references(stage.actions, self.table, stage.num_actions)
-        actions = tuple(tuple(int(i) for i in intent_ids(found[emotion])) for emotion in EMOTIONS)
+        actions = tuple(tuple(int(i) for i in intent_ids(self.references[emotion])) for emotion in EMOTIONS)
         make = ReinforcedReflectDiffu if stage.reinforced else ReflectDiffu
         return make(
             PointerGenerator(plain, self.slots(stage), t.unk_id or 0) if stage.copying else plain,
@@ -143,7 +150,10 @@ def check_system(run: RunContext) -> None:
 
 
 def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
-    parts = Parts.of(stage, run)
+    instances, validation, asked = (load_instances(run, split) for split in ("train", "validation", "test"))
+    intents = load_intents(run.plan.data)
+    table = IntentTable.of(instances, intents)
+    parts = Parts.of(stage, run, intents, references(stage.actions, table, stage.num_actions))
     examples = parts.examples(stage, run)
 
     def initial(params: Params) -> Params:
@@ -153,10 +163,9 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
         inner = {**(model["model"] if stage.copying else model), "token_embedding": table}
         return {**params, "model": {**model, "model": inner} if stage.copying else inner}
 
-    instances, validation, asked = (load_instances(run, split) for split in ("train", "validation", "test"))
-    found = intent_report(parts.table, IntentTable.of(asked, parts.intents))
-    found["majority_by_turn"] = majority_by_turn(instances, asked, parts.intents)
-    write_json(run.directory / "intents.json", found)
+    found = intent_report(table, IntentTable.of(asked, intents))
+    found["majority_by_turn"] = majority_by_turn(instances, asked, intents)
+    write_json(run.directory / _INTENTS, {**found, "references": parts.references})
     train, task = examples(instances), parts.task(stage)
     if isinstance(task, ReinforcedReflectDiffu) and stage.reward == "empathy":
         judged = load_identifiers(run, stage.judges), parts.tokenizer, train.instances, train.words
@@ -171,7 +180,8 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
 
 
 def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
-    parts = Parts.of(stage, run, planned=True)
+    unknown = references(stage.actions, IntentTable.of((), {}), stage.num_actions)
+    parts = Parts.of(stage, run, {}, unknown, planned=True)
     task, settings = parts.task(stage), parts.settings
     sizes = {"B": batch_size, "S": length, "T": settings.max_target_tokens, "I": len(INTENTS)}
     if parts.pieces is not None:
@@ -192,7 +202,9 @@ def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: 
 
 def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
     """Builds the answerer, which reads contexts alone; predictions have its intents, and the reasons that it found."""
-    parts = Parts.of(stage, run)
+    # Chat and serving, which have no buckets, also work where the corpus is not.
+    intents = load_intents(run.plan.data) if options.buckets else {}
+    parts = Parts.of(stage, run, intents, read_json(run.files.stage(options.stage) / _INTENTS)["references"])
     read = parts.examples(stage, run, MAX_REFERENCE_TOKENS)
     finder = load_finder(run, stage.reasons) if stage.reasons else None
 

@@ -16,7 +16,7 @@ from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.examples import NO_PRIOR, ReflectExamples
-from empax.systems.reflectdiffu.labels import INTENTS, IntentTable
+from empax.systems.reflectdiffu.labels import TABLE_1
 from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReflectSettings
 from empax.systems.reflectdiffu.stages import Parts
@@ -69,9 +69,9 @@ def test_without_slots_all_of_them_are_unknown():
     assert (batch.target[0] == UNK).sum() == 3
 
 
-@pytest.mark.parametrize(("changes", "slots"), [({}, 2), ({"slots": 0}, 0), ({"copying": False}, 0)])
+@pytest.mark.parametrize(("changes", "slots"), [({}, 2), ({"slots": 0}, 0), ({"copying": False, "slots": 20}, 0)])
 def test_a_stage_has_the_slots_of_its_settings(changes, slots):
-    parts = Parts(ReflectSettings(), TOKENIZER, None, {}, IntentTable(np.zeros((32, len(INTENTS)), np.int64)))
+    parts = Parts(ReflectSettings(), TOKENIZER, None, {}, TABLE_1)
     stage = dataclasses.replace(FORM, **changes)
     assert parts.slots(stage) == slots
     assert getattr(parts.task(stage).model, "slots", 0) == slots

@@ -1,13 +1,15 @@
 """The stages: rows of contexts, what is refused before any work, plans."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from configs import reflectdiffu
 from empax.core.config import ConfigError
-from empax.core.files import WorkDir
+from empax.core.files import WorkDir, write_json
+from empax.core.system import AnswerOptions
 from empax.core.types import EMOTIONS, Instance
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
@@ -16,9 +18,10 @@ from empax.decoding.settings import DecodeSettings
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
 from empax.planning.sketches import sketch_stage
+from empax.systems.reflectdiffu import stages
 from empax.systems.reflectdiffu.diffusion import Schedule
 from empax.systems.reflectdiffu.examples import NO_PRIOR, ReasonExamples, ReflectExamples, polarities
-from empax.systems.reflectdiffu.labels import INTENTS
+from empax.systems.reflectdiffu.labels import INTENTS, TABLE_1
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReasonTaskSettings, ReflectSettings
 from tests.plans import changed
 
@@ -151,6 +154,7 @@ IDLE = [
     ("mimicry", False, {"restore": "printed", "restore_steps": 5, "noise": 0.5, "state_time": 100}),
     ("mimicry", False, {"noise_error": False, "recognition": "noisy", "kl_weight": 1.0, "diffusion": Schedule(300)}),
     ("restore", "printed", {"restore_steps": 5}),
+    ("copying", False, {"slots": 5}),
 ]
 
 
@@ -186,6 +190,25 @@ def test_a_form_leaves_what_nothing_reads_beside_another(form, idle):
         assert {name for name in reflectdiffu.FORMS["eq10"] if config.generator[name] == usual[name]} == idle
         make_plan(plain(config))
     make_plan(plain(reflectdiffu.get_config("no_prior,no_second_intent")))
+
+
+def test_a_chat_reads_the_references_of_training_and_no_labels(tokenizers, tmp_path, monkeypatch):
+    def absent(data):
+        raise ConfigError("no labels")
+
+    monkeypatch.setattr(stages, "load_intents", absent)
+    monkeypatch.setattr(stages, "load_params", lambda folder: {})
+    monkeypatch.setattr(stages, "run_tokenizer", lambda run, planned: tokenizers[0])
+    files = WorkDir(tmp_path)
+    write_json(files.stage("generator") / "intents.json", {"references": TABLE_1})
+    plan = SimpleNamespace(data=None, options=SimpleNamespace(mesh=None))
+    context = SimpleNamespace(files=files, plan=plan, shared_settings=lambda kind: kind())
+    stage = GeneratorTaskSettings(reasons="", intents="")
+    answerer = stages.answer_generator(stage, context, AnswerOptions("generator", ""))
+    found = [tuple(INTENTS[i] for i in row) for row in answerer.task.references]
+    assert found == [TABLE_1[emotion] for emotion in EMOTIONS]
+    with pytest.raises(ConfigError, match="no labels"):  # an evaluation compares with them
+        stages.answer_generator(stage, context, AnswerOptions("generator", "", (40,)))
 
 
 def test_without_the_loss_of_intents_nothing_is_reinforced(tmp_path):
