@@ -527,7 +527,9 @@ def test_other_corpora_are_read_before_any_work(reg, tmp_path, refused):
     (tmp_path / "reccon_dailydialog_train.json").write_text("{}")
     reasons = plain(reflectdiffu.get_config("tiny"))
     config = changed(reasons, {"reasons.data": "reccon", "data.dir": str(tmp_path)})
-    assert "reccon_dailydialog_" in refused(config, tmp_path / "run")
+    assert "reccon_dailydialog_valid" in refused(config, tmp_path / "run")
+    (tmp_path / "reccon_dailydialog_valid.json").write_text("{}")
+    assert "reccon_dailydialog_test" in refused(config, tmp_path / "run")  # the annotator is measured at its end
 
 
 @pytest.mark.parametrize("recipe", [reg_transformer, emprl_transformer, lempex, reflectdiffu])

@@ -131,7 +131,7 @@ NAMED = {
     "RECCON": (
         ("reflectdiffu", "reasons", "RECCON"),
         {"reasons.data": "reccon", "data.dir": "GIVEN"},
-        ["emotion_causes/reccon_dailydialog_train.json", "emotion_causes/reccon_dailydialog_valid.json"],
+        [f"emotion_causes/reccon_dailydialog_{split}.json" for split in ("train", "valid", "test")],
     ),
     "intents": (
         ("reflectdiffu", "intents", "the intents of EmpatheticDialogues"),

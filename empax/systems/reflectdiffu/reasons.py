@@ -145,10 +145,11 @@ def check_reasons(stage: ReasonTaskSettings, run: RunContext) -> None:
     """Raises ConfigError or DataError if the spans or the encoder do not exist."""
     check_prepared(run)
     check_pieces_encoder(stage.encoder, run)
-    for split in ("train", "validation"):
-        if stage.data == "reccon":
+    if stage.data == "reccon":
+        for split in spans.RECCON_SPLITS:
             load_examples(stage, run, split)
-        elif stage.data == "file":
+    if stage.data == "file":
+        for split in ("train", "validation"):
             path = expand(stage.spans) / f"{split}.jsonl"
             if not path.is_file():
                 raise ConfigError(f"config.{run.stage}.spans = {stage.spans!r} must hold {split}.jsonl.")
