@@ -156,7 +156,7 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         counted = self.rewarded(batch)
         reward = Mean.of(batch.reward, counted)
         before = jnp.where(memory.weight > 0, memory.value(), reward.value())
-        keep, new = _BASELINE_DECAY, 1.0 - _BASELINE_DECAY
+        keep, new = _BASELINE_DECAY, jnp.where(reward.weight > 0, 1.0 - _BASELINE_DECAY, 0.0)
         after = Mean(keep * memory.total + new * reward.value(), keep * memory.weight + new)
         positive = jnp.asarray(IS_POSITIVE)[jnp.maximum(batch.emotion, 0)] & (batch.emotion >= 0)
         metrics = {

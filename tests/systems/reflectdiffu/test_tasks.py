@@ -286,6 +286,13 @@ def test_every_switch_of_the_loss_changes_it(switch, whole):
     assert abs(float(found) - float(run["loss"](params, rolled))) > 1e-6
 
 
+def test_a_batch_without_a_reward_leaves_the_baseline(whole):
+    task = dataclasses.replace(whole[0], stage=dataclasses.replace(whole[0].stage, reward="label"))
+    batch = example().replace(intent=jnp.full(B, -1), reward=jnp.zeros(B))
+    _, memory, _ = task.credit({}, batch, Mean(jnp.asarray(1.0), jnp.asarray(2.0)))
+    assert float(memory.value()) == pytest.approx(0.5)
+
+
 @pytest.mark.slow
 def test_rewards_by_label_are_1_for_the_listeners_intent_and_count_where_it_is_known():
     task, params, frozen = make(reward="label")
