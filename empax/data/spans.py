@@ -26,6 +26,7 @@ from empax.data import sample
 from empax.data.corpora import find_corpus
 from empax.data.dailydialog import written
 from empax.data.english import vader_lexicon
+from empax.data.features import keep_newest
 
 RECCON_SPLITS = {"train": "train", "validation": "valid", "test": "test"}
 _FOLDER = "emotion_causes"
@@ -249,7 +250,7 @@ def place_contexts(
     roles: tuple[int, int] | None = None,
     behind: int | None = None,
 ) -> list[PlacedRow]:
-    """Encodes each context's turns with their positions, truncated to `max_tokens` on the left.
+    """Encodes each context's turns with their positions, truncated to `max_tokens` on the left (`keep_newest`).
 
     The id `first` comes before all turns and is never cut; the ids of speaker and listener (`roles`) precede their
     turns, and `behind` follows every turn.
@@ -267,8 +268,11 @@ def place_contexts(
             placed += [(i, Span(turn, *offset)) for i, offset in zip(*encoded[text], strict=True)]
             if behind is not None:
                 placed.append((behind, _NO_TEXT))
-        kept = [(first, _NO_TEXT), *placed[max(len(placed) - (max_tokens - 1), 0) :]]
-        rows.append(PlacedRow([i for i, _ in kept], [place for _, place in kept]))
+        ids = keep_newest([i for i, _ in placed], max_tokens - 1, roles or ())
+        places = [place for _, place in placed[len(placed) - len(ids) :]]
+        if roles is not None and ids[0] in roles:
+            places[0] = _NO_TEXT
+        rows.append(PlacedRow([first, *ids], [_NO_TEXT, *places]))
     return rows
 
 

@@ -11,7 +11,7 @@ from empax.core.inputs import noting
 from empax.core.types import Instance
 from empax.data import spans
 from empax.data.bpe import train_bpe
-from empax.data.features import SPECIAL_TOKENS
+from empax.data.features import SPECIAL_TOKENS, render_contexts
 from empax.data.spans import PlacedRow, Span, SpanExample, place_contexts
 from empax.data.tokenizer_folders import load_tokenizer
 
@@ -90,12 +90,17 @@ def test_ids_know_their_characters(tokenizer):
     assert {p.turn for p, t in zip(row.places, told, strict=True) if t} == {0, 2}
 
 
-def test_the_oldest_ids_are_cut_and_the_first_stays(tokenizer):
+def test_the_oldest_ids_are_cut_and_the_first_and_the_speaker_stay(tokenizer):
     roles = tuple(map(tokenizer.token_id, ("<speaker>", "<listener>")))
-    whole, cut = placed(tokenizer, roles=roles), placed(tokenizer, roles=roles, max_tokens=6)
+    whole = placed(tokenizer, roles=roles)
     assert [i for i, p in zip(whole.ids, whole.places, strict=True) if i in roles] == [roles[0], roles[1], roles[0]]
-    assert cut.ids == [whole.ids[0], *whole.ids[-5:]]
-    assert cut.places[1:] == whole.places[-5:]
+    for size in range(3, len(whole.ids) + 1):
+        cut = placed(tokenizer, roles=roles, max_tokens=size)
+        assert (cut.ids[0], [cut.ids[1:]]) == (whole.ids[0], render_contexts(tokenizer, [CONTEXT], max_tokens=size - 1))
+        assert cut.places[:2] == [Span(-1, 0, 0)] * 2
+        assert cut.places[2:] == whole.places[2 - len(cut.ids) :]
+    pieces, cut = placed(tokenizer), placed(tokenizer, max_tokens=6)
+    assert cut.ids == [pieces.ids[0], *pieces.ids[-5:]]
     with pytest.raises(ConfigError, match="max_tokens = 1"):
         placed(tokenizer, max_tokens=1)
 
