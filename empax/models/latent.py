@@ -23,14 +23,14 @@ def draw(gaussian: Gaussian, rng: jax.Array | None) -> Float[Array, "B L"]:
     return mean + jnp.exp(0.5 * log_var) * jax.random.normal(rng, mean.shape, mean.dtype)
 
 
-def gaussian_kl(first: Gaussian, second: Gaussian | None = None) -> Float[Array, " B"]:
-    r"""Returns KL(first || second), summed over dimensions, in nats; `second` defaults to the standard Gaussian.
+def gaussian_kl(first: Gaussian, second: Gaussian) -> Float[Array, " B"]:
+    r"""Returns KL(first || second), summed over dimensions, in nats.
 
     .. math:: \tfrac12 \sum (\log\sigma_2^2 - \log\sigma_1^2 + (\sigma_1^2 + (\mu_1 - \mu_2)^2) / \sigma_2^2 - 1)
 
     Source: Kingma and Welling 2014, Appendix B.
     """
     mean, log_var = first
-    other, other_log_var = (jnp.zeros_like(mean), jnp.zeros_like(mean)) if second is None else second
+    other, other_log_var = second
     spread = (jnp.exp(log_var) + jnp.square(mean - other)) * jnp.exp(-other_log_var)
     return 0.5 * jnp.sum(other_log_var - log_var + spread - 1.0, axis=-1)

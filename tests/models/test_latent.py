@@ -8,7 +8,7 @@ from empax.models.latent import draw, gaussian_kl
 
 
 def test_worked_number():
-    found = gaussian_kl((jnp.asarray([[0.3, -0.2]]), jnp.asarray([[0.1, -0.5]])))
+    found = gaussian_kl((jnp.asarray([[0.3, -0.2]]), jnp.asarray([[0.1, -0.5]])), (jnp.zeros((1, 2)),) * 2)
     assert float(found[0]) == pytest.approx(0.120851, abs=1e-6)
 
 
