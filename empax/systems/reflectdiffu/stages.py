@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from empax.core.config import ConfigError
-from empax.core.files import read_json, write_json
+from empax.core.files import DataError, read_json, write_json
+from empax.core.manifest import remedy
 from empax.core.protocols import Tokenizer
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch
@@ -201,10 +202,16 @@ def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: 
 
 
 def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
-    """Builds the answerer, which reads contexts alone; predictions have its intents, and the reasons that it found."""
+    """Builds the answerer, which reads contexts alone; predictions have its intents, and the reasons that it found.
+
+    Raises:
+      DataError: an older version trained the stage, and kept no reference intents.
+    """
+    path = run.files.stage(options.stage) / _INTENTS
+    if (known := read_json(path).get("references")) is None:
+        raise DataError(f"{path}, by an older version, has no references. {remedy(options.stage)}")
     # Chat and serving, which have no buckets, also work where the corpus is not.
-    intents = load_intents(run.plan.data) if options.buckets else {}
-    parts = Parts.of(stage, run, intents, read_json(run.files.stage(options.stage) / _INTENTS)["references"])
+    parts = Parts.of(stage, run, load_intents(run.plan.data) if options.buckets else {}, known)
     read = parts.examples(stage, run, MAX_REFERENCE_TOKENS)
     finder = load_finder(run, stage.reasons) if stage.reasons else None
 

@@ -8,7 +8,7 @@ import pytest
 
 from configs import reflectdiffu
 from empax.core.config import ConfigError
-from empax.core.files import WorkDir, write_json
+from empax.core.files import DataError, WorkDir, write_json
 from empax.core.system import AnswerOptions
 from empax.core.types import EMOTIONS, Instance
 from empax.data.bpe import train_bpe
@@ -209,6 +209,9 @@ def test_a_chat_reads_the_references_of_training_and_no_labels(tokenizers, tmp_p
     assert found == [TABLE_1[emotion] for emotion in EMOTIONS]
     with pytest.raises(ConfigError, match="no labels"):  # an evaluation compares with them
         stages.answer_generator(stage, context, AnswerOptions("generator", "", (40,)))
+    write_json(files.stage("generator") / "intents.json", {})
+    with pytest.raises(DataError, match=r"by an older version, has no references\. .* --redo=generator"):
+        stages.answer_generator(stage, context, AnswerOptions("generator", ""))
 
 
 def test_without_the_loss_of_intents_nothing_is_reinforced(tmp_path):
