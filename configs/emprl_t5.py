@@ -45,7 +45,7 @@ def recipe(model: str, form: str) -> ConfigDict:
     config.evaluate.update({"buckets": start.evaluate.buckets, "batch_size": 16})
     if "ppo" in config:
         config.ppo.update({"buckets": start.generator.buckets, "max_validation_examples": 500})
-        # ours: in bfloat16, sampling token by token rounds differently from reading a whole response.
+        # ours: in bfloat16, the programs of the rollout and of the loss round differently.
         config.ppo.guard_tolerance = 0.03
         # ours: rate times 450 updates equals the paper's rate times its updates
         config.ppo.optimizer.learning_rate = 1.1e-4

@@ -58,6 +58,8 @@ def reinforced(start: ConfigDict, form: str) -> ConfigDict:
     config = common.base(system="emprl", data="empathetic_dialogues")
     config.emprl = start.reg
     config.emprl.decoding = ConfigDict({**SAMPLED, "max_tokens": 29})  # the paper's code: 30, with the start token
+    if form == "gspo":  # in bfloat16, rounding alone moves half of the ratios beyond GSPO's narrow clipping
+        config.emprl.generator.dtype = "float32"
     before = [name for name in start.run if name not in ("longer", "evaluate", "swaps", "report")]
     for name in before:
         config[name] = start[name]

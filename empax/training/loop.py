@@ -297,7 +297,10 @@ class _Run:
         self.bar.advance()
 
     def _check_start(self, batch: AnyBatch) -> None:
-        """Checks that `loss` agrees with `rollout` on the first answers."""
+        """Checks that `loss` agrees with `rollout` on the first answers.
+
+        An update may round differently: it also computes gradients, in another program.
+        """
         if self.unchecked is None:
             return
         rng = jax.random.key(self.settings.seed)

@@ -142,6 +142,13 @@ def test_every_variant_of_emprl_is_sound_and_takes_dailydialog(variant):
     assert evaluate.main_stage(make_plan(config)) == "evaluate"
 
 
+@pytest.mark.parametrize("recipe", [emprl_transformer, emprl_t5, emprl_llm])
+def test_gspo_whose_clipping_is_narrow_computes_in_float32(recipe):
+    for machine in ("cpu", "gpu"):
+        dtypes = [recipe.get_config(f"{form},machine={machine}").emprl.generator.dtype for form in ("grpo", "gspo")]
+        assert dtypes == ["bfloat16", "float32"]
+
+
 @pytest.mark.parametrize("variant", ["", *emprl_transformer.FORMS])
 def test_every_variant_of_emprl_has_a_trial_of_the_same_stages(variant):
     whole, small = (plain(emprl_transformer.get_config(f"{variant}{behind}")) for behind in ("", ",tiny"))

@@ -74,7 +74,7 @@ class Policy:
         return {}
 
     def rollout(self, params: Params, frozen: Params, batch: PolicyBatch, rng: jax.Array) -> Rollout:
-        """Samples responses, if none are given; the update computes their log-probabilities in the same way."""
+        """Samples responses, if none are given; `loss` computes their log-probabilities in the same way."""
         generator, inputs, drawn = self.generator, batch.inputs, batch.answers
         if drawn is None:
             drawn = generator.decoder(generator.model, params["model"], inputs.source, inputs.source_mask, rng).tokens
@@ -216,7 +216,7 @@ class Policy:
         if step == 0:
             found["reference_error"] = metrics["reference_error"]
         causes = {
-            "ratio_error": "the update computes other log-probabilities than the rollout: dropout, another dtype, or "
+            "ratio_error": "the loss computes other log-probabilities than the rollout: dropout, another dtype, or "
             "another mask",
             "reference_error": "the reference is not the model that training begins with: check start_from",
         }
