@@ -199,7 +199,13 @@ class CompiledReward:
         return getattr(self.function, "params", {})
 
     def rate(self, params: Params, rollout: Rollout) -> Rows:
-        return self.function(params, rollout) if hasattr(self.function, "params") else self.function(rollout)
+        return self._compiled(params, rollout)
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[[Params, Rollout], Rows]:
+        """The function under `jax.jit`: beside a part on the host, no other program contains it."""
+        own, takes_params = self.function, hasattr(self.function, "params")
+        return jax.jit(lambda params, rollout: own(params, rollout) if takes_params else own(rollout))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -167,7 +167,6 @@ def test_a_part_of_the_reward_counts_gold_responses(toy):
         settings, tokenizer=toy.Words(), instances=[], judges=lambda stage: None, responses=lambda: ["w20"] * 4
     )
     assert not reward.on_host
-    tokens = jnp.asarray([[20, EOS, 0], [20, 20, EOS]])
-    rollout = types.SimpleNamespace(tokens=tokens, mask=tokens > 0)
+    rollout = toy.saying([[20, EOS, 0], [20, 20, EOS]])
     # Nobody has said "w20 w20".
     np.testing.assert_allclose(reward.rate(reward.frozen(), rollout), [0.5 * np.exp(-1.0)] * 2, rtol=1e-6)

@@ -131,6 +131,7 @@ def test_rows_are_repeated_as_samples_lie(toy):
 
 
 def constant(rollout):
+    assert isinstance(rollout.tokens, jax.core.Tracer)  # it is compiled, beside parts on the host too
     return jnp.full(rollout.tokens.shape[0], 2.0)
 
 
@@ -170,7 +171,7 @@ def test_parts_are_summed_with_their_weights(toy):
     assert reward.on_host
     assert reward.frozen() == {"0": {}, "1": {}, "2": scorer.params}
     batch = toy.Contexts(8).collate(np.array([3, -1]), toy.SOURCE, np.random.default_rng(0))
-    rollout = types.SimpleNamespace(batch=batch, tokens=jnp.asarray([[5, 6, 1], [7, 1, 0]]))
+    rollout = toy.saying([[5, 6, 1], [7, 1, 0]], batch)
     assert reward.names == ("constant", "lengths_of_texts", "scorer")
     np.testing.assert_allclose(reward.rate_parts(reward.frozen(), rollout), [[2, 2, 24], [2, 0, 16]])
     np.testing.assert_allclose(reward.rate(reward.frozen(), rollout), [0.5 * 2 + 2.0 * 2 - 24, 0.5 * 2 - 16])
@@ -184,7 +185,7 @@ def test_parts_have_the_names_of_their_functions_or_kinds():
 def test_a_scorer_gets_its_parameters_from_what_is_frozen(toy):
     reward = reward_of(toy, RewardSettings("compiled", function=f"{__name__}:scorer"))
     assert not reward.on_host
-    rollout = types.SimpleNamespace(tokens=jnp.asarray([[5.0, 6.0, 1.0], [7.0, 1.0, 0.0]]))
+    rollout = toy.saying([[5, 6, 1], [7, 1, 0]])
     rated = jax.jit(lambda params: reward.rate(params, rollout))
     np.testing.assert_allclose(rated(reward.frozen()), [24.0, 16.0])
     np.testing.assert_allclose(rated({"0": {"weight": jnp.ones(3)}}), [12.0, 8.0])
@@ -268,12 +269,12 @@ def test_the_levels_of_gold_responses_are_asked_for_once(judge, tmp_path, monkey
 def test_without_parts_the_kl_is_left(toy):
     reward = reward_of(toy)
     assert not reward.on_host
-    np.testing.assert_array_equal(reward.rate(reward.frozen(), types.SimpleNamespace(tokens=jnp.zeros((3, 2)))), 0.0)
+    np.testing.assert_array_equal(reward.rate(reward.frozen(), toy.saying(np.zeros((3, 2), int))), 0.0)
 
 
 def test_a_function_that_does_not_do_its_part_is_named(toy):
     batch = toy.Contexts(8).collate(np.array([3, 4]), toy.SOURCE, np.random.default_rng(0))
-    rollout = types.SimpleNamespace(batch=batch, tokens=jnp.asarray([[5, 6, 1], [7, 1, 0]]))
+    rollout = toy.saying([[5, 6, 1], [7, 1, 0]], batch)
     reward = Reward(((1.0, TextReward(too_few, "mine:too_few", toy.Words(), toy.Contexts(8).instances)),))
     with pytest.raises(ConfigError, match=r"the reward mine:too_few returned numbers of shape \(1,\) for 2 responses"):
         reward.rate(reward.frozen(), rollout)

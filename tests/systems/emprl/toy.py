@@ -24,7 +24,7 @@ from empax.models.transformer import EncoderDecoder, scratch
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.task import Generator
 from empax.systems.emprl.rewards import CompiledReward, Reward, TextReward
-from empax.systems.emprl.rollouts import PolicyBatch
+from empax.systems.emprl.rollouts import PolicyBatch, Rollout
 from empax.systems.emprl.settings import GrpoTaskSettings, KlSettings, PpoTaskSettings, PreferenceTaskSettings
 from empax.systems.emprl.tasks import ALGORITHMS
 from empax.training import loop
@@ -125,6 +125,12 @@ def gold_log_probs(params, batch):
     model = {"params": params["model"]}
     logits = jax.jit(MODEL.apply)(model, inputs.source, inputs.source_mask, inputs.target)
     return np.asarray(jax.nn.log_softmax(logits))[:, np.arange(3), [20, 19, EOS]]
+
+
+def saying(tokens, batch=None):
+    """A rollout of these ids."""
+    tokens = jnp.asarray(tokens)
+    return Rollout(batch, tokens, tokens != PAD, *[jnp.zeros(tokens.shape)] * 2)
 
 
 def credited(task, frozen, rollout):
