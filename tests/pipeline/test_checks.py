@@ -247,6 +247,14 @@ EMPRL = {
         {"ppo.index": "reindex", "ppo.rollout.encoder_repetition_penalty": 1.2},
         r"several passages; set them to 0 and 1 in config\.ppo\.rollout",
     ),
+    "answers without positions": (
+        {"emprl.generator": {"architecture": "bart", "preset": "bart-base"}, "ppo.rollout.max_tokens": 1025},
+        r"config\.ppo\.rollout\.max_tokens = 1025, but the model reads at most 1024 tokens",
+    ),
+    "answers too long for the identifiers": (
+        {"ppo.rollout.max_tokens": 300},
+        r"config\.ppo\.rollout\.max_tokens \+ 16 = 316, but the model reads at most 256 tokens",
+    ),
     "nobody to assess": ({"assess.judges": ()}, "judges must name at least one stage that trains a judge"),
     "only the critic": (
         {"ppo.value_warmup_steps": 2, "ppo.steps": 2},
@@ -382,6 +390,13 @@ def test_preferences_about_contexts_of_the_test_are_told_before_any_work(tmp_pat
     assert drawn == load_instances(context, "test")
     write("validation")
     assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
+    labelled = plain(reg_transformer.get_config("tiny"))
+    added = {name: labelled[name] for name in ("attributes", "annotate")}
+    config = config | added | {"run": ["prepare", *added, *config["run"][1:]]}
+    found = refused(config, tmp_path / "run")
+    assert "contexts of config.ppo.pairs have no attributes, but the generator reads contexts with them; set" in found
+    plan = make_plan(changed(config, {"emprl.attributes": False, "emprl.emotion_share": 0.0}))
+    assert not list(run.find_problems(plan, WorkDir(tmp_path / "run")))
 
 
 def own_rewards(module, monkeypatch, **functions):
@@ -411,7 +426,7 @@ def test_a_reward_that_wants_a_field_which_no_row_will_have_is_told_before_any_w
     assert "the reward topical:of_topic raised TypeError" in refused(config, tmp_path / "run")
 
 
-def test_identifiers_that_read_contexts_of_two_lengths_cannot_reward_together(emprl, tmp_path, refused):
+def test_identifiers_that_read_otherwise_cannot_reward_together(emprl, tmp_path, refused):
     config = changed(emprl, {"identifiers.mechanisms": ["exploration"]})
     assert "the identifiers cover exploration; they must cover each" in refused(config, tmp_path / "run")
     other = config["identifiers"] | {"mechanisms": ["emotional_reaction", "interpretation"], "max_context_tokens": 8}
@@ -419,6 +434,11 @@ def test_identifiers_that_read_contexts_of_two_lengths_cannot_reward_together(em
     config = config | {"others": other, "run": [*emprl["run"][:place], "others", *emprl["run"][place:]]}
     config["ppo"]["rewards"] = [{"stages": ["identifiers", "others"]}]
     assert "max_context_tokens is 8 in 'others'" in refused(config, tmp_path / "run")
+    other["max_context_tokens"] = config["identifiers"]["max_context_tokens"]
+    config["evaluate"]["judge"] = ["identifiers", "others"]
+    assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
+    other["encoder"] = {"pretrained": "minilm"}
+    assert "'minilm' have different tokenizers; set the same" in refused(config, tmp_path / "run")
 
 
 def test_identifiers_fit_their_buckets(tmp_path, refused):

@@ -22,18 +22,20 @@ def load_stage_encoder(
     return load_encoder(settings, tokenizer, with_params=with_params and not planned, planned=planned, sentences=False)
 
 
-def check_encoder(settings: EncoderSettings, run: RunContext, **texts: int) -> None:
+def check_encoder(settings: EncoderSettings, run: RunContext, **texts: int) -> LoadedEncoder | None:
     """Raises ConfigError or DataError unless an encoder exists that reads as many tokens as the settings `texts` allow.
 
-    No weights are loaded.
+    Returns:
+      The encoder, without weights; None if a plan may not fetch it.
     """
     if not settings.pretrained:
         check_prepared(run)
     elif not may_load(run, settings.pretrained):
-        return
+        return None
     encoder = load_stage_encoder(settings, run, with_params=False, planned=not settings.pretrained)
     check_weights(settings.pretrained)
     check_fits(encoder.model, **texts)
+    return encoder
 
 
 def check_buckets(run: RunContext, *, most: int | None = None, **texts: int) -> None:

@@ -81,9 +81,14 @@ def check_models(run: RunContext) -> GeneratorParts | None:
 
 def _check_lengths(run: RunContext, parts: GeneratorParts) -> None:
     layout, decoding = parts.settings.layout, parts.settings.decoding
-    model = parts.generator.model
-    answers = {"max_target_tokens": layout.max_target_tokens, "max_tokens": decoding.max_tokens}
     reading = [stage for stage in run.plan.stages.values() if _reads_sources(stage)]
+    answers = {"max_target_tokens": layout.max_target_tokens, "max_tokens": decoding.max_tokens}
+    check_answers(run, parts, reading, **answers)
+
+
+def check_answers(run: RunContext, parts: GeneratorParts, reading: Sequence[Stage], **answers: int) -> None:
+    """Raises ConfigError if the sources of `reading`, with answers of these lengths, are too long for the model."""
+    model = parts.generator.model
     if not isinstance(model, DecoderOnly):
         check_fits(model, **answers, **{f"{stage.name}.buckets": _buckets(stage)[-1] for stage in reading})
         return

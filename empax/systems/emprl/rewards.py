@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -36,6 +36,9 @@ from empax.systems.emprl.settings import RewardSettings
 
 Rows: TypeAlias = Float[Array, " B"]
 Levels: TypeAlias = Float[Array, "B M 3"]
+
+ROOM = 16
+"""How many more tokens a response may have for identifiers, whose tokenizer may be another, than for the policy."""
 
 
 def empathy_reward(probabilities: Levels, wanted: Levels, valid: Bool[Array, " B"]) -> Rows:
@@ -163,7 +166,7 @@ class EmpathyReward:
         if self.on_host:
             tokens = np.asarray(distributed.whole(rollout.tokens))
             texts = decoded(self.tokenizer, tokens)
-            width = tokens.shape[1] + 16
+            width = tokens.shape[1] + ROOM
             _, ids = encode_exchanges(reader, [()] * len(texts), texts, max_context_tokens=4, max_response_tokens=width)
             response, mask = features.pad(ids, width, reader.pad_id)
         else:
@@ -298,17 +301,12 @@ def make_reward(
       responses: loads all gold responses; called if kind = "novelty".
 
     Raises:
-      ConfigError: a function does not exist, or the identifiers have different tokenizers.
+      ConfigError: a function does not exist.
     """
     parts: list[tuple[float, EmpathyReward | CompiledReward | TextReward]] = []
     for part in settings:
         if part.kind == "empathy":
             found = tuple(judges(stage) for stage in part.stages)
-            for stage, judge in zip(part.stages, found, strict=True):
-                if not tokenizers_agree(judge.tokenizer, found[0].tokenizer):
-                    raise ConfigError(
-                        f"rewards: the identifiers of {stage!r} and {part.stages[0]!r} have different tokenizers."
-                    )
             assert encoder is not None or part.goal != "f1"
             expects = encoder() if encoder is not None and part.goal == "f1" else None
             made = EmpathyReward(found, tokenizer, part.shift_penalty, part.goal, expects)
@@ -339,6 +337,16 @@ def check_contexts(stages: Sequence[str], lengths: Sequence[int]) -> None:
             raise ConfigError(
                 f"rewards: max_context_tokens is {length} in {stage!r} and {lengths[0]} in {stages[0]!r}; identifiers "
                 "in one reward read contexts of the same length; set both to the same."
+            )
+
+
+def check_tokenizers(tokenizers: Mapping[str, Tokenizer]) -> None:
+    """Raises ConfigError if identifiers read different ids; `tokenizers` are those of their `encoder.pretrained`."""
+    for name, tokenizer in tokenizers.items():
+        if not tokenizers_agree(tokenizer, tokenizers[first := next(iter(tokenizers))]):
+            raise ConfigError(
+                f"rewards: identifiers with encoder.pretrained = {first!r} and {name!r} have different tokenizers; set "
+                "the same in the stages of one reward."
             )
 
 

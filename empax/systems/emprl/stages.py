@@ -26,11 +26,12 @@ from empax.data.exemplars import ContextExamples, LabelledBatch
 from empax.data.store import check_candidates, check_prepared, load_instances, planned_instances, planned_notes
 from empax.models.heads import EMOTION_HEAD
 from empax.parts.attributes import check_identifiers, load_identifiers
+from empax.parts.encoder.stages import check_encoder
 from empax.parts.exemplars.checks import check_marked, check_passages
 from empax.parts.exemplars.parts import ExemplarSearch, RetrievalParts
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.answerer import Answerer
-from empax.parts.generator.checks import check_fusion, check_layout, decodings
+from empax.parts.generator.checks import check_answers, check_fusion, check_layout, check_models, decodings
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.stages import answerer_of, context_examples, generator_params, taught_heads
 from empax.parts.generator.task import Generator
@@ -38,7 +39,7 @@ from empax.parts.generator.trained import Trained, generator_to_export
 from empax.retrieval.index import load_index
 from empax.systems.emprl.policy import Policy
 from empax.systems.emprl.preferences import check_apart, given_answers, read_pairs
-from empax.systems.emprl.rewards import Reward, check_contexts, make_reward, try_functions
+from empax.systems.emprl.rewards import ROOM, Reward, check_contexts, check_tokenizers, make_reward, try_functions
 from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples, Rollout
 from empax.systems.emprl.settings import PolicyTaskSettings, PpoTaskSettings, PreferenceTaskSettings
 from empax.systems.emprl.tasks import ALGORITHMS
@@ -79,6 +80,11 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
         )
     if pairs := _pairs_file(stage):
         check_apart(pairs, read_pairs(pairs)[0], planned_instances(run, "test"))
+        if run.shared_settings(RetrievalSettings).attributes and "context_attributes" in planned_notes(run):
+            raise ConfigError(
+                f"contexts of config.{run.stage}.pairs have no attributes, but the generator reads contexts with them; "
+                f"set {run.shared}.attributes = False and {run.shared}.emotion_share = 0."
+            )
         return
     if stage.index:
         check_fusion(run)
@@ -87,6 +93,9 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
         if part.kind == "empathy":
             found = check_identifiers(run, "rewards.stages", part.stages)
             check_contexts(part.stages, [judge.max_context_tokens for judge in found])
+            longest = {f"config.{run.stage}.rollout.max_tokens + {ROOM}": stage.rollout.max_tokens + ROOM}
+            encoders = {judge.encoder.pretrained: check_encoder(judge.encoder, run, **longest) for judge in found}
+            check_tokenizers({name: encoder.tokenizer for name, encoder in encoders.items() if encoder is not None})
         if part.goal == "f1":  # its expectations are computed from embedded contexts
             check_marked(run)
     asked = _sketch_contexts(len(TWO_ROWS), source=(8,), target=8)
@@ -105,7 +114,10 @@ def _pairs_file(stage: PolicyTaskSettings) -> Path | None:
 def _check_decoding(stage: PolicyTaskSettings, run: RunContext) -> None:
     """Raises ConfigError if a decoding option needs inputs or a projection that the policy does not have."""
     learnt = getattr(run.named(stage.start_from).settings, "contrast", None) is not None
-    for where, decoding in decodings(run).items():
+    rollout = f"config.{run.stage}.rollout"
+    if (parts := check_models(run)) is not None:
+        check_answers(run, parts, [run.named(run.stage)], **{f"{rollout}.max_tokens": stage.rollout.max_tokens})
+    for where, decoding in {**decodings(run), rollout: stage.rollout}.items():
         if learnt and decoding.rerank == "similarity":
             raise ConfigError(
                 f"{where}.rerank = 'similarity' compares encodings from config.{stage.start_from}.contrast, which a "
@@ -118,8 +130,6 @@ def _check_decoding(stage: PolicyTaskSettings, run: RunContext) -> None:
                 f"{where}.rerank_exemplars = {decoding.rerank_exemplars} counts exemplars, but config.{run.stage} "
                 f"reads none; set it to 0, or config.{run.stage}.index to an index stage."
             )
-    if stage.index:
-        check_passages(stage.rollout, f"config.{run.stage}.rollout")
 
 
 def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
