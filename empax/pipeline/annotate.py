@@ -13,8 +13,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
-import numpy as np
-
 from empax.core.cache import kept_rows
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import hash_json, write_json, write_jsonl
@@ -91,10 +89,14 @@ def load_judges(settings: Settings, run: RunContext) -> list[attributes.Classifi
 
 
 def check_coverage(mechanisms: Iterable[str], where: str) -> None:
-    """Raises ConfigError unless `mechanisms`, those of all judges and those left out, are all three."""
-    covered = set(mechanisms)
+    """Raises ConfigError unless `mechanisms`, those of all judges and those left out, are all three, each once."""
+    covered = list(mechanisms)
     if missing := [name for name in MECHANISMS if name not in covered]:
         raise ConfigError(f"{where} lacks a classifier of {', '.join(missing)}.")
+    if twice := [name for name in MECHANISMS if covered.count(name) > 1]:
+        raise ConfigError(
+            f"{where} has several judges of {', '.join(twice)}, and labels can come from one alone; name fewer stages."
+        )
 
 
 def check(settings: Settings, run: RunContext) -> None:
@@ -102,19 +104,19 @@ def check(settings: Settings, run: RunContext) -> None:
 
     Raises:
       ConfigError: no earlier stage trains a classifier of that name, a mechanism has no classifier and is not left out,
-        or it has one and is left out; or another stage annotates.
+        or it has several, or one and is left out; or another stage annotates.
     """
     check_prepared(run)
     check_sole(run)
     for stage in settings.classifiers:
         run.earlier("classifiers", stage, tasks=("attributes.classifier",))
     levelled = [attributes.judge_stage(run, stage).mechanisms for stage in settings.classifiers]
-    check_coverage(itertools.chain(*levelled, settings.left_out), f"config.{run.stage}.classifiers")
     if both := set(settings.left_out) & set(itertools.chain(*levelled)):
         raise ConfigError(
             f"config.{run.stage}.left_out names {min(both)}, which a stage of config.{run.stage}.classifiers labels; "
             "take it out of one of the two."
         )
+    check_coverage(itertools.chain(*levelled, settings.left_out), f"config.{run.stage}.classifiers")
     if settings.reasons:
         run.earlier("reasons", settings.reasons, able=("marks reasons", lambda spec: spec.marker is not None))
 
@@ -175,7 +177,7 @@ def held_out_quality(stages: Sequence[str], run: RunContext, judges: Sequence[at
             two = merge_levels(gold), merge_levels(guess)
             key = f"{stage}/{mechanism}" if mechanism in quality else mechanism
             quality[key] = {
-                "accuracy": 100.0 * float(np.mean([g == p for g, p in zip(gold, guess, strict=True)])),
+                "accuracy": accuracy(gold, guess),
                 "weighted_f1": f1(gold, guess, "weighted"),
                 "binary_accuracy": accuracy(*two),
                 "binary_weighted_f1": f1(*two, "weighted"),

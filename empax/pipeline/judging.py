@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,25 +70,23 @@ def check_judges(setting: str, names: str | Sequence[str], run: RunContext) -> N
 def find_judges(workdir: Path) -> list[Judge]:
     """Loads the judges of a finished work directory: its identifiers, or its classifiers if it has none.
 
-    Of several sets, loads the first in the order of the run; WORKDIR/STAGE selects another.
+    Of several sets, loads the smallest, and of these the first in the order of the run; WORKDIR/STAGE selects another.
 
     Raises:
       ConfigError: there is no run, it trains no judge of some mechanism, or the stage is not finished.
     """
     run, chosen = _opened(workdir)
     names = [name for name in run.plan.stages if chosen in ("", name)]
-    found: dict[str, list[str]] = {}
+    kinds = {name: attributes.judge_kind(run, name) for name in names}
+    trains = {name: attributes.judge_stage(run, name).mechanisms for name, kind in kinds.items() if kind}
+    found: list[str] = []
     for kind in ("identifier", "classifier"):
-        covered: set[str] = set()
-        for name in names:
-            if attributes.judge_kind(run, name) == kind:
-                mechanisms = set(attributes.judge_stage(run, name).mechanisms)
-                if not mechanisms & covered:
-                    covered |= mechanisms
-                    found.setdefault(kind, []).append(name)
-        if covered == set(MECHANISMS):
-            return [_load_finished(run, name) for name in found[kind]]
-    trained = "; ".join(f"{kind}s {', '.join(stages)}" for kind, stages in found.items()) or "none"
+        stages = [name for name in trains if kinds[name] == kind]
+        for group in (group for size in (1, 2, 3) for group in itertools.combinations(stages, size)):
+            if sorted(mechanism for name in group for mechanism in trains[name]) == sorted(MECHANISMS):
+                return [_load_finished(run, name) for name in group]
+        found += [f"{kind}s {', '.join(stages)}"] * bool(stages)
+    trained = "; ".join(found) or "none"
     raise ConfigError(f"{workdir} has no judges that cover {', '.join(MECHANISMS)}; it trains: {trained}.")
 
 

@@ -255,6 +255,14 @@ EMPRL = {
         {"ppo.rollout.max_tokens": 300},
         r"config\.ppo\.rollout\.max_tokens \+ 16 = 316, but the model reads at most 256 tokens",
     ),
+    "a judge twice": (
+        {"evaluate.judge": ["identifiers", "identifiers"]},
+        r"config\.evaluate\.judge has several judges of emotional_reaction.* and labels can come from one alone; name",
+    ),
+    "a rollout's token that nobody has": (
+        {"ppo.rollout.suppress_tokens": [1000000]},
+        r"config\.ppo\.rollout\.suppress_tokens names the token 1000000",
+    ),
     "nobody to assess": ({"assess.judges": ()}, "judges must name at least one stage that trains a judge"),
     "only the critic": (
         {"ppo.value_warmup_steps": 2, "ppo.steps": 2},
