@@ -65,7 +65,7 @@ def refused(monkeypatch):
 
 
 COUNTING = {"method": "sample", "num_samples": 2, "rerank": "consensus", "rerank_exemplars": 1.0}
-REWARD = {"kind": "text", "stages": ()}
+REWARD = {"kind": "text"}
 REG = {
     "epitome": ({"attributes.data": "epitome"}, r"EPITOME is not downloaded automatically: set --config\.data\.dir"),
     "corpus": ({"data.name": "empathetic_dialogues", "data.dir": "nowhere"}, "holds no EmpatheticDialogues"),
@@ -412,7 +412,7 @@ def own_rewards(module, monkeypatch, **functions):
     made = types.ModuleType(module)
     vars(made).update(functions)
     monkeypatch.setitem(sys.modules, module, made)
-    return [{"kind": "text", "stages": (), "function": f"{module}:{name}"} for name in functions]
+    return [{"kind": "text", "function": f"{module}:{name}"} for name in functions]
 
 
 def test_a_reward_that_wants_a_field_which_no_row_will_have_is_told_before_any_work(

@@ -287,7 +287,7 @@ def make_reward(
     tokenizer: Tokenizer,
     instances: Sequence[Instance],
     judges: Callable[[str], IdentifierJudge],
-    encoder: Callable[[], InstanceEncoder] | None = None,
+    encoder: Callable[[], InstanceEncoder],
     responses: Callable[[], Sequence[str]] | None = None,
 ) -> Reward:
     """Builds the reward from its settings.
@@ -307,8 +307,7 @@ def make_reward(
     for part in settings:
         if part.kind == "empathy":
             found = tuple(judges(stage) for stage in part.stages)
-            assert encoder is not None or part.goal != "f1"
-            expects = encoder() if encoder is not None and part.goal == "f1" else None
+            expects = encoder() if part.goal == "f1" else None
             made = EmpathyReward(found, tokenizer, part.shift_penalty, part.goal, expects)
         elif part.kind == "novelty":
             assert responses is not None

@@ -57,7 +57,7 @@ class RewardSettings:
         check_numbers(self, "shift_penalty", least=0)
         check_numbers(self, "outputs", least=1)
         check_numbers(self, "share", least=0, below=1)
-        own = {"empathy": ("shift_penalty", "goal"), "novelty": ("outputs", "share")}
+        own = {"empathy": ("shift_penalty", "goal", "stages"), "novelty": ("outputs", "share")}
         for kind, name in ((kind, name) for kind, names in own.items() for name in names):
             if self.kind != kind and getattr(self, name) != getattr(RewardSettings, name):
                 raise ConfigError(f"{name} goes with kind = {kind!r}, not with {self.kind!r}.")

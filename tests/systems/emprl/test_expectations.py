@@ -164,7 +164,12 @@ def test_the_share_is_that_of_responses_which_are_drawn():
 def test_a_part_of_the_reward_counts_gold_responses(toy):
     settings = [RewardSettings("novelty", 0.5, outputs=1, share=0.0)]
     reward = make_reward(
-        settings, tokenizer=toy.Words(), instances=[], judges=lambda stage: None, responses=lambda: ["w20"] * 4
+        settings,
+        tokenizer=toy.Words(),
+        instances=[],
+        judges=lambda stage: None,
+        encoder=dict,
+        responses=lambda: ["w20"] * 4,
     )
     assert not reward.on_host
     rollout = toy.saying([[20, EOS, 0], [20, 20, EOS]])

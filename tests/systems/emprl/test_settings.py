@@ -24,6 +24,11 @@ OWN = RewardSettings("text", function="a:b")
         (RewardSettings, {"kind": "text"}, "need 'module:name'"),
         (RewardSettings, {"kind": "text", "function": "a:b", "shift_penalty": 1.0}, "goes with kind = 'empathy'"),
         (RewardSettings, {"kind": "text", "function": "a:b", "goal": "f1"}, "goal goes with kind = 'empathy'"),
+        (
+            RewardSettings,
+            {"kind": "novelty", "stages": ("any",)},
+            "stages goes with kind = 'empathy', not with 'novelty'",
+        ),
         (RewardSettings, {"goal": "f1", "shift_penalty": 1.0}, "shift_penalty = 1.0 goes with goal = 'gold'"),
         (RewardSettings, {"goal": "balanced", "shift_penalty": 1.0}, "goes with goal = 'gold', not with 'balanced'"),
         (RewardSettings, {"shift_penalty": -1.0}, "shift_penalty = -1.0 must be at least 0"),
