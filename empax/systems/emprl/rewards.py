@@ -344,8 +344,8 @@ def check_tokenizers(tokenizers: Mapping[str, Tokenizer]) -> None:
     for name, tokenizer in tokenizers.items():
         if not tokenizers_agree(tokenizer, tokenizers[first := next(iter(tokenizers))]):
             raise ConfigError(
-                f"rewards: identifiers with encoder.pretrained = {first!r} and {name!r} have different tokenizers; set "
-                "the same in the stages of one reward."
+                f"rewards: identifiers whose encoders are {first!r} and {name!r} have different tokenizers; set the "
+                "same encoder (`pretrained`) in the stages of one reward."
             )
 
 
