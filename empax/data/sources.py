@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -277,14 +278,19 @@ class PlainForm:
         # A chat begins with the user's turn.
         contexts = [i.context[self.template is not None and len(i.context) % 2 == 0 :] for i in instances]
         rows = self.encode(list(map(self._joined, contexts)))
-        for place, context in enumerate(contexts):
-            first = 0
-            while len(rows[place]) > most and first + 2 < len(context):
-                first += 2
-                rows[place] = self.encode([self._joined(context[first:])])[0]
-            if len(rows[place]) > most:
-                rows[place] = self.encode([self._joined(context[first:])], max_tokens=most)[0]
-        return [Text([], row) for row in rows]
+        kept = (row if len(row) <= most else self._newest(c, most) for row, c in zip(rows, contexts, strict=True))
+        return [Text([], row) for row in kept]
+
+    def _newest(self, context: tuple[str, ...], most: int) -> list[int]:
+        """Encodes the newest turns that fit into `most` tokens, or the end of the last ones."""
+        starts = range(0, len(context), 2)
+
+        def fits(first: int) -> bool:
+            return len(self.encode([self._joined(context[first:])])[0]) <= most
+
+        # A search by halves, since a conversation may have thousands of turns.
+        first = starts[bisect.bisect_left(starts[:-1], True, key=fits)]
+        return self.encode([self._joined(context[first:])], max_tokens=most)[0]
 
     def passages(self, instances: Sequence[Instance]) -> list[Text]:
         texts = [self._between.join((*i.context, i.response, "")) for i in instances]

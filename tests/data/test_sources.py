@@ -389,6 +389,17 @@ def test_a_plain_context_keeps_its_newest_turns_and_tells_them_apart(tokenizer):
     assert end.ids == last[2:]
 
 
+def test_a_plain_context_of_thousands_of_turns_is_tokenised_a_few_times(tokenizer, monkeypatch):
+    turns = tuple(map(str, range(4001)))
+    form, calls = PlainForm(tokenizer, LayoutSettings(max_context_tokens=60)), []
+    encode = form.encode
+    monkeypatch.setattr(PlainForm, "encode", lambda _, *given, **options: calls.append(1) or encode(*given, **options))
+    (newest,) = form.contexts([Instance("a#1", turns, "", "")])
+    assert len(calls) < 20
+    rows = (encode(["\n".join(turns[first:])])[0] for first in range(3900, 4001, 2))
+    assert newest.ids == next(row for row in rows if len(row) <= 60)
+
+
 def test_a_plain_context_has_bars_where_the_tokenizer_knows_no_end_of_a_line():
     backend = rust.Tokenizer(models.Unigram([("<pad>", 0.0), ("</s>", 0.0), ("▁", -3.0), ("|", -3.0), ("▁a", -2.0)], 1))
     backend.normalizer = normalizers.Replace(rust.Regex(r"\s+"), " ")
