@@ -86,18 +86,21 @@ def normalised(text: str) -> str:
     # Removes marks (accents) and invisible characters (zero-width blanks, soft hyphens).
     text = "".join(c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf"))
     text = re.sub(r"['`´‘’‛ʼʻʹ′]", "", text)
-    text = re.sub(r"[^\W\d_]\S*[013457@$]\S*|[013457@$]+[^\W\d_]\S*", lambda found: _lettered(found[0]), text)
+    text = re.sub(r"\S+", lambda found: _lettered(found[0]), text)
     text = " ".join(re.sub(r"([^\W\d_])\1{2,}", r"\1", text).split())
-    sentences = re.split(r"[.!?]+(?= |$)", text)
+    sentences = re.split(r"(?<![.!?])[.!?]++(?= |$)", text)
     sentences = [re.sub(r"[\W_]+", " ", sentence).strip() for sentence in sentences]
     joined = [re.sub(r"\b\w(?: \w){2,}\b", lambda found: found[0].replace(" ", ""), s) for s in sentences if s]
     return "\n".join(joined)
 
 
 def _lettered(word: str) -> str:
-    """Replaces digits and signs in a word by letters if most of it is letters."""
-    letters = sum(c.isalpha() for c in word)
-    return word.translate(_LOOKALIKES) if 2 * letters >= len(word) else word
+    """Replaces digits and signs beside and after a word's first letter by letters if most of that part is letters."""
+    first = re.search(r"[^\W\d_]", word)
+    start = len(word[: first.start()].rstrip("013457@$")) if first else len(word)
+    rest = word[start:]
+    letters = sum(c.isalpha() for c in rest)
+    return word[:start] + rest.translate(_LOOKALIKES) if 2 * letters >= len(rest) else word
 
 
 def _squeezed(text: str) -> str:

@@ -302,6 +302,11 @@ def test_a_figure_of_speech_is_left_to_the_model(text):
     assert answer_to_danger(text) is None
 
 
+@pytest.mark.parametrize("part", ["ab", "1", "!"])
+def test_the_time_that_a_message_takes_grows_no_faster_than_its_length(part):
+    assert not in_list(part * 50_000 + "x")  # takes minutes where it grows with the square
+
+
 def test_what_is_harmless_does_not_hide_what_is_not():
     assert speaks_of_danger("I could have killed myself laughing. But really, I want to kill myself.")
 
