@@ -49,10 +49,12 @@ class PromptedDecoder(Around):
 
     @nn.nowrap
     def _with_prefix(self, mask: Bool[Array, "B S"]) -> Bool[Array, "B R"]:
-        """Returns the mask of the cached tokens: the prefix and the source, without the start token."""
-        if self.start_id is None:
-            mask = before_last(mask)
         return jnp.concatenate([jnp.ones((mask.shape[0], len(self.prefix)), bool), mask], axis=1)
+
+    @nn.nowrap
+    def _cached(self, mask: Bool[Array, "B S"]) -> Bool[Array, "B R"]:
+        """Returns the mask of the cached tokens: the prefix and the source, without the start token."""
+        return self._with_prefix(before_last(mask) if self.start_id is None else mask)
 
     def encode(
         self, source: Int[Array, "B S"], source_mask: Bool[Array, "B S"], *, deterministic: bool = True
@@ -77,14 +79,14 @@ class PromptedDecoder(Around):
     ) -> Float[Array, "B T D"]:
         """Returns teacher-forced states: state t predicts `target[:, t]`."""
         shifted = jnp.concatenate([states.start[:, None], target[:, :-1]], axis=1)
-        prompt = (states.key, states.value, self._with_prefix(states_mask))
+        prompt = (states.key, states.value, self._cached(states_mask))
         return self.model.read_on(shifted, *prompt, deterministic=deterministic)
 
     def start_cache(
         self, states: PromptStates, states_mask: Bool[Array, "B ..."], *, num_hypotheses: int, max_length: int
     ) -> PromptCache:
         """Returns a cache that continues the prompt, stored once per example; the first step reads `states.start`."""
-        mask = self._with_prefix(states_mask)
+        mask = self._cached(states_mask)
         return self.model.cache_behind(
             states.key, states.value, mask, num_hypotheses=num_hypotheses, max_length=max_length
         )
@@ -99,8 +101,8 @@ class FusionInPrompt(PromptedDecoder):
     split: int = 0
 
     @nn.nowrap
-    def _with_prefix(self, mask: Bool[Array, "B ..."]) -> Bool[Array, "B R"]:
-        return super()._with_prefix(self.states_mask(mask))
+    def _cached(self, mask: Bool[Array, "B ..."]) -> Bool[Array, "B R"]:
+        return super()._cached(self.states_mask(mask))
 
     @nn.nowrap
     def states_mask(self, source_mask: Bool[Array, "B ..."]) -> Bool[Array, "B R"]:

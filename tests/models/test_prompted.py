@@ -80,6 +80,19 @@ def test_gradients_reach_the_prompt_and_remat_changes_nothing():
     assert (read[ids[mask]] > 0).all()
 
 
+@pytest.mark.parametrize("start", [START, None])
+def test_states_of_the_prompt_are_those_of_the_plain_model(start):
+    model, prompted, variables = parts(CONFIG)
+    prompted, (ids, mask, _) = prompted.clone(start_id=start), sources()
+    mask[0] = np.arange(S) == 2  # one token with padding around it
+    found = jax.jit(functools.partial(prompted.apply, method="encode"))(variables, jnp.asarray(ids), jnp.asarray(mask))
+    whole = np.concatenate([np.tile(PREFIX, (B, 1)), ids], axis=1)
+    real = np.concatenate([np.ones((B, len(PREFIX)), bool), mask], axis=1)
+    hidden = jax.jit(functools.partial(model.apply, method="hidden"))
+    expected = hidden(variables, jnp.asarray(whole), jnp.asarray(real))
+    np.testing.assert_allclose(found.hidden[mask], expected[:, len(PREFIX) :][mask], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("config", [CONFIG, pytest.param(GPT2_LIKE, marks=pytest.mark.slow)])
 def test_search_behind_a_prompt_takes_the_likeliest_token_of_the_whole_text(config):
     model, prompted, variables = parts(config)
