@@ -21,6 +21,17 @@ WINDOW_BATCHES = 64
 """Examples are sorted by length within windows of this many batches: little padding, and nearly random batches."""
 
 
+def padded_lengths(longest: int, *, least: int, most: int | None = None) -> tuple[int, ...]:
+    """Returns lengths to pad to, so that few shapes are compiled: from `least`, doubled up to one that fits `longest`.
+
+    None is longer than `most`, the maximum that a model has positions for; None = unlimited.
+    """
+    sizes = [least]
+    while sizes[-1] < longest:
+        sizes.append(2 * sizes[-1])
+    return tuple(size if most is None else min(size, most) for size in sizes)
+
+
 class BatchPlan:
     """The examples and the padded source length of each step's batch.
 

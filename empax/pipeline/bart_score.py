@@ -18,6 +18,7 @@ from empax.core.progress import Progress
 from empax.core.tree import hash_tree
 from empax.core.types import Params, Prediction
 from empax.data import features
+from empax.data.batches import padded_lengths
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.evaluation.rows import with_notes
@@ -103,8 +104,7 @@ class BartScorer:
         return [[*before, *ids[:room], *behind] for ids in self.tokenizer.encode_batch(texts)]
 
     def _level(self, ids: Sequence[int]) -> int:
-        """Returns the power of two to pad a row to, so that few shapes are compiled."""
-        return min(max(_SHORTEST, 1 << (len(ids) - 1).bit_length()), self.model.config.max_positions)
+        return padded_lengths(len(ids), least=_SHORTEST, most=self.model.config.max_positions)[-1]
 
 
 @functools.lru_cache(maxsize=4)

@@ -17,7 +17,7 @@ from empax.core.types import Batch, Generated, Instance, Params
 from empax.data.exemplars import ContextExamples
 from empax.data.sources import LayoutSettings, PlainForm
 from empax.data.tokenizers import SubwordTokenizer
-from empax.decoding.generation_config import options_that_can_be_had
+from empax.decoding.generation_config import LENGTHS, options_that_can_be_had
 from empax.decoding.hypotheses import Limits
 from empax.decoding.options import Call, call_of
 from empax.decoding.sampling import Randomness
@@ -32,6 +32,9 @@ from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.task import Generator, Reader
 from empax.serving.pairs import LEAST_LENGTH, batches_of, check_whole
+
+MAX_TOKENS = 64
+"""Maximum length of a reply if the model's folder does not say."""
 
 _ROOM = 256
 """Size of the first cache, in tokens."""
@@ -78,6 +81,16 @@ class TextGenerator:
             own, fields = DecodeSettings(), self.decoding
         kept, _ = options_that_can_be_had(fields, **known)
         return call_of(options, kept, own=own, **known)
+
+    def reply_call(self, options: Mapping[str, Any]) -> Call:
+        """As `call`, but without a length here or in the model's folder a reply has at most `MAX_TOKENS`."""
+        asked = any(options.get(name) is not None for name in ("max_tokens", *LENGTHS[:2]))
+        own = isinstance(self.decoding, DecodeSettings) or any(self.decoding.get(name) for name in LENGTHS[:2])
+        if asked or own:
+            return self.call(options)
+        most = most_tokens(self.model)
+        given = {name: value for name, value in options.items() if name != "max_tokens"}
+        return self.call({**given, "max_new_tokens": MAX_TOKENS if most is None else min(MAX_TOKENS, most // 2)})
 
     def generation(self) -> Generation:
         """Returns the decoding settings of an export of the model."""
@@ -162,7 +175,8 @@ class TextGenerator:
         lengths = None if max_tokens is None else {"max_context_tokens": max_tokens}
         examples = self.examples([(context, "") for context in contexts], answer=call, lengths=lengths)
         answers: list[list[str]] = [[] for _ in contexts]
-        for number, (rows, batch) in enumerate(batches_of(examples, batch_size, least=least)):
+        batches = batches_of(examples, batch_size, most=most_tokens(self.model), least=least)
+        for number, (rows, batch) in enumerate(batches):
             rng = jax.random.fold_in(jax.random.key(seed), number)
             limits = call.limits(np.where(rows < 0, 1, examples.lengths[rows, 0]))
             found = answers_of(task, {"model": self.params}, batch, rng, limits, rows >= 0)
@@ -179,7 +193,7 @@ class TextGenerator:
         """
         task, examples = self.task(DecodeSettings()), self.examples(pairs)
         nll, num_tokens = np.zeros(len(examples)), np.zeros(len(examples), np.int64)
-        for rows, batch in batches_of(examples, batch_size):
+        for rows, batch in batches_of(examples, batch_size, most=most_tokens(self.model)):
             found, sizes = _read(task, self.params, batch)
             kept = rows >= 0
             nll[rows[kept]], num_tokens[rows[kept]] = np.asarray(found)[kept], np.asarray(sizes)[kept]

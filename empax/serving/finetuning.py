@@ -59,14 +59,19 @@ class FinetuneSettings:
         """Fields of `data.sources.LayoutSettings`."""
         return {"max_context_tokens": self.max_source_tokens, "max_target_tokens": self.max_target_tokens}
 
-    def loop(self, train: Examples, validation: Examples | None, *, adapters: bool) -> LoopSettings:
-        """Returns the settings of the training loop; with `validation` the best epoch is kept, else the last."""
+    def loop(
+        self, train: Examples, validation: Examples | None, *, adapters: bool, most_tokens: int | None
+    ) -> LoopSettings:
+        """Returns the settings of the training loop; with `validation` the best epoch is kept, else the last.
+
+        `most_tokens`: the maximum length of a source; None = unlimited.
+        """
         updates = -(-len(train) // self.batch_size)
         default = 1e-3 if adapters else 1e-4
         return LoopSettings(
             steps=self.epochs * updates,
             batch_size=self.batch_size,
-            buckets=buckets_of(*filter(None, (train, validation))),
+            buckets=buckets_of(*filter(None, (train, validation)), most=most_tokens),
             seed=self.seed,
             log_every_steps=max(updates // 4, 1),
             eval_every_steps=updates,

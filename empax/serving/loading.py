@@ -20,7 +20,8 @@ from empax.interop.pretrained_encoders import Dtype, EncoderSettings, load_encod
 from empax.interop.sentence_modules import read_modules
 from empax.models.bert import BertConfig
 from empax.parts.generator.parts import own_options
-from empax.serving.text_model import MAX_TOKENS, TextModel
+from empax.serving.answering import MAX_TOKENS
+from empax.serving.text_model import TextModel
 
 
 def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from empax.core.config import LARGEST_INT, ConfigError
 from empax.core.protocols import Examples
 from empax.core.types import Batch
-from empax.data.batches import eval_batches
+from empax.data.batches import eval_batches, padded_lengths
 
 Texts: TypeAlias = Iterable[str]
 """A list, a tuple, a generator, a NumPy array, a pandas column, or any other iterable of texts."""
@@ -20,25 +20,22 @@ Pairs: TypeAlias = Iterable[tuple[str, str] | Mapping[str, str]]
 """Sources and targets; a mapping has the keys "source" and "target", a pandas table the columns."""
 
 LEAST_LENGTH = 16
-"""Sources are padded to at least this many tokens and to a power of two, so that few shapes are compiled."""
+"""Sources are padded to at least this many tokens, so that few shapes are compiled."""
 
 
 def batches_of(
-    examples: Examples, batch_size: int, *, least: int = LEAST_LENGTH
+    examples: Examples, batch_size: int, *, most: int | None, least: int = LEAST_LENGTH
 ) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
-    """Yields batches for evaluation, each with its row numbers (-1 = padding row); `least` as in `buckets_of`."""
+    """Yields batches for evaluation, each with its row numbers (-1 = padding row); see `buckets_of`."""
     if not len(examples):
         return iter(())
-    return eval_batches(examples, batch_size=batch_size, buckets=buckets_of(examples, least=least))
+    return eval_batches(examples, batch_size=batch_size, buckets=buckets_of(examples, most=most, least=least))
 
 
-def buckets_of(*several: Examples, least: int = LEAST_LENGTH) -> tuple[int, ...]:
-    """Returns padded lengths of sources in tokens, ascending from `least`, up to one that fits the longest."""
+def buckets_of(*several: Examples, most: int | None, least: int = LEAST_LENGTH) -> tuple[int, ...]:
+    """Returns `padded_lengths` of sources, for a model with positions for at most `most` tokens."""
     longest = max(int(examples.lengths.reshape(len(examples), -1)[:, 0].max()) for examples in several)
-    sizes = [least]
-    while sizes[-1] < longest:
-        sizes.append(2 * sizes[-1])
-    return tuple(sizes)
+    return padded_lengths(longest, least=least, most=most)
 
 
 def check_whole(name: str, value: Any, *, least: int) -> None:

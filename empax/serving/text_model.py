@@ -45,9 +45,6 @@ from empax.serving.pairs import (
 )
 from empax.serving.safety import Before, answer_to_danger
 
-MAX_TOKENS = 64
-"""Maximum length of an answer if the model's folder does not say."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Adapters:
@@ -107,7 +104,8 @@ class TextModel:
           seed: seed of sampling.
           options: fields of `decoding.settings.DecodeSettings`, or options of transformers' `generate` with the same
             meaning: `num_beams=4, max_new_tokens=60`, or `do_sample=True, temperature=0.7, top_p=0.9`. None = not
-            given. Options that are not given have the values of the model's folder.
+            given. Options that are not given have the values of the model's folder; without a length there, an answer
+            has at most 20 tokens, as in transformers.
 
         Returns:
           An answer for each text; with `num_return_sequences=k`, k answers for each, those of the first text first.
@@ -145,7 +143,8 @@ class TextModel:
             end. A model with few positions reads what `max_new_tokens` leaves of them; `max_length` counts the
             conversation, too.
           seed: as in `generate`.
-          options: as in `generate`. Returns one answer.
+          options: as in `generate`. Returns one answer, of at most 64 tokens if neither the call nor the model's folder
+            has a length.
 
         Raises:
           ConfigError: there is no turn, a turn is not a text, the answer leaves no position for the conversation, or
@@ -154,7 +153,7 @@ class TextModel:
         context = given_turns(turns, "turns")
         check_whole("max_source_tokens", max_source_tokens, least=2)
         generator, most = self.generator, most_tokens(self.model)
-        call = generator.call(options)
+        call = generator.reply_call(options)
         if call.num_texts > 1:
             raise ConfigError(f"reply gives one answer, but num_return_sequences = {call.num_texts} asks for more.")
         said = before(context[-1]) if before else None
@@ -198,23 +197,27 @@ class TextModel:
         if isinstance(model, EncoderDecoder):
             kept = {name: value for name, value in params.items() if name != "decoder"}
             model, params = DualEncoder(T5Encoder(encoder_alone(model.config))), {"encoder": kept}
-        sources = checked_texts(texts, "texts")
+        ids = self.ids_to_embed(texts)
         check_whole("batch_size", batch_size, least=1)
-        reading = self.tokenizer.reading
-        form = PlainForm(self.tokenizer, LayoutSettings())
-        prompted = [reading.prompt + source for source in sources]
-        ids = form.encode(prompted, max_tokens=reading.max_tokens, keep=reading.keep)
         check_lengths(self.model, self.source, [len(row) for row in ids])
         ends = [[self.tokenizer.eos_id]] * len(ids)
         examples = SequenceExamples(ids, ends, pad_id=self.tokenizer.pad_id, max_target_tokens=1)
         vectors = np.zeros((len(ids), model.width), np.float32)
         unpooled = 0
+        reading = self.tokenizer.reading
         if reading.prompt and not reading.pools_prompt:
             unpooled = len(self.tokenizer.framing[0]) + len(self.tokenizer.encode(reading.prompt))
-        for rows, batch in batches_of(examples, batch_size):
+        for rows, batch in batches_of(examples, batch_size, most=most_tokens(self.model)):
             found, kept = np.asarray(_embed(model, params, batch, unpooled)), rows >= 0
             vectors[rows[kept]] = found[kept]
         return vectors
+
+    def ids_to_embed(self, texts: Texts) -> list[list[int]]:
+        """Returns the tokens that `embed` reads of each text, with its prompt and frame."""
+        reading, sources = self.tokenizer.reading, checked_texts(texts, "texts")
+        form = PlainForm(self.tokenizer, LayoutSettings())
+        prompted = [reading.prompt + source for source in sources]
+        return form.encode(prompted, max_tokens=reading.max_tokens, keep=reading.keep)
 
     def finetune(
         self,
@@ -267,7 +270,7 @@ class TextModel:
         adapted = None if settings is None else lora_task(plain, settings, dtype=self.model.config.dtype)
         train = generator.examples(learnt, lengths=asked.lengths)
         held_out = generator.examples(judged, lengths=asked.lengths) if judged else None
-        loop = asked.loop(train, held_out, adapters=adapted is not None)
+        loop = asked.loop(train, held_out, adapters=adapted is not None, most_tokens=most_tokens(self.model))
 
         def start(fresh: Params) -> Params:
             # A copy, since training donates the memory of its initial parameters.

@@ -171,6 +171,17 @@ def test_a_text_beyond_half_of_the_positions_is_answered(folder, model):
     assert model.nll([long], ["no"]).num_tokens > 1
 
 
+def test_a_text_that_fills_all_positions_is_read(tmp_path):
+    """Their number is no power of two."""
+    model = empax.load(saved(tmp_path, "bart", max_position_embeddings=100))
+    text = " ".join(["no"] * 98)
+    assert 64 < len(model.tokenizer.encode(text)) <= 100
+    assert len(model.generate([text], max_tokens=4)) == 1
+    assert model.embed([text]).shape == (1, 16)
+    assert model.nll([text], ["no"]).num_tokens > 1
+    model.finetune([(text, "no")], epochs=1, batch_size=8)
+
+
 def test_a_reply_reads_what_the_answer_leaves_of_the_positions(model):
     turn = " ".join(["no no sad sad no no sad I feel"] * 2)
     length = len(model.tokenizer.encode(turn))

@@ -20,12 +20,13 @@ from empax.decoding.options import Call
 from empax.decoding.sampling import Draws
 from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import DualEncoder
+from empax.serving.answering import most_tokens
 from empax.serving.loading import load
 from empax.serving.pairs import batches_of, buckets_of
 from empax.serving.safety import Before, answer_to_danger
 from empax.serving.session import Session, why_of
 from empax.serving.streaming import Wording, in_parts, place_of_stop, room_of
-from empax.serving.text_model import MAX_TOKENS, TextModel
+from empax.serving.text_model import TextModel
 
 T = TypeVar("T")
 
@@ -130,15 +131,13 @@ class ModelSystem:
         if isinstance(model.model, DualEncoder):
             return
         self.options = frozenset({"temperature", "top_p", "max_tokens", "seed"})
-        config, self._source_tokens = model.model.config, MOST_SOURCE_TOKENS
-        if config.position == "learned":
+        generator, self._source_tokens, self._positions = model.generator, MOST_SOURCE_TOKENS, most_tokens(model.model)
+        if self._positions is not None:
             shared = isinstance(model.model, DecoderOnly)
-            self._source_tokens = config.max_positions // 2 if shared else config.max_positions
-            max_tokens = min(max_tokens, config.max_positions // 2)
+            self._source_tokens = min(MOST_SOURCE_TOKENS, self._positions // 2 if shared else self._positions)
+            max_tokens = min(max_tokens, self._positions // 2)
         self.max_tokens = max_tokens
-        generator, told = model.generator, model.decoding
-        silent = isinstance(told, Mapping) and not (told.get("max_new_tokens") or told.get("max_length"))
-        self._usual = min(MAX_TOKENS if silent else generator.call({}).settings.max_tokens, max_tokens)
+        self._usual = min(generator.reply_call({}).settings.max_tokens, max_tokens)
         room = {"max_new_tokens": max_tokens}
         self._calls: dict[str, Call] = {
             "own": generator.call(room),
@@ -162,7 +161,7 @@ class ModelSystem:
             raise ConfigError("this system is an encoder and generates no text; it has /v1/embeddings.")
         if asked.max_tokens is not None and not 1 <= asked.max_tokens <= self.max_tokens:
             raise ConfigError(f"max_tokens = {asked.max_tokens} must be from 1 to {self.max_tokens}.")
-        length = buckets_of(self._examples([asked]), least=_LEAST_SOURCE)[-1]
+        length = buckets_of(self._examples([asked]), most=self._positions, least=_LEAST_SOURCE)[-1]
         return self._way(asked), length, room_of(self._most(asked))
 
     def at_once(self, asked: Asked) -> Said | None:
@@ -179,7 +178,7 @@ class ModelSystem:
         ends, examples = task.decoder.eos_ids, self._examples(asked)
         # A small batch gets few padding rows.
         size = min(1 << (len(asked) - 1).bit_length(), self.batch_size)
-        [(rows, batch)] = batches_of(examples, size, least=_LEAST_SOURCE)
+        [(rows, batch)] = batches_of(examples, size, most=self._positions, least=_LEAST_SOURCE)
         each = [asked[row] if row >= 0 else _FILLER for row in rows]
         most = np.array([self._most(a) for a in each], np.int32)
         fewest = np.minimum(call.limits(examples.lengths[rows, 0])[0], most)
@@ -206,8 +205,7 @@ class ModelSystem:
         return asked.max_tokens or self._usual
 
     def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
-        vectors = self.model.embed(texts)
-        return vectors, sum(len(self.model.tokenizer.encode(text)) for text in texts)
+        return self.model.embed(texts), sum(map(len, self.model.ids_to_embed(texts)))
 
 
 class RunSystem:

@@ -8,6 +8,7 @@ import pytest
 
 import empax
 from empax.core.config import ConfigError
+from empax.core.protocols import Reading
 from empax.core.types import Prediction
 from empax.decoding.settings import DecodeSettings
 from empax.serving import streaming
@@ -16,6 +17,7 @@ from empax.serving.web import systems
 from empax.serving.web.app import ServerSettings, make_app
 from empax.serving.web.systems import Asked, ModelSystem, RunSystem, load_system
 from tests.serving import test_text_model
+from tests.serving.models import saved
 from tests.serving.test_session import in_list
 from tests.serving.web.test_app import talk
 
@@ -142,7 +144,28 @@ def test_lengths_and_usage_are_true_and_what_cannot_be_is_named(folder):
     with pytest.raises(ConfigError, match="max_tokens = 25 must be from 1 to 24"):
         system.group(Asked(("no",), max_tokens=25))
     vectors, tokens = system.embed(SAID)
-    assert (len(vectors), tokens) == (4, sum(len(system.model.tokenizer.encode(text)) for text in SAID))
+    tokenizer = system.model.tokenizer
+    assert (len(vectors), tokens) == (4, sum(len(tokenizer.encode(text)) + 1 for text in SAID))
+    tokenizer.reading = Reading(prompt="no ", max_tokens=5)
+    assert system.embed(["no", SAID[1]])[1] == len(tokenizer.encode("no no")) + 1 + 5
+
+
+@pytest.mark.parametrize("kind", ["bart", "gpt2"])
+def test_replies_fit_into_few_positions_and_are_those_of_python(kind, tmp_path):
+    """Neither a power of two nor a multiple of the shortest padded source; the folder has no length."""
+    path = saved(tmp_path, kind, **{"bart": {"max_position_embeddings": 100}, "gpt2": {"n_positions": 100}}[kind])
+    system = load_system(str(path), batch_size=4, max_tokens=256)
+    assert system._usual == system.model.generator.reply_call({"max_tokens": None}).settings.max_tokens == 50
+    turn = Asked(("no sad I feel " * 30,), temperature=0)
+    assert replies(system, turn)[0].text == system.model.reply(turn.turns)
+    assert system._source_tokens == {"bart": 100, "gpt2": 50}[kind]
+
+
+def test_a_long_conversation_is_cut_where_there_are_many_positions(tmp_path):
+    system = load_system(str(saved(tmp_path, "bart", max_position_embeddings=1024)), batch_size=4, max_tokens=256)
+    assert system._source_tokens == systems.MOST_SOURCE_TOKENS
+    assert system._usual == system.model.generator.reply_call({}).settings.max_tokens == 64
+    assert system.model.generator.call({}).settings.max_tokens == 20
 
 
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
