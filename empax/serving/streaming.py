@@ -143,7 +143,8 @@ class Wording:
             found = self._whole(ids[: self.count])
             found = found[: self._stopped(found)]
         elif not self.over:
-            begun = [n for stop in self.stop for n in range(1, len(stop)) if found.endswith(stop[:n])]
+            pairs = ((stop, n) for stop in self.stop for n in range(1, min(len(stop), len(found) + 1)))
+            begun = [n for stop, n in pairs if found.endswith(stop[:n])]
             found = found[: len(found) - max(begun, default=0)]
         new = found.removeprefix(self.text) if found.startswith(self.text) else ""
         self.text = found if self.over else self.text + new

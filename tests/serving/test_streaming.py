@@ -116,3 +116,16 @@ def test_stops_end_the_text_at_the_same_place_and_cost_the_same_however_many_tok
 
 def test_caches_are_few():
     assert {room_of(n) for n in range(1, 257)} == {64, 128, 256}
+
+
+def test_a_stop_that_is_longer_than_the_text_is_compared_with_no_more_than_that():
+    class Stop(str):
+        slices = 0
+
+        def __getitem__(self, key):
+            Stop.slices += 1
+            return super().__getitem__(key)
+
+    generator = of_bytes()
+    wording, _ = read(generator, [*generator.tokenizer.encode("Oh no"), EOS], 1, stop=(Stop("x" * 1000),))
+    assert (wording.text, Stop.slices < 100) == ("Oh no", True)
