@@ -38,11 +38,13 @@ class Profiler:
         return watched
 
     def close(self) -> None:
-        """Ends the trace, even one cut short by the end of training."""
+        """Ends the trace, even one cut short by the end of training; warns if training ended before it began."""
         if self.tracing:
             self.tracing = False
             if _softly(jax.profiler.stop_trace):
                 log.info("a trace of some updates is in %s.", self.directory)
+        elif self.seen <= self.first:
+            log.warning("no profile: the trace begins after %d steps; this process made %d.", self.first, self.seen)
 
 
 def _softly(do: Callable[[], None]) -> bool:

@@ -48,6 +48,16 @@ def test_a_profile_that_fails_is_a_warning(broken, steps, message, tmp_path, mon
     assert [(row.levelname, row.getMessage()) for row in caplog.records] == [("WARNING", f"no profile: {message}")]
 
 
+def test_training_that_ends_before_the_trace_begins_is_a_warning(tmp_path, caplog):
+    with contextlib.closing(Profiler(tmp_path, first=3)) as profiler:
+        step = profiler.watch(lambda state: state + 1)
+        for state in range(3):
+            step(state)
+    assert [row.getMessage() for row in caplog.records] == [
+        "no profile: the trace begins after 3 steps; this process made 3."
+    ]
+
+
 def test_what_goes_wrong_in_the_step_itself_is_no_matter_of_the_profile(tmp_path):
     def step(*_):
         raise FloatingPointError("not a number")
