@@ -41,7 +41,7 @@ class FinetuneSettings:
     seed: int
 
     def __post_init__(self) -> None:
-        check_numbers(self, "epochs", "batch_size", "max_target_tokens", least=1)
+        check_numbers(self, "epochs", "batch_size", least=1)
         check_numbers(self, "max_source_tokens", least=2)
         check_numbers(self, "learning_rate", "seed", least=0)
         shards = batch_shards(make_mesh())
@@ -93,8 +93,9 @@ def lora_settings(lora: LoraSettings | int | bool, *, width: int) -> LoraSetting
     Raises:
       ConfigError: the rank or the type of the argument is invalid.
     """
-    if isinstance(lora, bool):
-        return LoraSettings() if lora else None
+    if lora is False:
+        return None
+    lora = 8 if lora is True else lora
     if isinstance(lora, LoraSettings):
         return lora
     lora = lora.item() if isinstance(lora, np.integer) else lora

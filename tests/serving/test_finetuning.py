@@ -107,7 +107,7 @@ def test_what_is_no_pair_is_named(model, pairs, message):
         ({"learning_rate": float("nan")}, "learning_rate = nan must be"),
         ({"learning_rate": "1e-4"}, "learning_rate = '1e-4' is of type str"),
         ({"max_source_tokens": 1}, "max_source_tokens = 1 must be at least 2"),
-        ({"max_target_tokens": -3}, "max_target_tokens = -3 must be at least 1"),
+        ({"max_target_tokens": -3}, "max_target_tokens = -3 must be at least 2"),
         ({"seed": -1}, "seed = -1 must be at least 0"),
         ({"lora": "8"}, "lora = '8' must be True, False, a rank"),
         ({"lora": 0}, "lora = 0 must be True, False, a rank"),
