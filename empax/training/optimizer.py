@@ -54,8 +54,8 @@ class OptimizerSettings:
         as 1e-3. Departure: the layers of a stack are one parameter for clipping and scaling of updates.
       learning_rate: peak learning rate.
       warmup_steps: steps of linear warm-up to the peak.
-      schedule: schedule after the warm-up: "constant"; "linear" or "cosine" decay to 0 at the last step; "rsqrt", decay
-        with 1 / sqrt(step) (Vaswani et al. 2017, Sec. 5.3).
+      schedule: schedule after the warm-up: "constant"; "linear" or "cosine" decay, which reaches 0 one step after the
+        last; "rsqrt", decay with 1 / sqrt(step) (Vaswani et al. 2017, Sec. 5.3).
       weight_decay: decoupled weight decay, multiplied by the learning rate.
       no_decay_pattern: names of parameters without weight decay: biases and normalisation scales.
       b1: for "adamw": decay of the first moment, in [0, 1).
