@@ -81,6 +81,11 @@ class DataSettings:
     limit: int = 0
     most_passes: int = 10
 
+    @property
+    def passes(self) -> int:
+        """Maximum number of epochs of a training stage; 0 = as in the recipe."""
+        return self.most_passes if self.name == "jsonl" else 0
+
     def __post_init__(self) -> None:
         check_numbers(self, "limit", "most_passes", least=0)
         if self.beam and self.name != "jsonl":

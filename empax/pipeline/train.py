@@ -54,7 +54,7 @@ def check(settings: Any, run: RunContext) -> None:
 
 def _of_own_size(loop: LoopSettings, num_examples: int, run: RunContext) -> LoopSettings:
     """Returns the recipe's steps, or fewer for a small corpus of the user, which is logged."""
-    most = run.plan.data.most_passes
+    most = run.plan.data.passes
     fewer = within_passes(loop, num_examples, most)
     if fewer.steps < loop.steps:
         log.warning(
@@ -69,8 +69,7 @@ def run(settings: Any, run: RunContext) -> dict[str, Any]:
     """Trains; returns metrics for `DONE`."""
     spec, loop = spec_of(run)
     assembly, options = spec.build(settings, run), run.plan.options
-    if run.plan.data.name == "jsonl":
-        loop = _of_own_size(loop, len(assembly.train), run)
+    loop = _of_own_size(loop, len(assembly.train), run)
     result = fit(
         assembly.task,
         train=assembly.train,

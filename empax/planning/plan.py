@@ -73,8 +73,8 @@ def _describe_training(plan: RunPlan, stage: Stage) -> str:
     before = f" and at most {trials / 1e9:.1f} of answers tried out before {it}" if trials else ""
     frozen = f"{held(sketch.frozen) / 1e6:.0f} MB frozen, " if sketch.frozen else ""
     flops = step_flops(found, loop) / 1e9
-    steps, most = str(loop.steps), plan.data.most_passes
-    if plan.data.name == "jsonl" and most:
+    steps, most = str(loop.steps), plan.data.passes
+    if most:
         steps = f"at most {loop.steps} (and {most} passes over the rows)"
     return (
         f"{steps} steps of {loop.batch_size}, {count_params(params) / 1e6:.2f} M parameters, "

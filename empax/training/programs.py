@@ -17,13 +17,7 @@ from empax.core.protocols import OnlineTask, ReinforcedTask, Task, untrained_by
 from empax.core.sharding import batch_sharding, replicated, shard_params
 from empax.core.types import AnyBatch, Params, TrainState
 from empax.models.layers import logical_axes
-from empax.training.optimizer import (
-    averaged,
-    first_updates,
-    learning_rate,
-    make_optimizer,
-    trained_mask,
-)
+from empax.training.optimizer import averaged, first_updates, learning_rate, make_optimizer, trained_mask
 from empax.training.settings import LoopSettings
 from empax.training.step import (
     EvalStep,

@@ -120,9 +120,7 @@ def within_passes(settings: LoopSettings, num_examples: int, most: int) -> LoopS
 
 def steps_on(data: DataSettings, settings: LoopSettings, num_examples: int) -> int:
     """Returns a stage's number of steps: that of its settings, or fewer for the user's corpus; see `within_passes`."""
-    if data.name != "jsonl":
-        return settings.steps
-    return within_passes(settings, num_examples, data.most_passes).steps
+    return within_passes(settings, num_examples, data.passes).steps
 
 
 def check_buckets(buckets: Sequence[int]) -> None:
