@@ -43,6 +43,9 @@ NEIGHBOURS = {
 }
 """Forms that interpolate training rows at every token: the base form, and the weights (ours; by `tools.neighbours`)."""
 
+TAGS = 4
+"""Attribute tokens before a text."""
+
 FORMS = ("no_retrieval", "no_attributes", "contrastive", "reasons", *LAYOUTS, *NEIGHBOURS)
 MACHINES = ("cpu", "gpu")
 STAGES = ("generator", "index", "attributes", "annotate", "exemplars", "emotions", "contrastive", "retriever",
@@ -317,12 +320,13 @@ def longer(config: ConfigDict) -> ConfigDict:
 def read(config: ConfigDict) -> None:
     """Sets the buckets of every stage that reads sources to the lengths of the layout."""
     layout, exemplars = config.reg.layout, config.reg.exemplars in ("apart", "response")
-    tags = 4 if "annotate" in config.run and config.reg.attributes else 0
+    tags = TAGS if "annotate" in config.run and config.reg.attributes else 0
     ends = 1 if config.reg.generator.get("pretrained") else 0
     context, passage = layout.max_context_tokens + tags, layout.max_passage_tokens + tags
     whole = max(context, passage) + ends if exemplars else context + 1 + passage + ends
     beside = (passage + ends, whole) if exemplars and passage < context else (-(-3 * whole // 4), whole)
-    config.generator.buckets = (*config.generator.buckets[:-1], context + ends)
+    # The same in all forms, which share this stage.
+    config.generator.buckets = (*config.generator.buckets[:-1], layout.max_context_tokens + TAGS + ends)
     for name in ("exemplars", "retriever", "joint", "evaluate"):
         if name in config:
             config[name].buckets = beside

@@ -175,20 +175,6 @@ class ExactInParts:
         return Retrieved(ids=ids, scores=scores)
 
 
-def completed(
-    found: Retrieved, exact: ExactIndex | ExactInParts, queries: np.ndarray, groups: np.ndarray | None
-) -> Retrieved:
-    """Returns `found`, with an exact search for each query whose approximate search looked at too few rows."""
-    k = found.ids.shape[1]
-    short = np.flatnonzero(found.ids[:, min(k, exact.num_rows) - 1] < 0)
-    if not len(short):
-        return found
-    rest = exact.search(queries[short], k, query_groups=None if groups is None else groups[short])
-    ids, scores = found.ids.copy(), found.scores.copy()
-    ids[short], scores[short] = rest.ids, rest.scores
-    return Retrieved(ids=ids, scores=scores)
-
-
 def largest_group(groups: Int[np.ndarray, " N"] | None) -> int:
     """Returns the size of the largest group, the most candidates that a query's own group can displace."""
     members = np.zeros(0, np.int64) if groups is None else groups[groups > NO_GROUP]

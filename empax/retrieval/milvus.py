@@ -19,7 +19,7 @@ from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError
 from empax.core.paths import expand
 from empax.core.types import Retrieved
-from empax.retrieval.exact import NO_GROUP, ExactInParts, check_search, completed, largest_group
+from empax.retrieval.exact import NO_GROUP, ExactInParts, check_search, largest_group
 
 _QUERY_BLOCK = 256
 
@@ -111,7 +111,11 @@ class MilvusIndex:
                 kept = [hit for hit in hits if not NO_GROUP < groups[row] == hit["entity"]["group"]][:k]
                 ids[row, : len(kept)] = [hit["id"] for hit in kept]
                 scores[row, : len(kept)] = [hit["distance"] for hit in kept]
-        return completed(Retrieved(ids=ids, scores=scores), self.exact, queries, groups if self.has_groups else None)
+        short = np.flatnonzero(ids[:, min(k, self.num_rows) - 1] < 0)  # it searched too few rows
+        if len(short):
+            exact = self.exact.search(queries[short], k, query_groups=groups[short] if self.has_groups else None)
+            ids[short], scores[short] = exact.ids, exact.scores
+        return Retrieved(ids=ids, scores=scores)
 
     def _found(self, queries: np.ndarray, limit: int) -> Any:
         # HNSW refuses an ef below the number of rows to return.

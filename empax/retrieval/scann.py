@@ -18,7 +18,7 @@ from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError
 from empax.core.manifest import remedy
 from empax.core.types import Retrieved
-from empax.retrieval.exact import NO_GROUP, ExactIndex, check_search, completed, largest_group
+from empax.retrieval.exact import NO_GROUP, ExactIndex, check_search, largest_group
 
 BRUTE_FORCE_BELOW = 1_000
 """With fewer rows, ScaNN searches all of them: too few to train a tree, and too few to need one."""
@@ -153,7 +153,11 @@ class ScannIndex:
             best = self._score(queries[block], self._candidates(queries[block], k), groups[block], k)
             width = best[0].shape[1]
             ids[block, :width], scores[block, :width] = best
-        return completed(Retrieved(ids=ids, scores=scores), self.exact, queries, groups if self.has_groups else None)
+        short = np.flatnonzero(ids[:, min(k, self.num_rows) - 1] < 0)
+        if len(short):
+            exact = self.exact.search(queries[short], k, query_groups=groups[short] if self.has_groups else None)
+            ids[short], scores[short] = exact.ids, exact.scores
+        return Retrieved(ids=ids, scores=scores)
 
     def _candidates(self, queries: np.ndarray, k: int) -> np.ndarray:
         """Returns candidate row ids [Q, C] in no particular order, -1 = none."""

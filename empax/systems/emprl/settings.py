@@ -59,7 +59,7 @@ class RewardSettings:
         check_numbers(self, "share", least=0, below=1)
         own = {"empathy": ("shift_penalty", "goal", "stages"), "novelty": ("outputs", "share")}
         for kind, name in ((kind, name) for kind, names in own.items() for name in names):
-            if self.kind != kind and getattr(self, name) != getattr(RewardSettings, name):
+            if self.kind != kind and getattr(self, name) not in (getattr(RewardSettings, name), ()):
                 raise ConfigError(f"{name} goes with kind = {kind!r}, not with {self.kind!r}.")
         if self.goal != "gold" and self.shift_penalty:
             raise ConfigError(f"shift_penalty = {self.shift_penalty} goes with goal = 'gold', not with {self.goal!r}.")
