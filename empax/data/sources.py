@@ -34,7 +34,8 @@ class LayoutSettings:
     """Maximum number of tokens of each text.
 
     Attributes:
-      max_context_tokens: tokens of the context in a source; the newest turns are kept.
+      max_context_tokens: tokens of the context in a source, with the frames and words of a prompt; the newest turns are
+        kept.
       max_passage_tokens: tokens of an exemplar in a source.
       max_target_tokens: tokens of a response, end-of-sequence included.
       max_query_tokens: tokens of the context for the retriever; the newest turns are kept.
