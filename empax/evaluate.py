@@ -42,7 +42,11 @@ _METRIC = flags.DEFINE_multi_string(
 )
 _EMPATHY = flags.DEFINE_string("empathy", None, "Judge of empathy: WORKDIR, WORKDIR/STAGE or linear.")
 _BART_SCORE = flags.DEFINE_string("bart_score", None, "Folder of a BART, for BARTScore.")
-_DATA = flags.DEFINE_string("data", None, "Folder or archive of EmpatheticDialogues, for lines with only an id.")
+_DATA = flags.DEFINE_string(
+    "data",
+    None,
+    "Folder or archive of EmpatheticDialogues, for lines with only an id; with --empathy=linear also EPITOME's.",
+)
 _SKIP = flags.DEFINE_bool(
     "skip_bad_lines", False, "Skip bad lines and score the others; otherwise a bad line stops the scoring."
 )
