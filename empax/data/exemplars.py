@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.protocols import Tokenizer
 from empax.core.types import EMOTIONS, Batch, Instance
 from empax.data import features
-from empax.data.sources import Row, SourceForm, Text
+from empax.data.sources import PlainForm, Row, SourceForm, Text
 
 Key: TypeAlias = Literal["exchange", "response"]
 """The retriever's input for an exemplar: its context and response, or the response alone."""
@@ -225,6 +225,8 @@ class ContextExamples(LabelledExamples):
         candidates: np.ndarray | None = None,
     ):
         responses = form.tokenizer.encode_batch([i.response for i in instances])
+        if isinstance(form, PlainForm) and form.first_token is not None:
+            responses = [[form.first_token, *ids] for ids in responses]
         super().__init__(instances, responses, form.tokenizer, form.layout.max_target_tokens)
         self.form, self.corpus = form, corpus
         self.contexts, self.groups = form.contexts(instances), dialogue_groups(instances)

@@ -210,11 +210,14 @@ class PlainForm:
 
     Attributes:
       template: the chat template of a decoder-only model; None if it has none.
+      first_token: the token that decoding forces at the start of an answer (BART's <s>), so that targets start with it
+        too; None = none.
     """
 
     tokenizer: SubwordTokenizer
     layout: LayoutSettings
     template: str | None = None
+    first_token: int | None = None
 
     @property
     def apart(self) -> bool:

@@ -136,7 +136,8 @@ class TextGenerator:
         """
         prompted = isinstance(self.model, DecoderOnly)
         layout = LayoutSettings(**{"max_context_tokens": _ENDLESS, "max_target_tokens": _ENDLESS, **(lengths or {})})
-        form = PlainForm(self.tokenizer, layout, self.tokenizer.chat_template if prompted else None)
+        template, first_token = self.tokenizer.chat_template, self.call({}).settings.first_token
+        form = PlainForm(self.tokenizer, layout, *((template, None) if prompted else (None, first_token)))
         instances = [
             Instance(f"{i}#2", (source,) if isinstance(source, str) else source, target, "")
             for i, (source, target) in enumerate(pairs)

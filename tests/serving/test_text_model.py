@@ -101,6 +101,21 @@ def test_it_generates_what_transformers_does_and_knows_how_likely_it_was(folder)
     assert likelihoods.perplexity == pytest.approx(np.exp(sum(nlls) / likelihoods.num_tokens.sum()), rel=1e-3)
 
 
+def test_a_target_begins_with_the_token_that_decoding_forces(tmp_path):
+    tokenizer = train_bpe(TEXTS, vocab_size=300)
+    path = saved(tmp_path, "bart", tokenizer, **WIDER["bart"])
+    (path / "generation_config.json").write_text('{"forced_bos_token_id": 2, "decoder_start_token_id": 1}')
+    ours = empax.load(path)
+    target = [2, *tokenizer.encode("oh no"), 1]
+    (row,) = ours.generator.examples([("no", "oh no")]).targets
+    assert (row, ours.generator.call({}).settings.first_token) == (target, 2)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(path).eval()
+    ids = torch.tensor([[*tokenizer.framing[0], *tokenizer.encode("no"), *tokenizer.framing[1]]])
+    with torch.no_grad():
+        wanted = float(model(input_ids=ids, labels=torch.tensor([target])).loss) * len(target)
+    assert ours.nll(["no"], ["oh no"]).nll[0] == pytest.approx(wanted, rel=2e-4)
+
+
 TURNS = ["I feel sad today", "oh no what happened", "you"]
 
 

@@ -53,12 +53,17 @@ MAX_REFERENCE_TOKENS = 512
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorParts:
-    """The parts of every stage of a system that answers."""
+    """The parts of every stage of a system that answers.
+
+    Attributes:
+      first_token: token that the folder of a generator on plain texts forces at the start of answers; None = none.
+    """
 
     settings: DialogueSettings
     tokenizer: Tokenizer
     generator: LoadedGenerator
     mesh: MeshSettings
+    first_token: int | None = None
 
     @classmethod
     def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> GeneratorParts:
@@ -71,8 +76,14 @@ class GeneratorParts:
         with_params = with_params and not planned
         place = functools.partial(places, mesh=make_mesh(mesh), settings=mesh) if with_params else None
         generator = load_generator(settings.generator, tokenizer, with_params=with_params, planned=planned, place=place)
-        settings = settings if planned else with_own_decoding(settings, tokenizer, generator.model, silent=True)
-        return cls(settings, tokenizer, generator, mesh)
+        if planned:
+            return cls(settings, tokenizer, generator, mesh)
+        first_token = None
+        if settings.form == "plain" and isinstance(generator.model, EncoderDecoder):
+            folder = generation_folder(resolve(settings.generator.pretrained))
+            first_token = own_options(folder, tokenizer, generator.model, silent=True)[1].get("forced_bos_token_id")
+        settings = with_own_decoding(settings, tokenizer, generator.model, silent=True)
+        return cls(settings, tokenizer, generator, mesh, first_token)
 
     def for_answers(self, buckets: Sequence[int] = (), *, passages: int = 0) -> GeneratorParts:
         """Returns the parts without cutting references, so that the likelihood covers all of their words.
@@ -158,7 +169,9 @@ class GeneratorParts:
         prompted = isinstance(self.generator.model, DecoderOnly)
         if settings.form == "plain":
             assert isinstance(tokenizer, SubwordTokenizer)
-            return PlainForm(tokenizer, settings.layout, tokenizer.chat_template if prompted else None)
+            return PlainForm(
+                tokenizer, settings.layout, tokenizer.chat_template if prompted else None, self.first_token
+            )
         if not prompted:
             framed = bool(settings.generator.pretrained)
             return TaggedForm(tokenizer, settings.layout, settings.attributes, settings.exemplars, framed)

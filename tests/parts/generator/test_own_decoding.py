@@ -7,16 +7,23 @@ from types import SimpleNamespace
 import pytest
 
 from empax.core.config import ConfigError, to_settings
+from empax.core.sharding import MeshSettings
+from empax.core.types import Instance
+from empax.data.bpe import train_bpe
+from empax.data.exemplars import ContextExamples
+from empax.data.features import SPECIAL_TOKENS
 from empax.data.store import PlannedTokenizer
 from empax.decoding.settings import DecodeSettings
-from empax.interop.pretrained import GeneratorSettings
+from empax.interop.pretrained import GeneratorSettings, LoadedGenerator
 from empax.interop.pretrained_encoders import LoadedEncoder
+from empax.models.bart import bart_config
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 from empax.parts.exemplars.checks import check_vectors
 from empax.parts.exemplars.settings import RetrievalSettings
+from empax.parts.generator import parts
 from empax.parts.generator.parts import with_own_decoding
 from empax.parts.generator.settings import DialogueSettings
 from empax.systems.reg.settings import JointTaskSettings
@@ -43,6 +50,26 @@ def test_the_folder_says_how_and_the_run_how_long(tmp_path):
     assert found == DecodeSettings(
         "beam", 12, 2, num_beams=3, num_return_sequences=1, repetition_penalty=1.5, more_eos_ids=(1,)
     )
+
+
+def test_a_run_on_plain_texts_trains_on_the_token_that_its_folder_forces(tmp_path, monkeypatch):
+    (tmp_path / "generation_config.json").write_text('{"forced_bos_token_id": 2}')
+    tokenizer, model = (
+        train_bpe(["oh no"], vocab_size=290, special_tokens=SPECIAL_TOKENS),
+        EncoderDecoder(bart_config("bart-base")),
+    )
+    for name, made in (("run_tokenizer", tokenizer), ("load_generator", LoadedGenerator(model, None))):
+        monkeypatch.setattr(parts, name, lambda *_, made=made, **__: made)
+    generator = GeneratorSettings(architecture="pretrained", pretrained=str(tmp_path))
+    for form, first in (("plain", [2]), ("dialogue", [])):
+        settings = DialogueSettings(generator=generator, form=form)
+        run = SimpleNamespace(
+            shared_settings=lambda _, settings=settings: settings,
+            plan=SimpleNamespace(options=SimpleNamespace(mesh=MeshSettings())),
+        )
+        made = parts.GeneratorParts.of(run, with_params=False).form(exemplars=False)
+        (target,) = ContextExamples([Instance("a#2", ("no",), "oh no", "")], made).targets
+        assert target == [*first, *tokenizer.encode("oh no"), 1]
 
 
 def test_one_option_that_cannot_be_had_leaves_all_others_in_force(tmp_path, caplog):
