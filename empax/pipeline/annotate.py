@@ -127,6 +127,42 @@ def load_marker(settings: Settings, run: RunContext) -> Callable[[Sequence[Seque
     return spec.marker(run, settings.reasons) if spec is not None and spec.marker is not None else None
 
 
+def context_notes(
+    contexts: Sequence[Sequence[str]],
+    judges: Sequence[attributes.Judge],
+    threshold: float,
+    mark: Callable[[Sequence[Sequence[str]]], Sequence[Any]] | None,
+    *,
+    levels: bool,
+) -> list[dict[str, Any]]:
+    """Returns the notes on contexts outside the run's splits: "reasons" by `mark`, "context_attributes" if `levels`."""
+    notes: list[dict[str, Any]] = [{} for _ in contexts]
+    if mark is not None:
+        notes = [{"reasons": list(map(list, spans))} for spans in mark(contexts)]
+    if levels:
+        found = judge_levels(judges, contexts, [""] * len(contexts), threshold)
+        notes = [{**note, "context_attributes": one} for note, one in zip(notes, found, strict=True)]
+    return notes
+
+
+def with_context_notes(instances: Sequence[Instance], run: RunContext) -> list[Instance]:
+    """Adds to instances of another corpus what the annotate stages before this one note on contexts."""
+    found = list(instances)
+    for stage in (run.named(name) for name in run.before()):
+        if stage.kind == "annotate":
+            settings = stage.settings
+            judges = load_judges(settings, run) if settings.contexts else []
+            notes = context_notes(
+                [i.context for i in found],
+                judges,
+                settings.sentiment_threshold,
+                load_marker(settings, run),
+                levels=settings.contexts,
+            )
+            found = [dataclasses.replace(i, notes={**i.notes, **note}) for i, note in zip(found, notes, strict=True)]
+    return found
+
+
 def run(settings: Settings, run: RunContext) -> None:
     judges, mark = load_judges(settings, run), load_marker(settings, run)
     made_by = [judge.hash for judge in judges]

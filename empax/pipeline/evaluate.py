@@ -22,7 +22,7 @@ from empax.data.store import check_prepared, load_instances, may_load
 from empax.decoding.settings import DecodeSettings
 from empax.evaluation.rows import released
 from empax.evaluation.scoring import JUDGES
-from empax.pipeline import judging
+from empax.pipeline import annotate, judging
 from empax.pipeline.answers import KeptAnswers, identify
 from empax.pipeline.bart_score import BartScorer, bart_scored, check_bart
 from empax.training.settings import check_buckets
@@ -199,6 +199,8 @@ def find_instances(settings: Settings, run: RunContext) -> tuple[list[Instance],
     else:
         instances = load_instances(run, settings.split)
     answered = draw_dialogues(instances, min((limit for limit in limits if limit), default=0))
+    if settings.corpus:
+        answered = annotate.with_context_notes(answered, run)
     chosen = {"chosen": DRAWN} if len(answered) < len(instances) else {}
     return answered, {**counts, "instances": len(instances), "answered": len(answered), **chosen}
 

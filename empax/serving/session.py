@@ -148,12 +148,8 @@ class Session:
         return [said[n] for n in range(len(turns))]
 
     def _answers(self, contexts: list[tuple[str, ...]], seeds: list[int]) -> list[Prediction]:
-        notes: list[dict[str, Any]] = [{} for _ in contexts]
-        if self.mark is not None:
-            notes = [{"reasons": spans} for spans in self.mark(contexts)]
-        if self.annotates and not self.of_replies:
-            for note, levels in zip(notes, self._levels(contexts, [""] * len(contexts)), strict=True):
-                note["context_attributes"] = levels
+        levels = self.annotates and not self.of_replies
+        notes = annotate.context_notes(contexts, self.judges, self.sentiment_threshold, self.mark, levels=levels)
         instances = [
             Instance(id="chat#1", context=turns, response="", emotion="", notes=note)
             for turns, note in zip(contexts, notes, strict=True)
@@ -162,8 +158,9 @@ class Session:
         responses = [self.after(one.response) if self.after else one.response for one in found]
         told = [dict(one.notes) for one in found]
         if self.annotates and self.of_replies:
-            for note, levels in zip(told, self._levels(contexts, responses), strict=True):
-                note["response_attributes"] = levels
+            found_levels = annotate.judge_levels(self.judges, contexts, responses, self.sentiment_threshold)
+            for note, one in zip(told, found_levels, strict=True):
+                note["response_attributes"] = one
         return [
             dataclasses.replace(
                 one,
@@ -173,9 +170,6 @@ class Session:
             )
             for one, response, note in zip(found, responses, told, strict=True)
         ]
-
-    def _levels(self, contexts: list[tuple[str, ...]], responses: list[str]) -> list[dict[str, str]]:
-        return annotate.judge_levels(self.judges, contexts, responses, self.sentiment_threshold)
 
 
 def beats_chance(rows: Iterable[Mapping[str, Any]]) -> bool:

@@ -40,6 +40,7 @@ class Parrot:
     def respond(self, instances, *, batch_size, seed, progress, kept):
         found = self.emotions(instances, batch_size=batch_size)
         self.asked[-1] = (progress, len(instances), batch_size, seed)
+        self.notes = [i.notes for i in instances]
         return [
             Prediction(
                 context=i.context, response=f"so {i.context[-1]}", reference=i.response, id=i.id, emotion=i.emotion,
@@ -199,7 +200,9 @@ def test_a_judge_levels_responses_and_references(run, monkeypatch):
         evaluated(run, judge="anotate")
 
 
-def test_another_corpus_is_answered_in_a_file_of_its_own(run):
+def test_another_corpus_is_answered_in_a_file_of_its_own(run, monkeypatch):
+    monkeypatch.setattr(annotate, "load_judges", lambda settings, run: [])
+    monkeypatch.setattr(annotate, "load_marker", lambda settings, run: lambda contexts: [[(0, 0, 1)]] * len(contexts))
     evaluated(run)
     own = run.files.predictions.read_bytes()
     elsewhere = dataclasses.replace(run, stage="elsewhere")
@@ -209,6 +212,8 @@ def test_another_corpus_is_answered_in_a_file_of_its_own(run):
     path.parent.mkdir(parents=True)
     path.write_text("A . __eou__ B . __eou__ C . __eou__\nD . __eou__ E . __eou__\n")
     parrot, _, rows = evaluated(elsewhere, corpus="dailydialog")
+    # Annotated, as the run's own data are: the generator may have been trained on these notes.
+    assert parrot.notes == [{"reasons": [[0, 0, 1]], "context_attributes": {"sentiment": "mid"}}] * 3
     assert parrot.asked == [("dailydialog", 3, 4, 5)]  # no emotion is known there: no head to choose
     assert [(row["context"], row["response"], row["reference"]) for row in rows] == [
         (["A."], "so A.", "B."), (["A.", "B."], "so B.", "C."), (["D."], "so D.", "E."),
