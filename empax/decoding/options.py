@@ -129,7 +129,7 @@ def call_of(
     pairs = zip(("max_tokens", "min_tokens"), LENGTHS[::2], LENGTHS[1::2], strict=True)
     counted = {ours for ours, length, new in pairs if not encoder_decoder and whole.get(length) and new not in whole}
     ends = (*([] if found.eos_id is None else [found.eos_id]), *settings.more_eos_ids)
-    if found.settings.end_at_limit or (given.get("eos_token_id") is not None and eos_id not in ends):
+    if found.settings.end_at_limit or (listed(given.get("eos_token_id")) and eos_id not in ends):
         eos_id = ends[0]
     settings = dataclasses.replace(settings, more_eos_ids=tuple(token for token in ends if token != eos_id))
     start = whole.get("decoder_start_token_id") if encoder_decoder else None
@@ -190,8 +190,9 @@ def _with_ours(
     values |= {name: getattr(own, name) for name in kept - {"more_eos_ids", "end_at_limit"}}
     values |= {name: value for name, value in given.items() if name in _OURS and value is not None}
     values["more_eos_ids"] = (*found.settings.more_eos_ids, *listed(given.get("more_eos_ids")))
-    if given.get("rerank") is None and {"sample": values["num_samples"], "beam": 2}.get(values["method"], 1) < 2:
-        values |= {name: _OFF[name] for name in ("rerank", "rerank_exemplars")}  # the model's apply to other methods
+    several = {"sample": values["num_samples"], "beam": 2}.get(values["method"], 1) > 1
+    if given.get("rerank") is None and not (several and values["method"] == own.method):  # the model's is for its own
+        values |= {name: _OFF[name] for name in ("rerank", "rerank_exemplars", "rerank_length")}
     if type(num_texts) is not int or num_texts < 1:
         raise ConfigError(f"generate: num_return_sequences = {num_texts!r} must be a whole number of at least 1.")
     if values["method"] == "sample" and given.get("num_samples") is None:

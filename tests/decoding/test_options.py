@@ -116,6 +116,7 @@ def test_ends_and_starts_are_those_of_the_call():
     assert (call(FOLDER).eos_id, call({"eos_token_id": EOS}).settings.more_eos_ids) == (EOS, ())
     forced = call(forced_eos_token_id=8, eos_token_id=[EOS, 8])
     assert (forced.eos_id, forced.settings.end_at_limit, forced.settings.more_eos_ids) == (8, True, (EOS,))
+    assert call(eos_token_id=[]).eos_id == EOS
     assert (call().start_id, call(decoder_start_token_id=4).start_id) == (None, 4)
     assert call({"decoder_start_token_id": 3}).start_id == 3
 
@@ -125,6 +126,10 @@ def test_what_a_run_sets_stays_where_it_can_be():
     fields = {"num_beams": 4, "max_new_tokens": 20}
     assert settings(fields, own=own) == dataclasses.replace(own, num_return_sequences=None)
     assert settings(fields, own=own, method="greedy").rerank == ""
+    drawn = DecodeSettings("sample", num_samples=16, rerank="consensus", rerank_length=0.35)
+    assert settings({"do_sample": True}, own=drawn).rerank == "consensus"
+    beam = settings({"do_sample": True}, own=drawn, num_beams=4)
+    assert dataclasses.replace(beam, num_samples=1) == settings(num_beams=4)
     assert settings({}, own=DecodeSettings(first_token=3), encoder_decoder=False).first_token == 3
 
 
