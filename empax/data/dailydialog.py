@@ -22,8 +22,8 @@ END_OF_TURN = "__eou__"
 """Marks the end of every turn; a line is a dialogue."""
 
 _JOINS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"(?<=\w) ' (?=(?:s|t|m|d|re|ll|[vV]e)\b)"), "'"),
-    (re.compile(r"(?<=\w)'Ve\b"), "'ve"),  # "I ' Ve" comes from the corpus's own clean-up
+    (re.compile(r"(?<=\w) ['’] (?=(?:s|t|m|d|re|ll|[vV]e|am|clock)\b)"), "'"),
+    (re.compile(r"(?<=\w)['’]Ve\b"), "'ve"),  # "I ' Ve" comes from the corpus's own clean-up
     (re.compile(r"(?<=\d) ([.:]) (?=\d)"), r"\1"),  # 6 . 5; a comma there often separates two numbers
     (re.compile(r" (?=[.,!?;:%)])"), ""),
     (re.compile(r"(?<=[$¥(]) "), ""),

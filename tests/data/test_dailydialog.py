@@ -37,6 +37,7 @@ def test_every_turn_from_the_second_on_is_answered_from_its_whole_history(path):
     ("text", "wanted"),
     [
         (" You ' Ve got  it , haven ' t we ? ", "You've got it, haven't we?"),
+        ("I ’ Ve time , don ’ t I , ma ’ am ? At six o ' clock .", "I've time, don't I, ma'am? At six o'clock."),
         ("the ' The man and it ' s $ 39 . 99 ; 13 : 30 !", "the ' The man and it's $39.99; 13:30!"),
         ("code 413 , 447 ( why ? ) 10 % . ", "code 413, 447 (why?) 10%."),
         ('on " Nature " , 12 - hour , parents \' house', 'on " Nature ", 12 - hour, parents \' house'),
