@@ -60,7 +60,7 @@ def _of_own_size(loop: LoopSettings, num_examples: int, run: RunContext) -> Loop
         log.warning(
             "%s: %d steps would pass %.0f times over %d rows; reduced to %d steps, %d passes, with warm-up and "
             "evaluations earlier in proportion. --config.data.most_passes=0 keeps the recipe's steps.",
-            run.stage, loop.steps, loop.steps * loop.batch_size / num_examples, num_examples, fewer.steps, most,
+            run.stage, loop.steps, loop.steps / -(-num_examples // loop.batch_size), num_examples, fewer.steps, most,
         )  # fmt: skip
     return fewer
 

@@ -97,7 +97,7 @@ def within_passes(settings: LoopSettings, num_examples: int, most: int) -> LoopS
 
     Warm-ups and intervals in steps become shorter by the same factor. `most` = 0: any number of passes.
     """
-    steps = max(-(-most * num_examples // settings.batch_size), 1)
+    steps = max(most * -(-num_examples // settings.batch_size), 1)
     if not most or steps >= settings.steps:
         return settings
 

@@ -35,5 +35,6 @@ def test_on_a_small_corpus_everything_shrinks_by_one_factor():
     assert [group.warmup_steps for group in found.optimizer.groups] == [10, None]
     kept = dataclasses.replace(found, optimizer=SETTINGS.optimizer)
     assert (kept.batch_size, kept.buckets, kept.best_metric) == (16, (32,), "loss")
+    assert within_passes(SETTINGS, 8, 10).steps == 10  # each of one batch, which is not full
     least = within_passes(SETTINGS, 1, 1)
     assert (least.steps, least.eval_every_steps, least.optimizer.warmup_steps) == (1, 1, 1)

@@ -100,7 +100,7 @@ def test_on_a_small_corpus_the_teacher_leaves_as_much_sooner():
         found = stages._with_shorter_teacher(parts, num_examples, context).task(ClassicTaskSettings())
         return dict(found.model.readers)["listeners"].teacher_decay_steps
 
-    assert [decay(config, rows) for rows in (10_000, 240, 1)] == [200, 100, 1]  # 300 steps of 8 are ten passes of 240
+    assert [decay(config, rows) for rows in (10_000, 240, 1)] == [200, 100, 3]  # 300 steps of 8 are ten passes of 240
     assert decay({**config, "data": {"name": "sample"}}, 240) == 200
 
 
