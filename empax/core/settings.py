@@ -68,7 +68,7 @@ class DataSettings:
       dir: folder of the corpora, laid out as in docs/data.md; empty = EMPAX_DATA_DIR, then the official download. With
         "jsonl", the folder of its files.
       beam: for "jsonl": options of Apache Beam, which then prepares the corpus; none = this process does.
-      moel_compat: whether pairs are split as in the MoEL lineage.
+      moel_compat: whether pairs are split as in the MoEL lineage; not for "jsonl".
       limit: maximum number of instances per split, from randomly drawn dialogues (0 = all); for trials.
       most_passes: for "jsonl": maximum number of epochs of a training stage, so that steps follow the size of your
         corpus; 0 = as in the recipe.
@@ -90,3 +90,5 @@ class DataSettings:
         check_numbers(self, "limit", "most_passes", least=0)
         if self.beam and self.name != "jsonl":
             raise ConfigError(f'data.beam is for data.name = "jsonl"; {self.name!r} is prepared without it.')
+        if self.moel_compat and self.name == "jsonl":
+            raise ConfigError("data.moel_compat = True follows the order of EmpatheticDialogues; set it to False.")

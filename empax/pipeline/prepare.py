@@ -57,11 +57,7 @@ def _check_replies(data: DataSettings) -> None:
         dialogues = read_corpus(data, split)
         if dialogues is None:
             return
-        if data.moel_compat:
-            found = bool(to_instances(dialogues, moel_compat=True))
-        else:
-            found = any(len(dialogue.utterances) > 1 for dialogue in dialogues)
-        _check_some(found, split, data)
+        _check_some(any(len(dialogue.utterances) > 1 for dialogue in dialogues), split, data)
 
 
 def _check_some(found: object, split: str, data: DataSettings) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir, hash_file, read_json
+from empax.core.settings import DataSettings
 from empax.core.system import RunContext
 from empax.data import sample
 from empax.data.batches import draw_dialogues
@@ -116,6 +117,9 @@ def test_moel_compat_reaches_the_extraction(tmp_path):
     last = sample.load_dialogues()["test"][-1].id
     assert last not in {i.dialogue_id for i in load_instances(run, "test")}
     assert len({i.dialogue_id for i in load_instances(run, "test")}) == 31
+    with pytest.raises(ConfigError, match="follows the order of EmpatheticDialogues; set it to False"):
+        DataSettings(name="jsonl", moel_compat=True)
+    assert not DataSettings(name="jsonl", moel_compat=False).moel_compat
 
 
 def test_a_corpus_of_ones_own(tmp_path):
