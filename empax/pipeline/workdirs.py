@@ -49,8 +49,9 @@ def claim(
 ) -> None:
     """Writes config.json and run.json, or checks that this work directory has the same config.
 
-    Another config is accepted if it does not affect any kept stage that has begun. A missing or damaged config.json is
-    rewritten if all stages were made with the same settings.
+    Another config is accepted if it differs only in sections of stages that have not begun, or that it leaves out at
+    the end; with `redo`, in anything that no kept stage reads. A missing or damaged config.json is rewritten if all
+    stages were made with the same settings.
 
     Args:
       files: the work directory; this process holds its lock.
