@@ -11,7 +11,7 @@ from jaxtyping import Int
 from empax.core.config import ConfigError
 from empax.core.protocols import Examples
 from empax.core.types import AnyBatch, Batch, Instance
-from empax.data.features import pad
+from empax.data.features import pad, render_target
 
 T = TypeVar("T")
 
@@ -254,9 +254,7 @@ class SequenceExamples:
         if max_target_tokens < 1:
             raise ConfigError(f"max_target_tokens = {max_target_tokens} must be at least 1.")
         self.sources = sources
-        self.targets = [
-            [*ids[: max_target_tokens - 1], ids[-1]] if len(ids) > max_target_tokens else list(ids) for ids in targets
-        ]
+        self.targets = [render_target(ids[:-1], ids[-1], max_target_tokens) for ids in targets]
         self.pad_id, self.max_target_tokens = pad_id, max_target_tokens
         self.lengths = np.fromiter(map(len, sources), np.int64, len(sources))
 

@@ -12,11 +12,10 @@ from empax.core.text_files import DataError, check_length, located, read_lines
 from empax.core.types import Dialogue, Instance, Utterance
 from empax.data.corpora import find_corpus
 from empax.data.dialogues import alternate, to_instances
+from empax.data.own import SPLITS
 
 FOLDER = "dailydialog"
 """Name of the corpus' folder inside a data folder."""
-
-SPLITS = ("train", "validation", "test")
 
 END_OF_TURN = "__eou__"
 """Marks the end of every turn; a line is a dialogue."""

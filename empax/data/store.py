@@ -27,8 +27,6 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.data.wheels import NAMED
 from empax.data.words import Style
 
-_SPLITS = ("train", "validation", "test")
-
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerSettings:
@@ -57,8 +55,8 @@ class TokenizerSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self, "vocab_size", "min_count", least=1)
-        if unknown := sorted(set(self.splits_in_vocabulary) - set(_SPLITS)):
-            raise ConfigError(f"splits_in_vocabulary holds {unknown[0]!r}; it takes {', '.join(_SPLITS)}.")
+        if unknown := sorted(set(self.splits_in_vocabulary) - set(own.SPLITS)):
+            raise ConfigError(f"splits_in_vocabulary holds {unknown[0]!r}; it takes {', '.join(own.SPLITS)}.")
         if "train" not in self.splits_in_vocabulary:
             raise ConfigError(f"splits_in_vocabulary = {self.splits_in_vocabulary} lacks 'train'; add it.")
         if self.kind == "words" and self.pretrained:
