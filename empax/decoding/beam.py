@@ -65,10 +65,7 @@ def go_on_beams(
     """
     groups, max_tokens = settings.num_beam_groups, settings.max_tokens
     width = settings.num_beams // groups
-    norms, given = _norms(settings), start.prefix_lengths()
-    if start.prefix is not None:
-        given = jnp.repeat(given, groups, axis=0)
-    most = start.most(settings)
+    norms, most = _norms(settings), start.most(settings)
     if start.limits is not None:
         most = jnp.repeat(most, groups, axis=0)
 
@@ -84,7 +81,7 @@ def go_on_beams(
         drawn = None if rng is None else folded(rng, beams.index)
         found = _continuations(logits, beams, start, settings, drawn)
         history = gather(beams.history, found.parents).at[:, :, beams.index + 1].set(found.tokens)
-        norm = norms[jnp.maximum(beams.index - given, 0)]
+        norm = norms[beams.index]
 
         enters = found.stops & (jnp.arange(found.stops.shape[1]) < width)[None]
         scores = found.log_probs / norm
@@ -96,7 +93,7 @@ def go_on_beams(
 
         hoped = norm  # log-probabilities are negative: longer is better if length_penalty > 0
         if settings.early_stopping == "never" and settings.length_penalty > 0.0:
-            hoped = norms[most - 1 - given]
+            hoped = norms[most - 1]
         worst = jnp.where(pool.ended, jnp.min(pool.scores, axis=1, keepdims=True), BARRED)
         parents = jnp.take_along_axis(found.parents, found.best, axis=1).reshape(start.batch_size, groups, width)
         parents += width * jnp.arange(groups)[None, :, None]
@@ -127,10 +124,10 @@ def found_beams(beams: Beams, settings: DecodeSettings) -> Generated:
 def settled_beams(beams: Beams, start: Start, settings: DecodeSettings) -> Progress:
     """Returns the common beginning of all hypotheses that may still win."""
     groups, index = settings.num_beam_groups, beams.index
-    norms, given = _norms(settings), start.prefix_lengths()
+    norms = _norms(settings)
     most = jnp.broadcast_to(start.most(settings), (start.batch_size, 1))
     # Log-probabilities only fall: a hypothesis is at best its present one, at the most favourable length.
-    hoped = norms[jnp.clip((most if settings.length_penalty > 0.0 else index + 1) - 1 - given, 0, len(norms) - 1)]
+    hoped = norms[jnp.clip(most - 1 if settings.length_penalty > 0.0 else index, 0, len(norms) - 1)]
     over = ~beams.improvable
     if settings.early_stopping is True:
         over |= jnp.all(beams.pool.ended, axis=1)

@@ -150,7 +150,6 @@ def _place(
 
 def forced_tokens(
     index: Int[Array, ""],
-    prefix: Int[Array, "B P"] | None,
     eos_id: int,
     *,
     first_token: int | None,
@@ -158,20 +157,15 @@ def forced_tokens(
 ) -> Int[Array, "#B"] | None:
     """Returns each example's forced token at `index`, -1 = free choice; None if no option forces tokens.
 
-    This is `first_token` at 0 and `eos_id` at `end_at`; `prefix`, the start of the response, takes precedence.
+    This is `first_token` at 0 and `eos_id` at `end_at`.
     """
-    if prefix is None and first_token is None and end_at is None:
+    if first_token is None and end_at is None:
         return None
     forced = jnp.full((1,), -1, jnp.int32)
     if first_token is not None:
         forced = jnp.where(index == 0, first_token, forced)
     if end_at is not None:
         forced = jnp.where(index == end_at, eos_id, forced)
-    if prefix is not None:
-        # A last column of -1: nothing is forced after the prefix.
-        padded = jnp.pad(prefix, ((0, 0), (0, 1)), constant_values=-1).astype(jnp.int32)
-        given = jax.lax.dynamic_index_in_dim(padded, index, axis=1, keepdims=False)  # clamped to the last column
-        forced = jnp.where(given >= 0, given, forced)
     return forced
 
 

@@ -49,7 +49,6 @@ class Start:
     start_id: int | Int[Array, " B"]
     eos_ids: tuple[int, ...]
     pad_id: int
-    prefix: Int[Array, "B P"] | None = None
     source: Int[Array, "B S"] | None = None
     before: Int[Array, "B P"] | None = None
     limits: Limits | None = None
@@ -61,12 +60,6 @@ class Start:
     def ends(self, tokens: Int[Array, "B K"]) -> Bool[Array, "B K"]:
         """Returns a mask of the tokens that end a response."""
         return functools.reduce(jnp.logical_or, [tokens == eos_id for eos_id in self.eos_ids])
-
-    def prefix_lengths(self) -> Int[Array, "#B 1"]:
-        """Returns the number of prefix tokens of each response."""
-        if self.prefix is None:
-            return jnp.zeros((1, 1), jnp.int32)
-        return jnp.sum(self.prefix >= 0, axis=1, keepdims=True, dtype=jnp.int32)
 
     def history(self, num: int, max_tokens: int) -> Int[Array, "B K T"]:
         """Returns the initial history, [B, K, 1 + max_tokens]: the start token and padding."""
@@ -109,7 +102,6 @@ def choices(
     scores = constrain(scores, text, place, index, start.eos_ids, settings, start.source, min_tokens=fewest)
     forced = forced_tokens(
         index,
-        start.prefix,
         start.eos_ids[0],
         first_token=settings.first_token,
         end_at=start.most(settings)[:, 0] - 1 if settings.end_at_limit else None,

@@ -34,7 +34,7 @@ def generate(step: StepFn, cache: Any, **given: Any) -> Generated:
 
     Returns:
       Tokens [B, K, T] with T = `max_tokens`, best hypothesis first, and their log-probabilities under the model, before
-      temperature, truncation or renormalisation. Forced tokens (`prefix`, `first_token`, `end_at_limit`) are certain,
+      temperature, truncation or renormalisation. Forced tokens (`first_token`, `end_at_limit`) are certain,
       as in Hugging Face's search: they add 0. Log-probabilities of "beam" include penalties (repetition,
       `diversity_penalty`), since it ranks by them, and the temperature of `draw_beams`.
 
@@ -54,7 +54,6 @@ def search_of(
     pad_id: int,
     settings: DecodeSettings,
     rng: Randomness | None = None,
-    prefix: Int[Array, "B P"] | None = None,
     source: Tokens | None = None,
     prompt: Tokens | None = None,
     limits: Limits | None = None,
@@ -70,8 +69,6 @@ def search_of(
       pad_id: fills the result after the end.
       settings: static.
       rng: PRNG key, needed only by "sample" and `draw_beams`. `Draws` has one per example.
-      prefix: start of every response of an example, the same for all its hypotheses, padded with -1 on the right.
-        Part of the result and of `max_tokens`, but not of the length that `length_penalty` uses.
       source: input of the encoder, for `encoder_no_repeat_ngram` and `encoder_repetition_penalty`. Departure:
         Hugging Face treats padding as tokens of the source.
       prompt: input of a decoder-only model, ending with `start_id`, if its tokens count for `no_repeat_ngram`,
@@ -81,11 +78,9 @@ def search_of(
         exceed `max_tokens`.
 
     Raises:
-      ValueError: if "sample" or `draw_beams` lacks an `rng`, or a prefix is longer than `max_tokens`.
+      ValueError: if "sample" or `draw_beams` lacks an `rng`.
       ConfigError: if an option needs a missing source, or names a token that the vocabulary lacks.
     """
-    if prefix is not None and prefix.shape[1] > settings.max_tokens:
-        raise ValueError(f"a prefix of {prefix.shape[1]} tokens is longer than max_tokens = {settings.max_tokens}.")
     source = source or prompt
     if settings.reads_source and source is None:
         raise ConfigError(
@@ -97,7 +92,6 @@ def search_of(
         start_id,
         (eos_id, *settings.more_eos_ids),
         pad_id,
-        prefix,
         source=None if source is None else jnp.where(source[1], source[0], -1),
         before=None if prompt is None else tokens_before(*prompt),
         limits=limits,

@@ -1,4 +1,4 @@
-"""Search, forced tokens and prefixes, through T5, BART and their kin, against Hugging Face's `generate`."""
+"""Search and forced tokens, through T5, BART and their kin, against Hugging Face's `generate`."""
 
 import functools
 
@@ -30,23 +30,23 @@ IDS = {
 
 FORCED = {"first_token": 0, "end_at_limit": True}
 CASES = [
-    ("bart", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=2.0, no_repeat_ngram=3, **FORCED), ()),
-    ("blenderbot", DecodeSettings("beam", LENGTH, min_tokens=2, num_beams=4, no_repeat_ngram=3), ()),
-    ("mbart", DecodeSettings("beam", LENGTH, num_beams=3, first_token=58, end_at_limit=True), ()),  # as mBART-50 does
-    ("t5", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=2.0), (0, 1, 3)),
-    ("t5", DecodeSettings("beam", LENGTH, min_tokens=2, num_beams=4, length_penalty=2.0, early_stopping=True), ()),
-    ("t5", DecodeSettings("greedy", LENGTH, min_tokens=3, no_repeat_ngram=2), ()),
-    ("mt5", DecodeSettings("beam", LENGTH, num_beams=2, length_penalty=0.6, no_repeat_ngram=3), ()),
+    ("bart", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=2.0, no_repeat_ngram=3, **FORCED)),
+    ("blenderbot", DecodeSettings("beam", LENGTH, min_tokens=2, num_beams=4, no_repeat_ngram=3)),
+    ("mbart", DecodeSettings("beam", LENGTH, num_beams=3, first_token=58, end_at_limit=True)),  # as mBART-50 does
+    ("t5", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=2.0)),
+    ("t5", DecodeSettings("beam", LENGTH, min_tokens=2, num_beams=4, length_penalty=2.0, early_stopping=True)),
+    ("t5", DecodeSettings("greedy", LENGTH, min_tokens=3, no_repeat_ngram=2)),
+    ("mt5", DecodeSettings("beam", LENGTH, num_beams=2, length_penalty=0.6, no_repeat_ngram=3)),
 ]
 CASES += [
-    pytest.param(name, settings, lengths[0] if lengths else (), marks=pytest.mark.slow)
-    for name, settings, *lengths in (
+    pytest.param(*case, marks=pytest.mark.slow)
+    for case in (
         ("bart", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, **FORCED)),
-        ("bart", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6), (0, 3)),
+        ("bart", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6)),
         ("blenderbot", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True)),
-        ("blenderbot", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6), (0, 3)),
+        ("blenderbot", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6)),
         ("marian", DecodeSettings("beam", LENGTH, num_beams=3, no_repeat_ngram=3, end_at_limit=True)),
-        ("t5", DecodeSettings("greedy", LENGTH), (2,)),
+        ("t5", DecodeSettings("greedy", LENGTH)),
         ("mt5", DecodeSettings("greedy", LENGTH, min_tokens=2)),
         ("mt5", DecodeSettings("beam", LENGTH, num_beams=3, length_penalty=0.6)),
         ("mbart", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True)),
@@ -106,22 +106,12 @@ def prompts(pad, width=8):
     return np.where(mask, source, pad), mask
 
 
-def prefixes(lengths):
-    """Rows of these lengths in turn, -1 behind; None if there are none."""
-    if not lengths:
-        return None
-    rng = np.random.default_rng(1)
-    prefix = rng.integers(3, VOCAB, (BATCH, max(lengths))).astype(np.int32)
-    wanted = np.resize(np.array(lengths), BATCH)
-    return np.where(np.arange(max(lengths))[None] < wanted[:, None], prefix, -1)
-
-
-def decode_ours(name, settings, source, mask, prefix):
+def decode_ours(name, settings, source, mask):
     _, model, params = models(name)
     ids = IDS[name]
 
     @jax.jit
-    def decode(params, source, mask, prefix):
+    def decode(params, source, mask):
         apply = functools.partial(model.apply, {"params": params})
         states = apply(source, mask, method="encode")
         num = num_hypotheses(settings)
@@ -132,20 +122,17 @@ def decode_ours(name, settings, source, mask, prefix):
             batch_size=len(source),
             **{f"{name}_id": ids[name] for name in ("start", "eos", "pad")},
             settings=settings,
-            prefix=prefix,
         )
 
-    return decode(params, source, mask, prefix)
+    return decode(params, source, mask)
 
 
-def decode_theirs(name, settings, source, mask, prefix):
-    """Of rows whose prefixes are all of the same length."""
+def decode_theirs(name, settings, source, mask):
     theirs, ids = models(name)[0], IDS[name]
     num = num_hypotheses(settings)
     beam = {"length_penalty": settings.length_penalty, "early_stopping": settings.early_stopping} if num > 1 else {}
-    given = np.concatenate([np.full((len(source), 1), ids["start"]), prefix], axis=1)
     return found_by(
-        theirs, source, mask, skip=1, num=num, new=LENGTH, eos=ids["eos"], pad=ids["pad"], given=given,
+        theirs, source, mask, skip=1, num=num, new=LENGTH, eos=ids["eos"], pad=ids["pad"],
         max_length=1 + LENGTH, min_new_tokens=settings.min_tokens or None,
         no_repeat_ngram_size=settings.no_repeat_ngram or None, decoder_start_token_id=ids["start"],
         forced_bos_token_id=settings.first_token, forced_eos_token_id=ids["eos"] if settings.end_at_limit else None,
@@ -154,26 +141,16 @@ def decode_theirs(name, settings, source, mask, prefix):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize(("name", "settings", "lengths"), CASES, ids=lambda value: str(value)[:30])
-def test_tokens_are_hugging_faces(name, settings, lengths):
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=lambda value: str(value)[:30])
+def test_tokens_are_hugging_faces(name, settings):
     source, mask = prompts(IDS[name]["pad"])
-    prefix = prefixes(lengths)
-    found = jax.tree.map(np.asarray, decode_ours(name, settings, source, mask, prefix))
-    given = np.zeros(BATCH, int) if prefix is None else (prefix >= 0).sum(axis=1)
-    for length in np.unique(given):
-        rows = np.flatnonzero(given == length)
-        own = np.zeros((len(rows), 0), int) if prefix is None else prefix[rows, :length]
-        expected, scores = decode_theirs(name, settings, source[rows], mask[rows], own)
-        np.testing.assert_array_equal(found.tokens[rows], expected)
-        np.testing.assert_array_equal(
-            expected[:, :, :length], np.broadcast_to(own[:, None], expected[:, :, :length].shape)
-        )
-        if scores is not None:
-            is_end = expected == IDS[name]["eos"]
-            counted = np.where(is_end.any(-1), is_end.argmax(-1) + 1, LENGTH) - length
-            np.testing.assert_allclose(
-                found.log_probs[rows] / counted**settings.length_penalty, scores, rtol=1e-4, atol=1e-6
-            )
+    found = jax.tree.map(np.asarray, decode_ours(name, settings, source, mask))
+    expected, scores = decode_theirs(name, settings, source, mask)
+    np.testing.assert_array_equal(found.tokens, expected)
+    if scores is not None:
+        is_end = expected == IDS[name]["eos"]
+        counted = np.where(is_end.any(-1), is_end.argmax(-1) + 1, LENGTH)
+        np.testing.assert_allclose(found.log_probs / counted**settings.length_penalty, scores, rtol=1e-4, atol=1e-6)
     if settings.end_at_limit:
         assert (found.tokens[:, 0] == IDS[name]["eos"]).any(axis=-1).all()
         if settings.first_token is not None:
@@ -188,19 +165,18 @@ def flat_step(tokens, cache):
     return logits, cache
 
 
-def flat(settings, prefix=None):
+def flat(settings):
     kinds = {"start_id": 0, "eos_id": 1, "pad_id": 2}
-    return generate(flat_step, None, batch_size=2, settings=settings, rng=jax.random.key(0), prefix=prefix, **kinds)
+    return generate(flat_step, None, batch_size=2, settings=settings, rng=jax.random.key(0), **kinds)
 
 
 def test_sampling_takes_forced_tokens_as_certain():
-    settings = DecodeSettings("sample", 5, num_samples=3, end_at_limit=True, top_p=0.9, top_k=6, temperature=0.7)
-    found = flat(settings, jnp.asarray([[4, 5], [6, -1]]))
-    np.testing.assert_array_equal(found.tokens[0, :, :2], [[4, 5]] * 3)
-    np.testing.assert_array_equal(found.tokens[1, :, 0], [6] * 3)
+    forced = {"first_token": 4, "end_at_limit": True}
+    found = flat(DecodeSettings("sample", 5, num_samples=3, top_p=0.9, top_k=6, temperature=0.7, **forced))
+    assert (found.tokens[:, :, 0] == 4).all()
     assert len(np.unique(found.tokens[1, :, 1:4], axis=0)) > 1
     assert (found.tokens[:, :, -1] == 1).all()
-    np.testing.assert_allclose(found.log_probs, np.log(1 / 7) * np.array([[2.0] * 3, [3.0] * 3]), rtol=1e-5)
+    np.testing.assert_allclose(found.log_probs, np.full((2, 3), 3 * np.log(1 / 7)), rtol=1e-5)
 
 
 def test_forcing_goes_before_forbidding():
@@ -209,8 +185,3 @@ def test_forcing_goes_before_forbidding():
     assert found.tokens[0, 0, 0] == 0
     assert found.tokens[0, 0, -1] == 1
     assert np.isfinite(found.log_probs).all()
-
-
-def test_a_prefix_longer_than_the_response_is_refused():
-    with pytest.raises(ValueError, match="prefix of 3 tokens is longer than max_tokens = 2"):
-        flat(DecodeSettings("greedy", 2), jnp.zeros((2, 3), jnp.int32))

@@ -168,9 +168,9 @@ def test_padding_of_either_side_changes_nothing(name):
     np.testing.assert_allclose(found, other, rtol=1e-4, atol=1e-5)
 
 
-def decode_ours(model, params, settings, tokens, mask, prefix=None):
+def decode_ours(model, params, settings, tokens, mask):
     @jax.jit
-    def decode(params, tokens, mask, prefix):
+    def decode(params, tokens, mask):
         apply = functools.partial(PromptedDecoder(model).apply, {"params": params})
         num = num_hypotheses(settings)
         states = apply(tokens, mask, method="encode")
@@ -178,10 +178,10 @@ def decode_ours(model, params, settings, tokens, mask, prefix=None):
         assert cache.cross_key.shape == (2, len(tokens), model.config.num_kv_heads, model.config.head_dim, 8)
         return generate(
             functools.partial(apply, method="step"), cache, batch_size=len(tokens), start_id=states.start,
-            eos_id=EOS, pad_id=PAD, settings=settings, prefix=prefix,
+            eos_id=EOS, pad_id=PAD, settings=settings,
         )  # fmt: skip
 
-    return decode(params, tokens, mask, prefix)
+    return decode(params, tokens, mask)
 
 
 def decode_theirs(model, num, new, tokens, mask):
@@ -214,33 +214,6 @@ def test_generated_tokens_are_hugging_faces(name, settings):
         np.testing.assert_allclose(found.log_probs / lengths, scores, rtol=1e-4, atol=1e-5)
     right = decode_ours(model, params, settings, *prompts(16, 8, left=False))
     np.testing.assert_array_equal(right.tokens, expected)
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize(
-    "name", ["llama-tied", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gpt2", "qwen2"))]
-)
-@SEARCHES
-def test_behind_a_forced_prefix_comes_what_hugging_face_says_behind_the_longer_prompt(name, settings):
-    theirs, model, params = models(name, scale=2.0)
-    num = num_hypotheses(settings)
-    tokens, mask = prompts(16, 8, left=True)
-    given = np.resize([0, 1, 3], 16)
-    prefix = np.random.default_rng(1).integers(2, VOCAB, (16, 3)).astype(np.int32)
-    prefix = np.where(np.arange(3)[None] < given[:, None], prefix, -1)
-    found = decode_ours(model, params, settings, tokens, mask, jnp.asarray(prefix))
-    for length in (0, 1, 3):
-        rows = np.flatnonzero(given == length)
-        own = prefix[rows, :length]
-        longer = np.concatenate([np.asarray(tokens)[rows], own], axis=1)
-        real = np.concatenate([np.asarray(mask)[rows], own >= 0], axis=1)
-        expected, ends, scores = decode_theirs(theirs, num, NEW - length, longer, real)
-        made = np.asarray(found.tokens)[rows]
-        np.testing.assert_array_equal(made[:, :, length:], expected)
-        np.testing.assert_array_equal(made[:, :, :length], np.repeat(own[:, None], num, axis=1))
-        if scores is not None:
-            lengths = np.where(ends, (expected == EOS).argmax(-1) + 1, NEW - length)
-            np.testing.assert_allclose(np.asarray(found.log_probs)[rows] / lengths, scores, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.oracle
