@@ -42,7 +42,7 @@ class FinetuneSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self, "epochs", "batch_size", least=1)
-        check_numbers(self, "max_source_tokens", least=2)
+        check_numbers(self, "max_source_tokens", "max_target_tokens", least=2)
         check_numbers(self, "learning_rate", "seed", least=0)
         shards = batch_shards(make_mesh())
         if self.batch_size % shards:
