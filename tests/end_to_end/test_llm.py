@@ -32,8 +32,11 @@ def get_config():
     tokenizer, layout = config.prepare.tokenizer, dict(config.reg.layout)
     config = common.shrink(config)
     config.prepare.tokenizer = tokenizer
-    config.reg.layout.update({{"max_context_tokens": 56, "max_passage_tokens": 24}})
-    config.evaluate.update({{"limit": 8, "head_examples": 8, "buckets": (80,)}})
+    config.reg.layout.update({{"max_context_tokens": 136, "max_passage_tokens": 24}})  # attributes take 60
+    config.evaluate.update({{"limit": 8, "head_examples": 8}})
+    for name in ("generator", "exemplars", "retriever", "joint", "evaluate"):
+        if name in config:
+            config[name].buckets = (160,)
     if "joint" in config:
         config.joint.batch_size = config.retriever.batch_size = 8
     return config
