@@ -72,8 +72,9 @@ def seq2seq():
 
 
 def with_ranker():
-    """NEC with all its tasks; without facts, which take long to choose. Twelve instances know one emotion."""
+    """NEC with all its tasks; without facts, which take long to choose."""
     config = plain(nec.get_config("scratch,ranker,tiny"))
+    config["data"]["limit"] = 128  # of fewer, no response repeats a fact, from which the ranker learns
     config["nec"] |= {"ranker": "", "entity": False, "social": False}
     config["contrastive"]["contrast"]["different"] = 0
     return config
@@ -139,7 +140,7 @@ def workdirs(finished, tmp_path_factory):
         if system == "reg":
             return WorkDir(finished), make_plan(read_json(finished / "config.json"))
         config = config_of(system)
-        config["data"]["limit"] = 12
+        config["data"]["limit"] = config["data"]["limit"] or 12
         files, plan = WorkDir(tmp_path_factory.mktemp(system)), make_plan(config)
         write_json(files.config, config)
         for stage in plan.stages.values():

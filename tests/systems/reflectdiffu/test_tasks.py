@@ -280,7 +280,8 @@ def test_every_switch_of_the_loss_changes_it(switch, whole):
     task, params, frozen, run = whole
     rolled, _, _ = run["roll"](example(), task.init_memory())
     rolled = rolled.replace(emotion=rolled.emotion.at[2].set(rolled.emotion[0]))  # a pair that attracts
-    changed = dataclasses.replace(task, stage=dataclasses.replace(task.stage, **TRAINED[switch]))
+    stage = dataclasses.replace(task.stage, **TRAINED[switch])
+    changed = dataclasses.replace(task, stage=stage, label_smoothing=stage.label_smoothing)
     found = changed.loss(params, frozen, rolled, jax.random.key(1), train=True)[0].value()
     assert np.isfinite(found)
     assert abs(float(found) - float(run["loss"](params, rolled))) > 1e-6
