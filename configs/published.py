@@ -16,10 +16,10 @@ from ml_collections import ConfigDict
 from . import common
 
 BASES = {
-    "empathetic-t5-small": ("flan-t5-small-titles", {"rank": 16, "alpha": 32.0}, {"steps": 2000, "batch_size": 16}),
-    "empathetic-smollm2": ("smollm2", {"rank": 12, "alpha": 24.0}, {"steps": 1000, "batch_size": 16}),
+    "empathetic-t5-small": ("flan-t5-small-titles", {"rank": 16, "alpha": 32.0}, {"steps": 2520, "batch_size": 16}),
+    "empathetic-smollm2": ("smollm2", {"rank": 12, "alpha": 24.0}, {"steps": 2520, "batch_size": 16}),
 }
-"""Published names: the base model, the adapters, and the training size for an hour or two on two CPU cores."""
+"""Published names: the base model, the adapters, and the training size: one epoch of 40,290 replies."""
 
 
 def get_config(arg: str = "") -> ConfigDict:
