@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
 from empax.evaluation.significance import Interval, confidence_intervals
-from empax.evaluation.statistics import DistinctStatistic, Statistic, ratio_statistic
+from empax.evaluation.statistics import DistinctStatistic, Statistic, mean_statistic, ratio_statistic
 from empax.evaluation.text import word_counts
 from empax.evaluation.words import lower_tokens
 
@@ -100,11 +100,7 @@ def bm25_vectors(
 
 def recall_statistics(ranks: Int[np.ndarray, " Q"], among: str) -> dict[str, Statistic]:
     """Returns the recall at several ranks in percent; `among` names the set in which the gold response is ranked."""
-    ones = np.ones(len(ranks))
-    return {
-        f"gold_recall_at_{k}:{among}": ratio_statistic((ranks <= k).astype(np.float64), ones, scale=100.0)
-        for k in RECALL_AT
-    }
+    return {f"gold_recall_at_{k}:{among}": mean_statistic(_real(ranks <= k), scale=100.0) for k in RECALL_AT}
 
 
 def exemplar_statistics(

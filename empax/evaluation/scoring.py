@@ -20,7 +20,7 @@ from empax.evaluation.normalisation import MOEL_METRICS
 from empax.evaluation.pairing import describe_rows, dialogues_of, replies_and_references
 from empax.evaluation.perplexity import perplexity_statistics
 from empax.evaluation.significance import Interval, confidence_intervals
-from empax.evaluation.statistics import Statistic, estimate, ratio_statistic
+from empax.evaluation.statistics import Statistic, estimate, mean_statistic, ratio_statistic
 
 METRICS: tuple[str, ...] = (
     "perplexity", "perplexity_per_word", "bits_per_byte",
@@ -134,7 +134,8 @@ def score(rows: Sequence[Prediction], *, settings: ScoringSettings | None = None
     """Computes every metric whose inputs the rows have, with 95% intervals over dialogues, or over rows without ids.
 
     A metric without inputs is absent. A metric whose inputs only some rows have uses those rows; `counts` gives their
-    number. Empty responses are scored (they match nothing) and counted. The order of rows affects only the resamples.
+    number. Empty responses are scored (they match nothing) and counted. The order of rows affects only the resamples,
+    and which n-grams `of_10000` samples.
 
     Raises:
       DataError: there are no rows, or a likelihood is not a number.
@@ -211,7 +212,7 @@ def own_statistic(systems: Sequence[Sequence[Prediction]], name: str) -> Statist
             continue
         contexts, (responses, references) = [row.context for row in rows], replies_and_references(rows)
         values.append(call_on_texts(function, f"the metric {name}", contexts, responses, references, rows))
-    return _mean(np.concatenate(values))
+    return mean_statistic(np.concatenate(values))
 
 
 LIKELIHOODS = ("perplexity", "bits_per_byte")
@@ -325,17 +326,13 @@ def _text_statistic(rows: Sequence[Prediction], name: str) -> Statistic:
     if variant:
         responses, references = ([" ".join(words.moel_tokens(t)) for t in side] for side in (responses, references))
     makers: Mapping[str, Callable[[], Statistic]] = {
-        "rouge_l": lambda: _mean(text.rouge_l_rows(responses, references)),
-        "token_f1": lambda: _mean(text.token_f1_rows(responses, references)),
-        "sentiment_mae": lambda: _mean(empathy.sentiment_distances(responses, references)),
+        "rouge_l": lambda: mean_statistic(text.rouge_l_rows(responses, references)),
+        "token_f1": lambda: mean_statistic(text.token_f1_rows(responses, references)),
+        "sentiment_mae": lambda: mean_statistic(empathy.sentiment_distances(responses, references)),
         "sentence_std": lambda: text.sentence_std_statistic(responses),
         "top5_share": lambda: text.top5_share_statistic(responses),
     }
     return makers[metric]()
-
-
-def _mean(values: np.ndarray) -> Statistic:
-    return ratio_statistic(values, np.ones(len(values)))
 
 
 def _accuracy(pairs: Sequence[tuple[str, str]]) -> Statistic | None:

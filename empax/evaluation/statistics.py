@@ -85,6 +85,11 @@ def ratio_statistic(
     )
 
 
+def mean_statistic(values: Float[np.ndarray, " N"], *, scale: float = 1.0) -> SumStatistic:
+    """Returns `scale` times the mean over rows."""
+    return ratio_statistic(values, np.ones(len(values)), scale=scale)
+
+
 def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     """Returns the elementwise quotient, NaN where the denominator is 0, without a warning."""
     safe = np.where(denominator == 0, 1.0, denominator)

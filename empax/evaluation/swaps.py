@@ -15,7 +15,7 @@ from empax.core.types import Prediction
 from empax.evaluation import text
 from empax.evaluation.pairing import dialogues_of
 from empax.evaluation.significance import confidence_intervals
-from empax.evaluation.statistics import DifferenceStatistic, Statistic, ratio_statistic
+from empax.evaluation.statistics import DifferenceStatistic, Statistic, mean_statistic, ratio_statistic
 from empax.evaluation.words import tokenize
 
 PARTS = ("first", "rest", "end")
@@ -70,14 +70,13 @@ def score_swaps(
 
 def _likelihoods(rows: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
     """Returns statistics over the same rows, so that differences are paired."""
-    ones = np.ones(len(rows))
     column = {name: np.array([row[name] for row in rows], np.float64) for name in ("nll", "num_tokens")}
     found: dict[str, Statistic] = {
-        "nll": ratio_statistic(column["nll"], ones),
+        "nll": mean_statistic(column["nll"]),
         "nll_per_token": ratio_statistic(column["nll"], column["num_tokens"]),
     }
     for part in PARTS:
-        found[f"nll_{part}"] = ratio_statistic(np.array([row[f"nll_{part}"] for row in rows], np.float64), ones)
+        found[f"nll_{part}"] = mean_statistic(np.array([row[f"nll_{part}"] for row in rows], np.float64))
     there = np.array(["exemplar_f1" in row for row in rows], np.float64)
     if there.any():
         likeness = np.array([row.get("exemplar_f1", 0.0) for row in rows], np.float64)
@@ -89,7 +88,6 @@ def _replies(
     said: Mapping[str, Sequence[str]], references: Sequence[str], seed: int
 ) -> tuple[dict[str, dict[str, Statistic]], int]:
     """Returns statistics of replies, with Distinct-2 at the smallest number of bigrams, and that number."""
-    ones = np.ones(len(references))
     distinct = {name: text.distinct_statistic(replies, 2) for name, replies in said.items()}
     bigrams = min(statistic.num_items for statistic in distinct.values())
     found: dict[str, dict[str, Statistic]] = {}
@@ -99,8 +97,8 @@ def _replies(
         found[name] = {
             "bleu_2_precision": text.precision_statistic(text.count_matches(replies, references, "nltk"), 2),
             "distinct_2": distinct[name].sample(bigrams, seed=seed),
-            "words": ratio_statistic(words, ones),
-            "questions": ratio_statistic(asks, ones, scale=100.0),
+            "words": mean_statistic(words),
+            "questions": mean_statistic(asks, scale=100.0),
         }
     return found, bigrams
 

@@ -21,6 +21,7 @@ from empax.evaluation.statistics import (
     Statistic,
     SumStatistic,
     divide,
+    mean_statistic,
     ratio_statistic,
 )
 from empax.evaluation.words import lower_tokens, moel_tokens, tokenize, tokenize_13a
@@ -137,7 +138,7 @@ def bleu_statistic(counts: Float[np.ndarray, "N 10"], order: int, variant: str =
         scores = _corpus_bleu(_nltk_counts(counts), order=order, smooth=smooth)
     else:
         scores = 100.0 * np.nan_to_num(divide(counts[:, order - 1], counts[:, MAX_ORDER + order - 1]))
-    return ratio_statistic(scores, np.ones(len(counts)))
+    return mean_statistic(scores)
 
 
 def length_ratio_statistic(counts: Float[np.ndarray, "N 10"]) -> SumStatistic:

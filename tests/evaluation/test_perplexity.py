@@ -33,9 +33,3 @@ def test_values_are_those_by_hand_and_leave_out_rows_without_tokens():
     for arrays in ((NLL, TOKENS, WORDS, BYTES, MOEL_WORDS), padded):
         found = {name: estimate(statistic) for name, statistic in ppl.perplexity_statistics(*arrays).items()}
         assert found == pytest.approx(EXPECTED)
-
-
-def test_statistics_weigh_rows():
-    weights = np.asarray([[2.0, 0.0, 1.0]])
-    found = ppl.perplexity_statistics(NLL, TOKENS, WORDS, BYTES, MOEL_WORDS)["perplexity"](weights)
-    assert found[0] == pytest.approx(math.exp(24 / 14))

@@ -7,15 +7,12 @@ from scipy import stats
 from empax.core.types import Prediction
 from empax.evaluation import scoring, significance, statistics, text
 from empax.evaluation.normalisation import MOEL_METRICS
+from empax.evaluation.statistics import mean_statistic
 from tests.evaluation.values import rows_of
 
 
 def metric(name, rows):
     return scoring.make_statistics(rows, (name,))[name]
-
-
-def mean_statistic(values):
-    return statistics.ratio_statistic(values, np.ones(len(values)))
 
 
 def interval(statistic, **options):
@@ -25,7 +22,7 @@ def interval(statistic, **options):
     return found["low"], found["high"]
 
 
-TEXT_METRICS = [*scoring.METRICS[3:13], "sentence_std", "top5_share", *MOEL_METRICS[1:]]
+TEXT_METRICS = [*scoring.METRICS[:13], "sentence_std", "top5_share", *MOEL_METRICS]
 
 
 def test_interval_of_a_mean_is_the_normal_one():
@@ -65,7 +62,7 @@ def test_weights_are_repetitions_of_rows(name):
     rows = rows_of(
         [" ".join(rng.choice(["word1", "word2", "i'm", ".", "oh"], size=rng.integers(0, 9))) for _ in range(30)]
     )
-    if name.startswith("perplexity"):
+    if name.startswith(scoring.LIKELIHOODS):
         rows = [Prediction(**{**vars(row), "notes": {"nll": 5.0 + i, "num_tokens": 4}}) for i, row in enumerate(rows)]
     statistic = metric(name, rows)
     for drawn in (rng.integers(30, size=30), rng.permutation(30)[:7]):
