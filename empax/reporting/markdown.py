@@ -92,7 +92,7 @@ def _comparison(found: comparisons.Parts | None) -> list[str]:
     lines += [f"- {_plain(note)}" for note in found.notes]
     for pair in found.pairs:
         lines += ["", f"### {_plain(pair.title)}", "", *markdown_table(list(map(_plain, pair.head)), pair.rows), ""]
-        lines += [f"- {note}" for note in pair.notes]
+        lines += [f"- {_plain(note)}" for note in pair.notes]
     return [*lines, ""]
 
 

@@ -19,6 +19,7 @@ from empax.core.types import EMOTIONS, LEVELS, MECHANISMS, Instance, Prediction
 from empax.data.dialogues import instance_to_row, to_instances
 from empax.data.empathetic_dialogues import ARCHIVE_SHA256, find_archive, read_dialogues
 from empax.evaluation import published
+from empax.evaluation.comparing import compare_systems
 from empax.evaluation.published import REG_PAPER, TABLES, identify
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings, score
@@ -634,6 +635,13 @@ def test_text_of_strangers_stays_text_on_both_pages(pages):
     parsed = Page(page)
     assert not parsed.open
     assert not [tag for tag, _ in parsed.tags if tag in ("script", "img", "code")]
+
+
+def test_a_label_stays_text_in_what_a_pair_leaves_out():
+    systems = {"a": predictions(), "*b*": [dataclasses.replace(row, notes={}) for row in predictions()]}
+    found = compare_systems(systems, settings=FAST, names=("perplexity",))
+    text = markdown.markdown(made(notes={"comparisons": {**found, "corpus": "", "peers": [], "verdicts": {}}}))
+    assert r"- perplexity is not compared: \*b\* lacks its inputs." in text
 
 
 def swapped():
