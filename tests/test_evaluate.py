@@ -109,8 +109,9 @@ def test_comparison_is_printed_and_kept(tmp_path, capsys, monkeypatch, refused):
     assert better == "a (degenerate) against b (degenerate): better on rouge_l (p Holm < 0.05)."
     assert first_is.startswith("a: Degenerate: 8 of 8 replies are one and the same; ")
     stored = read_json(tmp_path / "out" / "report.json")
-    assert stored["notes"]["comparison"]["rouge_l"]["difference"] > 0.5
-    assert set(stored["notes"]["comparison"]) == {"rouge_l"}
+    (pair,) = stored["notes"]["comparisons"]["pairs"]
+    assert set(pair["metrics"]) == {"rouge_l"}
+    assert pair["metrics"]["rouge_l"]["difference"] > 0.5
     assert (stored["run"]["predictions"], stored["run"]["compared_with"]) == ("a.jsonl", "b.jsonl")
     assert stored["rows"]["resampled"] == "rows"
     assert stored["run"]["command"] == "python -m empax.evaluate --predictions=a.jsonl --compare=b.jsonl"

@@ -173,7 +173,7 @@ def build_report(
 
     `paper` (row → metric → value) is shown only if it is on the same rows; `paper_row` is this system's row in it. A
     peer whose rows in `peer_sets` are from another corpus is left out. `notes` may hold anything by name; the page
-    shows `indexes`, `paper_ablations` and `comparison`. `examples` is the number of predictions to show, `training` the
+    shows those that it knows, such as `comparisons`. `examples` is the number of predictions to show, `training` the
     training data, for controls with this `seed`, and `stage` the evaluate stage of `predictions`. The verdict reads
     `retrieves`. The other arguments come from `findings`, `other_corpora`, `peers` and `swaps`.
 
@@ -319,12 +319,10 @@ def of_predictions(
 ) -> Report:
     """Builds the report of a file of predictions; `config` and `training` are empty if unknown.
 
-    `run` gives their origin. `comparisons` is as in `reporting.comparisons`, or empty; for a single pair the note
-    `comparison` holds the metrics. `linear_judge` is `judging.Jury.about`, if it judged.
+    `run` gives their origin. `comparisons` is as in `reporting.comparisons`, or empty; `linear_judge` is
+    `judging.Jury.about`, if it judged.
     """
     notes: dict[str, Any] = {"comparisons": dict(comparisons)} if comparisons else {}
-    if comparisons and len(comparisons["pairs"]) == 1:
-        notes["comparison"] = comparisons["pairs"][0]["metrics"]
     if linear_judge:
         notes["linear_judge"] = dict(linear_judge)
     return build_report(
