@@ -81,6 +81,12 @@ def test_neural_judges_of_a_work_directory_take_part(folder, monkeypatch):
         judges.check_judges(str(folder / "none"))
 
 
+def test_a_wrong_work_directory_fails_before_any_work(folder, monkeypatch):
+    monkeypatch.setattr(judges, "load_ratings", lambda path: pytest.fail("this takes a minute"))
+    with pytest.raises(ConfigError, match="holds no run"):
+        judges.check_judges(str(folder), str(folder / "none"))
+
+
 def test_the_command_needs_a_folder(command_lines):
     """That it prints and writes is seen in tests/end_to_end/test_readme.py."""
     ((code, said),) = command_lines("empax.judges", [[]])

@@ -22,6 +22,7 @@ from empax.core.files import DataError, read_json, write_text
 from empax.core.paths import expand
 from empax.core.text_files import read_text
 from empax.core.types import LEVELS, MECHANISMS
+from empax.evaluation.human_ratings import PARTS
 from empax.evaluation.published import TABLES
 from empax.reporting import swaps
 from empax.reporting.content import recipe_of
@@ -268,8 +269,7 @@ def _judges(table: Table, results: Path) -> list[str]:
 def _ratings(table: Table, results: Path) -> list[str]:
     """Returns the rank correlation of `judges`, or of metrics with `references`, with human ratings."""
     found = _read(results / "judges" / "report.json")[table["of"]]
-    parts = {"by_row": "all replies", "human_replies": "people's replies", "within_dialogue": "within a dialogue"}
-    parts = {part: title for part, title in parts.items() if any(part in one for one in found.values())}
+    parts = {part: title for part, title in PARTS.items() if any(part in one for one in found.values())}
     rows = []
     for name, one in found.items():
         cells = [

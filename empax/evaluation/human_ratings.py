@@ -21,6 +21,9 @@ from empax.evaluation.significance import tails
 
 FILE = "human_ratings/empathy_ratings.csv"
 SOURCES = ("human", "chatgpt", "chatgpt_empathy")
+PARTS = {"by_row": "all replies", "human_replies": "people's replies", "within_dialogue": "within a dialogue"}
+"""The parts of `correlations`, and their titles."""
+
 _COLUMNS = ("dialog_id", "speaker_uttr", *(f"{kind}_{who}" for kind in ("response", "rating") for who in SOURCES))
 
 

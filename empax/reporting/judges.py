@@ -13,7 +13,7 @@ from empax.core.files import hash_file
 from empax.core.types import MECHANISMS
 from empax.data.wheels import MINILM, NAMED
 from empax.evaluation.empathy import sentiment
-from empax.evaluation.human_ratings import SOURCES, RatedReply, correlations, find_ratings, load_ratings
+from empax.evaluation.human_ratings import PARTS, SOURCES, RatedReply, correlations, find_ratings, load_ratings
 from empax.evaluation.text import bleu_statistic, count_matches, rouge_l_rows, token_f1_rows
 from empax.evaluation.words import lower_tokens
 from empax.interop.pretrained_encoders import EncoderSettings
@@ -40,6 +40,7 @@ def check_judges(data: str, workdir: str = "", *, samples: int = 1000, seed: int
       DataError: a file is damaged.
     """
     path = find_ratings(data)
+    found = judging.find_judges(Path(workdir)) if workdir else []  # a wrong folder fails before any work
     replies = load_ratings(path)
     texts = [reply.reply for reply in replies]
     contexts = [reply.context for reply in replies]
@@ -64,8 +65,7 @@ def check_judges(data: str, workdir: str = "", *, samples: int = 1000, seed: int
         quality = linear.held_out
     except ConfigError:
         absent["linear"] = "EPITOME is not there to train it on"
-    if workdir:
-        found = judging.find_judges(Path(workdir))
+    if found:
         levels = np.concatenate([np.exp(judge([[one] for one in contexts], texts)) for judge in found], axis=1)
         scores |= _by_mechanism("identifiers", levels, [name for judge in found for name in judge.task.mechanisms])
     else:
@@ -124,7 +124,6 @@ def _by_mechanism(judge: str, probabilities: np.ndarray, mechanisms: Sequence[st
 
 
 _RANKS = ("spearman", "kendall")
-_HEADS = {"by_row": "all replies", "human_replies": "people's replies", "within_dialogue": "within a dialogue"}
 
 
 def text(found: Mapping[str, Any]) -> str:
@@ -134,11 +133,11 @@ def text(found: Mapping[str, Any]) -> str:
         f"{about['replies']:,} rated replies to {about['dialogues']:,} dialogues; Spearman and Kendall, 95% intervals"
     ]
     width = max(map(len, found["judges"])) + 2
-    lines.append(" " * width + "".join(title.ljust(50) for title in _HEADS.values()).rstrip())
+    lines.append(" " * width + "".join(title.ljust(50) for title in PARTS.values()).rstrip())
     for title, named in (("", found["judges"]), ("beside the person's reply:", found["references"])):
         lines += [title] if title else []
         for name, parts in named.items():
-            cells = [_cell(parts[part]) if part in parts else "" for part in _HEADS]
+            cells = [_cell(parts[part]) if part in parts else "" for part in PARTS]
             lines.append((name.ljust(width) + "".join(cell.ljust(50) for cell in cells)).rstrip())
     for name, one in found["linear_judge"].items():
         lines.append(
