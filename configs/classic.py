@@ -179,7 +179,7 @@ def get_config(arg: str = "") -> ConfigDict:
 def _train_as_released(config: ConfigDict, name: str) -> None:
     """Sets 20,000 updates of 16 responses; most released code stops no earlier, and none of it clips gradients."""
     config.generator.update({"steps": 20_000, "batch_size": 16, "eval_every_steps": 2000,
-                             "checkpoint_every_steps": 2000, "eval_batch_size": 32})  # fmt: skip
+                             "checkpoint_every_steps": 500, "eval_batch_size": 32})  # fmt: skip
     # The peak of the Noam schedule, 300^-0.5 min(n^-0.5, n 8000^-1.5), at n = 8,000.
     config.generator.optimizer.update(
         {"learning_rate": 6.455e-4, "warmup_steps": 8000, "schedule": "rsqrt", "clip_norm": None}
@@ -205,7 +205,7 @@ def _choose_first(config: ConfigDict, steps: int) -> None:
     config.choice = ConfigDict(config.generator.to_dict(), convert_dict=True)
     config.choice.update(
         {"weights": {**dict.fromkeys(("nll", *config.generator.weights), 0.0), "bag": 1.0}, "best_metric": "bag_loss",
-         "steps": steps, "eval_every_steps": steps // 2, "checkpoint_every_steps": steps // 2}
+         "steps": steps, "eval_every_steps": steps // 2}
     )  # fmt: skip
     config.generator.start_from = "choice"
 
