@@ -1,27 +1,15 @@
 r"""ReflectDiffu on EmpatheticDialogues: reasons, contagion, intent twice, mimicry by diffusion, copying.
 
   python -m empax.main --config=configs/reflectdiffu.py --config.data.dir=DATA
-  python -m empax.main --config=configs/reflectdiffu.py:no_reasons         # the paper's w/o ERA
-  python -m empax.main --config=configs/reflectdiffu.py:no_experts         # w/o C-Experts
-  python -m empax.main --config=configs/reflectdiffu.py:no_second_intent   # w/o Intent twice
-  python -m empax.main --config=configs/reflectdiffu.py:no_mimicry         # w/o EMU
-  python -m empax.main --config=configs/reflectdiffu.py:plain              # none of them, no pointer: the backbone
-  python -m empax.main --config=configs/reflectdiffu.py:batch_majority     # Eq. 4 as printed: the majority of a batch
-  python -m empax.main --config=configs/reflectdiffu.py:eq5                # Eq. 5 as printed: sums to more than 1
-  python -m empax.main --config=configs/reflectdiffu.py:eq7                # Eq. 7 as printed, step by step
-  python -m empax.main --config=configs/reflectdiffu.py:eq10               # Eq. 10 as printed: no noise error, no RL
-  python -m empax.main --config=configs/reflectdiffu.py:table_1            # intents of Table 1 as actions
-  python -m empax.main --config=configs/reflectdiffu.py:no_tags            # control: no word is marked as a reason
-  python -m empax.main --config=configs/reflectdiffu.py:shuffled_tags      # control: as many random words are marked
-  python -m empax.main --config=configs/reflectdiffu.py:untrained_reasons  # control: pretrained MiniLM, no tags
-  python -m empax.main --config=configs/reflectdiffu.py:constant_second    # control: every second intent is the same
-  python -m empax.main --config=configs/reflectdiffu.py:no_prior           # the classifier in the first intent alone
-  python -m empax.main --config=configs/reflectdiffu.py:empathy_reward     # ours: EmpRL's reward for the second intent
   python -m empax.main --config=configs/reflectdiffu.py:machine=gpu        # as many updates as configs/classic.py
+  python -m empax.main --config=configs/reflectdiffu.py:no_mimicry,eq5     # forms can be combined
   python -m empax.main --config=configs/reflectdiffu.py:consensus          # by the leaderboard's decoder
   python -m empax.main --config=configs/reflectdiffu.py:tiny               # a trial on the built-in sample
 
-Forms can be combined: ":no_mimicry,eq5,tiny". With --reuse=WORKDIR a form reuses shared stages of a finished run.
+Forms (docs/reflectdiffu.md): the paper's ablations no_reasons (w/o ERA), no_experts (w/o C-Experts), no_second_intent
+(w/o Intent twice), no_mimicry (w/o EMU), and plain, all of them without a pointer; as printed batch_majority (Eq. 4),
+eq5, eq7, eq10, table_1; the controls no_tags, shuffled_tags, untrained_reasons, constant_second, no_prior; and,
+ours, empathy_reward. With --reuse=WORKDIR a form reuses shared stages of a finished run.
 DATA has RECCON's spans and intent labels beside the corpus (docs/data.md). The first command took 1.5 hours on two CPU
 cores. Three seeds: perplexity 48.1 per token, BLEU-2 4.7, emotion 44.0%, intent 43.2%. "machine=gpu" took nine minutes
 on a shared H200: 40.8, 5.9, 41.9%, 41.5% (docs/results/reflectdiffu.md).
@@ -231,12 +219,10 @@ def generator() -> ConfigDict:
         mimicry=True,
         diffusion={"steps": 1000, "first": 1e-5, "last": 5e-2},  # Sec. 3.3.1 and 4.3
         state_time=200,  # ours
-        restore="ddim",
-        restore_steps=1,
+        restore="estimate",
         noise_error=True,
         recognition="clean",  # ours: the paper does not describe prior and posterior
         kl_weight=2 / 300,  # the likelihood's bound, of 300 dimensions; Eq. 10: 1
-        noise=1.0,  # as in training
         copying=True,  # Eq. 11
         slots=20,  # ours
         intent_start=True,  # ours

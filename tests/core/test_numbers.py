@@ -96,7 +96,7 @@ ZERO_REFUSED = (
     "hidden", "rows@study", "comparisons", "max_source_tokens",
     "knn", "knn_temperature", "copy_temperature", "facts@AlignmentSettings",
     "tokens@AlignmentSettings", "tail_tokens", "each@ConceptsSettings", "beta@PreferenceTaskSettings",
-    "places", "num_actions", "restore_steps", "state_time", "weight@ContrastSettings", "weight@nec",
+    "places", "num_actions", "state_time", "weight@ContrastSettings", "weight@nec",
 )  # fmt: skip
 """Fields for which 0 means nothing; for all others it switches something off, or means all."""
 

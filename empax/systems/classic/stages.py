@@ -136,7 +136,7 @@ class ClassicParts:
 
         .. math:: w_v \propto 1 - f_v / \max_u f_u
 
-        with a mean of 1 over the words of `targets`. Source: Sabour et al. 2022 (CEM), after Jiang et al. 2019.
+        with a mean of 1 over the vocabulary. Source: Sabour et al. 2022 (CEM), after Jiang et al. 2019.
         Departure: CEM's code counts the words that the model generates during training; ours counts those of the
         responses. CEM's code never counts the end token, which then has the highest weight.
         """
@@ -144,10 +144,9 @@ class ClassicParts:
         counts = np.bincount(np.concatenate([np.asarray(row, int) for row in targets]), minlength=size)
         counts[end] = 0
         weights = 1.0 - counts / max(counts.max(), 1)
-        weights = (weights * size / weights.sum()).astype(np.float32)
+        weights *= size / weights.sum()
         weights[end] = 0.0
-        mean = (weights * counts).sum() / max(counts.sum(), 1)
-        return weights / np.float32(mean or 1.0)
+        return weights.astype(np.float32)
 
     @functools.cached_property
     def lexicon(self) -> Bool[np.ndarray, " V"]:

@@ -17,8 +17,8 @@ from empax.models.layers import Attention, gelu, normal, sinusoidal_positions
 
 _TEMPERATURE = 0.1  # of the softmax over cosines
 
-Gate: TypeAlias = Literal["row", "batch_majority", "vote"]
-"""The expert: by the polarity of each row, by the majority polarity of the batch (the paper's Eq. 4), or both."""
+Gate: TypeAlias = Literal["row", "batch_majority"]
+"""The expert: by the polarity of each row, or by the majority polarity of the batch (the paper's Eq. 4)."""
 Recognition: TypeAlias = Literal["clean", "noisy"]
 """Inputs of the latent's posterior: those of the denoiser with the clean vector, or without it."""
 
@@ -88,8 +88,6 @@ class EmotionExperts(nn.Module):
         experts = jnp.einsum("XEF,FD->XED", weights, embedding)
         positive, negative = jax.nn.log_softmax(jnp.einsum("XED,BD->XBE", experts, summary.astype(jnp.float32)))
         both = jnp.logaddexp(positive, negative) - jnp.log(2.0)
-        if gate == "vote":
-            return both, experts
         if gate == "batch_majority":
             counts = jnp.stack([jnp.sum((polarity == sign) & valid) for sign in (0, 1, -1)])
             polarity = jnp.broadcast_to(jnp.asarray([0, 1, -1])[jnp.argmax(counts)], polarity.shape)

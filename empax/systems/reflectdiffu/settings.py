@@ -84,9 +84,7 @@ _UNREAD = (
     ("second_intent", False, ("actions", "num_actions", "policy_weight", "first_weight", "final_prior")),
     ("constant_second", True, ("actions", "num_actions", "policy_weight")),
     ("twice_weight", 0.0, ("policy_weight", "first_weight", "noise_error", "kl_weight")),
-    ("mimicry", False, ("restore", "restore_steps", "noise_error", "recognition", "kl_weight")),
-    ("mimicry", False, ("diffusion", "state_time", "noise")),
-    ("restore", "printed", ("restore_steps",)),
+    ("mimicry", False, ("diffusion", "state_time", "restore", "noise_error", "recognition", "kl_weight")),
     ("copying", False, ("slots",)),
 )
 """A setting, a value of it, and the settings that are not read with that value."""
@@ -123,14 +121,11 @@ class GeneratorTaskSettings:
       mimicry: False = w/o EMU: the decoder attends to the encoder's states.
       diffusion: betas and number of steps.
       state_time: time in the schedule of the noisy summary from which emotions are restored; ours.
-      restore: "ddim", or Eq. 7 as "printed", step by step.
-      restore_steps: steps of "ddim"; 1 = the estimate of x_0.
+      restore: the "estimate" from the predicted noise, or Eq. 7 as "printed", step by step.
       noise_error: whether the denoisers learn to predict the noise; Eq. 10 has only their KL.
       recognition: inputs of the posterior of the denoisers' latent (`systems.reflectdiffu.model`).
       kl_weight: weight of the denoisers' KL. The KL is a sum over dimensions and the error a mean, so 2 / d_model is
         the weight of the variational bound. Eq. 10 has 1.
-      noise: standard deviation of the summary's noise when answering, 1 in training; 0 = no noise, which no denoiser
-        was trained on. The noise depends on the instance's id.
       latent, hidden: dimensions of the denoisers' latent and hidden layers; ours.
       copying: whether the decoder has a pointer.
       slots: maximum distinct unknown words of a context that the pointer can copy; the newest have a slot, others are
@@ -160,12 +155,10 @@ class GeneratorTaskSettings:
     mimicry: bool = True
     diffusion: Schedule = _SCHEDULE
     state_time: int = 200
-    restore: Literal["ddim", "printed"] = "ddim"
-    restore_steps: int = 1
+    restore: Literal["estimate", "printed"] = "estimate"
     noise_error: bool = True
     recognition: Recognition = "clean"
     kl_weight: float = 2 / 300
-    noise: float = 1.0
     latent: int = 64
     hidden: int = 300
     copying: bool = True
@@ -182,9 +175,9 @@ class GeneratorTaskSettings:
         check_numbers(self, "classifier_share", least=0, most=1)
         check_numbers(self, "label_smoothing", least=0, below=1)
         check_numbers(self, "num_actions", least=2, most=len(INTENTS))
-        check_numbers(self, "latent", "hidden", "restore_steps", least=1)
+        check_numbers(self, "latent", "hidden", least=1)
         weights = ("contrastive_weight", "first_weight", "policy_weight", "kl_weight", "emotion_weight", "twice_weight")
-        check_numbers(self, *weights, "response_weight", "noise", "slots", "max_validation_examples", least=0)
+        check_numbers(self, *weights, "response_weight", "slots", "max_validation_examples", least=0)
         if (self.reward == "empathy") != bool(self.judges):
             raise ConfigError(f"judges = {self.judges} goes with reward = 'empathy', but reward = {self.reward!r}.")
         if self.reward != "alignment" and not self.reinforced:
@@ -214,8 +207,6 @@ class GeneratorTaskSettings:
             raise ConfigError(
                 f"state_time = {self.state_time} must be a time of the schedule, from 1 to {self.diffusion.steps}."
             )
-        if self.restore_steps > self.state_time:
-            raise ConfigError(f"restore_steps = {self.restore_steps} must be at most state_time = {self.state_time}.")
 
     @property
     def splits_batches(self) -> bool:

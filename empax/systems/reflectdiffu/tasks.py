@@ -25,7 +25,7 @@ from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.task import Keys, Losses, ResponseTask, combine, emotion_loss, target_weights
 from empax.systems.reflectdiffu.crf import viterbi
-from empax.systems.reflectdiffu.diffusion import ddim, ddpm, q_sample
+from empax.systems.reflectdiffu.diffusion import estimate, printed_steps, q_sample
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.intents import intent_losses
 from empax.systems.reflectdiffu.labels import INTENTS
@@ -212,9 +212,9 @@ class ReflectDiffu(ResponseTask):
             if erased:
                 restored.append(jnp.zeros_like(clean))
             elif stage.restore == "printed":
-                restored.append(ddpm(predict, schedule, noisy, start=start, form="printed"))
+                restored.append(printed_steps(predict, schedule, noisy, start=start))
             else:
-                restored.append(ddim(predict, schedule, noisy, start=start, steps=stage.restore_steps))
+                restored.append(estimate(schedule, noisy, time, predict(noisy, time)))
         return self.ask(params, "mimicry", "fused", states, mask, *restored)
 
     def reconsidered(self, params: Params, batch: ReflectBatch, thought: Thought) -> Thought:
@@ -355,16 +355,14 @@ class ReflectDiffu(ResponseTask):
         return parts, {"noise_error": error, "latent_kl": divergence}
 
     def noise_of(self, batch: ReflectBatch, rng: jax.Array | None) -> Float[Array, "B 2 D"] | None:
-        """Returns the summary's noise: the rollout's, new noise in training, else the settings' by the row's number."""
+        """Returns the summary's noise: the rollout's, new noise in training, else noise by the row's number."""
         if not self.stage.mimicry or batch.noise is not None:
             return batch.noise
         shape = (2, self.model.config.d_model)
         if rng is not None:
             return jax.random.normal(rng, (batch.valid.shape[0], *shape))
-        if not self.stage.noise:
-            return None
         draw = lambda number: jax.random.normal(jax.random.fold_in(jax.random.key(0), number), shape)  # noqa: E731
-        return self.stage.noise * jax.vmap(draw)(batch.number)
+        return jax.vmap(draw)(batch.number)
 
     def labels(self, params: Params, batch: ReflectBatch, read: Considered) -> dict[str, Array]:
         """Returns the emotion and the intents of every step.

@@ -214,18 +214,24 @@ def test_case_divides_its_updates_as_in_the_published_run():
     assert found == [(2166, 1083, 812), (4334, 722, 541)]
 
 
-def test_the_lineages_training_is_that_of_its_code():
-    for form, warm_up, clip_norm in (("moel", 8000, None), ("cem", 8000, 1.0), ("case", 12_000, None)):
-        loop = classic.get_config(f"{form},lineage").generator
-        if form != "case":
-            assert (loop.steps, loop.batch_size, loop.patience, loop.eval_every_steps) == (20_000, 16, 3, 2000)
-        rate = learning_rate(to_settings(OptimizerSettings, loop.optimizer.to_dict(), where="optimizer"), 20_000)
-        for n in (1, 4000, 12_000, 20_000):  # Noam's rate at update n of a model of width 300
-            assert float(rate(n - 1)) == pytest.approx(300**-0.5 * min(n**-0.5, n * warm_up**-1.5), rel=1e-3)
-        assert loop.optimizer.clip_norm == clip_norm
+@pytest.mark.parametrize("form", classic.FORMS)
+def test_the_lineages_training_is_that_of_its_code(form):
+    loop, warm_up = classic.get_config(f"{form},lineage").generator, 12_000 if form == "case" else 8000
+    assert (loop.steps, loop.batch_size, loop.eval_every_steps) == (20_000, 16, 2000)
+    settings = to_settings(OptimizerSettings, loop.optimizer.to_dict(), where="optimizer")
+    for n in (1, 4000, 12_000, 20_000):  # Noam's rate at update n of a model of width 300
+        rate = float(learning_rate(settings, 20_000)(n - 1))
+        assert rate == pytest.approx(300**-0.5 * min(n**-0.5, n * warm_up**-1.5), rel=1e-3)
+    assert settings.clip_norm is None
+    assert loop.get("patience") is None  # most of its code cannot stop before 20,000 updates
+
+
+def test_the_lineages_models_are_those_of_its_commands():
     copies = [classic.get_config(f"empdg{flag}").classic.get("copies", False) for flag in ("", ",lineage")]
     assert copies == [False, True]
     moel = classic.get_config("moel,lineage")
     assert (moel.classic.listeners.top, moel.classic.listeners.teacher_decay_steps) == (5, 10_000)
+    case = classic.get_config("case,lineage").classic
+    assert (case.num_heads * case.head_dim, case.d_ff) == (100, 300)  # its "depth" and "filter"
     assert classic.get_config("transformer,lineage").classic.num_decoder_layers == 2
     assert classic.get_config("emo_prepend,lineage").emotions.steps == 10_000

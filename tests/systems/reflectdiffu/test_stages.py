@@ -127,7 +127,6 @@ def test_what_cannot_work_is_refused_before_any_work(said, tmp_path):
 
 WRONG = [
     ({"state_time": 1001}, "state_time = 1001 must be a time of the schedule, from 1 to 1000"),
-    ({"restore_steps": 201}, "restore_steps = 201 must be at most state_time = 200"),
     ({"num_actions": 1}, "num_actions"),
     ({"num_actions": 4, "actions": "table_1"}, "num_actions = 4, but Table 1 has three intents"),
     ({"reward": "empathy"}, "judges = () goes with reward = 'empathy'"),
@@ -151,9 +150,8 @@ IDLE = [
     ("second_intent", False, {"first_weight": 0.0, "final_prior": False}),
     ("constant_second", True, {"actions": "table_1", "num_actions": 4, "policy_weight": 0.0}),
     ("twice_weight", 0.0, {"policy_weight": 0.5, "first_weight": 0.0, "noise_error": False, "kl_weight": 1.0}),
-    ("mimicry", False, {"restore": "printed", "restore_steps": 5, "noise": 0.5, "state_time": 100}),
+    ("mimicry", False, {"restore": "printed", "state_time": 100}),
     ("mimicry", False, {"noise_error": False, "recognition": "noisy", "kl_weight": 1.0, "diffusion": Schedule(300)}),
-    ("restore", "printed", {"restore_steps": 5}),
     ("copying", False, {"slots": 5}),
 ]
 
