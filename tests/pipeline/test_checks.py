@@ -1,5 +1,6 @@
 """What is known to be wrong before any work is told before any work, and the corrected command is accepted."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -396,6 +397,8 @@ def test_preferences_about_contexts_of_the_test_are_told_before_any_work(tmp_pat
     drawn = planned_instances(context, "test")
     prepare.run(make_plan(with_own).stages["prepare"].settings, context)
     assert drawn == load_instances(context, "test")
+    context.files.done("prepare").touch()  # damaged, and so made anew
+    assert planned_instances(dataclasses.replace(context, redone=["prepare"]), "test") == drawn
     write("validation")
     assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
     labelled = plain(reg_transformer.get_config("tiny"))
@@ -577,6 +580,8 @@ def test_finished_stages_are_not_checked_again(reg, tmp_path):
     files.done("attributes").parent.mkdir()
     files.done("attributes").touch()
     assert not list(run.find_problems(plan, files))
+    assert len(list(run.find_problems(plan, files, redo=["attributes"]))) == 1
+    assert not list(run.find_problems(plan, files, redo=["evaluate"]))
 
 
 def test_the_corrected_command_goes_on_in_the_same_work_directory(reg, tmp_path, monkeypatch, refused):
