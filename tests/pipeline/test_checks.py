@@ -76,7 +76,6 @@ REG = {
         r"lacks <sep>, .*prepare\.tokenizer\.tags = True",
     ),
     "tokenizer": ({"prepare.tokenizer": {"pretrained": "/nowhere"}}, "there is no such folder"),
-    "vocabulary": ({"prepare.tokenizer.vocab_size": 100}, "vocab_size = 100 is too small"),
     "classifier": (
         {"annotate.classifiers": ["generator"]},
         r"config\.annotate\.classifiers = 'generator': that stage trains 'reg\.generator'.* \(there are: attributes\)",
@@ -227,10 +226,6 @@ REG = {
 
 
 REWARDS = {
-    "no module": ([REWARD | {"function": "no_such:f"}], "no module 'no_such'; put its folder on PYTHONPATH"),
-    "a path": ([REWARD | {"function": "./my.py:f"}], "is not 'module:name'"),
-    "no function": ([REWARD | {"function": "math:nothing"}], "math has no function 'nothing'"),
-    "another signature": ([REWARD | {"function": "math:floor"}], r"the reward math:floor raised TypeError: .*line \d+"),
     "another kind": ([REWARD | {"kind": "compiled", "function": "json:dumps"}], "the reward json:dumps raised TypeErr"),
     "no identifiers": ([{"stages": ["generator"]}], r"rewards\.stages = 'generator'.*trains 'attributes\.identifier'"),
 }
