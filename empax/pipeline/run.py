@@ -100,9 +100,9 @@ def find_inputs(plan: RunPlan, files: WorkDir) -> dict[str, Inputs]:
     return inputs
 
 
-def problems_of_plan(plan: RunPlan, workdir: Path) -> list[ConfigError | DataError]:
+def problems_of_plan(plan: RunPlan, workdir: Path, redo: Sequence[str] = ()) -> list[ConfigError | DataError]:
     """Lists the problems of `find_problems` for a plan; empty for a plan for remote devices."""
-    return [] if plan.options.plan.topology else list(find_problems(plan, WorkDir(workdir), planned=True))
+    return [] if plan.options.plan.topology else list(find_problems(plan, WorkDir(workdir), planned=True, redo=redo))
 
 
 def run(

@@ -504,7 +504,8 @@ def test_finished_stages_are_not_checked_again(reg, tmp_path):
     files.done("attributes").touch()
     assert not list(run.find_problems(plan, files))
     assert len(list(run.find_problems(plan, files, redo=["attributes"]))) == 1
-    assert not list(run.find_problems(plan, files, redo=["evaluate"]))
+    assert len(run.problems_of_plan(plan, tmp_path, ["attributes"])) == 1
+    assert not run.problems_of_plan(plan, tmp_path, ["evaluate"])
 
 
 def test_the_corrected_command_goes_on_in_the_same_work_directory(reg, tmp_path, monkeypatch, refused):
