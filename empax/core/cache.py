@@ -38,8 +38,13 @@ def kept(path: Path, make: Callable[[], T], *, write: Callable[[Path, T], object
         write(path, made)
         seal(path)
     except SystemFileError as error:
-        log.warning("%s It is computed again each time; set EMPAX_CACHE_DIR to a writable folder.", error)
+        tell_unwritable(error)
     return made
+
+
+def tell_unwritable(error: SystemFileError) -> None:
+    """Logs a warning that the cache cannot be written."""
+    log.warning("%s It is computed again each time; set EMPAX_CACHE_DIR to a writable folder.", error)
 
 
 def is_sound(path: Path) -> bool:

@@ -130,7 +130,7 @@ def _module(path: Path) -> ModuleType:
 
 
 def override(config: Any, values: Mapping[str, str]) -> None:
-    """Sets `values` (by path) in a ConfigDict; settings that the recipe does not list may be added.
+    """Sets `values` (by path) in a ConfigDict; settings that the recipe does not list, or lists as None, may be added.
 
     Whether a setting exists is checked later, against its dataclass.
 
@@ -141,7 +141,7 @@ def override(config: Any, values: Mapping[str, str]) -> None:
         *sections, name = path.split(".")
         node, where = config, "config"
         for section in sections:
-            if section not in node:
+            if section not in node or node[section] is None:  # None = the part is left out
                 if node is config:
                     raise ConfigError(
                         f"{where}.{section} is not a section of this recipe. {_nearest(section, node.keys())}"

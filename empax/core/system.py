@@ -192,12 +192,14 @@ class RunContext:
       plan: the parsed config of the run.
       stage: name of the running stage.
       planned: whether downloads are forbidden, as in `--mode=plan`.
+      redone: finished stages that this run will make anew.
     """
 
     files: WorkDir
     plan: RunPlan
     stage: str
     planned: bool = False
+    redone: Sequence[str] = ()
 
     @property
     def seed(self) -> int:

@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 import tensorflow_datasets as tfds
 
-from empax.core.cache import is_sound, seal
+from empax.core.cache import is_sound, seal, tell_unwritable
 from empax.core.files import system_errors
+from empax.core.text_files import SystemFileError
 from empax.core.types import Dialogue
 from empax.data.dialogues import alternate
 
@@ -105,6 +106,9 @@ def load(
 ) -> dict[str, list[Dialogue]]:
     """Loads the dialogues by split; the first call prepares them in `folder`, later calls read them there.
 
+    If `folder` is not writable, logs a warning and prepares them in a temporary folder, but not with Beam, whose
+    workers may be on other machines.
+
     Args:
       make: a partial of the builder's class with its examples.
       folder: a separate folder for each version of the corpus, named by a hash of its files, for example.
@@ -116,9 +120,21 @@ def load(
     prepared = folder / builder.name / str(builder.VERSION)
     if not is_sound(prepared):
         shutil.rmtree(prepared, ignore_errors=True)
-        with system_errors(prepared, "written"):
-            _prepare(make, folder, beam)
-        builder = make(data_dir=str(folder), file_format="array_record")
+        try:
+            with system_errors(prepared, "written"):
+                _prepare(make, folder, beam)
+        except SystemFileError as error:
+            if beam:
+                raise
+            tell_unwritable(error)
+            with tempfile.TemporaryDirectory() as elsewhere:
+                _prepare(make, Path(elsewhere), beam)
+                return _read(make, Path(elsewhere), splits)
+    return _read(make, folder, splits)
+
+
+def _read(make: Callable[..., DialogueBuilder], folder: Path, splits: Sequence[str]) -> dict[str, list[Dialogue]]:
+    builder = make(data_dir=str(folder), file_format="array_record")
     dialogues = {}
     for split in splits:
         source = builder.as_data_source(split=split)  # pyright: ignore[reportCallIssue]  # its decorator hides the arguments

@@ -128,7 +128,7 @@ def has_emotions(data: DataSettings, split: str, least: int = 1) -> bool:
 
 def planned_instances(run: RunContext, split: str) -> list[Instance]:
     """Returns the instances that `prepare` has written or will write; none if the corpus has yet to be downloaded."""
-    if run.files.done("prepare").exists():
+    if run.files.done("prepare").exists() and "prepare" not in run.redone:
         return load_instances(run.at("prepare"), split)
     data = run.plan.data
     with noting():  # the corpus is an input of `prepare` alone

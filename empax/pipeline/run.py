@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,16 +39,20 @@ from empax.training.settings import check_batch_sizes
 log = logging.getLogger("empax")
 
 
-def find_problems(plan: RunPlan, files: WorkDir, *, planned: bool = False) -> Iterator[ConfigError | DataError]:
-    """Yields the problems of unfinished stages that are known before any work, in the order of the stages.
+def find_problems(
+    plan: RunPlan, files: WorkDir, *, planned: bool = False, redo: Sequence[str] = ()
+) -> Iterator[ConfigError | DataError]:
+    """Yields the problems of stages to run that are known before any work, in the order of the stages.
 
-    Writes nothing; with `planned`, also downloads nothing and skips checks that would need a download.
+    Writes nothing; with `planned`, also downloads nothing and skips checks that would need a download. The first stage
+    of `redo` and all later ones run again.
     """
+    redone = list(itertools.dropwhile(lambda name: name not in redo, plan.stages))
     shared: list[Callable[[RunContext], object]] = [lambda run: _check_decodings(plan.system_settings, run.shared, run)]
     if plan.system.check:  # judges that run alone share no models
         shared.append(plan.system.check)
     for stage in plan.stages.values():
-        if files.done(stage.name).exists():
+        if files.done(stage.name).exists() and stage.name not in redone:
             continue
         checks: list[Callable[[RunContext], object]] = [
             functools.partial(importlib.import_module(KINDS[stage.kind]).check, stage.settings),
@@ -57,7 +62,7 @@ def find_problems(plan: RunPlan, files: WorkDir, *, planned: bool = False) -> It
             checks, shared = [*shared, *checks], []  # once
         for check in checks:
             try:
-                check(RunContext(files, plan, stage.name, planned))
+                check(RunContext(files, plan, stage.name, planned, redone))
             except (ConfigError, DataError) as error:
                 yield error
 
@@ -95,9 +100,9 @@ def find_inputs(plan: RunPlan, files: WorkDir) -> dict[str, Inputs]:
     return inputs
 
 
-def problems_of_plan(plan: RunPlan, workdir: Path) -> list[ConfigError | DataError]:
+def problems_of_plan(plan: RunPlan, workdir: Path, redo: Sequence[str] = ()) -> list[ConfigError | DataError]:
     """Lists the problems of `find_problems` for a plan; empty for a plan for remote devices."""
-    return [] if plan.options.plan.topology else list(find_problems(plan, WorkDir(workdir), planned=True))
+    return [] if plan.options.plan.topology else list(find_problems(plan, WorkDir(workdir), planned=True, redo=redo))
 
 
 def run(
@@ -136,7 +141,7 @@ def _run(plan: RunPlan, files: WorkDir, reuse: Path | None, redo: Sequence[str],
     for stage in plan.stages.values():
         if stage.kind == "train":
             check_batch_sizes(stage.loop, shards, where=f"config.{stage.name}")
-    for problem in find_problems(plan, files):
+    for problem in find_problems(plan, files, redo=redo):
         raise problem
     if not distributed.is_writer():
         meet("work directory")  # before this, stages to redo may still be there

@@ -163,8 +163,9 @@ def describe(runs: Sequence[Run], folder: Path) -> str:
 
 
 def problems(runs: Sequence[Run]) -> Iterator[ConfigError | DataError]:
-    """Yields the problems of each arm that are known before any run; they do not depend on the seed."""
-    for _, group in itertools.groupby(runs, key=lambda run: run.arm):
+    """Yields the problems of each arm that are known before any run; those of unfinished seeds are the same."""
+    unfinished = (run for run in runs if not run.is_finished())
+    for _, group in itertools.groupby(unfinished, key=lambda run: run.arm):
         run = next(group)
         yield from find_problems(run.plan, WorkDir(run.folder), planned=True)
 

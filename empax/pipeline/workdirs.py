@@ -226,10 +226,10 @@ def _forget(files: WorkDir, names: Sequence[str]) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     for name in reversed(names):
         _forget_root_files(files, name)
+        shutil.rmtree(files.tensorboard(name), ignore_errors=True)
         aside = files.root / f".{name}.redone"
         os.rename(files.stage(name), aside)  # at once: a stage without DONE would resume from its checkpoints
         shutil.rmtree(aside)
-        shutil.rmtree(files.tensorboard(name), ignore_errors=True)
     if names and files.metrics.is_file():
         kept = (line for line, row in metric_rows(files.metrics) if row["stage"] not in names)
         write_text(files.metrics, "".join(f"{line}\n" for line in kept))

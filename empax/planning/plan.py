@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from empax.pipeline.run import problems_of_plan
 from empax.planning.sketches import optimizer_of, sketch_stage, step_flops, trial_flops
 
 
-def show(plan: RunPlan, workdir: Path) -> int:
-    """Prints a plan and its problems; returns the exit code, 2 if there are any."""
-    problems = list(dict.fromkeys(map(str, problems_of_plan(plan, workdir))))  # several stages may share a problem
+def show(plan: RunPlan, workdir: Path, redo: Sequence[str] = ()) -> int:
+    """Prints a plan and its problems, with those of stages to `redo`; returns the exit code, 2 if there are any."""
+    problems = list(dict.fromkeys(map(str, problems_of_plan(plan, workdir, redo))))  # several stages may share one
     try:
         print(describe(plan))
     except ConfigError:

@@ -13,7 +13,6 @@ import pytest
 
 from empax.core.files import (
     DataError,
-    WorkDir,
     hash_file,
     hash_json,
     is_temporary,
@@ -151,29 +150,6 @@ def test_hashes_depend_on_content_alone(tmp_path):
     assert (hash_json({"a": 1, "b": (2, 3)}), hash_json({"ü": None})) == ("fd28b17488e0d3ec", "82c8b3528d56d8c1")
     (tmp_path / "f").write_bytes(b"abc")
     assert hash_file(tmp_path / "f") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-
-
-def test_work_dir_layout():
-    work = WorkDir(Path("w"))
-    found = {
-        "generator": work.stage("generator"),
-        "generator/DONE": work.done("generator"),
-        "generator/BEGUN": work.begun("generator"),
-        "LOCK": work.lock,
-        "CHECKSUMS": work.checksums,
-        "config.json": work.config,
-        "run.json": work.provenance,
-        "metrics.jsonl": work.metrics,
-        "tensorboard/generator": work.tensorboard("generator"),
-        "predictions.jsonl": work.predictions,
-        "outputs.jsonl.gz": work.outputs,
-        "zero_shot/predictions.jsonl": work.evaluation("zero_shot"),
-        "prepare/test.jsonl": work.instances("test"),
-        "index/store": work.index("index"),
-        "prepare/tokenizer": work.tokenizer,
-        "annotate/test.jsonl": work.notes("annotate", "test"),
-    }
-    assert found == {name: Path("w") / name for name in found}
 
 
 def test_what_the_system_refuses_to_write_is_one_line_with_file_and_reason(tmp_path):

@@ -19,7 +19,7 @@ def test_a_setting_needs_a_value(behind):
 
 
 def config():
-    return ConfigDict({"seed": 0, "rate": 0.5, "name": "x", "train": {"steps": 3, "buckets": (1, 2)}})
+    return ConfigDict({"seed": 0, "rate": 0.5, "name": "x", "train": {"steps": 3, "buckets": (1, 2), "lora": None}})
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,7 @@ def config():
         ("name", "None", None),
         ("name", "none", "none"),
         ("train.fresh.deep", "adam", "adam"),
+        ("train.lora.rank", "4", 4),
     ],
 )
 def test_values_take_the_type_that_the_recipe_has(path, text, value):
@@ -59,7 +60,7 @@ def test_values_take_the_type_that_the_recipe_has(path, text, value):
         ("tran.steps", "1", "Did you mean 'train'"),
         ("sed", "1", "Did you mean 'seed'"),
         ("name.deep", "1", "is a value, not a section"),
-        ("train", "1", "^config.train is a section; set one of its keys: buckets, steps.$"),
+        ("train", "1", "^config.train is a section; set one of its keys: buckets, lora, steps.$"),
     ],
 )
 def test_what_does_not_fit_is_named(path, text, says):

@@ -77,17 +77,21 @@ def shares(pairs, mechanism):
     return [sum(pair.levels[mechanism] == level for pair in pairs) / len(pairs) for level in LEVELS]
 
 
+def assert_split(pairs, train, holdout):
+    assert not {p.seeker_post for p in train} & {p.seeker_post for p in holdout}
+    assert abs(len(holdout) / len(pairs) - 0.2) < 0.01
+    for name in MECHANISMS:
+        for whole, part in zip(shares(pairs, name), shares(holdout, name), strict=True):
+            assert abs(whole - part) < 0.02
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_split_keeps_seekers_together_and_shares_equal(seed):
     pairs = corpus()
     train, holdout = split_by_seeker(pairs, holdout=0.2, seed=seed)
     assert sorted(p.response_id for p in train + holdout) == sorted(p.response_id for p in pairs)
     assert not {p.seeker_id for p in train} & {p.seeker_id for p in holdout}
-    assert not {p.seeker_post for p in train} & {p.seeker_post for p in holdout}
-    assert abs(len(holdout) / len(pairs) - 0.2) < 0.01
-    for name in MECHANISMS:
-        for whole, part in zip(shares(pairs, name), shares(holdout, name), strict=True):
-            assert abs(whole - part) < 0.02
+    assert_split(pairs, train, holdout)
     assert (train, holdout) == split_by_seeker(pairs, holdout=0.2, seed=seed)
     assert holdout != split_by_seeker(pairs, holdout=0.2, seed=seed + 1)[1]
 
@@ -114,8 +118,4 @@ def test_real_levels(real_data):
         "interpretation": (1626, 114, 1344),
         "exploration": (2604, 104, 376),
     }
-    train, holdout = split_by_seeker(pairs, holdout=0.2, seed=0)
-    assert not {p.seeker_post for p in train} & {p.seeker_post for p in holdout}
-    for name in MECHANISMS:
-        for whole, part in zip(shares(pairs, name), shares(holdout, name), strict=True):
-            assert abs(whole - part) < 0.02
+    assert_split(pairs, *split_by_seeker(pairs, holdout=0.2, seed=0))

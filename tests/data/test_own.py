@@ -85,6 +85,14 @@ def test_prepared_once_until_a_file_changes(folder, tmp_path):
     assert len(load_dialogues(str(folder))["train"]) == 22
 
 
+def test_a_cache_that_cannot_be_written_costs_time_alone(folder, tmp_path, monkeypatch, caplog):
+    expected = load_dialogues(str(folder))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path / "file"))
+    assert load_dialogues(str(folder)) == expected
+    assert "set EMPAX_CACHE_DIR to a writable folder" in caplog.text
+
+
 @pytest.mark.slow
 def test_beam_prepares_the_same_in_the_same_order(folder, tmp_path):
     alone = load_dialogues(str(folder))

@@ -66,14 +66,6 @@ def test_a_shot_keeps_as_much_as_there_is_room_for(tokenizer, row):
     assert shot(len(whole) - 1) == whole[1:]
 
 
-def test_prefix_context_and_start_are_the_templates_prompt(tokenizer):
-    chat = form(tokenizer)
-    (context,) = chat.contexts(INSTANCES[1:2])
-    prompt = text(tokenizer, [*chat.prefix, *context.ids, chat.start_id])
-    turns = LONG[0] + TEMPLATE.user_to_assistant + LONG[1] + TEMPLATE.assistant_to_user + LONG[2]
-    assert prompt == TEMPLATE.opening + INSTRUCTION + TEMPLATE.first_user + turns + TEMPLATE.answer
-
-
 def test_what_was_told_stands_in_words_before_context_and_behind_shot(tokenizer):
     told = dataclasses.replace(INSTANCES[0], notes={**NOTES, "told": {"emotion": "sad", "intent": "console"}})
     chat = dataclasses.replace(form(tokenizer, exemplars="apart"), told=("emotion", "intent"))
@@ -118,12 +110,6 @@ def test_words_count_among_the_tokens_of_a_context(tokenizer, exemplars):
     for most in range(whole - 20, whole):
         tight = dataclasses.replace(LAYOUT, max_context_tokens=most)
         assert form(tokenizer, attributes=True, exemplars=exemplars, layout=tight).contexts([told])[0].size <= most
-
-
-def test_an_exemplar_that_is_too_long_keeps_its_response(tokenizer):
-    (passage,) = form(tokenizer).passages(INSTANCES[1:2])
-    assert passage.size == LAYOUT.max_passage_tokens
-    assert text(tokenizer, passage.ids).endswith("He sounds lovely.")
 
 
 def test_a_shot_may_be_the_response_alone(tokenizer):

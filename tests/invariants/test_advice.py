@@ -202,7 +202,7 @@ SETTINGS = [
     ),
 ]  # fmt: skip
 
-T5_JUDGES = {f"{name}.encoder": {"pretrained": "flan-t5-small-titles"} for name in ("judges", "sentiment")}
+MINILM_JUDGES = {f"{name}.encoder": {"pretrained": "minilm"} for name in ("judges", "sentiment")}
 RECIPES = [
     recipe_case(
         "parts/generator/checks.py", "read all logits; set {}.logits_at_once = 0, or losses to ()",
@@ -218,8 +218,8 @@ RECIPES = [
         {"generator.judges": ("judges", "second_seed")}, {"generator.judges": ("judges",)}, of="lempex",
     ),
     recipe_case(
-        "systems/lempex/stages.py", "need one vocabulary; use the tokenizer of the judge's encoder", T5_JUDGES,
-        {**T5_JUDGES, "prepare.tokenizer": {"pretrained": "flan-t5-small-titles", "tags": False}}, of="lempex",
+        "systems/lempex/stages.py", "need one vocabulary; use the tokenizer of the judge's encoder", MINILM_JUDGES,
+        {**MINILM_JUDGES, "prepare.tokenizer": {"pretrained": "minilm", "tags": False}}, of="lempex",
     ),
     recipe_case(
         "systems/lempex/__init__.py", "LEMPEx reads encoder states; name a T5",
@@ -478,7 +478,7 @@ def quoted():
     counts = collections.Counter(itertools.chain(*runs.values()))
     tests = [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
     text = "\n".join(path.read_text(encoding="utf-8").replace("\\", "") for path in tests)
-    found = {text[i : i + 18] for i in range(len(text)) if counts.get(text[i : i + 18]) == 1}
+    found = {part for i in range(len(text)) if counts.get(part := text[i : i + 18]) == 1}
     return {said for said, own in runs.items() if own & found}
 
 

@@ -8,9 +8,8 @@ from itertools import cycle
 import pytest
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, hash_file, hash_json, read_json
+from empax.core.files import DataError, hash_file, hash_json
 from empax.core.tree import hash_tree
-from empax.pipeline import run
 from empax.serving.export import ExportSettings, export_run
 from empax.serving.session import Session
 from empax.training.checkpoint import CheckpointError
@@ -20,10 +19,6 @@ pytestmark = pytest.mark.slow
 
 ERRORS = (ConfigError, DataError, CheckpointError)
 KEPT = ("config.json", "run.json", "CHECKSUMS", "metrics.jsonl")
-
-
-class MadeAnewError(Exception):
-    """A stage would run."""
 
 
 @pytest.fixture
@@ -54,34 +49,6 @@ def files_of(workdir):
 
 def is_by_product(name):
     return "/checkpoints/" in name or name.startswith("tensorboard/")
-
-
-def test_no_damage_is_silent_when_a_run_goes_on(workdir, monkeypatch, caplog):
-    """All damages of what somebody reads, one of each by-product."""
-    config, counts, turn = read_json(workdir / "config.json"), Counter(), cycle(HOW)
-
-    def made_anew(stage, *_):
-        raise MadeAnewError(stage.name)
-
-    monkeypatch.setattr(run, "_run_stage", made_anew)
-    plan = [(name, how) for name in files_of(workdir) for how in ((next(turn),) if is_by_product(name) else HOW)]
-    whole = {name: hash_file(workdir / name) for name in KEPT}
-    for path, name, how in cases(workdir, *zip(*plan, strict=True)):
-        caplog.clear()
-        try:
-            run.run(config, workdir)
-            said, kind = caplog.text, "a warning"
-        except ERRORS as error:
-            said, kind = str(error), "an error"
-        except MadeAnewError as begun:
-            said, kind = str(workdir / f"{begun}" / "DONE"), f"made anew, {how}"
-        if name in KEPT:
-            assert name == "run.json" or hash_file(path) == whole[name], (name, how)
-            said, kind = said + (str(path) if kind == "a warning" else ""), "written anew"
-        counts[kind if str(path) in said else f"silent: {name} {how}"] += 1
-    print(f"\nrun: {dict(counts)}, {counts.total()} in all")
-    assert not [kind for kind in counts if kind.startswith("silent")], counts
-    assert counts.total() > 500
 
 
 def fingerprint(session):

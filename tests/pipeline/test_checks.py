@@ -1,5 +1,6 @@
 """What is known to be wrong before any work is told before any work, and the corrected command is accepted."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -70,213 +71,136 @@ REG = {
     "epitome": ({"attributes.data": "epitome"}, r"EPITOME is not downloaded automatically: set --config\.data\.dir"),
     "corpus": ({"data.name": "empathetic_dialogues", "data.dir": "nowhere"}, "holds no EmpatheticDialogues"),
     "own corpus": ({"data.name": "jsonl", "data.dir": "nowhere"}, r"'nowhere' holds no train\*\.jsonl"),
-    "tags": (
-        {"prepare.tokenizer": {"pretrained": "minilm", "tags": False}},
-        r"lacks <sep>, .*prepare\.tokenizer\.tags = True",
-    ),
+    "tags": ({"prepare.tokenizer": {"pretrained": "minilm", "tags": False}},
+        r"lacks <sep>, .*prepare\.tokenizer\.tags = True"),
     "tokenizer": ({"prepare.tokenizer": {"pretrained": "/nowhere"}}, "there is no such folder"),
-    "vocabulary": ({"prepare.tokenizer.vocab_size": 100}, "vocab_size = 100 is too small"),
-    "classifier": (
-        {"annotate.classifiers": ["generator"]},
-        r"config\.annotate\.classifiers = 'generator': that stage trains 'reg\.generator'.* \(there are: attributes\)",
-    ),
+    "classifier": ({"annotate.classifiers": ["generator"]},
+        r"config\.annotate\.classifiers = 'generator': that stage trains 'reg\.generator'.* \(there are: attributes\)"),
     "mechanisms": ({"attributes.mechanisms": ["exploration"]}, "lacks a classifier of emotional_reaction, interpret"),
     "index of another kind": ({"exemplars.index": "annotate"}, r"that stage is of kind 'annotate'.*are: index\)"),
-    "no such stage": (
-        {"joint.generator": "g1"},
-        r"config\.joint\.generator = 'g1': config\.run has no such stage; name .* before this one \(there are: ",
-    ),
+    "no such stage": ({"joint.generator": "g1"},
+        r"config\.joint\.generator = 'g1': config\.run has no such stage; name .* before this one \(there are: "),
     "stage of another task": ({"retriever.generator": "emotions"}, r"that stage trains 'reg\.emotions'"),
     "later stage": ({"index.encoder": "retriever"}, "does not come before this one"),
-    "searched splits": (
-        {"reindex.queries": {"train": 0}},
-        r"config\.reindex\.queries lacks validation, .*; set it to the number of instances to search",
-    ),
-    "turns of a chat": (
-        {"reg.exemplars": "turns"},
-        r"only a decoder-only generator reads exemplars as turns of a chat; set it to 'apart'",
-    ),
+    "searched splits": ({"reindex.queries": {"train": 0}},
+        r"config\.reindex\.queries lacks validation, .*; set it to the number of instances to search"),
+    "turns of a chat": ({"reg.exemplars": "turns"},
+        r"only a decoder-only generator reads exemplars as turns of a chat; set it to 'apart'"),
     "passages": ({"reg.passages": 9}, r"candidates = 4, but config\.exemplars reads 9 passages; set it to at least"),
     "candidates": ({"joint.candidates": 1}, r"config\.joint\.candidates = 1 must be at least passages = 2, or 0"),
-    "passages of another encoder": (
-        {"joint.passage_encoder": "trained"},
-        r"config\.reindex\.encoder = 'retriever', but .* of 'joint'; set it to 'joint'",
-    ),
-    "an answering index of another encoder": (
-        {"evaluate.index": "index"},
-        r"config\.index\.encoder = '', but the queries of config\.joint .* of 'retriever'",
-    ),
-    "passages of an encoder that is not trained": (
-        {"exemplars.passage_encoder": "trained"},
-        r"passage_encoder = 'trained', but with retriever_weight = 0 no encoder is trained; set it to 'frozen'",
-    ),
-    "nothing to refresh": (
-        {"exemplars.refresh_every_steps": 1},
-        r"config\.exemplars\.refresh_every_steps = 1, but with retriever_weight = 0 the retriever never changes",
-    ),
-    "another source": (
-        {"evaluate.decoding": {"encoder_no_repeat_ngram": 3}},
-        r"reads several passages; set them to 0 and 1 in config\.evaluate\.decoding",
-    ),
-    "fewer rows than candidates": (
-        {"index.filter": "gold_emotion", "index.searched": 3},
-        r"searched = 3 rows are filtered, but candidates = 4 are wanted; set searched to at least as many",
-    ),
-    "a loss that is 0": (
-        {"retriever.best_metric": "loss", "retriever.distillation.emotion_weight": 0.0},
-        r"config\.retriever\.best_metric = 'loss': no candidate is tried out on validation, .* set it to None",
-    ),
+    "passages of another encoder": ({"joint.passage_encoder": "trained"},
+        r"config\.reindex\.encoder = 'retriever', but .* of 'joint'; set it to 'joint'"),
+    "an answering index of another encoder": ({"evaluate.index": "index"},
+        r"config\.index\.encoder = '', but the queries of config\.joint .* of 'retriever'"),
+    "passages of an encoder that is not trained": ({"exemplars.passage_encoder": "trained"},
+        r"passage_encoder = 'trained', but with retriever_weight = 0 no encoder is trained; set it to 'frozen'"),
+    "nothing to refresh": ({"exemplars.refresh_every_steps": 1},
+        r"config\.exemplars\.refresh_every_steps = 1, but with retriever_weight = 0 the retriever never changes"),
+    "another source": ({"evaluate.decoding": {"encoder_no_repeat_ngram": 3}},
+        r"reads several passages; set them to 0 and 1 in config\.evaluate\.decoding"),
+    "fewer rows than candidates": ({"index.filter": "gold_emotion", "index.searched": 3},
+        r"searched = 3 rows are filtered, but candidates = 4 are wanted; set searched to at least as many"),
+    "a loss that is 0": ({"retriever.best_metric": "loss", "retriever.distillation.emotion_weight": 0.0},
+        r"config\.retriever\.best_metric = 'loss': no candidate is tried out on validation, .* set it to None"),
     "more than all": ({"joint.retriever_weight": 1.5}, r"retriever_weight = 1\.5 must lie in \[0, 1\]"),
     "frozen": (
         {"joint.passage_encoder": "frozen", "joint.retriever": "", "joint.index": "index", "evaluate.index": "index"},
-        "index 'index' have no emotions",
-    ),
+        "index 'index' have no emotions"),
     "frozen passages of a retriever as pretrained": (
         {"retriever.passage_encoder": "frozen", "retriever.start_from": ""},
-        r"index 'index' have no emotions.*; set config\.retriever\.start_from and config\.index\.encoder to the same",
-    ),
-    "frozen passages of another encoder": (
-        {"retriever.passage_encoder": "frozen", "reg.emotion_share": 0.0},
-        r"config\.index\.encoder = '', but the queries of config\.retriever .* of 'emotions'",
-    ),
-    "positions": (
-        {"reg.retriever.pretrained": "", "reg.retriever.max_positions": 8},
-        "but the model reads at most 8 tokens; set it to at most that",
-    ),
-    "queries and buckets": (
-        {"reg.layout.max_query_tokens": 128},
-        r"max_query_tokens = 128 is more than the longest of config\.emotions\.buckets; set it to at most \d+, or add",
-    ),
+        r"index 'index' have no emotions.*; set config\.retriever\.start_from and config\.index\.encoder to the same"),
+    "frozen passages of another encoder": ({"retriever.passage_encoder": "frozen", "reg.emotion_share": 0.0},
+        r"config\.index\.encoder = '', but the queries of config\.retriever .* of 'emotions'"),
+    "positions": ({"reg.retriever.pretrained": "", "reg.retriever.max_positions": 8},
+        "but the model reads at most 8 tokens; set it to at most that"),
+    "queries and buckets": ({"reg.layout.max_query_tokens": 128},
+        r"max_query_tokens = 128 is more than the longest of config\.emotions\.buckets; set it to at most \d+, or add"),
     "long queries": (
         {"reg.layout.max_query_tokens": 300, "reg.retriever.pretrained": "", "reg.retriever.max_positions": 512},
-        r"config\.reg\.layout\.max_query_tokens = 300 must be at most 256",
-    ),
+        r"config\.reg\.layout\.max_query_tokens = 300 must be at most 256"),
     "buckets": ({"attributes.max_tokens": 99}, r"config\.attributes\.max_tokens = 99 .* set it to at most 16"),
-    "contexts and buckets": (
-        {"reg.layout.max_context_tokens": 77},
+    "contexts and buckets": ({"reg.layout.max_context_tokens": 77},
         r"config\.reg\.layout\.max_context_tokens = 77, with 4 tokens beside it, is more than the longest of config\."
-        r"generator\.buckets, 80, which cuts contexts; set it to at most 76, or add 81 to the buckets",
-    ),
-    "contexts and buckets of exemplars": (
-        {"joint.buckets": (24,)},
-        r"max_context_tokens = 32, with 4 tokens beside it, is more than the longest of config\.joint\.buckets, 24",
-    ),
+        r"generator\.buckets, 80, which cuts contexts; set it to at most 76, or add 81 to the buckets"),
+    "contexts and buckets of exemplars": ({"joint.buckets": (24,)},
+        r"max_context_tokens = 32, with 4 tokens beside it, is more than the longest of config\.joint\.buckets, 24"),
     "adapters": ({"reg.lora": {"rank": 2}}, r"config\.reg\.lora adapts a pretrained generator"),
     "model": ({"reg.retriever.pretrained": "./nowhere"}, "'./nowhere' is neither a folder nor"),
     "first token": ({"reg.decoding.first_token": 10**6}, r"reg\.decoding\.first_token names the token 1000000; it"),
-    "ids of an evaluation": (
-        {"evaluate.decoding": {"suppress_tokens": [10**6]}},
-        r"config\.evaluate\.decoding\.suppress_tokens names the token 1000000; it must be below",
-    ),
+    "ids of an evaluation": ({"evaluate.decoding": {"suppress_tokens": [10**6]}},
+        r"config\.evaluate\.decoding\.suppress_tokens names the token 1000000; it must be below"),
     "options that the method does not read": (
         {"reg.decoding": {"method": "greedy", "temperature": 0.3, "num_beams": 2}},
         r"config\.reg\.decoding: num_beams = 2, temperature = 0\.3 would change nothing with method = 'greedy', rerank "
-        r"= ''; set num_beams=4, temperature=1\.0, or another method",
-    ),
+        r"= ''; set num_beams=4, temperature=1\.0, or another method"),
     "options that no re-ranking reads": (
         {"evaluate.decoding": {"method": "beam", "rerank_length": 2.0, "draw_beams": True, "top_p": 0.5}},
         r"config\.evaluate\.decoding: rerank_length = 2\.0 would change nothing with method = 'beam', rerank = ''; set "
-        r"rerank_length=0\.0, or another method",
-    ),
-    "passes over nobody's answers": (
-        {"generator.epochs": 3},
+        r"rerank_length=0\.0, or another method"),
+    "passes over nobody's answers": ({"generator.epochs": 3},
         r"config\.generator: epochs = 3 and minibatches = 1 repeat the updates of a batch of answers, .* set both to 1",
-    ),
-    "a generator that refreshes nothing": (
-        {"generator.refresh_every_steps": 3},
-        r"config\.generator\.refresh_every_steps = 3, but this task has nothing to refresh; set it to 0",
-    ),
+        ),
+    "a generator that refreshes nothing": ({"generator.refresh_every_steps": 3},
+        r"config\.generator\.refresh_every_steps = 3, but this task has nothing to refresh; set it to 0"),
     "answers": ({"evaluate.stage": "retriever"}, r"config\.evaluate\.stage = 'retriever': that stage trains 'reg\.ret"),
     "searched index": ({"evaluate.index": "nowhere"}, r"config\.evaluate\.index = 'nowhere'"),
-    "an index that nobody searches": (
-        {"evaluate.stage": "generator", "evaluate.index": "index"},
-        r"index = 'index' is not the index that config\.generator answers with \(none\); set it to ''",
-    ),
+    "an index that nobody searches": ({"evaluate.stage": "generator", "evaluate.index": "index"},
+        r"index = 'index' is not the index that config\.generator answers with \(none\); set it to ''"),
     "reasons": ({"annotate.reasons": "attributes"}, r"config\.annotate\.reasons = 'attributes': .*task marks reasons"),
     "queries of reasons": ({"reg.query": "reasons"}, r"config\.reg\.query = 'reasons', but no stage before 'index'"),
     "bart": ({"evaluate.bart_score": "./nowhere"}, "'./nowhere' is neither a folder nor"),
     "judge": ({"evaluate.judge": "index"}, r"config\.evaluate\.judge = 'index'"),
     "other corpus": ({"evaluate.corpus": "dailydialog"}, "DailyDialog is not downloaded automatically"),
-    "contrast of a model that reads prompts": (
-        {
-            "reg.generator": {"architecture": "pretrained", "pretrained": "smollm2"},
-            "prepare.tokenizer": {"pretrained": "smollm2", "tags": False},
-            "generator.contrast": {},
-        },
-        r"config\.generator\.contrast needs an encoder-decoder without adapters",
-    ),
-    "exemplars that nobody finds": (
-        {"evaluate.stage": "generator", "reg.decoding": COUNTING},
-        r"config\.evaluate answers with config\.generator, which reads none; set it to 0",
-    ),
+    "contrast of a model that reads prompts": ({
+        "reg.generator": {"architecture": "pretrained", "pretrained": "smollm2"},
+        "prepare.tokenizer": {"pretrained": "smollm2", "tags": False}, "generator.contrast": {}},
+        r"config\.generator\.contrast needs an encoder-decoder without adapters"),
+    "exemplars that nobody finds": ({"evaluate.stage": "generator", "reg.decoding": COUNTING},
+        r"config\.evaluate answers with config\.generator, which reads none; set it to 0"),
     "exemplars that nobody finds, by an evaluation's decoder": (
         {"evaluate.stage": "generator", "evaluate.decoding": COUNTING},
-        r"^config\.evaluate\.decoding\.rerank_exemplars = 1\.0 looks at exemplars",
-    ),
-    "copies from nowhere": (
-        {"evaluate.stage": "generator", "reg.neighbours": {"copy_weight": 0.2}},
-        r"reg\.neighbours\.copy_weight = 0\.2 looks at exemplars",
-    ),
+        r"^config\.evaluate\.decoding\.rerank_exemplars = 1\.0 looks at exemplars"),
+    "copies from nowhere": ({"evaluate.stage": "generator", "reg.neighbours": {"copy_weight": 0.2}},
+        r"reg\.neighbours\.copy_weight = 0\.2 looks at exemplars"),
     "peers": ({"report.peers": "nowhere"}, r"config\.report\.peers = 'nowhere' is not a folder with \*\.jsonl"),
     "nothing to report": ({"run": ["prepare", "report"]}, "has no stage of kind 'evaluate' before 'report'"),
     "nothing prepared": ({"run": ["attributes", "annotate"]}, "no stage 'prepare' before 'a"),
     "a stage twice": ({"run": ["prepare", "prepare"]}, "must list names of stages, each once"),
     "a word for stages": ({"run": "prepare"}, "must list names of stages"),
-}
+}  # fmt: skip
 
 
 REWARDS = {
-    "no module": ([REWARD | {"function": "no_such:f"}], "no module 'no_such'; put its folder on PYTHONPATH"),
-    "a path": ([REWARD | {"function": "./my.py:f"}], "is not 'module:name'"),
-    "no function": ([REWARD | {"function": "math:nothing"}], "math has no function 'nothing'"),
-    "another signature": ([REWARD | {"function": "math:floor"}], r"the reward math:floor raised TypeError: .*line \d+"),
     "another kind": ([REWARD | {"kind": "compiled", "function": "json:dumps"}], "the reward json:dumps raised TypeErr"),
     "no identifiers": ([{"stages": ["generator"]}], r"rewards\.stages = 'generator'.*trains 'attributes\.identifier'"),
 }
 EMPRL = {
     **{name: ({"ppo.rewards": rewards}, message) for name, (rewards, message) in REWARDS.items()},
-    "a source among passages": (
-        {"ppo.index": "reindex", "emprl.decoding.encoder_no_repeat_ngram": 3},
-        r"reads several passages; set them to 0 and 1 in config\.emprl\.decoding",
-    ),
-    "contexts and buckets": (
-        {"ppo.buckets": (24,)},
-        r"config\.emprl\.layout\.max_context_tokens = \d+ is more than the longest of config\.ppo\.buckets, 24",
-    ),
-    "rollouts likewise": (
-        {"ppo.index": "reindex", "ppo.rollout.encoder_repetition_penalty": 1.2},
-        r"several passages; set them to 0 and 1 in config\.ppo\.rollout",
-    ),
+    "a source among passages": ({"ppo.index": "reindex", "emprl.decoding.encoder_no_repeat_ngram": 3},
+        r"reads several passages; set them to 0 and 1 in config\.emprl\.decoding"),
+    "contexts and buckets": ({"ppo.buckets": (24,)},
+        r"config\.emprl\.layout\.max_context_tokens = \d+ is more than the longest of config\.ppo\.buckets, 24"),
+    "rollouts likewise": ({"ppo.index": "reindex", "ppo.rollout.encoder_repetition_penalty": 1.2},
+        r"several passages; set them to 0 and 1 in config\.ppo\.rollout"),
     "answers without positions": (
         {"emprl.generator": {"architecture": "bart", "preset": "bart-base"}, "ppo.rollout.max_tokens": 1025},
-        r"config\.ppo\.rollout\.max_tokens = 1025, but the model reads at most 1024 tokens",
-    ),
-    "answers too long for the identifiers": (
-        {"ppo.rollout.max_tokens": 300},
-        r"config\.ppo\.rollout\.max_tokens \+ 16 = 316, but the model reads at most 256 tokens",
-    ),
-    "a judge twice": (
-        {"evaluate.judge": ["identifiers", "identifiers"]},
-        r"config\.evaluate\.judge has several judges of emotional_reaction.* and labels can come from one alone; name",
-    ),
-    "a rollout's token that nobody has": (
-        {"ppo.rollout.suppress_tokens": [1000000]},
-        r"config\.ppo\.rollout\.suppress_tokens names the token 1000000",
-    ),
+        r"config\.ppo\.rollout\.max_tokens = 1025, but the model reads at most 1024 tokens"),
+    "answers too long for the identifiers": ({"ppo.rollout.max_tokens": 300},
+        r"config\.ppo\.rollout\.max_tokens \+ 16 = 316, but the model reads at most 256 tokens"),
+    "a judge twice": ({"evaluate.judge": ["identifiers", "identifiers"]},
+        r"config\.evaluate\.judge has several judges of emotional_reaction.* and labels can come from one alone; name"),
+    "a rollout's token that nobody has": ({"ppo.rollout.suppress_tokens": [1000000]},
+        r"config\.ppo\.rollout\.suppress_tokens names the token 1000000"),
     "nobody to assess": ({"assess.judges": ()}, "judges must name at least one stage that trains a judge"),
-    "only the critic": (
-        {"ppo.value_warmup_steps": 2, "ppo.steps": 2},
-        r"config\.ppo\.value_warmup_steps = 2 must be below steps = 2",
-    ),
+    "only the critic": ({"ppo.value_warmup_steps": 2, "ppo.steps": 2},
+        r"config\.ppo\.value_warmup_steps = 2 must be below steps = 2"),
     "a contrast that no policy keeps": (
         {"generator.contrast": {}, "emprl.decoding": {"method": "sample", "num_samples": 2, "rerank": "similarity"}},
         r"rerank = 'similarity' compares encodings from config\.generator\.contrast, which a policy does not keep; set",
-    ),
-    "exemplars that are not read": (
-        {"emprl.decoding": COUNTING},
-        r"rerank_exemplars = 1\.0 counts exemplars, but config\.ppo reads none",
-    ),
-}
+        ),
+    "exemplars that are not read": ({"emprl.decoding": COUNTING},
+        r"rerank_exemplars = 1\.0 counts exemplars, but config\.ppo reads none"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("system", "name"), [*(("reg", name) for name in REG), *(("emprl", name) for name in EMPRL)])
@@ -396,6 +320,8 @@ def test_preferences_about_contexts_of_the_test_are_told_before_any_work(tmp_pat
     drawn = planned_instances(context, "test")
     prepare.run(make_plan(with_own).stages["prepare"].settings, context)
     assert drawn == load_instances(context, "test")
+    context.files.done("prepare").touch()  # damaged, and so made anew
+    assert planned_instances(dataclasses.replace(context, redone=["prepare"]), "test") == drawn
     write("validation")
     assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
     labelled = plain(reg_transformer.get_config("tiny"))
@@ -577,6 +503,9 @@ def test_finished_stages_are_not_checked_again(reg, tmp_path):
     files.done("attributes").parent.mkdir()
     files.done("attributes").touch()
     assert not list(run.find_problems(plan, files))
+    assert len(list(run.find_problems(plan, files, redo=["attributes"]))) == 1
+    assert len(run.problems_of_plan(plan, tmp_path, ["attributes"])) == 1
+    assert not run.problems_of_plan(plan, tmp_path, ["evaluate"])
 
 
 def test_the_corrected_command_goes_on_in_the_same_work_directory(reg, tmp_path, monkeypatch, refused):

@@ -7,7 +7,6 @@ import pytest
 from configs import (
     classic,
     comet_t5,
-    empathy_identifiers,
     emprl_llm,
     emprl_t5,
     emprl_transformer,
@@ -22,11 +21,10 @@ from configs import (
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir, read_json, write_json
 from empax.core.system import RunContext
-from empax.core.types import MECHANISMS
 from empax.interop import pretrained, pretrained_encoders
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.pipeline import evaluate, prepare, run, workdirs
-from empax.pipeline.plan import KINDS, make_plan, plain
+from empax.pipeline.plan import make_plan, plain
 from empax.systems.reg.parts import RegParts
 from tests.plans import changed
 
@@ -34,25 +32,6 @@ from tests.plans import changed
 @pytest.fixture
 def config():
     return plain(reg_transformer.get_config("tiny"))
-
-
-@pytest.mark.parametrize("form", ["", *reg_transformer.FORMS])
-@pytest.mark.parametrize("behind", ["", "tiny", "machine=gpu"])
-def test_every_form_of_reg_is_sound(form, behind):
-    for recipe in (reg_transformer, reg_t5, reg_llm):
-        if form and form not in recipe.FORMS:
-            continue
-        stages = list(make_plan(plain(recipe.get_config(f"{form},{behind}"))).stages.values())
-        assert stages[0].name == "prepare"
-        shown = form not in ("no_retrieval", "sft", "prompted", "knn")
-        last = ["evaluate", "swaps", "report"] if shown else ["evaluate", "report"]
-        names = [stage.name for stage in stages]
-        assert names[names.index("evaluate") :] == last
-        for stage in stages:
-            assert stage.kind in KINDS
-            if stage.kind == "train":
-                assert stage.loop.eval_every_steps <= stage.loop.steps, stage.name
-                assert (stage.loop.steps == 4) == (behind == "tiny")
 
 
 @pytest.mark.parametrize(
@@ -105,31 +84,6 @@ def test_every_pretrained_backbone_is_sound_and_planned_without_a_file(recipe, n
     assert parts.retrieval.encoder.model.encoder.config.num_layers == (6 if recipe is reg_llm else 12)
 
 
-@pytest.mark.parametrize("name", [reg_t5.WHEEL, "tiny", f"{reg_t5.WHEEL},tiny"])
-def test_every_form_of_reg_and_emprl_on_t5_is_sound_and_begins_with_the_same_fine_tuning(name):
-    for recipe, forms in ((reg_t5, reg_t5.FORMS), (emprl_t5, emprl_t5.FORMS)):
-        for form in ("", *forms):
-            config = plain(recipe.get_config(f"{form},{name}"))
-            stages = list(make_plan(config).stages)
-            assert stages[:2] == ["prepare", "generator"]
-            assert [name for name in stages if name != "swaps"][-2:] == ["evaluate", "report"]
-            assert ("swaps" in stages) == (recipe is reg_t5 and form not in ("no_retrieval", "sft", "knn"))
-            assert config["evaluate"]["stage"] in stages
-    for wrong in (f"{name},dpo", "nothing"):
-        with pytest.raises(ValueError, match=r"reg_t5\.py"):
-            reg_t5.get_config(wrong)
-
-
-@pytest.mark.parametrize("variant", ["", "separate", "tiny", "separate,tiny"])
-def test_every_variant_of_the_identifiers_is_sound(variant):
-    config = plain(empathy_identifiers.get_config(variant))
-    trained = [stage for stage in make_plan(config).stages.values() if stage.kind == "train"]
-    assert tuple(m for stage in trained for m in stage.settings.mechanisms) == MECHANISMS
-    assert len(trained) == (3 if variant.startswith("separate") else 1)
-    for stage in trained:
-        assert stage.loop.buckets[-1] == stage.settings.max_context_tokens
-
-
 @pytest.mark.parametrize("variant", ["", *emprl_transformer.FORMS])
 def test_every_variant_of_emprl_is_sound_and_takes_dailydialog(variant):
     stages = list(make_plan(plain(emprl_transformer.get_config(variant))).stages.values())
@@ -171,18 +125,6 @@ def test_the_second_seed_has_seen_other_posts_than_the_identifiers_that_reward_w
             for name in ("identifiers", "second_seed", "generator")
         ]
         assert [context.seed for context in contexts] == [0, 1, seed]
-
-
-@pytest.mark.parametrize("form", ["", *emprl_llm.FORMS])
-def test_every_form_of_emprl_on_a_decoder_only_model_is_sound(form):
-    for name in ("llama-3.1-8b", "llama-3.1-8b,tiny", "smollm2", "tiny"):
-        config = plain(emprl_llm.get_config(f"{name},{form}"))
-        stages = make_plan(config).stages
-        assert ("ppo" in stages) == (form != "sft")
-        assert stages["evaluate"].settings.stage == ("generator" if form == "sft" else "ppo")
-        assert (config["emprl"]["lora"] is None) == (name == "tiny")
-        if "ppo" in stages:  # every context finds room
-            assert stages["ppo"].loop.buckets[-1] >= config["emprl"]["layout"]["max_context_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -240,16 +182,22 @@ def test_quickstart_is_sound_and_needs_no_download():
     ("recipe", "words", "message"),
     [
         (reg_transformer, "tinny", "'tinny' is unknown; it takes no_retrieval, .*; tiny; machine=cpu"),
+        (reg_t5, "tiny,dpo", "'dpo' is unknown"),
         (emprl_t5, "base", "'base' is unknown; it takes flan-t5-small-titles, empathetic-t5-small, a folder"),
         (emprl_llm, "tiny,orpo", "'orpo' is unknown; .* sft, no_kl, .*dailydialog, consensus, tiny"),
         (emprl_transformer, "sfd,dailydialog", "'sfd' is unknown; it takes expected, balanced, sft, .*; dailydialog, "),
         *((lempex, f"tiny,{form}", f"'{form}' is unknown; it takes no_losses, no_exemplars, .*, q=NUMBER")
           for form in ("no_loss", "q=0", "q")),
         (nec, "tiny,no_self_gen", "'no_self_gen' is unknown; it takes t5, scratch, bart; no_contrast, .*"),
+        (reg_t5, "base,small", "names two of a kind, 'base' and 'small'"),
+        (reg_t5, "sft,no_attributes", "names two of a kind, 'sft' and 'no_attributes'"),
+        (lempex, "q=10,q=3", "names two of a kind, '10' and '3'"),
+        (emprl_llm, "llama-3.1-8b,machine=v5e:16x16", "'machine=v5e:16x16' is unknown; .*machine=cpu, machine=gpu"),
+        (emprl_llm, "smollm2,retrieval", ".*expected, balanced, sft, .*, gspo, .*, trajectory; dailydialog, consensus"),
     ],
 )  # fmt: skip
-def test_an_unknown_form_is_named(recipe, words, message):
-    with pytest.raises(ValueError, match=rf"^{recipe.__name__.rpartition('.')[2]}\.py:{words}: {message}"):
+def test_what_is_no_form_is_named_and_not_ignored(recipe, words, message):
+    with pytest.raises(ValueError, match=rf"^{recipe.__name__.rpartition('.')[2]}\.py:{words}:? {message}"):
         recipe.get_config(words)
 
 
@@ -282,12 +230,6 @@ def test_every_ablation_is_a_switch(config, path):
         ("seed", ..., r"the config lacks seed"),
         ("seed", -1, r"config\.seed = -1 must lie in \[0, 2147483647\]"),
         ("seed", 2**31, r"config\.seed = 2147483648 must lie in \[0, 2147483647\]"),
-        ("data.limit", -1, r"config\.data: limit = -1 must be at least 0"),
-        (
-            "reg.generator.dtype",
-            "float23",
-            r"config\.reg\.generator\.dtype = 'float23' .* one of 'float32'",
-        ),
         ("joint.best_metric", "", r"config\.joint: best_metric = '' must be a metric, 'loss', or None"),
         ("reg.decoding.early_stopping", "nevr", r"early_stopping = 'nevr' .* it must be bool\. Or: .* one of 'never'"),
         ("evaluate.split", "tets", r"config\.evaluate: split = 'tets' must be one of train, validation, test"),
@@ -297,15 +239,10 @@ def test_every_ablation_is_a_switch(config, path):
             {"embd": "fsdp"},
             r"mesh\.logical: 'embd' = 'fsdp' is not allowed; axes of parameters are embed",
         ),
-        ("mesh.fdsp", 2, r"config\.mesh\.fdsp .* did you mean 'fsdp'"),
-        ("profile", 1, r"config\.profile = 1 is of type int; it must be bool"),
         ("sed", 1, r"config\.sed is not a setting of the run; did you mean 'seed'\?"),
         ("system", "rge", r"config\.system = 'rge' is not a module of empax/systems"),
         ("reg", ..., r"the config lacks its section config\.reg"),
         ("reg.pasages", 3, r"config\.reg\.pasages is not a setting of RegSettings; did you mean 'passages'\?"),
-        ("reg.passages", 2.5, r"config\.reg\.passages = 2\.5 is of type float; it must be int"),
-        ("reg.generator.d_modle", 8, r"config\.reg\.generator\.d_modle .* did you mean 'd_model'\?"),
-        ("data.name", "reddit", r"config\.data\.name = 'reddit' .* 'empathetic_dialogues', 'sample'"),
         ("joint", ..., r"config\.run names 'joint', but there is no config\.joint"),
         ("joint.kind", "trian", r"config\.joint\.kind = 'trian' must be one of prepare, annotate, knowledge, train"),
         ("joint.kind", ..., r"config\.joint lacks kind; it must be one of prepare"),
@@ -317,15 +254,10 @@ def test_every_ablation_is_a_switch(config, path):
         ("joint.task", "nek.joint", r"config\.joint\.task = 'nek' is not a module"),
         ("joint.task", "attributes.joint", "attributes has classifier"),
         ("joint.hide_response_probability", 1.0, r"config\.joint\.hide_response_probability is not a setting"),
-        ("joint.retriever_weight", "much", r"joint\.retriever_weight = 'much' is of type str; it must be float"),
         ("joint.buckets", [8, 4], "must be ascending"),
         ("joint.stpes", 3, r"config\.joint\.stpes is not a setting .* did you mean 'steps'\?"),
-        ("joint.steps", 0, r"steps = 0 must be at least 1"),
         ("joint.batch_size", 12, r"config\.joint: batch_size / .* = 12 cannot be split over 8 devices"),
-        ("joint.optimizer.schedule", "cosin", r"config\.joint\.optimizer\.schedule = 'cosin' .* 'cosine'"),
-        ("joint.distillation.sginal", "x", r"config\.joint\.distillation\.sginal .* did you mean 'signal'\?"),
         ("index.store.scann.leafs", 2, r"config\.index\.store\.scann\.leafs is not a setting of ScannSettings"),
-        ("annotate.sentiment_threshold", 2.0, r"sentiment_threshold = 2\.0 must lie in \[0, 1\]"),
         ("annotate.classifiers", (), r"classifiers = \(\) must name at least one stage of attributes\.classifier"),
         ("evaluate.stage", ..., r"config\.evaluate lacks stage"),
         ("report.paper_row", "T6", r"paper_row = 'T6' is not a row"),

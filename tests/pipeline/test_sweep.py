@@ -102,6 +102,8 @@ def test_what_a_stage_knows_to_be_wrong_is_found_once_an_arm(tmp_path):
     (problem,) = sweep.problems(runs)
     assert "nowhere" in str(problem)
     assert not list(sweep.problems(made(tmp_path)))
+    sweep.make(runs[:1], pretend(runs, []))  # the other seed is checked all the same
+    assert list(map(str, sweep.problems(runs))) == [str(problem)]
 
 
 def test_finished_runs_are_not_made_again_and_a_failed_one_is(tmp_path):

@@ -1,6 +1,7 @@
 """What a new work directory takes over from another run's."""
 
 import contextlib
+import os
 import shutil
 from types import MappingProxyType
 
@@ -239,6 +240,20 @@ def test_redo_makes_what_it_names_and_all_that_follows_anew_and_nothing_before(c
     assert [row["stage"] for row in read_jsonl(finished.metrics)] == config["run"][:place]
     with pytest.raises(ConfigError, match=r"--redo=generatr: no such stage; config\.run has prepare, "):
         claim(finished, config, redo=["generatr"])
+
+
+def test_a_redo_that_is_killed_leaves_no_curve_of_what_it_removes(config, finished, monkeypatch):
+    rename = os.rename
+
+    def killed(*paths):
+        rename(*paths)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workdirs.os, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        claim(finished, config, redo=["report"])
+    assert not finished.stage("report").exists()
+    assert not finished.tensorboard("report").exists()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from configs import emprl_llm, emprl_transformer, layouts, lempex, reg_t5
+from configs import emprl_llm, emprl_transformer, layouts, reg_t5
 from configs.reg_llm import get_config
 from empax.core.config import ConfigError
 from empax.pipeline.plan import make_plan, plain
@@ -45,16 +45,14 @@ def test_adapters_alone_are_trained_and_what_they_sit_on_counts_once():
     assert frozen == pytest.approx(HALF / 1e6, abs=1)
 
 
-def test_bytes_are_those_of_one_device():
-    params, _, frozen = planned(fsdp=64)["generator"]
+@pytest.mark.parametrize(
+    ("options", "held"),
+    [({"fsdp": 64}, HALF / 64), ({"int8": True}, 2 * EMBEDDINGS + 4 * NORMS + MATRICES + 4 * OUTPUTS)],
+)
+def test_bytes_are_those_of_one_device_and_eight_bits_count_as_eight(options, held):
+    params, _, frozen = planned(**options)["generator"]
     assert params == pytest.approx(TRAINED / 1e6, abs=0.01)
-    assert frozen == pytest.approx(HALF / 64 / 1e6, abs=1)
-
-
-def test_eight_bits_count_as_eight_bits():
-    params, _, frozen = planned(int8=True)["generator"]
-    assert params == pytest.approx(TRAINED / 1e6, abs=0.01)
-    assert frozen == pytest.approx((2 * EMBEDDINGS + 4 * NORMS + MATRICES + 4 * OUTPUTS) / 1e6, abs=1)
+    assert frozen == pytest.approx(held / 1e6, abs=1)
 
 
 @pytest.mark.slow
@@ -120,29 +118,6 @@ def test_every_layout_fits_its_slice(model):
         recipe(f"{model},machine=v5e:3x3")
     with pytest.raises(ValueError, match="is unknown"):
         other(f"{model},machine=v5e:2x4")
-
-
-@pytest.mark.parametrize(
-    ("recipe", "argument", "message"),
-    [
-        (reg_t5, "small,tiny,machine=v5e:2x4", "leave out machine=v5e:2x4"),
-        (reg_t5, "flan-t5-small-titles,machine=v5e:2x4", "flan-t5-small-titles has a layout for no slice"),
-        (reg_t5, "base,small", "two of a kind, 'base' and 'small'"),
-        (reg_t5, "sft,no_attributes", "two of a kind, 'sft' and 'no_attributes'"),
-        (lempex, "q=10,q=3", "two of a kind, '10' and '3'"),
-        (emprl_llm, "llama-3.1-8b,machine=v5e:16x16", "'machine=v5e:16x16' is unknown; .*machine=cpu, machine=gpu"),
-        (
-            emprl_llm,
-            "smollm2,retrieval",
-            "expected, balanced, sft, .*, gspo, .*, trajectory; dailydialog, consensus, tiny",
-        ),
-    ],
-)
-def test_arguments_that_a_recipe_lacks_are_refused_and_not_ignored(recipe, argument, message):
-    with pytest.raises(ValueError, match=message):
-        recipe.get_config(argument)
-
-
-def test_small_talk_is_answered_by_a_decoder_only_model_too():
-    run = emprl_llm.get_config("smollm2,expected,dailydialog").run
-    assert run[-4:] == ("evaluate", "dailydialog_before", "dailydialog", "report")
+    for word, said in (("small,tiny", "leave out machine=v5e:2x4"), (reg_t5.WHEEL, "has a layout for no slice")):
+        with pytest.raises(ValueError, match=said):
+            reg_t5.get_config(f"{word},machine=v5e:2x4")
