@@ -104,7 +104,7 @@ REG = {
     ),
     "an answering index of another encoder": (
         {"evaluate.index": "index"},
-        r"config\.index\.encoder = '', but the queries of config\.joint .* of 'retriever'",
+        r"config\.index\.encoder = '', but the queries of config\.evaluate .* of 'retriever'",
     ),
     "passages of an encoder that is not trained": (
         {"exemplars.passage_encoder": "trained"},
@@ -235,15 +235,11 @@ REWARDS = {
 }
 EMPRL = {
     **{name: ({"ppo.rewards": rewards}, message) for name, (rewards, message) in REWARDS.items()},
-    "a source among passages": (
-        {"ppo.index": "reindex", "emprl.decoding.encoder_no_repeat_ngram": 3},
-        r"reads several passages; set them to 0 and 1 in config\.emprl\.decoding",
-    ),
     "contexts and buckets": (
         {"ppo.buckets": (24,)},
         r"config\.emprl\.layout\.max_context_tokens = \d+ is more than the longest of config\.ppo\.buckets, 24",
     ),
-    "rollouts likewise": (
+    "a source among passages": (
         {"ppo.index": "reindex", "ppo.rollout.encoder_repetition_penalty": 1.2},
         r"several passages; set them to 0 and 1 in config\.ppo\.rollout",
     ),
@@ -284,6 +280,36 @@ def test_a_mistake_is_told_before_any_work(reg, emprl, tmp_path, system, name, r
     config, (changes, message) = (reg, REG[name]) if system == "reg" else (emprl, EMPRL[name])
     found = refused(changed(config, changes), tmp_path / "run")
     assert re.search(message, found), found
+
+
+LATER = {
+    "evaluate.index": "index",
+    "evaluate.buckets": (24,),
+    "evaluate.decoding": {"encoder_no_repeat_ngram": 3},
+    "reg.decoding.encoder_no_repeat_ngram": 3,
+    "emprl.decoding.encoder_repetition_penalty": 2.0,
+    "lempex.layout.max_context_tokens": 90,
+    "nec.layout.max_context_tokens": 90,
+    "classic.max_context_tokens": 900,
+    "reflectdiffu.max_context_tokens": 900,
+}
+
+
+@pytest.mark.parametrize("change", LATER)
+def test_a_changed_evaluation_is_told_what_the_finished_stage_cannot_do(reg, emprl, tmp_path, change):
+    """Without training again, so not by the checks of the trained stage."""
+    name = change.partition(".")[0]
+    more = {"emprl": emprl, "lempex": lempex, "nec": nec, "classic": classic, "reflectdiffu": reflectdiffu}
+    recipe = more.get(name, reg)
+    config = recipe if isinstance(recipe, dict) else plain(recipe.get_config("tiny"))
+    config = changed(config, {"ppo.index": "reindex"} if name == "emprl" else {})
+    files = WorkDir(tmp_path)
+    for stage in config["run"][: config["run"].index("evaluate")]:
+        files.done(stage).parent.mkdir()
+        files.done(stage).touch()
+    assert not list(run.find_problems(make_plan(config), files))
+    (found,) = run.find_problems(make_plan(changed(config, {change: LATER[change]})), files)
+    assert re.search("belong to passages of|which cuts contexts|look at one source", str(found)), found
 
 
 def test_reasons_are_marked_before_contexts_are_embedded_by_them(emprl, tmp_path, refused):

@@ -9,6 +9,7 @@ from empax.systems.nec.stages import (
     answer_nec,
     build_nec,
     check_contrastive,
+    check_lengths,
     check_nec,
     check_system,
     sketch_nec,
@@ -16,7 +17,11 @@ from empax.systems.nec.stages import (
 )
 
 _UNREAD = ("decoding", "passages")
-_TRAINED: dict[str, Any] = {"answer": answer_nec, "models": {"generator": trained_nec}}
+_TRAINED: dict[str, Any] = {
+    "answer": answer_nec,
+    "check_evaluation": check_lengths,
+    "models": {"generator": trained_nec},
+}
 
 SYSTEM = System(
     "nec",
