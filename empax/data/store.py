@@ -263,6 +263,8 @@ def run_tokenizer(run: RunContext, *, planned: bool = False) -> Tokenizer:
 
 
 def planned_vocab_size(run: RunContext) -> int | None:
-    """Returns the size of the run's vocabulary before `prepare`; None if a plan may not fetch the tokenizer."""
+    """Returns the size of the vocabulary, before `prepare` the largest; None if a plan may not fetch the tokenizer."""
+    if run.files.done("prepare").exists():
+        return run_tokenizer(run).vocab_size
     pretrained = run.settings("prepare", PrepareSettings).tokenizer.pretrained
     return run_tokenizer(run, planned=True).vocab_size if not pretrained or may_load(run, pretrained) else None

@@ -358,6 +358,14 @@ def test_every_system_is_told_of_tokens_that_no_vocabulary_has(recipe, tmp_path,
     assert f"config.{where}.suppress_tokens names the token 1000000; it must be below" in found
 
 
+def test_tokens_that_a_trained_vocabulary_lacks_are_told_once_it_is_trained(tmp_path):
+    config = plain(classic.get_config("tiny"))  # of at most 20,000 words
+    rare = changed(config, {"evaluate.decoding": {"suppress_tokens": [19_999]}})
+    for _ in range(2):  # of a resumed run before any work
+        with pytest.raises(ConfigError, match=r"config\.evaluate\.decoding\.suppress_tokens names the token"):
+            run.run(rare, tmp_path / "run")
+
+
 def test_nec_has_one_place_for_attributes_and_facts_and_cuts_no_batch_with_a_contrast(tmp_path, refused):
     tiny = plain(nec.get_config("tiny"))
     with pytest.raises(ConfigError, match=r"attributes = True would take the place of facts about things"):
