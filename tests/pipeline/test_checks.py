@@ -96,7 +96,14 @@ REG = {
         {"reg.exemplars": "turns"},
         r"only a decoder-only generator reads exemplars as turns of a chat; set it to 'apart'",
     ),
-    "passages": ({"reg.passages": 9}, r"candidates = 4, but config\.exemplars reads 9 passages; set it to at least"),
+    "passages": (
+        {"reg.passages": 9},
+        r"candidates = 4, but config\.exemplars takes 9 of a context; set it to at least",
+    ),
+    "candidates that nobody finds": (
+        {"retriever.candidates": 5},
+        r"candidates = 4, but config\.retriever takes 5 of a",
+    ),
     "candidates": ({"joint.candidates": 1}, r"config\.joint\.candidates = 1 must be at least passages = 2, or 0"),
     "passages of another encoder": (
         {"joint.passage_encoder": "trained"},
@@ -344,7 +351,7 @@ def test_a_system_without_exemplars_counts_none_and_copies_none():
         with pytest.raises(ConfigError, match="rerank_exemplars"):
             make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.decoding": COUNTING}))
     with pytest.raises(ConfigError, match="which this system does not retrieve; leave it out"):
-        make_plan(changed(plain(comet_t5.get_config("tiny")), {"seq2seq.exemplars": "joined"}))
+        make_plan(changed(plain(comet_t5.get_config("tiny")), {"seq2seq.passages": 2}))
     for recipe, section in ((lempex, "lempex"), (nec, "nec"), (emprl_transformer, "emprl")):
         with pytest.raises(ConfigError, match=r"neighbours\.knn_weight = 0\.1: this system answers without neighbours"):
             make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.neighbours": {"knn_weight": 0.1}}))
