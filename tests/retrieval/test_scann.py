@@ -16,7 +16,7 @@ from empax.data.wheels import NAMED
 from empax.interop.huggingface import load_pretrained
 from empax.models.bert import BertEncoder
 from empax.models.dual_encoder import DualEncoder
-from empax.retrieval import scann
+from empax.retrieval import exact
 from empax.retrieval.encode import embed
 from empax.retrieval.exact import NO_GROUP, ExactIndex
 from empax.retrieval.index import measure_recall
@@ -122,7 +122,7 @@ def test_recall_of_the_default_on_real_embeddings(real_data):
 def test_blocks_of_queries_lose_none(monkeypatch, index):
     queries = clustered(10, 2)
     whole = index.search(queries, 5)
-    monkeypatch.setattr(scann, "_QUERY_BLOCK", 4)
+    monkeypatch.setattr(exact, "_QUERY_BLOCKS", (4,))
     check_equal(index.search(queries, 5), whole)
     assert index.search(queries[:0], 5).ids.shape == (0, 5)
 
