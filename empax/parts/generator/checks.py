@@ -103,47 +103,33 @@ def check_answers(run: RunContext, parts: GeneratorParts, reading: Sequence[Stag
 
 
 def check_layout(run: RunContext) -> None:
-    """Applies `check_whole_contexts` to the layout of `run`, with the tokens that its form has beside a context."""
-    parts, where = check_models(run), f"{run.shared}.layout"
-    if parts is None:
+    """Applies `check_contexts`, with the tokens that the generator's form has beside a context."""
+    if (parts := check_models(run)) is None:
         return
-    forms = {exemplars: parts.form(exemplars=exemplars) for exemplars in (False, True)}
-    annotated = any(stage.kind == "annotate" for stage in run.plan.stages.values())
-
-    def beside(stage: Stage) -> int:
-        form = forms[_reads_exemplars(stage, run)]
-        if isinstance(form, TaggedForm) and not annotated:  # no text has attributes
-            form = dataclasses.replace(form, attributes=False)
-        return form.beside
-
-    check_whole_contexts(where, parts.settings.layout.max_context_tokens, run, beside=beside)
+    form = parts.form(exemplars=_reads_exemplars(run.named(run.stage), run))
+    if isinstance(form, TaggedForm) and not any(stage.kind == "annotate" for stage in run.plan.stages.values()):
+        form = dataclasses.replace(form, attributes=False)  # no text has attributes
+    check_contexts(None, run, beside=form.beside)
 
 
-def check_whole_contexts(
-    where: str, max_context_tokens: int, run: RunContext, *, beside: Callable[[Stage], int] = lambda _: 0
-) -> None:
-    """Raises ConfigError if the stage, a training or an evaluation, would cut contexts that the setting `where` allows.
+def check_contexts(settings: Any, run: RunContext, *, beside: int = 0) -> None:
+    """Raises ConfigError if the stage, a training or an evaluation, would cut contexts that the system's limit allows.
 
-    `beside` counts the other tokens of a source.
+    The limit is in the system's section, or in its `layout` if it has one. `beside` are the other tokens of a source.
     """
-    stage = run.named(run.stage)
+    del settings  # those of the task, for `TaskSpec.check_evaluation`
+    stage, shared = run.named(run.stage), run.plan.system_settings
     if not _reads_sources(stage):
         return
-    longest, others = _buckets(stage)[-1], beside(stage)
-    if longest < (needed := max_context_tokens + others):
-        among = f", with {others} tokens beside it," if others else ""
-        lower = f"set it to at most {longest - others}, or " if longest - others >= 2 else ""
+    where, layout = (f"{run.shared}.layout", shared.layout) if hasattr(shared, "layout") else (run.shared, shared)
+    longest, most = _buckets(stage)[-1], layout.max_context_tokens
+    if longest < (needed := most + beside):
+        among = f", with {beside} tokens beside it," if beside else ""
+        lower = f"set it to at most {longest - beside}, or " if longest - beside >= 2 else ""
         raise ConfigError(
-            f"{where}.max_context_tokens = {max_context_tokens}{among} is more than the longest of config."
-            f"{stage.name}.buckets, {longest}, which cuts contexts; {lower}add {needed} to the buckets of each stage."
+            f"{where}.max_context_tokens = {most}{among} is more than the longest of config.{stage.name}.buckets, "
+            f"{longest}, which cuts contexts; {lower}add {needed} to the buckets of each stage."
         )
-
-
-def check_contexts(settings: Any, run: RunContext) -> None:
-    """Applies `check_whole_contexts` to the limit in the system's section, or in its `layout` if it has one."""
-    shared: Any = run.plan.system_settings
-    where = f"{run.shared}.layout" if hasattr(shared, "layout") else run.shared
-    check_whole_contexts(where, getattr(shared, "layout", shared).max_context_tokens, run)
 
 
 def _reads_exemplars(stage: Stage, run: RunContext) -> bool:

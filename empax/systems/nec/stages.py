@@ -149,7 +149,7 @@ def check_lengths(stage: NecTaskSettings, run: RunContext) -> None:
                 "False."
             )
         beside = len(facts.query) + sum(map(len, form.frame)) + layout.max_passage_tokens
-    checks.check_whole_contexts(f"{run.shared}.layout", layout.max_context_tokens, run, beside=lambda _: beside)
+    checks.check_contexts(stage, run, beside=beside)
 
 
 def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:
