@@ -302,7 +302,8 @@ def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
             "max_key_tokens": 16,
         }
     )
-    models.passages = 2
+    if "passages" in models:
+        models.passages = 2
     for name in config.run:
         section = config[name]
         kind = section.get("kind", name)
@@ -310,8 +311,10 @@ def shrink(config: ConfigDict, *, pretrained: bool = False) -> ConfigDict:
             section.update({**FEW_STEPS, "batch_size": 8, "accumulate": 1, "buckets": (80,)})
             if "refresh_every_steps" in section:
                 section.refresh_every_steps = 2
+        if section.get("candidates"):
+            section.candidates = 4
         if kind == "index":
-            section.update({"candidates": 4, "queries": {"train": 0, "validation": 0}})
+            section.queries = ConfigDict({"train": 0, "validation": 0})
         if kind == "swaps":
             section.update({"rows": 16, "replies": 8, "nearest": ""})
     if "attributes" in config:

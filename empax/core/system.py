@@ -82,6 +82,8 @@ class TaskSpec(Generic[S]):
       build: builds the task and its data, once the stages before it are done.
       sketch: builds the task for batches of (batch size, source tokens) from the config alone.
       answer: loads the answering model of a finished stage; None = the task trains none.
+      check_evaluation: raises ConfigError if a stage cannot be evaluated with the settings of an evaluation (lengths,
+        decoding, index). `run` is at the evaluation, with its decoding; the stage may have finished before.
       searches: whether `answer` needs an index stage.
       reads_exemplars: whether a stage with these settings answers with exemplars and accepts others
         (`core.protocols.ExemplarAnswering`).
@@ -101,6 +103,7 @@ class TaskSpec(Generic[S]):
     build: Callable[[S, RunContext], Assembly]
     sketch: Callable[[S, RunContext, int, int], Sketch]
     answer: Callable[[S, RunContext, AnswerOptions], Answering] | None = None
+    check_evaluation: Callable[[S, RunContext], None] = lambda settings, run: None
     searches: bool = False
     reads_exemplars: Callable[[S], bool] = lambda _: False
     encoder: Callable[[RunContext, str], InstanceEncoder] | None = None

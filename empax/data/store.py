@@ -168,10 +168,10 @@ def check_sole(run: RunContext) -> None:
         )
 
 
-def check_candidates(run: RunContext, index: str, splits: Sequence[str], passages: int) -> None:
+def check_candidates(run: RunContext, index: str, splits: Sequence[str], least: int) -> None:
     """Raises ConfigError unless the stage `index`, named by `config.STAGE.index`, will write enough candidates.
 
-    These are at least `passages` candidates for each instance of `splits`.
+    These are at least `least` candidates for each instance of `splits`.
     """
     settings = run.earlier("index", index, kind="index").settings
     if missing := [split for split in splits if split not in settings.queries]:
@@ -179,9 +179,9 @@ def check_candidates(run: RunContext, index: str, splits: Sequence[str], passage
             f"config.{index}.queries lacks {', '.join(missing)}, which config.{run.stage} needs; set it to the number "
             "of instances to search, 0 for all."
         )
-    if settings.candidates < passages:
+    if settings.candidates < least:
         raise ConfigError(
-            f"config.{index}.candidates = {settings.candidates}, but config.{run.stage} reads {passages} passages; "
+            f"config.{index}.candidates = {settings.candidates}, but config.{run.stage} takes {least} of a context; "
             "set it to at least as many."
         )
 
@@ -263,6 +263,8 @@ def run_tokenizer(run: RunContext, *, planned: bool = False) -> Tokenizer:
 
 
 def planned_vocab_size(run: RunContext) -> int | None:
-    """Returns the size of the run's vocabulary before `prepare`; None if a plan may not fetch the tokenizer."""
+    """Returns the size of the vocabulary, before `prepare` the largest; None if a plan may not fetch the tokenizer."""
+    if run.files.done("prepare").exists():
+        return run_tokenizer(run).vocab_size
     pretrained = run.settings("prepare", PrepareSettings).tokenizer.pretrained
     return run_tokenizer(run, planned=True).vocab_size if not pretrained or may_load(run, pretrained) else None

@@ -91,15 +91,17 @@ def check(settings: Settings, run: RunContext) -> None:
         DailyDialog.
     """
     check_prepared(run)
-    decoded_by(settings, run)
+    decoded = decoded_by(settings, run)
     answering = run.earlier("stage", settings.stage, able=("answers", lambda spec: spec.answer is not None))
-    if answering.spec is not None and answering.spec.searches:
+    assert answering.spec is not None
+    if answering.spec.searches:
         run.earlier("index", settings.index, kind="index")
     elif settings.index not in ("", Settings.index, trained_with := getattr(answering.settings, "index", "")):
         raise ConfigError(
             f"config.{run.stage}.index = {settings.index!r} is not the index that config.{settings.stage} answers with "
             f"({trained_with or 'none'}); set it to ''."
         )
+    answering.spec.check_evaluation(answering.settings, decoded)
     for setting in ("judge", "second_judge"):
         if names := getattr(settings, setting):
             judging.check_judges(setting, names, run)

@@ -147,10 +147,8 @@ def _make_filter(
     """Builds the filter of the settings and saves it in the stage's folder, for answering."""
     if not (settings.filter != "none" or settings.same_turn or settings.one_per_dialogue):
         return None
-    emotions, weights, searched = emotion_ids(corpus), None, settings.searched
-    if settings.filter == "none" and not settings.same_turn:  # enough rows to contain the wanted number of dialogues
-        shown = max(settings.candidates, SHOWN if settings.quality else 0)
-        searched = shown * int(np.unique(dialogue_groups(corpus), return_counts=True)[1].max())
+    emotions, weights = emotion_ids(corpus), None
+    searched = settings.searched if settings.filter != "none" or settings.same_turn else 0
     if settings.filter == "predicted_emotion":
         contexts = encoder.embed_queries(corpus, progress=f"{run.stage}: train", mesh=mesh)
         weights = fit_emotions(contexts, emotions)
@@ -190,8 +188,8 @@ class _Search:
             note["emotion_accuracy"] = 100.0 * float(right.mean())
         self.notes.setdefault(split, note)  # the measure of quality asks the same split once more
         log.info(
-            "%s: %s of %d rows searched: %d of %d contexts of %s have fewer than %d exemplars",
-            self.stage, self.filter.kind, self.filter.searched, short, len(ids), split, k,
+            "%s: filter %s: %d of %d contexts of %s have fewer than %d exemplars",
+            self.stage, self.filter.kind, short, len(ids), split, k,
         )  # fmt: skip
 
     def about(self) -> dict[str, Any]:
@@ -203,7 +201,7 @@ class _Search:
             "kind": self.filter.kind,
             "same_turn": self.filter.turns is not None,
             "one_per_dialogue": self.filter.one_per_dialogue,
-            "searched": self.filter.searched,
+            **({"searched": self.filter.searched} if self.filter.searched else {}),
         }
         return {**leak, "filter": {**about, **self.notes}}
 

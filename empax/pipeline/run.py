@@ -175,6 +175,11 @@ def _run_stages(plan: RunPlan, files: WorkDir, records: Records | None) -> None:
         note = _run_stage(stage, files, plan)
         note |= {"seconds": time.perf_counter() - begin, "peak_memory_mb": round(peak_memory() / 2**20)}
         records.finish(stage.name, note)
+        if stage.kind == "prepare":  # a vocabulary may be smaller than planned
+            run = RunContext(files, plan, stage.name)
+            _check_decodings(plan.system_settings, run.shared, run)
+            for one in plan.stages.values():
+                _check_decodings(one.settings, f"config.{one.name}", run)
         log.info(
             "%s: done in %.0f s; %d MB of memory at most so far", stage.name, note["seconds"], note["peak_memory_mb"]
         )

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from empax.core.files import write_atomically
 from empax.core.manifest import verify
 from empax.core.types import EMOTIONS, Retrieved
+from empax.retrieval.exact import largest_group
 from empax.retrieval.index import Index
 
 Filter: TypeAlias = Literal["none", "predicted_emotion", "gold_emotion"]
@@ -31,7 +32,7 @@ class ExemplarFilter:
 
     Attributes:
       kind: required emotion of rows.
-      searched: rows to search for each query.
+      searched: rows to search for each query; 0 = as many as hold k dialogues.
       emotions: emotion of each row of the index; index into EMOTIONS, -1 = unknown.
       weights: weights of `predict`; None unless the emotion is predicted.
       turns: number of turns before each row's response; rows with the query's number come first. None = ignore turns.
@@ -104,7 +105,8 @@ def find_exemplars(
     """
     if filter is None:
         return index.search(queries, k, query_groups=groups)
-    wanted, most = filter.wanted(queries, emotions), min(max(filter.searched, k), len(index))
+    searched = filter.searched or k * largest_group(index.groups)
+    wanted, most = filter.wanted(queries, emotions), min(max(searched, k), len(index))
     ids, scores = np.full((len(queries), k), -1, np.int32), np.full((len(queries), k), -np.inf, np.float32)
     for start in range(0, len(queries), _QUERIES):
         part = slice(start, start + _QUERIES)

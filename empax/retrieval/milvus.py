@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError
 from empax.core.paths import expand
-from empax.core.types import Retrieved
-from empax.retrieval.exact import NO_GROUP, ExactInParts, check_search, largest_group
-
-_QUERY_BLOCK = 256
+from empax.retrieval.exact import NO_GROUP, ApproximateIndex, ExactInParts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +48,7 @@ class MilvusSettings:
             raise ValueError(f"collection = {self.collection!r}; it must be a word of letters, digits and underscores.")
 
 
-class MilvusIndex:
+class MilvusIndex(ApproximateIndex):
     """An index in a Milvus collection, which is created if it does not exist yet.
 
     While it is filled, the collection has a temporary name, nine characters longer; one left incomplete may be dropped.
@@ -71,10 +68,8 @@ class MilvusIndex:
         groups: Int[np.ndarray, " N"] | None = None,
         mesh: Mesh | None = None,
     ):
-        self.num_rows, self.dim = embeddings.shape
-        self.has_groups = groups is not None
-        self._embeddings, self._settings, self._groups, self._mesh = embeddings, settings, groups, mesh
-        self._largest_group = largest_group(groups)
+        super().__init__(embeddings, groups, mesh)
+        self._settings = settings
         self.collection = f"{settings.collection}_{_digest(embeddings, groups, settings, encoder_hash)}"
         self._client = _connect(settings)
         try:
@@ -82,40 +77,21 @@ class MilvusIndex:
         except _milvus().MilvusException as error:
             raise ConfigError(f"Milvus at {settings.uri!r} rejects store.milvus: {error}") from error
 
-    @property
+    @functools.cached_property
     def exact(self) -> ExactInParts:
         """Exact search of the same rows, with only a part of them on the devices at a time."""
         return ExactInParts(self._embeddings, groups=self._groups, mesh=self._mesh)
 
-    def search(
-        self,
-        queries: Float[np.ndarray | Array, "Q D"],
-        k: int,
-        *,
-        query_groups: Int[np.ndarray, " Q"] | None = None,
-    ) -> Retrieved:
-        """Searches like `ExactIndex.search`, but may miss rows: see `retrieval.index.measure_recall`.
-
-        Raises:
-          DataError: if Milvus fails to answer.
-        """
-        queries = np.asarray(queries, np.float32)
-        groups = check_search(queries, k, query_groups, dim=self.dim, has_groups=self.has_groups)
-        ids = np.full((len(queries), k), -1, np.int32)
-        scores = np.full((len(queries), k), -np.inf, np.float32)
-        # A query's own group displaces at most as many rows as the largest group has.
-        limit = min(self.num_rows, k + self._largest_group)
-        for start in range(0, len(queries), _QUERY_BLOCK):
-            found = self._found(queries[start : start + _QUERY_BLOCK], limit)
-            for row, hits in enumerate(found, start=start):
-                kept = [hit for hit in hits if not NO_GROUP < groups[row] == hit["entity"]["group"]][:k]
-                ids[row, : len(kept)] = [hit["id"] for hit in kept]
-                scores[row, : len(kept)] = [hit["distance"] for hit in kept]
-        short = np.flatnonzero(ids[:, min(k, self.num_rows) - 1] < 0)  # it searched too few rows
-        if len(short):
-            exact = self.exact.search(queries[short], k, query_groups=groups[short] if self.has_groups else None)
-            ids[short], scores[short] = exact.ids, exact.scores
-        return Retrieved(ids=ids, scores=scores)
+    def best(
+        self, queries: Float[np.ndarray, "Q D"], groups: Int[np.ndarray, " Q"], k: int
+    ) -> tuple[Int[np.ndarray, "Q K"], Float[np.ndarray, "Q K"]]:
+        """Asks Milvus; raises DataError if it fails to answer."""
+        ids, scores = np.full((len(queries), k), -1, np.int32), np.full((len(queries), k), -np.inf, np.float32)
+        for row, hits in enumerate(self._found(queries, min(self.num_rows, k + self._largest_group))):
+            kept = [hit for hit in hits if not NO_GROUP < groups[row] == hit["entity"]["group"]][:k]
+            ids[row, : len(kept)] = [hit["id"] for hit in kept]
+            scores[row, : len(kept)] = [hit["distance"] for hit in kept]
+        return ids, scores
 
     def _found(self, queries: np.ndarray, limit: int) -> Any:
         # HNSW refuses an ef below the number of rows to return.

@@ -12,20 +12,18 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError
 from empax.core.manifest import remedy
-from empax.core.types import Retrieved
-from empax.retrieval.exact import NO_GROUP, ExactIndex, check_search, largest_group
+from empax.retrieval.exact import NO_GROUP, ApproximateIndex, ExactIndex
 
 BRUTE_FORCE_BELOW = 1_000
 """With fewer rows, ScaNN searches all of them: too few to train a tree, and too few to need one."""
 
 _LEAST_SHARE, _LEAST_ROWS = 0.4, 4_000  # fewest leaves and rows searched per query by default
 _LEAST_TRAINING = 16  # rows, one per center of a 4-bit code
-_QUERY_BLOCK = 256  # queries whose candidates are held at once: 256 * reorder * D floats
 _QUERIES_PER_THREAD = 32  # at a time; ScaNN's own 256 would leave a whole block to one thread
 
 
@@ -89,7 +87,7 @@ class ScannSettings:
         return leaves, min(searched, leaves)
 
 
-class ScannIndex:
+class ScannIndex(ApproximateIndex):
     """An index whose candidates come from ScaNN and are scored and sorted with the embeddings themselves.
 
     So scores are exact, excluded rows are dropped before the best k are chosen, and ScaNN's own copy of the rows is not
@@ -114,11 +112,8 @@ class ScannIndex:
         mesh: Mesh | None = None,
         folder: Path | None = None,
     ):
-        self.num_rows, self.dim = embeddings.shape
-        self.has_groups = groups is not None
-        self._embeddings, self._settings, self._groups, self._mesh = embeddings, settings, groups, mesh
-        # A query's own group displaces at most as many candidates as the largest group has rows.
-        self._largest_group = largest_group(groups)
+        super().__init__(embeddings, groups, mesh)
+        self._settings = settings
         if self.num_rows < BRUTE_FORCE_BELOW or folder is None:
             self._searcher = _train(embeddings, settings)
         else:
@@ -136,28 +131,21 @@ class ScannIndex:
         """Exact index of the same rows, placed on the device when first used."""
         return ExactIndex(self._embeddings, groups=self._groups, mesh=self._mesh)
 
-    def search(
-        self,
-        queries: Float[np.ndarray | Array, "Q D"],
-        k: int,
-        *,
-        query_groups: Int[np.ndarray, " Q"] | None = None,
-    ) -> Retrieved:
-        """Searches like `ExactIndex.search`, but may miss rows: see `retrieval.index.measure_recall`."""
-        queries = np.asarray(queries, np.float32)
-        groups = check_search(queries, k, query_groups, dim=self.dim, has_groups=self.has_groups)
-        ids = np.full((len(queries), k), -1, np.int32)
-        scores = np.full((len(queries), k), -np.inf, np.float32)
-        for start in range(0, len(queries), _QUERY_BLOCK):
-            block = slice(start, start + _QUERY_BLOCK)
-            best = self._score(queries[block], self._candidates(queries[block], k), groups[block], k)
-            width = best[0].shape[1]
-            ids[block, :width], scores[block, :width] = best
-        short = np.flatnonzero(ids[:, min(k, self.num_rows) - 1] < 0)
-        if len(short):
-            exact = self.exact.search(queries[short], k, query_groups=groups[short] if self.has_groups else None)
-            ids[short], scores[short] = exact.ids, exact.scores
-        return Retrieved(ids=ids, scores=scores)
+    def best(
+        self, queries: Float[np.ndarray, "Q D"], groups: Int[np.ndarray, " Q"], k: int
+    ) -> tuple[Int[np.ndarray, "Q K"], Float[np.ndarray, "Q K"]]:
+        """Scores the candidates exactly; own group and missing ones come last."""
+        ids = self._candidates(queries, k)
+        vectors = np.asarray(self._embeddings[ids], np.float32)  # [Q, C, D]
+        scores = np.matmul(vectors, queries[:, :, None])[:, :, 0]
+        barred = ids < 0
+        if self._groups is not None:
+            barred |= (self._groups[ids] == groups[:, None]) & (groups > NO_GROUP)[:, None]
+        scores[barred] = -np.inf
+        rows, order = np.arange(len(ids))[:, None], np.lexsort((ids, -scores), axis=-1)[:, :k]
+        ids, scores = ids[rows, order], scores[rows, order]
+        ids[scores == -np.inf] = -1
+        return ids, scores
 
     def _candidates(self, queries: np.ndarray, k: int) -> np.ndarray:
         """Returns candidate row ids [Q, C] in no particular order, -1 = none."""
@@ -172,19 +160,6 @@ class ScannIndex:
         ids = ids.astype(np.int64)
         ids[np.isnan(scores)] = -1
         return ids
-
-    def _score(self, queries: np.ndarray, ids: np.ndarray, groups: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the k best candidates by exact score, best first; own group and missing ones last, with id -1."""
-        vectors = np.asarray(self._embeddings[ids], np.float32)  # [Q, C, D]
-        scores = np.matmul(vectors, queries[:, :, None])[:, :, 0]
-        barred = ids < 0
-        if self._groups is not None:
-            barred |= (self._groups[ids] == groups[:, None]) & (groups > NO_GROUP)[:, None]
-        scores[barred] = -np.inf
-        rows, order = np.arange(len(ids))[:, None], np.lexsort((ids, -scores), axis=-1)[:, :k]
-        ids, scores = ids[rows, order], scores[rows, order]
-        ids[scores == -np.inf] = -1
-        return ids, scores
 
     def save(self, folder: Path) -> None:
         """Writes the trained tree and codes to `folder` (nothing for a brute-force index, which has neither)."""

@@ -72,8 +72,6 @@ def nearest_exemplars(
     """
     groups = dialogue_groups(pairs)
     index = build_index(replies, IndexSettings("exact"), groups=groups, encoder_hash="")
-    # This many rows cover at least k dialogues.
-    searched = k * int(np.unique(groups, return_counts=True)[1].max())
-    one_per_dialogue = ExemplarFilter("none", searched, emotion_ids(pairs), one_per_dialogue=True)
+    one_per_dialogue = ExemplarFilter("none", 0, emotion_ids(pairs), one_per_dialogue=True)
     found = find_exemplars(index, gold, k, **traits(instances), filter=one_per_dialogue)
     return np.asarray(found.ids)

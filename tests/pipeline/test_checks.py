@@ -86,18 +86,15 @@ REG = {
         r"config\.reindex\.queries lacks validation, .*; set it to the number of instances to search"),
     "turns of a chat": ({"reg.exemplars": "turns"},
         r"only a decoder-only generator reads exemplars as turns of a chat; set it to 'apart'"),
-    "passages": ({"reg.passages": 9}, r"candidates = 4, but config\.exemplars reads 9 passages; set it to at least"),
+    "passages": ({"reg.passages": 9}, r"candidates = 4, but config\.exemplars takes 9 of a context; set it to at"),
+    "candidates that nobody finds": ({"retriever.candidates": 5}, r"candidates = 4, but config\.retriever takes 5"),
     "candidates": ({"joint.candidates": 1}, r"config\.joint\.candidates = 1 must be at least passages = 2, or 0"),
     "passages of another encoder": ({"joint.passage_encoder": "trained"},
         r"config\.reindex\.encoder = 'retriever', but .* of 'joint'; set it to 'joint'"),
-    "an answering index of another encoder": ({"evaluate.index": "index"},
-        r"config\.index\.encoder = '', but the queries of config\.joint .* of 'retriever'"),
     "passages of an encoder that is not trained": ({"exemplars.passage_encoder": "trained"},
         r"passage_encoder = 'trained', but with retriever_weight = 0 no encoder is trained; set it to 'frozen'"),
     "nothing to refresh": ({"exemplars.refresh_every_steps": 1},
         r"config\.exemplars\.refresh_every_steps = 1, but with retriever_weight = 0 the retriever never changes"),
-    "another source": ({"evaluate.decoding": {"encoder_no_repeat_ngram": 3}},
-        r"reads several passages; set them to 0 and 1 in config\.evaluate\.decoding"),
     "fewer rows than candidates": ({"index.filter": "gold_emotion", "index.searched": 3},
         r"searched = 3 rows are filtered, but candidates = 4 are wanted; set searched to at least as many"),
     "a loss that is 0": ({"retriever.best_metric": "loss", "retriever.distillation.emotion_weight": 0.0},
@@ -176,12 +173,10 @@ REWARDS = {
 }
 EMPRL = {
     **{name: ({"ppo.rewards": rewards}, message) for name, (rewards, message) in REWARDS.items()},
-    "a source among passages": ({"ppo.index": "reindex", "emprl.decoding.encoder_no_repeat_ngram": 3},
-        r"reads several passages; set them to 0 and 1 in config\.emprl\.decoding"),
+    "a source among passages": ({"ppo.index": "reindex", "ppo.rollout.encoder_repetition_penalty": 1.2},
+        r"several passages; set them to 0 and 1 in config\.ppo\.rollout"),
     "contexts and buckets": ({"ppo.buckets": (24,)},
         r"config\.emprl\.layout\.max_context_tokens = \d+ is more than the longest of config\.ppo\.buckets, 24"),
-    "rollouts likewise": ({"ppo.index": "reindex", "ppo.rollout.encoder_repetition_penalty": 1.2},
-        r"several passages; set them to 0 and 1 in config\.ppo\.rollout"),
     "answers without positions": (
         {"emprl.generator": {"architecture": "bart", "preset": "bart-base"}, "ppo.rollout.max_tokens": 1025},
         r"config\.ppo\.rollout\.max_tokens = 1025, but the model reads at most 1024 tokens"),
@@ -208,6 +203,33 @@ def test_a_mistake_is_told_before_any_work(reg, emprl, tmp_path, system, name, r
     config, (changes, message) = (reg, REG[name]) if system == "reg" else (emprl, EMPRL[name])
     found = refused(changed(config, changes), tmp_path / "run")
     assert re.search(message, found), found
+
+
+CUT = "which cuts contexts"
+LATER = {
+    "evaluate.index": ("index", r"encoder = '', but the queries of config\.evaluate belong to passages of 'retriever'"),
+    "evaluate.decoding": ({"encoder_no_repeat_ngram": 3}, r"to 0 and 1 in config\.evaluate\.decoding"),
+    "reg.decoding.encoder_no_repeat_ngram": (3, r"to 0 and 1 in config\.reg\.decoding"),
+    "emprl.decoding.encoder_repetition_penalty": (2.0, r"to 0 and 1 in config\.emprl\.decoding"),
+    "evaluate.buckets": ((24,), CUT),
+    **{f"{name}.layout.max_context_tokens": (90, CUT) for name in ("lempex", "nec")},
+    **{f"{name}.max_context_tokens": (900, CUT) for name in ("classic", "reflectdiffu")},
+}
+
+
+@pytest.mark.parametrize("change", LATER)
+def test_a_changed_evaluation_is_told_what_the_finished_stage_cannot_do(emprl, tmp_path, change):
+    """Without training again, so not by the checks of the trained stage."""
+    others = {"lempex": lempex, "nec": nec, "classic": classic, "reflectdiffu": reflectdiffu}
+    config = plain(others.get(change.partition(".")[0], reg_transformer).get_config("tiny"))
+    config = changed(emprl, {"ppo.index": "reindex"}) if change.startswith("emprl") else config
+    files, (value, message) = WorkDir(tmp_path), LATER[change]
+    for stage in config["run"][: config["run"].index("evaluate")]:
+        files.done(stage).parent.mkdir()
+        files.done(stage).touch()
+    assert not list(run.find_problems(make_plan(config), files))
+    (found,) = run.find_problems(make_plan(changed(config, {change: value})), files)
+    assert re.search(message, str(found)), found
 
 
 def test_reasons_are_marked_before_contexts_are_embedded_by_them(emprl, tmp_path, refused):
@@ -242,7 +264,7 @@ def test_a_system_without_exemplars_counts_none_and_copies_none():
         with pytest.raises(ConfigError, match="rerank_exemplars"):
             make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.decoding": COUNTING}))
     with pytest.raises(ConfigError, match="which this system does not retrieve; leave it out"):
-        make_plan(changed(plain(comet_t5.get_config("tiny")), {"seq2seq.exemplars": "joined"}))
+        make_plan(changed(plain(comet_t5.get_config("tiny")), {"seq2seq.passages": 2}))
     for recipe, section in ((lempex, "lempex"), (nec, "nec"), (emprl_transformer, "emprl")):
         with pytest.raises(ConfigError, match=r"neighbours\.knn_weight = 0\.1: this system answers without neighbours"):
             make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.neighbours": {"knn_weight": 0.1}}))
@@ -254,6 +276,14 @@ def test_every_system_is_told_of_tokens_that_no_vocabulary_has(recipe, tmp_path,
     where = f"{config['system']}.decoding"
     found = refused(changed(config, {f"{where}.suppress_tokens": [10**6]}), tmp_path / "run")
     assert f"config.{where}.suppress_tokens names the token 1000000; it must be below" in found
+
+
+def test_tokens_that_a_trained_vocabulary_lacks_are_told_once_it_is_trained(tmp_path):
+    config = plain(classic.get_config("tiny"))  # of at most 20,000 words
+    rare = changed(config, {"evaluate.decoding": {"suppress_tokens": [19_999]}})
+    for _ in range(2):  # of a resumed run before any work
+        with pytest.raises(ConfigError, match=r"config\.evaluate\.decoding\.suppress_tokens names the token"):
+            run.run(rare, tmp_path / "run")
 
 
 def test_nec_has_one_place_for_attributes_and_facts_and_cuts_no_batch_with_a_contrast(tmp_path, refused):

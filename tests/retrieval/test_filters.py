@@ -74,7 +74,8 @@ def test_without_a_filter_it_is_the_index(space):
 def test_one_row_of_a_dialogue_stays_and_those_of_the_turn_come_first(space, kind, turned):
     _, keys, queries, groups, of_queries, emotions, gold = space
     turns = np.tile(np.array([1, 3, 1], np.int32), ROWS // 3)
-    filter = ExemplarFilter(kind, 40, emotions, turns=turns if turned else None, one_per_dialogue=True)
+    searched = 40 if turned or kind != "none" else 0
+    filter = ExemplarFilter(kind, searched, emotions, turns=turns if turned else None, one_per_dialogue=True)
     found = search(space, filter)
     for q in range(len(queries)):
         order = [r for r in np.argsort(-(keys @ queries[q])) if groups[r] != of_queries[q]][:40]

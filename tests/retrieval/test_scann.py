@@ -6,8 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from empax.core.config import ConfigError, to_settings
-from empax.core.files import DataError
+from empax.core.config import ConfigError
 from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import find_archive, read_dialogues
 from empax.data.exemplars import encode_keys, encode_queries
@@ -16,7 +15,7 @@ from empax.data.wheels import NAMED
 from empax.interop.huggingface import load_pretrained
 from empax.models.bert import BertEncoder
 from empax.models.dual_encoder import DualEncoder
-from empax.retrieval import scann
+from empax.retrieval import exact
 from empax.retrieval.encode import embed
 from empax.retrieval.exact import NO_GROUP, ExactIndex
 from empax.retrieval.index import measure_recall
@@ -122,7 +121,7 @@ def test_recall_of_the_default_on_real_embeddings(real_data):
 def test_blocks_of_queries_lose_none(monkeypatch, index):
     queries = clustered(10, 2)
     whole = index.search(queries, 5)
-    monkeypatch.setattr(scann, "_QUERY_BLOCK", 4)
+    monkeypatch.setattr(exact, "_QUERY_BLOCKS", (4,))
     check_equal(index.search(queries, 5), whole)
     assert index.search(queries[:0], 5).ids.shape == (0, 5)
 
@@ -186,6 +185,8 @@ def test_settings_scale_with_the_corpus():
     assert ScannSettings(num_leaves=50, leaves_to_search=80).leaves(40_000) == (50, 50)
     with pytest.raises(ConfigError, match="num_leaves = 5000, but there are only 1500 rows"):
         ScannSettings(num_leaves=5_000).leaves(ROWS)
+    with pytest.raises(ConfigError, match=r"anisotropic_threshold = 1\.0"):
+        ScannSettings(anisotropic_threshold=1.0)
 
 
 def test_a_tree_needs_as_many_training_rows_as_it_has_leaves():
@@ -194,21 +195,6 @@ def test_a_tree_needs_as_many_training_rows_as_it_has_leaves():
     assert ScannSettings(training_sample=38).leaves(ROWS)[0] == 38
     with pytest.raises(ConfigError, match="set it to at least 16"):
         ScannSettings(num_leaves=2, training_sample=15).leaves(ROWS)
-
-
-def test_a_query_that_is_no_number_is_named(index):
-    queries = clustered(3, 2)
-    queries[2, 0] = np.nan
-    with pytest.raises(DataError, match="1 of 3 queries are not finite, the first is row 2"):
-        index.search(queries, 1)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("num_leaves", 0), ("reorder", 0), ("dimensions_per_block", 0), ("anisotropic_threshold", 1.0)]
-)
-def test_refuses_settings_out_of_range(name, value):
-    with pytest.raises(ConfigError, match=rf"config\.index\.store\.scann: {name} = {value}"):
-        to_settings(ScannSettings, {name: value}, where="config.index.store.scann")
 
 
 def test_without_scann_says_what_to_do(monkeypatch):

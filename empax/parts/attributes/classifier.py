@@ -33,7 +33,6 @@ from empax.parts.attributes.pairs import (
     levels_loss,
     load_pairs,
     summarize_levels,
-    unweighted,
 )
 from empax.parts.encoder.stages import assembled, check_buckets, load_stage_encoder
 from empax.parts.encoder.task import EncoderTask, Predictor
@@ -109,7 +108,7 @@ class Classifier(EncoderTask):
     """
 
     mechanisms: tuple[str, ...]
-    class_weights: ClassWeights
+    class_weights: ClassWeights = ()
     progress: ClassVar[tuple[str, int]] = ("attributes", 2)
 
     @property
@@ -163,11 +162,11 @@ def sketch_classifier(stage: ClassifierTaskSettings, run: RunContext, batch_size
 def classifier_of(stage: ClassifierTaskSettings, run: RunContext, *, planned: bool = False) -> Classifier:
     """Builds the task of a stage, without parameters; `planned`: from the config alone."""
     encoder = load_stage_encoder(stage.encoder, run, with_params=False, planned=planned)
-    return Classifier(encoder.model, stage.mechanisms, unweighted(stage))
+    return Classifier(encoder.model, stage.mechanisms)
 
 
 def load_classifier(stage: ClassifierTaskSettings, run: RunContext, params: Params, made_by: str) -> ClassifierJudge:
     """Builds the judge of trained parameters; `made_by` is its hash."""
     encoder = load_stage_encoder(stage.encoder, run, with_params=False)
-    task = Classifier(encoder.model, stage.mechanisms, unweighted(stage))
+    task = Classifier(encoder.model, stage.mechanisms)
     return Predictor(task, params, encoder.tokenizer, stage.max_tokens, made_by)

@@ -41,7 +41,6 @@ from empax.parts.attributes.pairs import (
     levels_loss,
     load_pairs,
     summarize_levels,
-    unweighted,
 )
 from empax.parts.encoder.stages import check_buckets, load_stage_encoder
 
@@ -131,7 +130,7 @@ class Identifier:
     """Identifiers of one or more mechanisms; the loss is the sum of their cross-entropies."""
 
     model: EmpathyIdentifier
-    class_weights: ClassWeights
+    class_weights: ClassWeights = ()
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
@@ -161,7 +160,7 @@ class Identifier:
         return summarize_levels(averages, self.mechanisms)
 
 
-def _task(stage: IdentifierTaskSettings, loaded: LoadedEncoder, weights: ClassWeights) -> Identifier:
+def _task(stage: IdentifierTaskSettings, loaded: LoadedEncoder, weights: ClassWeights = ()) -> Identifier:
     encoder = loaded.model.encoder
     model = EmpathyIdentifier(
         encoder,
@@ -203,7 +202,7 @@ def build_identifier(stage: IdentifierTaskSettings, run: RunContext) -> Assembly
 def sketch_identifier(stage: IdentifierTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     loaded = load_stage_encoder(stage.encoder, run, planned=True)
     batch = shapes_of(AttributeBatch, B=batch_size, S=length, T=stage.response_buckets[-1], C=len(stage.mechanisms))
-    return Sketch(_task(stage, loaded, unweighted(stage)), batch)
+    return Sketch(_task(stage, loaded), batch)
 
 
 @functools.lru_cache(maxsize=8)
@@ -255,7 +254,7 @@ class IdentifierJudge:
 def load_identifier(stage: IdentifierTaskSettings, run: RunContext, params: Params, made_by: str) -> IdentifierJudge:
     """Builds the judge of trained parameters; `made_by` is its hash."""
     loaded = load_stage_encoder(stage.encoder, run, with_params=False)
-    return IdentifierJudge(_task(stage, loaded, unweighted(stage)), params, loaded.tokenizer, stage, made_by)
+    return IdentifierJudge(_task(stage, loaded), params, loaded.tokenizer, stage, made_by)
 
 
 def check_mechanisms(covered: Sequence[str]) -> None:

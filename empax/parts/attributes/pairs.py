@@ -22,7 +22,7 @@ from empax.interop.pretrained_encoders import EncoderSettings
 from empax.parts.encoder.stages import check_encoder
 
 ClassWeights = tuple[tuple[float, ...], ...]
-"""[mechanism][level]."""
+"""[mechanism][level]; empty = every level weighs the same."""
 
 IF_THERE = "if_there"
 """A value of `JudgeTaskSettings.data`."""
@@ -84,17 +84,13 @@ def load_pairs(stage: JudgeTaskSettings, run: RunContext) -> tuple[list[Pair], l
 
 
 def class_weights(stage: JudgeTaskSettings, pairs: Sequence[Pair]) -> ClassWeights:
-    """Returns inverse shares of the levels among `pairs`, or ones if the stage has no class weights."""
+    """Returns inverse shares of the levels among `pairs`, or none if the stage has no class weights."""
     if not stage.class_weights:
-        return unweighted(stage)
+        return ()
     labels = np.array([p.levels for p in pairs])
     counts = np.stack([np.bincount(column, minlength=len(LEVELS)) for column in labels.T])
     weights = len(pairs) / (len(LEVELS) * np.maximum(counts, 1))
     return tuple(tuple(float(w) for w in row) for row in weights)
-
-
-def unweighted(stage: JudgeTaskSettings) -> ClassWeights:
-    return ((1.0,) * len(LEVELS),) * len(stage.mechanisms)
 
 
 def check_judge(stage: JudgeTaskSettings, run: RunContext, **texts: int) -> None:
@@ -127,7 +123,7 @@ def levels_loss(
     """
     log_probs = jax.nn.log_softmax(logits)
     nll = -jnp.take_along_axis(log_probs, batch.labels[..., None], axis=-1)[..., 0]  # [B, C]
-    by_class = jnp.asarray(weights)[jnp.arange(len(mechanisms))[None, :], batch.labels]
+    by_class = jnp.asarray(weights)[jnp.arange(len(mechanisms))[None, :], batch.labels] if weights else 1.0
     guesses = logits.argmax(-1)
     hits = (guesses == batch.labels).astype(jnp.float32)
     metrics = {f"{name}_accuracy": Mean.of(hits[:, c], batch.valid) for c, name in enumerate(mechanisms)}

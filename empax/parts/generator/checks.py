@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from empax.core.config import ConfigError
 from empax.core.shapes import shapes_of
@@ -102,39 +103,33 @@ def check_answers(run: RunContext, parts: GeneratorParts, reading: Sequence[Stag
 
 
 def check_layout(run: RunContext) -> None:
-    """Applies `check_whole_contexts` to the layout of `run`, with the tokens that its form has beside a context."""
-    parts, where = check_models(run), f"{run.shared}.layout"
-    if parts is None:
+    """Applies `check_contexts`, with the tokens that the generator's form has beside a context."""
+    if (parts := check_models(run)) is None:
         return
-    forms = {exemplars: parts.form(exemplars=exemplars) for exemplars in (False, True)}
-    annotated = any(stage.kind == "annotate" for stage in run.plan.stages.values())
-
-    def beside(stage: Stage) -> int:
-        form = forms[_reads_exemplars(stage, run)]
-        if isinstance(form, TaggedForm) and not annotated:  # no text has attributes
-            form = dataclasses.replace(form, attributes=False)
-        return form.beside
-
-    check_whole_contexts(where, parts.settings.layout.max_context_tokens, run, beside=beside)
+    form = parts.form(exemplars=_reads_exemplars(run.named(run.stage), run))
+    if isinstance(form, TaggedForm) and not any(stage.kind == "annotate" for stage in run.plan.stages.values()):
+        form = dataclasses.replace(form, attributes=False)  # no text has attributes
+    check_contexts(None, run, beside=form.beside)
 
 
-def check_whole_contexts(
-    where: str, max_context_tokens: int, run: RunContext, *, beside: Callable[[Stage], int] = lambda _: 0
-) -> None:
-    """Raises ConfigError if the stage, or an evaluation of it, would cut contexts that the setting `where` allows.
+def check_contexts(settings: Any, run: RunContext, *, beside: int = 0) -> None:
+    """Raises ConfigError if the stage, a training or an evaluation, would cut contexts that the system's limit allows.
 
-    `beside` counts the other tokens of a source.
+    The limit is in the system's section, or in its `layout` if it has one. `beside` are the other tokens of a source.
     """
-    for stage in filter(_reads_sources, (run.named(run.stage), *run.evaluations)):
-        longest, others = _buckets(stage)[-1], beside(stage)
-        if longest < (needed := max_context_tokens + others):
-            among = f", with {others} tokens beside it," if others else ""
-            lower = f"set it to at most {longest - others}, or " if longest - others >= 2 else ""
-            raise ConfigError(
-                f"{where}.max_context_tokens = {max_context_tokens}{among} is more than the longest of config."
-                f"{stage.name}.buckets, {longest}, which cuts contexts; {lower}add {needed} to the buckets of each "
-                "stage."
-            )
+    del settings  # those of the task, for `TaskSpec.check_evaluation`
+    stage, shared = run.named(run.stage), run.plan.system_settings
+    if not _reads_sources(stage):
+        return
+    where, layout = (f"{run.shared}.layout", shared.layout) if hasattr(shared, "layout") else (run.shared, shared)
+    longest, most = _buckets(stage)[-1], layout.max_context_tokens
+    if longest < (needed := most + beside):
+        among = f", with {beside} tokens beside it," if beside else ""
+        lower = f"set it to at most {longest - beside}, or " if longest - beside >= 2 else ""
+        raise ConfigError(
+            f"{where}.max_context_tokens = {most}{among} is more than the longest of config.{stage.name}.buckets, "
+            f"{longest}, which cuts contexts; {lower}add {needed} to the buckets of each stage."
+        )
 
 
 def _reads_exemplars(stage: Stage, run: RunContext) -> bool:
@@ -155,12 +150,12 @@ def _buckets(stage: Stage) -> tuple[int, ...]:
     return stage.settings.buckets if stage.loop is None else stage.loop.buckets
 
 
-def decodings(run: RunContext) -> dict[str, DecodeSettings]:
-    """Returns the decoding settings of `run.stage`, by their section: the system's, and those of its evaluations."""
+def decoding_of(run: RunContext) -> tuple[DecodeSettings, str]:
+    """Returns the decoding settings of an evaluation with their section; `run` as in `TaskSpec.check_evaluation`."""
     parts = check_models(run)
-    shared = run.shared_settings(DialogueSettings) if parts is None else parts.settings
-    own = {f"config.{s.name}.decoding": s.settings.decoding for s in run.evaluations if s.settings.decoding is not None}
-    return {f"{run.shared}.decoding": shared.decoding, **own}
+    settings = run.shared_settings(DialogueSettings) if parts is None else parts.settings
+    where = run.shared if run.named(run.stage).settings.decoding is None else f"config.{run.stage}"
+    return settings.decoding, f"{where}.decoding"
 
 
 def check_contrast(contrast: ContrastSettings | None, run: RunContext) -> None:
@@ -206,19 +201,24 @@ def check_losses(
 
 
 def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError if a loss fails, contexts would be cut, decoding needs exemplars, or `start_from` is wrong."""
+    """Raises ConfigError if a loss fails, contexts would be cut, or `start_from` is wrong."""
     check_prepared(run)
     check_contrast(stage.contrast, run)
     check_losses(stage.losses, run)
-    settings = run.shared_settings(DialogueSettings)
     check_layout(run)
-    reading = {f"{where}.rerank_exemplars": way.rerank_exemplars for where, way in decodings(run).items()}
-    reading[f"{run.shared}.neighbours.copy_weight"] = settings.neighbours.copy_weight
-    for name, value in reading.items():
-        if value and run.evaluations:
-            raise ConfigError(
-                f"{name} = {value} looks at exemplars, but config.{run.evaluations[0].name} answers with "
-                f"config.{run.stage}, which reads none; set it to 0."
-            )
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=GENERATOR_TASKS)
+
+
+def check_evaluation(stage: GeneratorTaskSettings, run: RunContext) -> None:
+    """Raises ConfigError if the evaluation of a generator would cut contexts, or its decoding needs exemplars."""
+    check_layout(run)
+    decoding, where = decoding_of(run)
+    copying = run.shared_settings(DialogueSettings).neighbours.copy_weight
+    reading = {f"{where}.rerank_exemplars": decoding.rerank_exemplars, f"{run.shared}.neighbours.copy_weight": copying}
+    for name, value in reading.items():
+        if value:
+            raise ConfigError(
+                f"{name} = {value} looks at exemplars, but config.{run.stage} answers with "
+                f"config.{run.named(run.stage).settings.stage}, which reads none; set it to 0."
+            )

@@ -50,8 +50,10 @@ def mixing(
 def response_states(
     ids: Int[Array, "B K T"], mask: Bool[Array, "B K T"], eos_id: int, hidden: Callable[[Array], Array]
 ) -> States:
-    """Returns the states of exemplars' responses with end tokens; `hidden` gives those before each token of [B, T]."""
-    ids, mask = (jnp.pad(part, ((0, 0), (0, 0), (0, 1))) for part in (ids, mask))
+    """Returns the states of exemplars' responses; `hidden` gives those before each token of [B, T].
+
+    A response ends with the end token, unless it has T tokens: then it may have been cut, and goes on.
+    """
     ends = (jnp.arange(ids.shape[2])[None, None] == mask.sum(axis=2)[..., None]) & mask.any(axis=2, keepdims=True)
     ids, mask = jnp.where(ends, eos_id, ids), mask | ends
     keys = jax.lax.map(hidden, jnp.swapaxes(ids, 0, 1))  # [K, B, T, D]

@@ -118,11 +118,11 @@ class DialogueSettings:
                 "it to 0."
             )
         if not self.has_exemplars:
-            if self.exemplars != DialogueSettings.exemplars:
-                raise ConfigError(
-                    f"exemplars = {self.exemplars!r} shows exemplars, which this system does not retrieve; leave it "
-                    "out."
-                )
+            for name in ("passages", "exemplars"):
+                if (value := getattr(self, name)) != getattr(DialogueSettings, name):
+                    raise ConfigError(
+                        f"{name} = {value!r} shows exemplars, which this system does not retrieve; leave it out."
+                    )
             check_no_exemplars(self.decoding)
         check_numbers(self, "passages", least=1)
         check_numbers(self, "logits_at_once", least=0)

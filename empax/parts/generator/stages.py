@@ -16,7 +16,7 @@ from empax.data.batches import draw
 from empax.data.exemplars import ContextExamples, LabelledBatch
 from empax.data.store import load_instances
 from empax.parts.generator.answerer import Answerer, AnswerExamples, MakeExamples
-from empax.parts.generator.checks import check_generator
+from empax.parts.generator.checks import check_evaluation, check_generator
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.settings import GeneratorTaskSettings
 from empax.parts.generator.task import Generator
@@ -169,6 +169,7 @@ GENERATOR = TaskSpec(
     build_generator,
     sketch_generator,
     answer=answer_generator,
+    check_evaluation=check_evaluation,
     models={"generator": trained_generator},
     unread=("decoding", "own_decoding", "retriever", "key", "query", "emotion_share", "passages", "exemplars",
             "ask_first", "neighbours"),

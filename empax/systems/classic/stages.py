@@ -22,7 +22,7 @@ from empax.data.knowledge import SOCIAL_RELATIONS, facts_of, told
 from empax.data.store import PrepareSettings, check_prepared, has_emotions, load_instances, run_tokenizer
 from empax.data.word_vectors import check_vectors, load_vectors
 from empax.parts.generator.answerer import Answerer, AnswerExamples
-from empax.parts.generator.checks import check_whole_contexts
+from empax.parts.generator.checks import check_contexts
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
 from empax.parts.knowledge.finder import check_knowledge, find_finder, with_facts
@@ -60,7 +60,7 @@ def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
     """Raises ConfigError if a loss has no weight, facts or an earlier stage are missing, or contexts would be cut."""
     check_prepared(run)
     settings, where = run.shared_settings(ClassicSettings), f"config.{run.stage}.weights"
-    check_whole_contexts(run.shared, settings.max_context_tokens, run)
+    check_contexts(stage, run)
     losses = settings.losses
     readers = settings.fact_readers.items()
     check_knowledge(run, **{kind: f"{run.shared}.readers without {', '.join(names)}" for kind, names in readers})
@@ -265,6 +265,7 @@ GENERATOR = TaskSpec(
     build_generator,
     sketch_generator,
     answer=answer_generator,
+    check_evaluation=check_contexts,
     unread=("decoding",),
 )
 """Has no export: no other library has these models."""

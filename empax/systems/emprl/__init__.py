@@ -12,7 +12,14 @@ from empax.systems.emprl.settings import (
     PpoTaskSettings,
     PreferenceTaskSettings,
 )
-from empax.systems.emprl.stages import answer_policy, build_policy, check_policy, sketch_policy, trained_policy
+from empax.systems.emprl.stages import (
+    answer_policy,
+    build_policy,
+    check_evaluation,
+    check_policy,
+    sketch_policy,
+    trained_policy,
+)
 
 
 def check(run: RunContext) -> None:
@@ -33,6 +40,7 @@ TASKS = {
             build_policy,
             sketch_policy,
             answer=answer_policy,
+            check_evaluation=check_evaluation,
             reads_exemplars=lambda stage: bool(stage.index),
             models={"generator": trained_policy},
             refreshes=True,

@@ -24,6 +24,7 @@ from empax.data import own
 from empax.data.batches import draw, draw_dialogues, draw_rows
 from empax.data.exemplars import ContextExamples, LabelledBatch
 from empax.data.store import check_candidates, check_prepared, load_instances, planned_instances, planned_notes
+from empax.decoding.settings import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
 from empax.parts.attributes import check_identifiers, load_identifiers
 from empax.parts.encoder.stages import check_encoder
@@ -31,7 +32,7 @@ from empax.parts.exemplars.checks import check_marked, check_passages
 from empax.parts.exemplars.parts import ExemplarSearch, RetrievalParts
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.answerer import Answerer
-from empax.parts.generator.checks import check_answers, check_fusion, check_layout, check_models, decodings
+from empax.parts.generator.checks import check_answers, check_fusion, check_layout, check_models, decoding_of
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.stages import answerer_of, context_examples, generator_params, taught_heads
 from empax.parts.generator.task import Generator
@@ -71,7 +72,10 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
     check_prepared(run)
     run.earlier("start_from", stage.start_from, tasks=("generator", "reg.joint"))
     check_layout(run)
-    _check_decoding(stage, run)
+    where = f"config.{run.stage}.rollout"
+    if (parts := check_models(run)) is not None:
+        check_answers(run, parts, [run.named(run.stage)], **{f"{where}.max_tokens": stage.rollout.max_tokens})
+    _check_decoding(stage.rollout, where, stage, run.stage, run)
     steps = run.named(run.stage).loop.steps
     if isinstance(stage, PpoTaskSettings) and stage.value_warmup_steps >= steps:
         raise ConfigError(
@@ -111,25 +115,28 @@ def _pairs_file(stage: PolicyTaskSettings) -> Path | None:
     return expand(pairs) if pairs else None
 
 
-def _check_decoding(stage: PolicyTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError if a decoding option needs inputs or a projection that the policy does not have."""
-    learnt = getattr(run.named(stage.start_from).settings, "contrast", None) is not None
-    rollout = f"config.{run.stage}.rollout"
-    if (parts := check_models(run)) is not None:
-        check_answers(run, parts, [run.named(run.stage)], **{f"{rollout}.max_tokens": stage.rollout.max_tokens})
-    for where, decoding in {**decodings(run), rollout: stage.rollout}.items():
-        if learnt and decoding.rerank == "similarity":
-            raise ConfigError(
-                f"{where}.rerank = 'similarity' compares encodings from config.{stage.start_from}.contrast, which a "
-                "policy does not keep; set another rerank, or contrast to None."
-            )
-        if stage.index:
-            check_passages(decoding, where)
-        elif decoding.rerank_exemplars:
-            raise ConfigError(
-                f"{where}.rerank_exemplars = {decoding.rerank_exemplars} counts exemplars, but config.{run.stage} "
-                f"reads none; set it to 0, or config.{run.stage}.index to an index stage."
-            )
+def check_evaluation(stage: PolicyTaskSettings, run: RunContext) -> None:
+    """Raises ConfigError if an evaluation cuts contexts, or its decoding needs what the policy does not have."""
+    check_layout(run)
+    _check_decoding(*decoding_of(run), stage, run.named(run.stage).settings.stage, run)
+
+
+def _check_decoding(
+    decoding: DecodeSettings, where: str, stage: PolicyTaskSettings, name: str, run: RunContext
+) -> None:
+    """Raises ConfigError if `decoding`, the section `where`, needs what the policy of the stage `name` lacks."""
+    if decoding.rerank == "similarity" and getattr(run.named(stage.start_from).settings, "contrast", None) is not None:
+        raise ConfigError(
+            f"{where}.rerank = 'similarity' compares encodings from config.{stage.start_from}.contrast, which a "
+            "policy does not keep; set another rerank, or contrast to None."
+        )
+    if stage.index:
+        check_passages(decoding, where)
+    elif decoding.rerank_exemplars:
+        raise ConfigError(
+            f"{where}.rerank_exemplars = {decoding.rerank_exemplars} counts exemplars, but config.{name} reads none; "
+            f"set it to 0, or config.{name}.index to an index stage."
+        )
 
 
 def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:

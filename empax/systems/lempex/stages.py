@@ -30,7 +30,7 @@ from empax.parts.attributes.sentiment import SentimentTaskSettings, regressor_of
 from empax.parts.encoder.stages import load_stage_encoder
 from empax.parts.exemplars.parts import ExemplarSearch, searched_instances
 from empax.parts.generator.answerer import Answerer, AnswerExamples
-from empax.parts.generator.checks import check_whole_contexts
+from empax.parts.generator.checks import check_contexts
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.stages import answerer_of, pretrained
 from empax.systems.lempex.examples import LempexBatch, LempexExamples, TurnForm, judged_length
@@ -65,7 +65,7 @@ def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
     """
     check_prepared(run)
     settings = run.shared_settings(LempexSettings)
-    check_whole_contexts(f"{run.shared}.layout", settings.layout.max_context_tokens, run)
+    check_contexts(stage, run)
     if stage.index:
         check_candidates(run, stage.index, ("train", "validation"), settings.passages)
     if stage.losses == "none":
@@ -255,6 +255,7 @@ GENERATOR = TaskSpec(
     build_generator,
     sketch_generator,
     answer=answer_generator,
+    check_evaluation=check_contexts,
     reads_exemplars=lambda stage: bool(stage.index),
     unread=("decoding", "retriever", "key", "towers", "key_pretrained"),
 )

@@ -9,14 +9,18 @@ from empax.systems.nec.stages import (
     answer_nec,
     build_nec,
     check_contrastive,
+    check_lengths,
     check_nec,
     check_system,
     sketch_nec,
     trained_nec,
 )
 
-_UNREAD = ("decoding", "passages")
-_TRAINED: dict[str, Any] = {"answer": answer_nec, "models": {"generator": trained_nec}}
+_TRAINED: dict[str, Any] = {
+    "answer": answer_nec,
+    "check_evaluation": check_lengths,
+    "models": {"generator": trained_nec},
+}
 
 SYSTEM = System(
     "nec",
@@ -28,12 +32,10 @@ SYSTEM = System(
             build_ranker,
             sketch_ranker,
             unread=("generator", "layout", "entity", "social", "entity_facts", "facts_as", "social_tokens", "ranker",
-                    "selector", *_UNREAD),
+                    "selector", "decoding"),
         ),
-        "generator": TaskSpec(NecTaskSettings, check_nec, build_nec, sketch_nec, unread=_UNREAD, **_TRAINED),
-        "contrastive": TaskSpec(
-            ContrastiveTaskSettings, check_contrastive, build_nec, sketch_nec, unread=("passages",), **_TRAINED
-        ),
+        "generator": TaskSpec(NecTaskSettings, check_nec, build_nec, sketch_nec, unread=("decoding",), **_TRAINED),
+        "contrastive": TaskSpec(ContrastiveTaskSettings, check_contrastive, build_nec, sketch_nec, **_TRAINED),
     },
     check=check_system,
 )  # fmt: skip

@@ -127,7 +127,7 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
         raise ConfigError(
             f"{run.shared}.logits_at_once = {settings.logits_at_once} is not supported by NEC; set it to 0."
         )
-    _check_lengths(settings, run)
+    check_lengths(stage, run)
     check_knowledge(run, **{kind: f"{run.shared}.{kind} to False" for kind in settings.kinds_of_facts})
     if settings.ranker:
         run.earlier("ranker", settings.ranker, tasks=("ranker",))
@@ -135,9 +135,10 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
         run.earlier("start_from", stage.start_from, tasks=TRAINED)
 
 
-def _check_lengths(settings: NecSettings, run: RunContext) -> None:
+def check_lengths(stage: NecTaskSettings, run: RunContext) -> None:
     """Raises ConfigError if the buckets have no room for a whole context and its facts, or the facts have none."""
-    layout, beside = settings.layout, 0
+    settings, beside = run.shared_settings(NecSettings), 0
+    layout = settings.layout
     form = parts.form() if settings.entity and (parts := checks.check_models(run)) is not None else None
     if isinstance(form, TaggedForm):
         facts = FactForm(form, settings.facts_as)
@@ -148,7 +149,7 @@ def _check_lengths(settings: NecSettings, run: RunContext) -> None:
                 "False."
             )
         beside = len(facts.query) + sum(map(len, form.frame)) + layout.max_passage_tokens
-    checks.check_whole_contexts(f"{run.shared}.layout", layout.max_context_tokens, run, beside=lambda _: beside)
+    checks.check_contexts(stage, run, beside=beside)
 
 
 def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:

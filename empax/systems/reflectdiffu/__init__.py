@@ -1,6 +1,7 @@
 """ReflectDiffu (Yuan et al. 2025): the annotator of reasons, the classifier of intents, and the generator."""
 
 from empax.core.system import System, TaskSpec
+from empax.parts.generator.checks import check_contexts
 from empax.systems.reflectdiffu.intents import build_intents, check_intents, sketch_intents
 from empax.systems.reflectdiffu.reasons import build_reasons, check_reasons, load_finder, sketch_reasons
 from empax.systems.reflectdiffu.settings import (
@@ -26,6 +27,7 @@ TASKS = {
         build_generator,
         sketch_generator,
         answer=answer_generator,
+        check_evaluation=check_contexts,
     ),
 }
 

@@ -24,7 +24,7 @@ from empax.models.transformer import EncoderDecoder
 from empax.parts.attributes import check_identifiers, load_identifiers
 from empax.parts.encoder.stages import load_stage_encoder
 from empax.parts.generator.answerer import Answerer, AnswerExamples
-from empax.parts.generator.checks import check_whole_contexts
+from empax.parts.generator.checks import check_contexts
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
 from empax.systems.reflectdiffu.examples import NO_PRIOR, ReflectBatch, ReflectExamples
@@ -127,7 +127,7 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
         intents; or contexts would be cut.
     """
     check_prepared(run)
-    check_whole_contexts(run.shared, run.shared_settings(ReflectSettings).max_context_tokens, run)
+    check_contexts(stage, run)
     if stage.reasons:
         run.earlier("reasons", stage.reasons, tasks=("reflectdiffu.reasons",))
     if stage.reward == "empathy":

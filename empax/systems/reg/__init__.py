@@ -54,6 +54,7 @@ TASKS = {
         stages.build_joint,
         stages.sketch_joint,
         answer=answer_joint,
+        check_evaluation=stages.check_evaluation,
         searches=True,
         reads_exemplars=lambda _: True,
         encoder=trained_encoder,

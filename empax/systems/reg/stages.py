@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from empax.parts.generator.checks import (
     check_fusion,
     check_layout,
     check_losses,
-    decodings,
+    decoding_of,
 )
 from empax.parts.generator.stages import begun_with, generator_params, sketch_frozen_generator, sketched
 from empax.retrieval.filters import find_exemplars, load_filter
@@ -116,20 +115,17 @@ def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
             f"config.{run.stage}.best_metric = 'loss': no candidate is tried out on validation, where the loss is "
             "always 0; set it to None, which keeps the last parameters."
         )
-    frozen = {stage.index: stage.start_from} if stage.passage_encoder == "frozen" else {}
-    _check_exemplars(stage, run, frozen)
+    _check_exemplars(stage, run)
 
 
 def check_joint(stage: JointTaskSettings, run: RunContext) -> None:
-    """Checks joint training as `check_retriever` does, and that evaluation asks indexes of the right encoder."""
+    """Checks joint training as `check_retriever` does, and that no setting is without effect."""
     _check_earlier(stage, run)
     check_contrast(stage.contrast, run)
     check_losses(
         stage.losses, run, lambda rows, length: _sketch_batch(RegParts.of(run, planned=True), stage, rows, length)
     )
     check_layout(run)
-    for where, decoding in decodings(run).items():
-        check_passages(decoding, where)
     if stage.passage_encoder == "trained" and not stage.ranks:
         raise ConfigError(
             f"config.{run.stage}.passage_encoder = 'trained', but with retriever_weight = 0 no encoder is trained; set "
@@ -141,11 +137,25 @@ def check_joint(stage: JointTaskSettings, run: RunContext) -> None:
             f"config.{run.stage}.refresh_every_steps = {loop.refresh_every_steps}, but with retriever_weight = 0 the "
             "retriever never changes; set it to 0."
         )
-    wanted = run.stage if stage.passage_encoder == "trained" else stage.retriever
-    indexes = {one.settings.index: wanted for one in run.evaluations if one.settings.index in run.plan.stages}
-    if stage.ranks and stage.passage_encoder == "frozen":
-        indexes[stage.index] = stage.retriever
-    _check_exemplars(stage, run, indexes)
+    _check_exemplars(stage, run)
+
+
+def check_evaluation(stage: JointTaskSettings, run: RunContext) -> None:
+    """Raises ConfigError unless an evaluation reads whole contexts and several passages, of an index of its encoder."""
+    check_layout(run)
+    check_passages(*decoding_of(run))
+    evaluation: Any = run.named(run.stage).settings
+    _check_encoder(evaluation.index, evaluation.stage if stage.passage_encoder == "trained" else stage.retriever, run)
+
+
+def _check_encoder(index: str, encoder: str, run: RunContext) -> None:
+    """Raises ConfigError unless the stage `index` has the vectors of the stage `encoder`."""
+    found = run.named(index).settings.encoder
+    if found != encoder:
+        raise ConfigError(
+            f"config.{index}.encoder = {found!r}, but the queries of config.{run.stage} belong to passages of "
+            f"{encoder or 'the pretrained encoder'!r}; set it to {encoder!r}, or name an index of that encoder."
+        )
 
 
 def _check_earlier(stage: RetrieverTaskSettings | JointTaskSettings, run: RunContext) -> None:
@@ -157,25 +167,18 @@ def _check_earlier(stage: RetrieverTaskSettings | JointTaskSettings, run: RunCon
     run.earlier("index", stage.index, kind="index")
 
 
-def _check_exemplars(
-    stage: RetrieverTaskSettings | JointTaskSettings, run: RunContext, indexes: Mapping[str, str]
-) -> None:
-    """Raises ConfigError unless candidates suffice and each of `indexes` is of the encoder that is given for it."""
-    for index, encoder in indexes.items():
-        found = run.named(index).settings.encoder
-        if found != encoder:
-            raise ConfigError(
-                f"config.{index}.encoder = {found!r}, but the queries of config.{run.stage} belong to passages of "
-                f"{encoder or 'the pretrained encoder'!r}; set it to {encoder!r}, or name an index of that encoder."
-            )
+def _check_exemplars(stage: RetrieverTaskSettings | JointTaskSettings, run: RunContext) -> None:
+    """Raises ConfigError unless candidates suffice and those that the retriever ranks by vectors of their index fit."""
+    frozen = stage.ranks and stage.passage_encoder == "frozen"
+    if frozen:
+        _check_encoder(stage.index, getattr(stage, stage.begins), run)
     settings = run.shared_settings(RetrievalSettings)
     check_fusion(run)
-    check_candidates(run, stage.index, ("train", "validation"), settings.passages)
+    check_candidates(run, stage.index, ("train", "validation"), max(settings.passages, stage.candidates))
     if 0 < stage.candidates < settings.passages:
         raise ConfigError(
             f"config.{run.stage}.candidates = {stage.candidates} must be at least passages = {settings.passages}, or 0."
         )
-    frozen = stage.ranks and stage.passage_encoder == "frozen"
     if frozen and settings.emotion_share and not run.named(stage.index).settings.encoder:
         raise ConfigError(
             f"config.{run.stage}: the rows of index {stage.index!r} have no emotions, since its encoder is only "

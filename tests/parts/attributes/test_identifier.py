@@ -21,7 +21,7 @@ from empax.parts.attributes.identifier import (
     encode_exchanges,
     make_probabilities,
 )
-from empax.parts.attributes.pairs import Pair, unweighted
+from empax.parts.attributes.pairs import Pair
 from tests.systems.learning import random_like
 
 ENCODER = EncoderSettings(d_model=8, num_heads=2, d_ff=16, num_layers=1, max_positions=16)
@@ -78,7 +78,7 @@ def test_batches_hold_the_context_as_source_and_the_response_as_target(tokenizer
 
 def judge_of(tokenizer, mechanisms=MECHANISMS):
     stage = dataclasses.replace(STAGE, mechanisms=mechanisms)
-    task = _task(stage, load_encoder(stage.encoder, tokenizer), unweighted(stage))
+    task = _task(stage, load_encoder(stage.encoder, tokenizer))
     own = [dataclasses.replace(pair, levels=pair.levels[: len(mechanisms)]) for pair in pairs()]
     examples = ExchangeExamples(own, tokenizer, stage)
     ((_, batch),) = eval_batches(examples, batch_size=5, buckets=[10])

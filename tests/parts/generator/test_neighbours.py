@@ -107,9 +107,10 @@ def distributions(model, params, states, target, settings=ON):
         for k in range(2):
             said = np.asarray(BATCH.response[b, k])[np.asarray(BATCH.response_mask[b, k])]
             if len(said):
-                ids = np.zeros((ROWS, len(said) + 1), np.int32)
-                ids[b] = [*said, EOS]
-                keys, tokens = [*keys, *hidden_of(ids)[b]], [*tokens, *said, EOS]
+                said = [*said, EOS][:4]  # one of full length may have been cut
+                ids = np.zeros((ROWS, len(said)), np.int32)
+                ids[b] = said
+                keys, tokens = [*keys, *hidden_of(ids)[b]], [*tokens, *said]
         copied = settings.copy_weight if keys else 0.0
         for t in range(own.shape[1]):
             mixed[b, t] = (1 - settings.knn_weight - copied) * own[b, t]

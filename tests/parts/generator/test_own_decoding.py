@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from empax.core.config import ConfigError, to_settings
+from empax.core.config import ConfigError
 from empax.core.sharding import MeshSettings
 from empax.core.types import Instance
 from empax.data.bpe import train_bpe
@@ -22,13 +22,9 @@ from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 from empax.parts.exemplars.checks import check_vectors
-from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator import parts
 from empax.parts.generator.parts import with_own_decoding
 from empax.parts.generator.settings import DialogueSettings
-from empax.systems.reg.settings import JointTaskSettings
-from empax.systems.reg.stages import check_joint
-from empax.training.settings import LoopSettings
 
 
 def settings(folder, own):
@@ -106,31 +102,3 @@ def test_vectors_that_are_compared_by_cosine_must_be_of_unit_length():
         ConfigError, match=r"m compares its vectors by cosine.*config\.reg\.retriever\.normalize = True"
     ):
         check_vectors(LoadedEncoder(DualEncoder(encoder), plain, None, "cosine"), "m", where="config.reg")
-
-
-def test_options_that_look_at_the_source_need_one_source(monkeypatch):
-    for name in ("stages.check_prepared", "stages.check_fusion", "stages.check_candidates"):
-        monkeypatch.setattr(f"empax.systems.reg.{name}", lambda *_: None)
-    monkeypatch.setattr("empax.parts.generator.checks.check_models", lambda _: None)
-
-    def run(**decoding):
-        settings = to_settings(RetrievalSettings, {"decoding": decoding}, where="config.reg")
-        return SimpleNamespace(
-            shared="config.reg",
-            stage="joint",
-            shared_settings=lambda _: settings,
-            earlier=lambda *_, **__: None,
-            before=lambda: ("prepare",),
-            named=lambda _: SimpleNamespace(
-                loop=LoopSettings(steps=1, batch_size=1, buckets=(8,)),
-                settings=SimpleNamespace(encoder="retriever"),
-                spec=None,
-                kind="train",
-            ),
-            plan=SimpleNamespace(stages={}),
-            evaluations=[],
-        )
-
-    check_joint(JointTaskSettings(), run(no_repeat_ngram=3))
-    with pytest.raises(ConfigError, match=r"look at one source.*config\.reg\.decoding"):
-        check_joint(JointTaskSettings(), run(encoder_no_repeat_ngram=3))
