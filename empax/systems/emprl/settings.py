@@ -110,8 +110,8 @@ class PolicyTaskSettings:
         means over tokens of absolute values.
       whole_dialogues: an example is a dialogue with all its listener turns; `batch_size` then counts dialogues.
       max_turns: maximum listener turns of a whole dialogue; later ones are omitted.
-      max_examples: maximum training examples; 0 = all.
-      max_validation_examples: maximum examples for the validation likelihood of the gold responses.
+      max_examples: maximum number of training contexts, also of whole dialogues; 0 = all.
+      max_validation_examples: the same, for the validation likelihood of the gold responses.
       replies: validation contexts whose replies are kept for the report: first, at every `refresh_every_steps`, last.
     """
 
@@ -267,7 +267,8 @@ class PreferenceTaskSettings(PolicyTaskSettings):
       loss: "dpo", "ipo", or "kto", which takes single responses, wanted if they are better than the mean.
       beta: strength of the tie to the reference; the smaller, the farther the policy moves.
       pairs: a file of preferences, such as people's votes (`empax rate pairs`), in place of sampled responses rated by
-        `rewards`: JSON lines with `context` (a list of turns), `chosen` and `rejected`.
+        `rewards`: JSON lines with `context` (a list of turns), `chosen` and `rejected`, which are cut to
+        `rollout.max_tokens`.
     """
 
     rollout: DecodeSettings = _GROUPS
