@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from benchmarks.sides import autocast
+from empax.systems.emprl.ppo import MAX_RATIO
 from empax.systems.emprl.settings import PpoTaskSettings
 from empax.training.optimizer import OptimizerSettings
 
@@ -181,7 +182,7 @@ class EagerPpo:
         loss = policy + settings.value_weight * value
         with torch.no_grad():
             entropy = masked_mean(entropies(logits), mask)
-            keep = masked_mean(ratio, mask) <= settings.max_ratio
+            keep = masked_mean(ratio, mask) <= MAX_RATIO
         (loss if keep else loss * 0.0).backward()
         norm = torch.nn.utils.clip_grad_norm_(self.trained, self.clip_norm or float("inf"))
         self.optimizer.step()

@@ -111,10 +111,10 @@ def agreed(flag: bool) -> bool:
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
 
 
-def place(tree: Any, shardings: Any, *, may_alias: bool | None = None) -> Any:
+def place(tree: Any, shardings: Any) -> Any:
     """Applies `jax.device_put` to arrays that every process holds whole; each process fills its own devices."""
     if jax.process_count() == 1:
-        return jax.device_put(tree, shardings, may_alias=may_alias)
+        return jax.device_put(tree, shardings)
 
     def put(leaf: Any, sharding: Any) -> jax.Array:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -272,10 +271,6 @@ class TextModel:
         held_out = generator.examples(judged, lengths=asked.lengths) if judged else None
         loop = asked.loop(train, held_out, adapters=adapted is not None, most_tokens=most_tokens(self.model))
 
-        def start(fresh: Params) -> Params:
-            # A copy, since training donates the memory of its initial parameters.
-            return {**fresh, "model": jax.tree.map(jnp.copy, self.params)}
-
         inputs = [learnt, judged, dataclasses.asdict(loop), settings and dataclasses.asdict(settings)]
         inputs = hash_json([*inputs, asked.lengths, repr(self.model), self.tokenizer.hash, hash_tree(self.params)])
         with working_folder(workdir, inputs, learning_rate=loop.optimizer.learning_rate) as folder:
@@ -286,7 +281,7 @@ class TextModel:
                 settings=loop,
                 frozen=adapted.freeze({"model": self.params}, {}) if adapted else {},
                 directory=folder / "finetune",
-                initial=None if adapted else start,
+                initial=None if adapted else lambda fresh: {**fresh, "model": self.params},
             ).params
         if adapted is None or settings is None:
             return dataclasses.replace(self, params=found["model"], trained=True, adapters=None)

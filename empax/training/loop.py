@@ -318,6 +318,8 @@ class _Run:
         if self.validation is not None and (last or step % settings.eval_every_steps == 0):
             self._evaluate(self.validation)
         over, interrupted = self._is_over(), self._is_interrupted()
+        if over and self.window.sums:  # patience has ended between two rows
+            self._log()
         if over or interrupted or step % settings.checkpoint_every_steps == 0:
             self._save()
         if interrupted and not over:

@@ -82,9 +82,10 @@ class Programs:
         wanted, found = (jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (state.params, params))
         if wanted != found:
             raise ValueError("the initial parameters differ from the model's in names, shapes or types.")
-        # A copy: the state is donated, and its source may be among the frozen parameters.
+        # A copy: the state is donated, and its source may be in use. `may_alias=False` does not copy to a mesh.
+        params = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, params)
         places = jax.tree.map(lambda leaf: leaf.sharding, self.template.params)
-        return dataclasses.replace(state, params=distributed.place(params, places, may_alias=False))
+        return dataclasses.replace(state, params=distributed.place(params, places))
 
 
 class Compiling:

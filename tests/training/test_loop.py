@@ -188,8 +188,10 @@ def test_early_stopping_counts_evaluations_without_improvement(tiny, tmp_path):
     # accuracy "min" cannot keep improving while the task is learned
     settings = tiny.settings(steps=40, patience=2, best_metric="accuracy", eval_every_steps=1, refresh_every_steps=0)
     result = tiny.train(tmp_path, settings=settings)
-    values = [row["accuracy"] for row in read_jsonl(tmp_path / "metrics.jsonl") if row["split"] == "validation"]
+    rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
+    values = [row["accuracy"] for row in rows if row["split"] == "validation"]
     assert result.step < 40
+    assert max(row["step"] for row in rows if row["split"] == "train") == result.step  # also between two rows
     assert result.best_value == min(values)
     assert result.best_step == 1 + values.index(min(values))
     assert result.step == result.best_step + 2

@@ -3,12 +3,15 @@
 import threading
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import monitoring
 from jax._src import monitoring as unregistered
 
+from empax.core.sharding import LOGICAL, make_mesh
 from empax.training import loop
-from empax.training.programs import Compiling
+from empax.training.programs import Compiling, make_programs
 
 
 @pytest.fixture
@@ -60,3 +63,15 @@ def test_what_compiling_raises_is_raised_where_it_is_waited_for(tiny, tmp_path, 
     monkeypatch.setattr(jax.stages.Lowered, "compile", fails)
     with pytest.raises(MemoryError, match="no room"):
         tiny.train(tmp_path, validation=None, settings=tiny.settings(steps=1, refresh_every_steps=0))
+
+
+@pytest.mark.multidevice
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_parameters_that_training_starts_from_stay_in_use_while_its_state_is_donated(tiny, devices):
+    batch = tiny.TinyExamples(8).collate(np.arange(8), tiny.LENGTH, np.random.default_rng(0))
+    mesh = make_mesh(devices=jax.devices()[:devices])
+    programs = make_programs(tiny.TinyTask(), tiny.settings(), batch, mesh=mesh, logical=LOGICAL)
+    source = jax.jit(tiny.TinyTask().init)(jax.random.key(1), batch)
+    state = programs.first_state(lambda fresh: source)
+    jax.jit(lambda params: jax.tree.map(jnp.negative, params), donate_argnums=0)(state.params)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(source))

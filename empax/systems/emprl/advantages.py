@@ -16,7 +16,6 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.systems.emprl.kl import Mask, Tokens, real
 
 Form = Literal["sound", "paper_literal"]
-Scale = Literal["group", "batch", "none"]
 
 
 def response_mask(tokens: Int[Array, "B T"], valid: Bool[Array, " B"] | None = None, *, eos_id: int) -> Mask:
@@ -151,48 +150,29 @@ def generalized_advantages(
 
 
 def grpo_advantages(
-    scores: Float[Array, " B"], valid: Bool[Array, " B"], *, group_size: int, scale_rewards: Scale = "group"
+    scores: Float[Array, " B"], valid: Bool[Array, " B"], *, group_size: int, scale_rewards: bool = True
 ) -> Float[Array, " B"]:
     r"""Returns the advantage of each response over the others to the same context.
 
     .. math:: A_i = (R_i - \mathrm{mean}(R)) / (\mathrm{std}(R) + 10^{-4})
 
-    Source: Shao et al. 2024 (GRPO), Sec. 4.1.2; std unbiased and its 1e-4 as in TRL. Liu et al. 2025 (Dr. GRPO),
-    Sec. 3.2, omit the division, since it increases the weight of contexts whose responses hardly differ.
+    Source: Shao et al. 2024 (GRPO), Sec. 4.1.2; std unbiased and its 1e-4 as in TRL. Without `scale_rewards` there is
+    no division, since it increases the weight of contexts whose responses hardly differ (Liu et al. 2025, Dr. GRPO,
+    Sec. 3.2).
 
     Args:
       scores: scores of responses, those to one context adjacent: `Generated.tokens` [B, K, T] as [B K, T].
       valid: False on filler rows, which do not belong to their group.
       group_size: responses to each context; at least 2, and a divisor of the batch.
-      scale_rewards: the std of the "group", or of the "batch", all scores (Hu et al. 2025, REINFORCE++; Liu et al.
-        2025, "Part I: Tricks or Traps"); "none" = no division (Dr. GRPO). TRL's names.
+      scale_rewards: see above.
     """
     grouped, counts, size = by_group(scores, valid, group_size)
     mean = jnp.sum(grouped, axis=1, keepdims=True) / jnp.maximum(size, 1.0)
     centred = jnp.where(counts, grouped - mean, 0.0)
-    if scale_rewards == "group":
+    if scale_rewards:
         variance = jnp.sum(jnp.square(centred), axis=1, keepdims=True) / jnp.maximum(size - 1.0, 1.0)
         centred = centred / (jnp.sqrt(variance) + 1e-4)
-    elif scale_rewards == "batch":
-        count = jnp.sum(size)
-        from_mean = jnp.where(counts, grouped - jnp.sum(grouped) / jnp.maximum(count, 1.0), 0.0)
-        centred = centred / (jnp.sqrt(jnp.sum(jnp.square(from_mean)) / jnp.maximum(count - 1.0, 1.0)) + 1e-4)
     return jax.lax.stop_gradient(centred.reshape(-1))
-
-
-def rloo_advantages(scores: Float[Array, " B"], valid: Bool[Array, " B"], *, group_size: int) -> Float[Array, " B"]:
-    r"""Returns each response's advantage over the mean of the others to the same context (REINFORCE leave-one-out).
-
-    .. math:: A_i = R_i - \frac{1}{K - 1} \sum_{j \ne i} R_j
-
-    Unlike the mean of the whole group, this baseline does not depend on the response. Source: Ahmadian et al. 2024,
-    Eq. 8; Kool et al. 2019. A single response in a group has the advantage 0. Arguments are those of
-    `grpo_advantages`, with K responses in a group.
-    """
-    grouped, counts, size = by_group(scores, valid, group_size)
-    others = jnp.sum(grouped, axis=1, keepdims=True) - grouped
-    advantages = grouped - others / jnp.maximum(size - 1.0, 1.0)
-    return jax.lax.stop_gradient(jnp.where(counts & (size > 1.0), advantages, 0.0).reshape(-1))
 
 
 def by_group(

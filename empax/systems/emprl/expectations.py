@@ -17,6 +17,8 @@ from empax.systems.emprl.rollouts import Rollout
 FOLDS = 5
 STRENGTH = 0.3
 """Inverse regularization strength (C): the best of 0.3 to 10 on validation."""
+LEAST_SHARE = 0.01
+"""Rarer levels are not worth more: a few rows would decide everything that is learnt."""
 _ROUNDS = 50
 _BITS = 20
 """Bits of the hash of a pair: a million slots, of which a corpus fills a tenth."""
@@ -80,12 +82,12 @@ def balanced_gains(levels: Int[np.ndarray, "N M"]) -> Float[np.ndarray, "N M 3"]
 
     .. math:: G_{n,l} = \frac{[l = l_n]}{3 s_l}
 
-    with s the shares of the gold levels. Without knowledge of the gold level, every level earns 1/3 on average, so the
-    most common one is worth no more than the others. Source: ours; the weights are those of balanced accuracy
-    (Brodersen et al. 2010).
+    with s the shares of the gold levels, at least LEAST_SHARE. Without knowledge of the gold level, every level that is
+    not rarer earns 1/3 on average, so the most common one is worth no more than the others. Source: ours; the weights
+    are those of balanced accuracy (Brodersen et al. 2010).
     """
     gold = np.eye(len(LEVELS), dtype=np.float32)[levels]
-    shares = np.maximum(gold.mean(axis=0), 1.0 / len(levels))  # absent levels earn nothing anyway
+    shares = np.maximum(gold.mean(axis=0), LEAST_SHARE)
     return (gold / (len(LEVELS) * shares)).astype(np.float32)
 
 

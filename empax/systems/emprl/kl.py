@@ -11,8 +11,6 @@ from jaxtyping import Array, Bool, Float
 
 from empax.core.types import Mean
 
-Estimator = Literal["k1", "k3"]
-
 Tokens: TypeAlias = Float[Array, "B T"]
 """A number for each token of each response."""
 
@@ -20,7 +18,9 @@ Mask: TypeAlias = Bool[Array, "B T"]
 """True at the tokens that count. Values elsewhere (NaN too) affect neither value nor gradient."""
 
 
-def kl_penalty(log_probs: Tokens, reference_log_probs: Tokens, mask: Mask, *, estimator: Estimator = "k1") -> Tokens:
+def kl_penalty(
+    log_probs: Tokens, reference_log_probs: Tokens, mask: Mask, *, estimator: Literal["k1", "k3"] = "k1"
+) -> Tokens:
     r"""Returns KL(policy || reference) at each token, estimated from the sampled token; in nats.
 
     .. math::

@@ -18,6 +18,9 @@ Reduction = Literal["tokens", "sequences", "sequence_means"]
 Switch = Bool[Array, ""] | None
 Level = Literal["token", "sequence"]
 
+MAX_RATIO = 10.0
+"""Mini-batches whose mean ratio is above this are skipped, as in TRL and thus EmpRL's runs."""
+
 
 def reduce_tokens(values: Tokens, mask: Mask, reduction: Reduction) -> Mean:
     """Reduces the values of tokens to one number.
@@ -42,13 +45,13 @@ def weighted_sum(*parts: tuple[float | Float[Array, ""], Mean]) -> Mean:
     return Mean(sum((factor * part.total for factor, part in parts), start=jnp.zeros(())), parts[0][1].weight)
 
 
-def ratio_below(log_probs: Tokens, old_log_probs: Tokens, mask: Mask, *, cap: float) -> Bool[Array, ""]:
-    """Whether to train on a mini-batch: its mean ratio is at most `cap` (TRL and EmpRL's runs: 10).
+def ratio_is_near(log_probs: Tokens, old_log_probs: Tokens, mask: Mask) -> Bool[Array, ""]:
+    """Whether to train on a mini-batch: its mean ratio is finite and at most MAX_RATIO. No gradient flows.
 
-    It is the `keep` of all its losses. A mean that is not finite is not below. No gradient flows.
+    It is the `keep` of all its losses.
     """
     ratio = jnp.exp(jax.lax.stop_gradient(_log_ratio(log_probs, old_log_probs, mask)))
-    return Mean.of(ratio, mask).value() <= cap
+    return Mean.of(ratio, mask).value() <= MAX_RATIO
 
 
 def policy_loss(
@@ -59,19 +62,17 @@ def policy_loss(
     *,
     clip: float,
     epsilon_high: float | None = None,
-    delta: float | None = None,
     importance_sampling_level: Level = "token",
     reduction: Reduction = "tokens",
     keep: Switch = None,
 ) -> tuple[Mean, Metrics]:
     r"""Returns the clipped surrogate loss of PPO.
 
-    .. math:: L = -\mathrm{mean} \min(\min(c_t, \delta) A_t, \mathrm{clip}(c_t, 1 - \epsilon, 1 + \epsilon_{high}) A_t),
+    .. math:: L = -\mathrm{mean} \min(c_t A_t, \mathrm{clip}(c_t, 1 - \epsilon, 1 + \epsilon_{high}) A_t),
       \quad c_t = \pi_\theta(y_t) / \pi_{old}(y_t)
 
     Source: Schulman et al. 2017, Eq. 7; EmpRL, Eq. 14 (its sum over t is `reduction="sequences"`). Options, under TRL's
-    names: Yu et al. 2025 (DAPO), Eq. 10 (epsilon_high); Prime Intellect 2025 (INTELLECT-2), Eq. 3 (delta); Zheng et al.
-    2025 (GSPO), Eq. 5 and 7 (sequences).
+    names: Yu et al. 2025 (DAPO), Eq. 10 (epsilon_high); Zheng et al. 2025 (GSPO), Eq. 5 and 7 (sequences).
 
     Args:
       log_probs: log-probabilities of the sampled tokens under the policy being trained.
@@ -80,10 +81,9 @@ def policy_loss(
       mask: the tokens that count.
       clip: epsilon > 0.
       epsilon_high: maximum rise of a ratio; None = epsilon.
-      delta: upper bound of a ratio, which limits the effect of negative advantages; None = no bound.
       importance_sampling_level: "sequence" gives all tokens of a response the geometric mean of their ratios.
       reduction: the form of `mean`.
-      keep: False = the loss and its gradient are 0 (`ratio_below`); its weight stays.
+      keep: False = the loss and its gradient are 0 (`ratio_is_near`); its weight stays.
 
     Returns:
       The loss, and over tokens, whatever `keep`: `ratio` = mean c_t; `clip_fraction` = share of tokens where a bound
@@ -94,8 +94,7 @@ def policy_loss(
     high = clip if epsilon_high is None else epsilon_high
 
     def surrogate(ratio: Tokens) -> Tokens:
-        bounded = ratio if delta is None else jnp.minimum(ratio, delta)
-        return jnp.minimum(bounded * advantages, jnp.clip(ratio, 1.0 - clip, 1.0 + high) * advantages)
+        return jnp.minimum(ratio * advantages, jnp.clip(ratio, 1.0 - clip, 1.0 + high) * advantages)
 
     def ratios(counted: Mask) -> Tokens:
         log_ratio = _log_ratio(log_probs, old_log_probs, counted)

@@ -71,24 +71,16 @@ def sides(scores: Float[Array, " B"], valid: Bool[Array, " B"], *, group_size: i
 
 
 def dpo_loss(
-    chosen: Float[Array, " G"],
-    rejected: Float[Array, " G"],
-    counts: Bool[Array, " G"],
-    *,
-    beta: float,
-    label_smoothing: float = 0.0,
+    chosen: Float[Array, " G"], rejected: Float[Array, " G"], counts: Bool[Array, " G"], *, beta: float
 ) -> Mean:
     r"""Returns the negative log-likelihood of the preferences; a response's reward is beta times its log-ratio.
 
-    .. math:: L = -(1 - \epsilon) \log \sigma(\beta h) - \epsilon \log \sigma(-\beta h), \quad h = r_w - r_l
+    .. math:: L = -\log \sigma(\beta h), \quad h = r_w - r_l
 
-    with the log-ratios r_w of the `chosen` and r_l of the `rejected` responses, in nats, and epsilon, the share of
-    wrong preferences, in [0, 0.5). Where `counts` is False there is no preference: values (NaN too) have no effect.
-    Source: Rafailov et al. 2023 (DPO), Eq. 7; Mitchell 2023 (conservative DPO) for epsilon.
+    with the log-ratios r_w of the `chosen` and r_l of the `rejected` responses, in nats. Where `counts` is False there
+    is no preference: values (NaN too) have no effect. Source: Rafailov et al. 2023 (DPO), Eq. 7.
     """
-    margin = beta * (real(chosen, counts) - real(rejected, counts))
-    right, wrong = jax.nn.log_sigmoid(margin), jax.nn.log_sigmoid(-margin)
-    return Mean.of(-(1.0 - label_smoothing) * right - label_smoothing * wrong, counts)
+    return Mean.of(-jax.nn.log_sigmoid(beta * (real(chosen, counts) - real(rejected, counts))), counts)
 
 
 def ipo_loss(

@@ -266,13 +266,14 @@ class Reward:
 
     def rate_parts(self, params: Params, rollout: Rollout) -> Float[Array, "B P"]:
         """Returns the score of each part, unweighted."""
+        if not self.parts:  # the paper's "w/o empathy reward": the KL alone is left
+            return jnp.zeros((rollout.tokens.shape[0], 0))
         rated = [part.rate(params[str(i)], rollout) for i, (_, part) in enumerate(self.parts)]
         return jnp.stack(rated, axis=1).astype(jnp.float32)
 
     def total(self, rated: Float[Array, "B P"]) -> Rows:
         """Returns the weighted sum of the parts' scores."""
-        weighted = [weight * rated[:, i] for i, (weight, _) in enumerate(self.parts)]
-        return sum(weighted[1:], start=weighted[0])
+        return (rated * np.array([[weight for weight, _ in self.parts]], np.float32)).sum(axis=1)
 
     def judged(self, instances: Sequence[Instance], cache: Path) -> JudgedContexts:
         for _, part in self.parts:
@@ -318,8 +319,6 @@ def make_reward(
         else:
             made = TextReward(load_function(part.function), part.function, tokenizer, instances)
         parts.append((part.weight, made))
-    if not parts:
-        parts = [(1.0, CompiledReward(_nothing))]
     return Reward(tuple(parts), part_names(settings))
 
 
@@ -347,11 +346,6 @@ def check_tokenizers(tokenizers: Mapping[str, Tokenizer]) -> None:
                 f"rewards: identifiers whose encoders are {first!r} and {name!r} have different tokenizers; set the "
                 "same encoder (`pretrained`) in the stages of one reward."
             )
-
-
-def _nothing(rollout: Rollout) -> jax.Array:
-    """Returns 0 for each response, the paper's "w/o empathy reward": the KL alone is left."""
-    return jnp.zeros(rollout.tokens.shape[0], jnp.float32)
 
 
 def call_text_function(

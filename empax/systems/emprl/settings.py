@@ -7,8 +7,7 @@ from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.decoding.settings import DecodeSettings
-from empax.systems.emprl.advantages import Form, Scale
-from empax.systems.emprl.kl import Estimator
+from empax.systems.emprl.advantages import Form
 from empax.systems.emprl.ppo import Level, Reduction
 
 
@@ -71,14 +70,12 @@ class KlSettings:
 
     Attributes:
       coefficient: initial beta; 0 = the paper's "w/o KL".
-      estimator: estimator of Eq. 6, from the sampled token.
       controller: "fixed" (the paper's text), or "adaptive" (its runs).
       target: for "adaptive": target KL in nats per response.
       horizon: for "adaptive": number of responses over which it acts.
     """
 
     coefficient: float = 0.2
-    estimator: Estimator = "k1"
     controller: Literal["fixed", "adaptive"] = "adaptive"
     target: float = 6.0
     horizon: float = 10_000.0
@@ -113,8 +110,8 @@ class PolicyTaskSettings:
         means over tokens of absolute values.
       whole_dialogues: an example is a dialogue with all its listener turns; `batch_size` then counts dialogues.
       max_turns: maximum listener turns of a whole dialogue; later ones are omitted.
-      max_examples: maximum training examples; 0 = all.
-      max_validation_examples: maximum examples for the validation likelihood of the gold responses.
+      max_examples: maximum number of training contexts, also of whole dialogues; 0 = all.
+      max_validation_examples: the same, for the validation likelihood of the gold responses.
       replies: validation contexts whose replies are kept for the report: first, at every `refresh_every_steps`, last.
     """
 
@@ -185,8 +182,6 @@ class RatioTaskSettings(PolicyTaskSettings):
       normalize_scores: standardizes scores by the running mean and standard deviation of all scores so far.
       clip: epsilon of Eq. 14.
       epsilon_high: maximum rise of a ratio above 1; None = `clip`.
-      delta: upper bound of a ratio, above 1 + epsilon_high; None = no bound.
-      max_ratio: mini-batches whose mean ratio is above this are skipped.
       entropy_weight: weight of a bonus for the policy's entropy.
       reduction: see `systems.emprl.ppo.reduce_tokens`; the paper prints "sequences". For GRPO, "sequence_means" is its
         paper's, "tokens" DAPO's, "sequences" Dr. GRPO's.
@@ -196,18 +191,12 @@ class RatioTaskSettings(PolicyTaskSettings):
     normalize_scores: bool = True
     clip: float = 0.2
     epsilon_high: float | None = None
-    delta: float | None = None
-    max_ratio: float = 10.0
     entropy_weight: float = 0.0
     reduction: Reduction = "tokens"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, "clip", "epsilon_high", "delta", above=0)
-        high = self.clip if self.epsilon_high is None else self.epsilon_high
-        if self.delta is not None and self.delta <= 1.0 + high:
-            raise ConfigError(f"delta = {self.delta} must be above 1 + epsilon_high = {1.0 + high}, or None.")
-        check_numbers(self, "max_ratio", above=1)
+        check_numbers(self, "clip", "epsilon_high", above=0)
         check_numbers(self, "entropy_weight", least=0)
 
 
@@ -252,28 +241,22 @@ class PpoTaskSettings(RatioTaskSettings):
 class GrpoTaskSettings(RatioTaskSettings):
     """GRPO, without a value head: it compares `rollout.num_samples` responses to each context with each other.
 
-    The loss has the KL by estimator k3 (Shao et al. 2024, Eq. 4), logged as `token_kl`; `kl.estimator` is the estimator
-    of the KL of whole responses, which is logged as `kl` and controls an adaptive coefficient.
+    The loss has the KL by estimator k3 (Shao et al. 2024, Eq. 4), logged as `token_kl`; the KL of whole responses, by
+    k1, is logged as `kl` and controls an adaptive coefficient.
 
     Attributes:
-      baseline: "group" (GRPO), or "leave_one_out" (RLOO): the mean of the other responses.
-      scale_rewards: for "group": divides by the std of the "group" or of the whole "batch"; "none" is Dr. GRPO.
+      scale_rewards: whether advantages are divided by the std of their group; False is Dr. GRPO.
       importance_sampling_level: "sequence" is GSPO: one ratio for a whole response.
     """
 
     rollout: DecodeSettings = _GROUPS
-    baseline: Literal["group", "leave_one_out"] = "group"
-    scale_rewards: Scale = "group"
+    scale_rewards: bool = True
     importance_sampling_level: Level = "token"
     reduction: Reduction = "sequence_means"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_groups()
-        if self.baseline == "leave_one_out" and self.scale_rewards == "batch":
-            raise ConfigError(
-                "scale_rewards = 'batch' goes with baseline = 'group': RLOO does not scale; change one of them."
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,26 +266,20 @@ class PreferenceTaskSettings(PolicyTaskSettings):
     Attributes:
       loss: "dpo", "ipo", or "kto", which takes single responses, wanted if they are better than the mean.
       beta: strength of the tie to the reference; the smaller, the farther the policy moves.
-      label_smoothing: for "dpo": the share of wrong preferences.
       pairs: a file of preferences, such as people's votes (`empax rate pairs`), in place of sampled responses rated by
-        `rewards`: JSON lines with `context` (a list of turns), `chosen` and `rejected`.
+        `rewards`: JSON lines with `context` (a list of turns), `chosen` and `rejected`, which are cut to
+        `rollout.max_tokens`.
     """
 
     rollout: DecodeSettings = _GROUPS
     loss: Literal["dpo", "ipo", "kto"] = "dpo"
     beta: float = 0.1
-    label_smoothing: float = 0.0
     pairs: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_groups()
         check_numbers(self, "beta", above=0)
-        check_numbers(self, "label_smoothing", least=0, below=0.5)
-        if self.label_smoothing and self.loss != "dpo":
-            raise ConfigError(
-                f"label_smoothing = {self.label_smoothing} goes with loss = 'dpo', not with {self.loss!r}."
-            )
         if self.pairs and (self.loss == "kto" or self.index or self.whole_dialogues):
             odd = "loss = 'kto'" if self.loss == "kto" else f"index = {self.index!r}" if self.index else "dialogues"
             raise ConfigError(

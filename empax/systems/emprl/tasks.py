@@ -21,7 +21,6 @@ from empax.systems.emprl.advantages import (
     ScoreStatistics,
     generalized_advantages,
     grpo_advantages,
-    rloo_advantages,
     token_rewards,
     whiten,
 )
@@ -54,10 +53,6 @@ class RatioPolicy(Policy):
         controller = KlController(jnp.asarray(kl.coefficient, jnp.float32), target, kl.horizon)
         return Memory(controller, ScoreStatistics.empty(), jnp.zeros((), jnp.int32))
 
-    def token_kl(self, rollout: Any) -> Tokens:
-        given = rollout.log_probs, rollout.reference_log_probs, self.counted(rollout)
-        return kl_penalty(*given, estimator=self.settings.kl.estimator)
-
     def scored(self, rollout: Any, memory: Memory) -> tuple[Float[Array, " B"], ScoreStatistics]:
         """Returns the scores for the advantages, and the updated statistics."""
         scores = rollout.scores.astype(jnp.float32)
@@ -75,8 +70,8 @@ class RatioPolicy(Policy):
     def options(self, log_probs: Tokens, batch: Rollout, mask: Mask) -> dict[str, Any]:
         """Returns the options shared by both losses."""
         settings = self.settings
-        keep = ppo.ratio_below(log_probs, batch.log_probs, mask, cap=settings.max_ratio)
-        bounds = {name: getattr(settings, name) for name in ("clip", "epsilon_high", "delta")}
+        bounds = {"clip": settings.clip, "epsilon_high": settings.epsilon_high}
+        keep = ppo.ratio_is_near(log_probs, batch.log_probs, mask)
         return {**bounds, "reduction": settings.reduction, "keep": keep}
 
     def with_entropy(self, loss: Mean, logits: Float[Array, "B T V"], mask: Mask, factor: Float[Array, ""]) -> Mean:
@@ -137,13 +132,8 @@ class Grpo(RatioPolicy):
 
     def credit(self, frozen: Params, batch: Any, memory: Memory) -> tuple[Rollout, Memory, Metrics]:
         scores, statistics = self.scored(batch, memory)
-        size = self.settings.rollout.num_samples
-        valid = batch.mask.any(axis=1)
-        if self.settings.baseline == "leave_one_out":
-            advantages = rloo_advantages(scores, valid, group_size=size)
-        else:
-            scale = self.settings.scale_rewards
-            advantages = grpo_advantages(scores, valid, group_size=size, scale_rewards=scale)
+        size, scale = self.settings.rollout.num_samples, self.settings.scale_rewards
+        advantages = grpo_advantages(scores, batch.mask.any(axis=1), group_size=size, scale_rewards=scale)
         return self.remembered(batch.replace(advantages=advantages), memory, statistics)
 
     def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
@@ -198,11 +188,8 @@ class Preference(Policy):
             margin, counts = side * (ratios - point), side != 0.0
         else:
             (chosen, rejected), counts = jnp.split(ratios, 2), batch.counts
-            if settings.loss == "ipo":
-                loss = preferences.ipo_loss(chosen, rejected, counts, beta=settings.beta)
-            else:
-                smoothing = settings.label_smoothing
-                loss = preferences.dpo_loss(chosen, rejected, counts, beta=settings.beta, label_smoothing=smoothing)
+            objective = preferences.ipo_loss if settings.loss == "ipo" else preferences.dpo_loss
+            loss = objective(chosen, rejected, counts, beta=settings.beta)
             margin = chosen - rejected
         margin = jax.lax.stop_gradient(margin)
         right = (margin > 0.0).astype(jnp.float32)

@@ -103,6 +103,12 @@ def test_balanced_gains_are_worth_the_same_to_whoever_knows_nothing():
     assert not balanced_gains(np.zeros((5, 3), int))[:, :, 1:].any()
 
 
+def test_a_level_that_hardly_ever_occurs_does_not_outweigh_all_others():
+    levels = np.zeros((9600, 3), np.int32)
+    levels[:5, 1] = 1
+    assert balanced_gains(levels).max() == pytest.approx(1 / 0.03)
+
+
 # --- novelty
 
 EOS, OUTPUTS = 1, 40
