@@ -91,7 +91,7 @@ _OVERRIDES: dict[str, str] = {}
 
 def command_line() -> None:
     leave_at_ctrl_c()
-    run_command(main, __name__, overrides=_OVERRIDES)
+    run_command(main, __name__, takes_words=True, overrides=_OVERRIDES)
 
 
 if __name__ == "__main__":
