@@ -280,7 +280,7 @@ def test_paths_may_begin_with_the_sign_of_home(tmp_path, capsys, monkeypatch, re
     assert run(predictions="~/mine.jsonl", compare=["~/other.jsonl"], output="~/out") == 0
     assert f"to {tmp_path / 'out'}" in capsys.readouterr().out
     assert (tmp_path / "out" / "report.html").exists()
-    assert "'~/nothing' holds no EmpatheticDialogues" in refused(predictions="~/mine.jsonl", data="~/nothing")
+    assert "--data = '~/nothing' holds no EmpatheticDialogues" in refused(predictions="~/mine.jsonl", data="~/nothing")
     assert str(tmp_path / "no-run") in refused(predictions="~/mine.jsonl", empathy="~/no-run")
     assert str(tmp_path / "out" / "report.json") in refused("~/out", "~/out", seeds=True)
 
@@ -352,15 +352,17 @@ def test_help_imports_nothing_heavy():
     assert found.stdout.strip() == "[]"
 
 
-def test_the_linear_judge_judges_a_file_and_the_verdict_comes_last(tmp_path, capsys, monkeypatch):
+def test_the_linear_judge_judges_a_file_and_the_verdict_comes_last(tmp_path, capsys, monkeypatch, refused):
     from empax.data.sample import load_annotated_pairs
     from empax.parts.attributes.linear import train_linear
     from empax.pipeline import judging
 
-    asked = []
-    monkeypatch.setattr(judging, "load_linear", lambda data: asked.append(data) or train_linear(load_annotated_pairs()))
     rows = [GOOD | {"context": [str(i)], "response": ""} for i in range(32)]
     path = write(tmp_path / "mine.jsonl", rows)
+    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
+    assert "set --data or EMPAX_DATA_DIR to the" in refused(predictions=path, empathy="linear")
+    asked, judge = [], train_linear(load_annotated_pairs())
+    monkeypatch.setattr(judging, "load_linear", lambda data, **_: asked.append(data) or judge)
     assert run(predictions=path, empathy="linear", variants=True, output=str(tmp_path / "out")) == 0
     printed = capsys.readouterr().out
     assert printed.splitlines()[-1] == "mine: Degenerate: 32 of 32 replies are empty."
