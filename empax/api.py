@@ -70,7 +70,9 @@ def compare(
     if not isinstance(systems, Mapping):
         raise ConfigError(f"systems is a {type(systems).__name__}; it must map the name of each system to its rows.")
     if unknown := [name for name in metrics if name not in (*METRICS, *VARIANTS) and ":" not in name]:
-        raise ConfigError(f"metrics: {unknown[0]!r} is not one of {', '.join((*METRICS, *VARIANTS))}, nor module:name.")
+        raise ConfigError(
+            f"metrics: {unknown[0]!r} is not one of {', '.join(METRICS)}, a variant in docs/metrics.md, or module:name."
+        )
     read = {name: _predictions(rows) for name, rows in systems.items()}
     if len(read) < 2:
         raise DataError(f"{len(read)} systems; give at least two to compare.")

@@ -190,8 +190,8 @@ class _Search:
             note["emotion_accuracy"] = 100.0 * float(right.mean())
         self.notes.setdefault(split, note)  # the measure of quality asks the same split once more
         log.info(
-            "%s: %s of %d rows searched: %d of %d contexts of %s have fewer than %d exemplars",
-            self.stage, self.filter.kind, self.filter.searched, short, len(ids), split, k,
+            "%s: %d of %d contexts of %s have fewer than %d exemplars (filter: %s, in %d rows)",
+            self.stage, short, len(ids), split, k, self.filter.kind, self.filter.searched,
         )  # fmt: skip
 
     def about(self) -> dict[str, Any]:
