@@ -108,12 +108,12 @@ def run(
     changes = {path: str(value) for path, value in (settings or {}).items()}
     workdir, reuse = given_folder(workdir, "workdir"), None if reuse is None else expand(reuse)
     command = ""
-    if isinstance(recipe, str):
-        recipe = sized_for_this_machine(recipe)
-        flags = {"config": recipe, "workdir": workdir, **({} if reuse is None else {"reuse": reuse})}
-        flags |= {f"config.{path}": value for path, value in changes.items()}
-        command = f"python -m empax.main {shlex.join(f'--{name}={value}' for name, value in flags.items())}"
     try:
+        if isinstance(recipe, str):
+            recipe = sized_for_this_machine(recipe)
+            flags = {"config": recipe, "workdir": workdir, **({} if reuse is None else {"reuse": reuse})}
+            flags |= {f"config.{path}": value for path, value in changes.items()}
+            command = f"python -m empax.main {shlex.join(f'--{name}={value}' for name, value in flags.items())}"
         config = load_recipe(recipe) if isinstance(recipe, str) else _copied(recipe)
         override(config, changes)
         run_recipe(plain(config), workdir, reuse=reuse, redo=redo, command=command)
