@@ -49,6 +49,8 @@ def main(argv: list[str]) -> None:
         if len(argv) > 1 or not _CONFIG.value:
             what = f"what is {argv[1]!r}? " if len(argv) > 1 else ""
             raise ConfigError(f"{what}--config=FILE.py is needed (see configs/); settings are --config.a.b=VALUE.")
+        if _MODE.value == "plan" and (_REUSE.value or _REDO.value):
+            raise ConfigError("a plan reads no earlier stages; leave out --reuse and --redo.")
         recipe = sized_for_this_machine(_CONFIG.value)
         config = load_recipe(recipe)
         override(config, _OVERRIDES)
