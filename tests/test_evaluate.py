@@ -328,7 +328,7 @@ def test_seeds_are_summed_up(tmp_path, capsys, refused):
     assert "are from the same run" in refused(reports[0], reports[0], seeds=True)
     command = [sys.executable, "-m", "empax.evaluate", "--seeds", *reports, f"--output={tmp_path / 'all'}"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout.startswith("mine, 2 runs\nCorpus: not told; 2 rows (sha256 ")
+    assert found.stdout.startswith("mine, 2 runs\nCorpus: unknown; 2 rows (sha256 ")
     over = read_json(tmp_path / "all" / "seeds.json")["metrics"]["rouge_l"]
     assert over["low"] < over["values"][0] < over["mean"] < over["values"][1] < over["high"]
     assert over["mean"] == pytest.approx(sum(over["values"]) / 2)
