@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ def in_one_line(main: Callable[P, int | None]) -> Callable[P, int | None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> int | None:
         try:
             return main(*args, **kwargs)
+        except BrokenPipeError:
+            raise
         except (UserError, OSError) as error:
             return _say(error)
 
@@ -38,12 +41,18 @@ def _say(error: Exception) -> int:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Handles Ctrl-C: prints one line and exits with code 130."""
+    """Ends with code 130 and one line on Ctrl-C, and with 141 once nobody reads the output (`empax ... | head`)."""
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at exit
+        sys.exit(141)
 
 
 def run_command(
