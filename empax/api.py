@@ -70,7 +70,9 @@ def compare(
     if not isinstance(systems, Mapping):
         raise ConfigError(f"systems is a {type(systems).__name__}; it must map the name of each system to its rows.")
     if unknown := [name for name in metrics if name not in (*METRICS, *VARIANTS) and ":" not in name]:
-        raise ConfigError(f"metrics: {unknown[0]!r} is not one of {', '.join((*METRICS, *VARIANTS))}, nor module:name.")
+        raise ConfigError(
+            f"metrics: {unknown[0]!r} is not one of {', '.join(METRICS)}, a variant in docs/metrics.md, or module:name."
+        )
     read = {name: _predictions(rows) for name, rows in systems.items()}
     if len(read) < 2:
         raise DataError(f"{len(read)} systems; give at least two to compare.")
@@ -106,12 +108,12 @@ def run(
     changes = {path: str(value) for path, value in (settings or {}).items()}
     workdir, reuse = given_folder(workdir, "workdir"), None if reuse is None else expand(reuse)
     command = ""
-    if isinstance(recipe, str):
-        recipe = sized_for_this_machine(recipe)
-        flags = {"config": recipe, "workdir": workdir, **({} if reuse is None else {"reuse": reuse})}
-        flags |= {f"config.{path}": value for path, value in changes.items()}
-        command = f"python -m empax.main {shlex.join(f'--{name}={value}' for name, value in flags.items())}"
     try:
+        if isinstance(recipe, str):
+            recipe = sized_for_this_machine(recipe)
+            flags = {"config": recipe, "workdir": workdir, **({} if reuse is None else {"reuse": reuse})}
+            flags |= {f"config.{path}": value for path, value in changes.items()}
+            command = f"python -m empax.main {shlex.join(f'--{name}={value}' for name, value in flags.items())}"
         config = load_recipe(recipe) if isinstance(recipe, str) else _copied(recipe)
         override(config, changes)
         run_recipe(plain(config), workdir, reuse=reuse, redo=redo, command=command)

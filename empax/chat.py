@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from empax.core.command import in_one_line, run_command
 from empax.core.memory import keep_freed_memory
@@ -48,8 +48,6 @@ def describe(prediction: Any, seconds: float, exemplars: int) -> str:
 
 @in_one_line
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
     keep_freed_memory()
     # Imported here so that --help answers at once.
     from empax.core.cache import enable_compilation_cache

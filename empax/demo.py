@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
         print(visible("\n".join(["", " | ".join(context), said])), flush=True)
 
 
-command_line = functools.partial(run_command, main, __name__, anywhere=True)
+command_line = functools.partial(run_command, main, __name__, takes_words=True)
 
 
 if __name__ == "__main__":

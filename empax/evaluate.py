@@ -127,7 +127,7 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
     return 0
 
 
-command_line = functools.partial(run_command, main, __name__, anywhere=True)
+command_line = functools.partial(run_command, main, __name__, takes_words=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 
-from absl import app, flags
+from absl import flags
 
 from empax.core.command import in_one_line, run_command
 from empax.core.paths import expand, given_folder
@@ -38,8 +38,6 @@ _SHARD = flags.DEFINE_integer("max_shard_bytes", 5_000_000_000, "Maximum bytes o
 @in_one_line
 def main(argv: list[str]) -> int:
     """Returns 0, or 2 for an error that the user can correct."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
     # Imported here so that --help answers at once.
     from empax.core.config import to_settings
     from empax.pipeline.run import quiet_logging

@@ -11,14 +11,15 @@ it reaches on held-out posts.
 from __future__ import annotations
 
 import functools
-import sys
 
-from absl import app, flags
+from absl import flags
 
 from empax.core.command import in_one_line, run_command
 from empax.core.paths import given_folder
 
-_DATA = flags.DEFINE_string("data", None, "Folder with human_ratings/ and, for the linear judge, EPITOME.")
+_DATA = flags.DEFINE_string(
+    "data", None, "Folder with human_ratings/empathy_ratings.csv and, for the linear judge, EPITOME.", required=True
+)
 _WORKDIR = flags.DEFINE_string("workdir", "", "Finished run, or RUN/STAGE, whose neural judges to check as well.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for report.json.")
 _SAMPLES = flags.DEFINE_integer("bootstrap_samples", 1000, "Resamples behind each interval.", lower_bound=1)
@@ -28,11 +29,6 @@ _SEED = flags.DEFINE_integer("seed", 0, "Seed of the resamples.", lower_bound=0)
 @in_one_line
 def main(argv: list[str]) -> int:
     """Returns 0, or 2 for an invalid file."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
-    if not _DATA.value:
-        print("error: --data=FOLDER is needed, the folder with human_ratings/empathy_ratings.csv.", file=sys.stderr)
-        return 2
     # Imported here so that --help and a mistyped flag answer at once.
     from empax.core.files import write_json
     from empax.pipeline.run import quiet_logging

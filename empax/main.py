@@ -49,6 +49,8 @@ def main(argv: list[str]) -> None:
         if len(argv) > 1 or not _CONFIG.value:
             what = f"what is {argv[1]!r}? " if len(argv) > 1 else ""
             raise ConfigError(f"{what}--config=FILE.py is needed (see configs/); settings are --config.a.b=VALUE.")
+        if _MODE.value == "plan" and _REUSE.value:
+            raise ConfigError("a plan copies no earlier stages; leave out --reuse.")
         recipe = sized_for_this_machine(_CONFIG.value)
         config = load_recipe(recipe)
         override(config, _OVERRIDES)
@@ -91,7 +93,7 @@ _OVERRIDES: dict[str, str] = {}
 
 def command_line() -> None:
     leave_at_ctrl_c()
-    run_command(main, __name__, overrides=_OVERRIDES)
+    run_command(main, __name__, takes_words=True, overrides=_OVERRIDES)
 
 
 if __name__ == "__main__":

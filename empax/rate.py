@@ -22,7 +22,7 @@ from pathlib import Path
 from empax.core.command import in_one_line, interruptible
 from empax.core.config import ConfigError
 from empax.core.files import DataError, write_json, write_jsonl
-from empax.core.paths import expand
+from empax.core.paths import expand, given_folder
 from empax.core.text_files import visible
 from empax.core.types import Prediction
 from empax.data.empathetic_dialogues import load_corpus
@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _make(given: argparse.Namespace) -> int:
+    output = given_folder(given.output, "--output")
     settings = StudySettings(**{f.name: getattr(given, f.name) for f in dataclasses.fields(StudySettings)})
     systems = _systems(given.systems, given.data)
     if REFERENCE in systems:
@@ -92,7 +93,7 @@ def _make(given: argparse.Namespace) -> int:
     if given.reference:
         _with_reference(systems, given.systems[0])
     study = make_study(systems, settings)
-    write_study(study, expand(given.output))
+    write_study(study, output)
     print(f"{len(study.items)} items of {len(systems)} systems in {given.output}: rate.html and sheet.csv for raters, "
           "key.json for counting the answers.")  # fmt: skip
     return 0
@@ -123,6 +124,8 @@ def _pairs(given: argparse.Namespace) -> int:
     if REFERENCE in key.systems and REFERENCE not in systems:
         _with_reference(systems, given.systems[0])
     pairs = preferred(key, read_answers([expand(path) for path in given.answers], key), systems, given.aspect)
+    if not pairs:
+        raise ConfigError(f"most raters prefer no reply for {given.aspect}, so {given.output} is not written.")
     write_jsonl(expand(given.output), pairs)
     print(f"{len(pairs)} pairs in {given.output}.")
     return 0

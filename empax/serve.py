@@ -154,7 +154,7 @@ def serve(application: Any, place: socket.socket) -> None:
         os._exit(0)
 
 
-command_line = functools.partial(run_command, main, __name__, anywhere=True)
+command_line = functools.partial(run_command, main, __name__, takes_words=True)
 
 
 if __name__ == "__main__":

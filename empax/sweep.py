@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
     return 130 if stopped else 2 if failed else 0
 
 
-command_line = functools.partial(run_command, main, __name__, anywhere=True, overrides=_OVERRIDES)
+command_line = functools.partial(run_command, main, __name__, takes_words=True, overrides=_OVERRIDES)
 
 
 if __name__ == "__main__":

@@ -143,6 +143,12 @@ def test_what_a_run_refuses_is_said_in_arguments_of_python(said, meant, tmp_path
         empax.run("reg_transformer:tiny", tmp_path / "run")
 
 
+def test_a_recipe_that_is_missing_is_named_in_the_same_way_on_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr("empax.core.recipe.has_gpu", lambda: True)
+    with pytest.raises(empax.ConfigError, match=r"^recipe nowhere: there is no file nowhere\."):
+        empax.run("nowhere", tmp_path / "run")
+
+
 def test_a_metric_that_depends_on_settings_compares_too():
     settings = ScoringSettings(bootstrap_samples=20)
     found = empax.compare({"a": ROWS, "b": ROWS}, metrics=["token_f1"], settings=settings)

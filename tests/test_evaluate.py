@@ -249,7 +249,7 @@ def test_flags_that_do_not_go_together_are_refused(three, refused):
     for words, given, says in (
         (three[:2], {"compare": three[2:]}, "2 files and --compare"),
         (three[:1], {"metrics": ["bleu_1"]}, "--metrics says what to compare"),
-        (three[:2], {"metrics": ["bleu_9"]}, "'bleu_9' is not one of"),
+        (three[:2], {"metrics": ["bleu_9"]}, "bart_score_recall, or a variant in docs/metrics.md"),
         ([three[0], three[0]], {}, "one file is given twice"),
         ([], {}, "name a file to score"),
         ([], {"seeds": True, "predictions": "a.jsonl"}, "leave out --predictions"),
@@ -281,7 +281,7 @@ def test_paths_may_begin_with_the_sign_of_home(tmp_path, capsys, monkeypatch, re
     assert run(predictions="~/mine.jsonl", compare=["~/other.jsonl"], output="~/out") == 0
     assert f"to {tmp_path / 'out'}" in capsys.readouterr().out
     assert (tmp_path / "out" / "report.html").exists()
-    assert "'~/nothing' holds no EmpatheticDialogues" in refused(predictions="~/mine.jsonl", data="~/nothing")
+    assert "--data = '~/nothing' holds no EmpatheticDialogues" in refused(predictions="~/mine.jsonl", data="~/nothing")
     assert str(tmp_path / "no-run") in refused(predictions="~/mine.jsonl", empathy="~/no-run")
     assert str(tmp_path / "out" / "report.json") in refused("~/out", "~/out", seeds=True)
 
@@ -329,7 +329,7 @@ def test_seeds_are_summed_up(tmp_path, capsys, refused):
     assert "are from the same run" in refused(reports[0], reports[0], seeds=True)
     command = [sys.executable, "-m", "empax.evaluate", "--seeds", *reports, f"--output={tmp_path / 'all'}"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout.startswith("mine, 2 runs\nCorpus: not told; 2 rows (sha256 ")
+    assert found.stdout.startswith("mine, 2 runs\nCorpus: unknown; 2 rows (sha256 ")
     over = read_json(tmp_path / "all" / "seeds.json")["metrics"]["rouge_l"]
     assert over["low"] < over["values"][0] < over["mean"] < over["values"][1] < over["high"]
     assert over["mean"] == pytest.approx(sum(over["values"]) / 2)
@@ -353,15 +353,17 @@ def test_help_imports_nothing_heavy():
     assert found.stdout.strip() == "[]"
 
 
-def test_the_linear_judge_judges_a_file_and_the_verdict_comes_last(tmp_path, capsys, monkeypatch):
+def test_the_linear_judge_judges_a_file_and_the_verdict_comes_last(tmp_path, capsys, monkeypatch, refused):
     from empax.data.sample import load_annotated_pairs
     from empax.parts.attributes.linear import train_linear
     from empax.pipeline import judging
 
-    asked = []
-    monkeypatch.setattr(judging, "load_linear", lambda data: asked.append(data) or train_linear(load_annotated_pairs()))
     rows = [GOOD | {"context": [str(i)], "response": ""} for i in range(32)]
     path = write(tmp_path / "mine.jsonl", rows)
+    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
+    assert "set --data or EMPAX_DATA_DIR to the" in refused(predictions=path, empathy="linear")
+    asked, judge = [], train_linear(load_annotated_pairs())
+    monkeypatch.setattr(judging, "load_linear", lambda data, **_: asked.append(data) or judge)
     assert run(predictions=path, empathy="linear", variants=True, output=str(tmp_path / "out")) == 0
     printed = capsys.readouterr().out
     assert printed.splitlines()[-1] == "mine: Degenerate: 32 of 32 replies are empty."

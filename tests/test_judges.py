@@ -87,8 +87,9 @@ def test_a_wrong_work_directory_fails_before_any_work(folder, monkeypatch):
         judges.check_judges(str(folder), str(folder / "none"))
 
 
-def test_the_command_needs_a_folder(command_lines):
+def test_the_command_needs_a_folder_and_takes_no_words(command_lines):
     """That it prints and writes is seen in tests/end_to_end/test_readme.py."""
-    ((code, said),) = command_lines("empax.judges", [[]])
-    assert code == 2
-    assert "--data=FOLDER is needed" in said
+    (needed, word) = command_lines("empax.judges", [[], ["runs/reg", "--data=DATA"]])
+    assert needed == (2, "error: --data is needed: folder with human_ratings/empathy_ratings.csv and, for the linear "
+                      "judge, EPITOME.\n")  # fmt: skip
+    assert word == (2, "error: unexpected argument 'runs/reg'; options start with --.\n")

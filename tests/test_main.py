@@ -62,6 +62,7 @@ def test_what_the_user_can_fix_is_one_line_and_exit_code_2(command_lines, finish
     cases = [
         ([here], "--config=FILE.py is needed"),
         ([TINY, here, "more"], "what is 'more'?"),
+        ([TINY, here, "--mode=plan", "--reuse=runs/x"], "a plan copies no earlier stages; leave out --reuse"),
         ([f"{TINY}y", here], "'tinyy' is unknown; it takes no_retrieval, no_attributes, contrastive, reasons,"),
         (["--config=configs/reg_transfomer.py", here], "Did you mean 'configs/reg_transformer.py'?"),
         ([TINY, here, "--config.data.dri=x"], "config.data.dri is not a setting of DataSettings; did you mean 'dir'?"),

@@ -78,9 +78,12 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
 def test_a_study_is_not_overwritten_by_another(study, files, refused):
     make = ["make", *files, "--reference", f"--output={study}", "--rows=20"]
     before = (study / "key.json").read_text()
+    assert "name at most so many with --rows" in refused(*make[:-1], "--rows=31")
+    assert "key.json is not a folder" in refused("make", "a=none", "b=none", f"--output={study / 'key.json'}")
     assert f"{study} holds another study" in refused(*make, "--seed=1")
     assert (study / "key.json").read_text() == before
     assert rate.main(make) == 0  # the very same
+    assert rate.main([*make[:-2], f"--output={study}-2", "--rows=30"]) == 0
     assert (study / "key.json").read_text() == before
 
 
@@ -135,8 +138,8 @@ def test_what_most_raters_prefer_becomes_pairs_to_learn_from(study, files, tmp_p
         best, worst = sorted(row["systems"], key=lambda name: -rank[name])
         expected = {"chosen": text[best].format(number), "rejected": text[worst].format(number)}
         assert pair == {"context": [f"c {number}"], **expected}
-    assert rate.main(["pairs", *given, *systems, f"--output={out}", "--aspect=fluency"]) == 0
-    assert out.read_text() == ""
+    assert "prefer no reply for fluency" in refused("pairs", *given, *systems, f"--output={out}", "--aspect=fluency")
+    assert len(out.read_text().splitlines()) == len(pairs)
     assert "shows the reply of 'theirs' to" in refused("pairs", *given, *systems[:2], f"--output={out}")
 
 

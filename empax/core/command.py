@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import ParamSpec
@@ -24,6 +26,8 @@ def in_one_line(main: Callable[P, int | None]) -> Callable[P, int | None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> int | None:
         try:
             return main(*args, **kwargs)
+        except BrokenPipeError:
+            raise
         except (UserError, OSError) as error:
             return _say(error)
 
@@ -37,27 +41,33 @@ def _say(error: Exception) -> int:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Handles Ctrl-C: prints one line and exits with code 130."""
+    """Ends with code 130 and one line on Ctrl-C, and with 141 once nobody reads the output (`empax ... | head`)."""
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at exit
+        sys.exit(141)
 
 
 def run_command(
     main: Callable[[list[str]], int | None],
     module: str,
     *,
-    anywhere: bool = False,
+    takes_words: bool = False,
     overrides: dict[str, str] | None = None,
 ) -> None:
     """Runs `main` with the flags of the command line; exits with its return value, or with 130 on Ctrl-C.
 
     Args:
-      main: function of the positional words; the command's own name comes first.
+      main: function of the words that are no flags; the command's own name comes first.
       module: `__name__` of the command's module, which defines its flags.
-      anywhere: whether flags may follow words.
+      takes_words: whether such words are allowed; flags may follow them.
       overrides: receives the settings of the command line, `--config.a.b=VALUE`; None = the command takes none.
     """
     words = None
@@ -67,14 +77,13 @@ def run_command(
         except ConfigError as error:
             sys.exit(_say(error))
         overrides.update(values)
-    if anywhere:
-        flags.FLAGS.set_gnu_getopt()
+    flags.FLAGS.set_gnu_getopt()
     with interruptible():
-        app.run(main, argv=words, flags_parser=functools.partial(_parse_flags, module=module))
+        app.run(main, argv=words, flags_parser=functools.partial(_parse_flags, module=module, takes_words=takes_words))
 
 
-def _parse_flags(argv: list[str], *, module: str) -> list[str]:
-    """Returns the words left after absl has parsed its flags; exits with code 2 on an unknown flag.
+def _parse_flags(argv: list[str], *, module: str, takes_words: bool) -> list[str]:
+    """Returns the words left after absl has parsed its flags; exits with code 2 on a wrong or missing flag or word.
 
     On --help, prints the command's description and flags, and exits with code 0.
     """
@@ -84,7 +93,17 @@ def _parse_flags(argv: list[str], *, module: str) -> list[str]:
         print(f"{(sys.modules[module].__doc__ or '').strip()}\n\nflags:\n{listed}")
         sys.exit(0)
     try:
-        return flags.FLAGS(argv)
+        left = flags.FLAGS(argv)
     except flags.Error as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(_say(_needed(error)))
+    if len(left) > 1 and not takes_words:
+        sys.exit(_say(ConfigError(f"unexpected argument {left[1]!r}; options start with --.")))
+    return left
+
+
+def _needed(error: flags.Error) -> Exception:
+    """Replaces absl's error about a required flag by one with the flag's description."""
+    if not (found := re.match(r"flag --(\w+)=None: ", str(error))):
+        return error
+    about = flags.FLAGS[found[1]].help
+    return ConfigError(f"--{found[1]} is needed: {about[0].lower()}{about[1:]}")

@@ -156,7 +156,7 @@ def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
 
 def _convert_tuple(value: Any, args: tuple[Any, ...], where: str) -> tuple[Any, ...]:
     if isinstance(value, str) or not isinstance(value, (list, tuple)):
-        raise ConfigError(f"{where} = {value!r} must be a list.")
+        raise ConfigError(f"{where} = {value!r} must be a list, like {[value]!r}.")
     if len(args) == 2 and args[1] is Ellipsis:
         return tuple(_convert(item, args[0], f"{where}[{i}]") for i, item in enumerate(value))
     if len(args) != len(value):

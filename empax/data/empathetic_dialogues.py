@@ -28,7 +28,7 @@ from empax.core.paths import expand
 from empax.core.settings import cache_dir
 from empax.core.text_files import DataError, check_length, check_regular, located, split_lines
 from empax.core.types import EMOTIONS, Dialogue, Instance
-from empax.data.corpora import data_folder
+from empax.data.corpora import SETTING, data_folder
 from empax.data.dialogues import alternate, example_of, to_instances
 
 ARCHIVE_NAME = "empatheticdialogues.tar.gz"
@@ -55,7 +55,7 @@ _POINT_TO_FOLDER = (
 )
 
 
-def find_archive(data_dir: str | os.PathLike[str] | None = None) -> Path:
+def find_archive(data_dir: str | os.PathLike[str] | None = None, *, setting: str = SETTING) -> Path:
     """Returns the archive: in `data_dir`, else in EMPAX_DATA_DIR, else downloaded into the cache (28 MB).
 
     Only a downloaded archive must have the pinned SHA-256; a local one is not checked. `data_dir` is the archive, a
@@ -64,7 +64,7 @@ def find_archive(data_dir: str | os.PathLike[str] | None = None) -> Path:
     Raises:
       DataError: if the user's folder has no archive, there is no network, or the download is not the official archive.
     """
-    folder, origin = data_folder(data_dir)
+    folder, origin = data_folder(data_dir, setting)
     if not folder:
         return _downloaded(cache_dir() / "downloads" / ARCHIVE_NAME)
     root = expand(folder)
@@ -75,7 +75,7 @@ def find_archive(data_dir: str | os.PathLike[str] | None = None) -> Path:
             return place
     raise DataError(
         f"{origin} = {str(folder)!r} holds no EmpatheticDialogues: neither {places[0]} nor {places[1]} exists. "
-        f"Point it to the folder with {ARCHIVE_NAME}, or leave it unset to download the archive from {ARCHIVE_URL}."
+        f"Point it to the folder with {ARCHIVE_NAME}; a run without this setting downloads it from {ARCHIVE_URL}."
     )
 
 
@@ -92,8 +92,8 @@ def given_archive(data_dir: str | os.PathLike[str] | None = None) -> Path | None
 
 
 def load_corpus(data: str) -> tuple[dict[str, Instance], str]:
-    """Loads the instances of all splits by id, and the corpus' name with its hash; `data` is the setting `data.dir`."""
-    archive = find_archive(data)
+    """Loads the instances of all splits by id, and the corpus' name with its hash; `data` is the flag `--data`."""
+    archive = find_archive(data, setting="--data")
     instances = {i.id: i for split in SPLITS for i in to_instances(read_dialogues(archive, split))}
     return instances, f"EmpatheticDialogues (sha256 {hash_file(archive)[:16]})"
 

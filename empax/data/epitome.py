@@ -16,7 +16,7 @@ from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.text_files import DataError, check_length, located, read_lines
 from empax.core.types import LEVELS, MECHANISMS
-from empax.data.corpora import data_folder, find_corpus
+from empax.data.corpora import SETTING, data_folder, find_corpus
 
 FILES = {
     "emotional_reaction": "emotional-reactions-reddit.csv",
@@ -42,13 +42,13 @@ class EpitomePair:
     levels: Mapping[str, str]
 
 
-def find_epitome(data_dir: str | os.PathLike[str] | None = None) -> Path:
+def find_epitome(data_dir: str | os.PathLike[str] | None = None, *, setting: str = SETTING) -> Path:
     """Finds the folder with the three files: `data_dir` (else EMPAX_DATA_DIR) or `empathy_mental_health/` in it.
 
     Raises:
       ConfigError: if no folder is named, or it does not hold the files.
     """
-    place = find_corpus("EPITOME", list(FILES.values()), FOLDER, data_dir)
+    place = find_corpus("EPITOME", list(FILES.values()), FOLDER, data_dir, setting=setting)
     note("EPITOME", place, [place / name for name in FILES.values()])
     return place
 

@@ -127,7 +127,8 @@ def run(settings: Settings, run: RunContext) -> None:
         head = max(accuracy, key=lambda name: accuracy[name], default="")
         if head:
             about |= {"emotion_head": head, "emotion_head_validation_accuracy": accuracy}
-            log.info("emotion heads on validation: %s; using the %s's", accuracy, head)
+            shares = ", ".join(f"{name} {share:.1f}%" for name, share in accuracy.items())
+            log.info("accuracy of emotion heads on validation: %s; predictions come from: %s", shares, head)
     instances, counts = find_instances(settings, run)
     kept = KeptAnswers(run.directory / "parts", identify(run, settings, instances))
     predictions = answerer.respond(instances, progress=settings.corpus or settings.split, kept=kept, **options)

@@ -188,8 +188,8 @@ class _Search:
             note["emotion_accuracy"] = 100.0 * float(right.mean())
         self.notes.setdefault(split, note)  # the measure of quality asks the same split once more
         log.info(
-            "%s: filter %s: %d of %d contexts of %s have fewer than %d exemplars",
-            self.stage, self.filter.kind, short, len(ids), split, k,
+            "%s: %d of %d contexts of %s have fewer than %d exemplars (filter: %s)",
+            self.stage, short, len(ids), split, k, self.filter.kind,
         )  # fmt: skip
 
     def about(self) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def find_jury(where: str, data_dir: str = "") -> Jury:
     """
     folder = expand(where)
     if where == LINEAR and not (folder / "config.json").is_file():
-        return Jury(linear=load_linear(data_dir))
+        return Jury(linear=load_linear(data_dir, setting="--data"))
     neural = find_judges(folder)
     return dataclasses.replace(linear_jury(data_dir or _opened(folder)[0].plan.data.dir), neural=neural)
 

@@ -66,6 +66,14 @@ def differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tupl
         yield ".".join(("config", *path)), old, new
 
 
+def difference(path: str, was: Any, now: Any) -> str:
+    """Formats one of `differences`; of a section that only one config has, the beginning."""
+    there, here = (
+        f"{one!r:.40}…" if isinstance(one, Mapping) and len(repr(one)) > 40 else repr(one) for one in (was, now)
+    )
+    return f"{path}: {there} there, {here} here"
+
+
 def has_begun(files: WorkDir, name: str) -> bool:
     """Whether a stage has left any file besides its `BEGUN`."""
     folder = files.stage(name)

@@ -24,6 +24,7 @@ from empax.pipeline.code import commit
 from empax.pipeline.plan import read_plan
 from empax.pipeline.records import (
     check_origins,
+    difference,
     differences,
     has_begun,
     record_anew,
@@ -139,10 +140,10 @@ def _check_same(files: WorkDir, old: RunPlan, plan: RunPlan, inputs: AllInputs, 
         return list(wanted)  # stages that differ are redone or not run at all
     if changed <= {name for name in wanted[place:] if not has_begun(files, name)}:
         return [name for name in wanted if name not in changed]
-    shown = [f"{path}: {was!r} there, {now!r} here" for path, was, now in found[:5]]
+    shown = "; ".join(difference(*one) for one in found[:5])
     redo = wanted[place] if place < len(wanted) else next(iter(plan.stages))
     raise ConfigError(
-        f"{files.root} was made with another config ({'; '.join(shown)}). Choose another "
+        f"{files.root} was made with another config ({shown}). Choose another "
         f"--workdir{_with_reuse(files, plan, inputs)}; or add --redo={redo} to redo that stage and all later ones here."
     )
 
@@ -290,7 +291,7 @@ def alike(other: WorkDir, plan: RunPlan, inputs: AllInputs = MappingProxyType({}
     taken: list[str] = []
     there, here = ({"data": next(iter(one.stages.values())).reads["data"]} for one in (old, plan))
     found = differences(there, here)
-    shared = end = next((f"{path}: {one!r} there, {other!r} here" for path, one, other in found), "")
+    shared = end = next((difference(*one) for one in found), "")
     theirs_in_order = [*old.stages, *["nothing"] * len(plan.stages)]
     for (name, stage), theirs in zip(plan.stages.items(), theirs_in_order, strict=False):
         if stage.kind in ("evaluate", "swaps", "report"):
@@ -318,7 +319,7 @@ def _first_difference(old: RunPlan, new: RunPlan, name: str) -> str:
         return f"config.{name} exists only here"
     shared = f"config.{new.system.name}"
     for path, one, other in differences(old.stages[name].reads, new.stages[name].reads):
-        return f"{path.replace('config.system', shared, 1)}: {one!r} there, {other!r} here"
+        return difference(path.replace("config.system", shared, 1), one, other)
     return ""
 
 

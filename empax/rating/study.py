@@ -132,7 +132,7 @@ def make_study(systems: Mapping[str, Sequence[Prediction]], settings: StudySetti
     columns = aligned(systems)
     if settings.rows > len(columns):
         raise ConfigError(
-            f"rows = {settings.rows}, but the systems answer {len(columns)} contexts; set it to at most that."
+            f"rows = {settings.rows}, but the systems answer {len(columns)} contexts; name at most so many with --rows."
         )
     rng = np.random.default_rng(settings.seed)
     contexts = list(columns.items())

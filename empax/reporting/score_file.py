@@ -53,7 +53,9 @@ class Others:
         check_compared(self.metrics)
         for name in self.metrics:
             if name not in (*METRICS, *VARIANTS):
-                raise ConfigError(f"--metrics: {name!r} is not one of {', '.join((*METRICS, *VARIANTS))}.")
+                raise ConfigError(
+                    f"--metrics: {name!r} is not one of {', '.join(METRICS)}, or a variant in docs/metrics.md."
+                )
             if self.peers and beside_peers(name) != name:
                 cleaned = beside_peers(name)
                 raise ConfigError(

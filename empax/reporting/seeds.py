@@ -9,7 +9,7 @@ from typing import Any
 from empax.core.config import ConfigError
 from empax.core.files import DataError, json_text, read_json, write_together
 from empax.evaluation.significance import mean_interval
-from empax.pipeline.workdirs import differences
+from empax.pipeline.records import difference, differences
 from empax.reporting.tables import aligned, describe, format_value, markdown_table, text_note
 
 Summary = dict[str, Any]
@@ -86,7 +86,7 @@ def _check_one_recipe(files: Sequence[Path], reports: Sequence[Mapping[str, Any]
             if rows := other_rows(other, report):
                 raise DataError(f"{where} are over different test rows ({rows}); give runs on the same rows.")
             found = list(differences(other["config"], report["config"]))
-            recipe = [f"{name}: {was!r} there, {now!r} here" for name, was, now in found if not name.endswith("seed")]
+            recipe = [difference(*one) for one in found if not one[0].endswith("seed")]
             if recipe:
                 raise ConfigError(
                     f"{where} are from different recipes ({'; '.join(recipe[:5])}); only seeds may differ."
@@ -108,7 +108,7 @@ def other_rows(one: Mapping[str, Any], two: Mapping[str, Any]) -> str:
         for report in (one, two)
     ]
     pairs = [(name, facts[0][name], facts[1][name]) for name in facts[0]]
-    return "; ".join(f"{name}: {was!r} there, {now!r} here" for name, was, now in pairs if was and now and was != now)
+    return "; ".join(difference(*one) for one in pairs if one[1] and one[2] and one[1] != one[2])
 
 
 def over_runs(

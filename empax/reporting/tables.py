@@ -91,7 +91,7 @@ def describe(rows: Mapping[str, Any], names: Iterable[str], *, corpus: str = "",
     """
     of_dialogues = f" of {rows['dialogues']:,} dialogues" if rows["dialogues"] else ""
     parts = [
-        f"Corpus: {corpus or 'not told'}",
+        f"Corpus: {corpus or 'unknown'}",
         f"{rows['rows']:,} rows{of_dialogues} (sha256 {rows['sha256']})",
         f"95% intervals over {over or rows['resampled']}",
     ]

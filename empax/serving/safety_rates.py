@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 from jaxtyping import Bool
 
 from empax.core.command import run_command
@@ -54,8 +54,6 @@ def _percent(hits: int, count: int) -> str:
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --.")
     quiet_logging()
     examples = read_examples()
     listed = np.array([in_list(example.text) for example in examples])

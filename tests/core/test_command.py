@@ -14,13 +14,16 @@ ERRORS = {
 }
 
 STOPPED = """
-from empax.core.command import run_command
+import os
+from empax.core.command import in_one_line, run_command
 
+@in_one_line
 def main(argv):
-    raise KeyboardInterrupt
+    {}
 
 run_command(main, __name__)
 """
+CLOSED = "read, write = os.pipe(); os.close(read); os.dup2(write, 1); print('to nobody')"
 
 
 @pytest.mark.parametrize(("said", "error"), [(said, error) for said, errors in ERRORS.items() for error in errors])
@@ -45,6 +48,9 @@ def test_a_mistake_of_the_code_is_no_such_error():
         main()
 
 
-def test_ctrl_c_is_one_line_and_ends_with_130(command):
-    ran = command("-c", STOPPED)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "\ninterrupted\n")
+@pytest.mark.parametrize(
+    ("body", "code", "said"), [("raise KeyboardInterrupt", 130, "\ninterrupted\n"), (CLOSED, 141, "")]
+)
+def test_ctrl_c_is_one_line_and_an_output_that_nobody_reads_none(command, body, code, said):
+    ran = command("-c", STOPPED.format(body))
+    assert (ran.returncode, ran.stdout, ran.stderr) == (code, "", said)

@@ -68,7 +68,7 @@ def test_makes_nested_settings_of_a_config_dict():
         ({"name": "n", "rate": True}, r"rate = True is of type bool; it must be float"),
         ({"name": "n", "limit": 1.5}, r"limit = 1.5 is of type float; it must be int"),
         ({"name": "n", "mode": "c"}, r"mode = 'c' is not allowed; it takes one of 'a', 'b'"),
-        ({"name": "n", "sizes": "12"}, r"sizes = '12' must be a list"),
+        ({"name": "n", "sizes": "12"}, r"sizes = '12' must be a list, like \['12'\]"),
         ({"name": "n", "sizes": [1, "2"]}, r"sizes\[1\] = '2' is of type str; it must be int"),
         ({"name": "n", "pair": [1]}, r"pair = \[1\] must have 2 entries"),
         (None, r"config\.stage = None must be a section of settings \(Outer\)"),

@@ -13,7 +13,14 @@ from tests.interop import oracle
 from tests.interop.tiny import tiny
 
 PAGE = (Path(__file__).parents[2] / "docs" / "where-did-my-flax-t5-go.md").read_text(encoding="utf-8")
-ANSWERS, LEARNS, EMBEDS, FIRST, *EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+ANSWERS, LEARNS, EMBEDS, FIRST, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+EXAMPLES = {
+    name: code.replace(own, name)
+    for code, own, others in re.findall(
+        r'^### .*?```python\n(.*?resolve\("(.*?)"\).*?)```(.*?)(?=^##)', PAGE, re.DOTALL | re.MULTILINE
+    )
+    for name in (own, *re.findall(r"`([\w.-]+/[\w.-]+)`", others))
+}
 NEAR = {
     "mt5": "mt5",
     "gtr-t5": "T5EncoderModel",
@@ -38,7 +45,6 @@ def model_for(name, folder, **changes):
     return model
 
 
-NAMES = [re.search(r'resolve\("(.*?)"\)', text)[1] for text in EXAMPLES]
 ENCODERS = ("gtr-t5", "roberta", "distilbert", "electra", "mpnet", "contriever", "dpr")
 
 
@@ -63,7 +69,7 @@ def test_a_flax_folder_answers_in_three_lines(entered, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_front_door_is_open_to_every_architecture(name, entered, capsys):
     encodes = any(family in name for family in ENCODERS)
     here = entered(name, "contriever" if encodes else "my-flax-t5")
@@ -73,8 +79,8 @@ def test_the_front_door_is_open_to_every_architecture(name, entered, capsys):
 
 
 def test_the_page_has_an_example_for_every_architecture_that_is_known(tmp_path):
-    shown = {model_for(name, tmp_path).config.model_type for name in NAMES}
-    # Those of one section share an example.
+    shown = {model_for(name, tmp_path).config.model_type for name in EXAMPLES}
+    # Those without a name of the Hub share an example.
     assert shown | {"qwen3", "mistral", "opt"} == set(architectures.ARCHITECTURES)
 
 
@@ -91,7 +97,7 @@ def example_of(name, text):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("example", [example_of(*one) for one in zip(NAMES, EXAMPLES, strict=True)])
+@pytest.mark.parametrize("example", [example_of(*one) for one in EXAMPLES.items()])
 def test_an_example_runs_and_gives_what_torch_gives(example, tmp_path, monkeypatch):
     models = {}
 

@@ -136,7 +136,7 @@ def test_a_filter_leaves_exemplars_of_one_emotion_and_says_its_name(run, kind, c
     assert about["filter"]["kind"] == kind
     assert about["filter"]["test"]["with_too_few"] == int((ids < 0).any(axis=1).sum()) > 0
     assert ("emotion_accuracy" in about["filter"]["test"]) == (kind == "predicted_emotion")
-    assert f"index: filter {kind}:" in caplog.text
+    assert f"exemplars (filter: {kind})" in caplog.text
     assert load_filter(run.directory).kind == kind
 
 

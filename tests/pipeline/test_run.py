@@ -317,6 +317,11 @@ def test_a_work_directory_of_another_config_names_what_differs(short, tmp_path):
     write_json(tmp_path / "config.json", {**config, "seed": 5, "old": {"a": 1}})
     with pytest.raises(ConfigError, match=r"does not fit this version of empax: config\.old is not a setting"):
         run.run(config, tmp_path)
-    write_json(tmp_path / "config.json", {**config, "seed": 5, "profile": True})
-    with pytest.raises(ConfigError, match=r"made with another config \(config\.seed: 5 there, 0 here\)"):
+    more = {"kind": "evaluate", "stage": "generator", "split": "validation"}  # a section is not spelled out
+    other = {**config, "seed": 5, "profile": True, "run": [*config["run"], "more"], "more": more}
+    write_json(tmp_path / "config.json", other)
+    named = (
+        r"made with another config \(config\.seed: 5 there, 0 here; .*config\.more: \{'kind': .*'generator… there, None"
+    )
+    with pytest.raises(ConfigError, match=named):
         run.run(config, tmp_path)

@@ -78,7 +78,7 @@ def test_the_tables_hold_what_the_summary_holds(paths, tmp_path):
     printed = seeds.text(summary).splitlines()
     assert printed[:5] == [
         "emprl, 3 runs",
-        f"Corpus: not told; 9 rows of 3 dialogues (sha256 {SHA}); 95% intervals over seeds. "
+        f"Corpus: unknown; 9 rows of 3 dialogues (sha256 {SHA}); 95% intervals over seeds. "
         "Text: lower case, NLTK words (BLEU); lower case, runs of a-z and 0-9 (ROUGE-L).",
         "metric    mean    std    95% interval  seed 0  seed 1  seed 2",
         "bleu_1   21.17   1.04  [18.58, 23.75]   20.00   22.00   21.50",

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from empax.core.types import LEVELS, MECHANISMS
+from empax.data.corpora import SETTING
 from empax.data.epitome import EpitomePair, find_epitome, load_epitome, split_by_seeker
 from empax.evaluation.empathy import cohens_kappa, f1
 
@@ -93,14 +94,14 @@ def _fitted(pairs: Sequence[EpitomePair]) -> tuple[Any, dict[str, Any]]:
     return words, models
 
 
-def load_linear(data_dir: str = "") -> LinearJudge:
-    """Trains the judge on EPITOME in `data_dir` (empty = EMPAX_DATA_DIR), which takes seconds.
+def load_linear(data_dir: str = "", *, setting: str = SETTING) -> LinearJudge:
+    """Trains the judge on EPITOME in `data_dir` (empty = EMPAX_DATA_DIR), which takes seconds; errors name `setting`.
 
     Raises:
       ConfigError: EPITOME does not exist.
       DataError: its files are damaged.
     """
-    return _load(find_epitome(data_dir or None))
+    return _load(find_epitome(data_dir or None, setting=setting))
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from typing import Any
 
 from empax.core.config import ConfigError
 from empax.core.files import json_text, read_json, system_errors, write_together
+from empax.rating.answers import read_key
 from empax.rating.study import ASPECTS
 
 SIDES = ("a", "b")
@@ -21,11 +22,16 @@ _VALUES = {"a": "1", "b": "2", "tie": "tie"}
 
 
 def check_compared(systems: Sequence[str], folder: Path) -> None:
-    """Raises ConfigError if two systems have one name, or `folder` has votes on others; writes nothing."""
+    """Checks a comparison before any work; writes nothing.
+
+    Raises:
+      ConfigError: two systems have one name, or `folder` has votes on others.
+      DataError: the key.json in `folder` is another file.
+    """
     if len(set(systems)) < len(systems):
         raise ConfigError(f"both systems are called {systems[0]}; give their folders different names.")
     path = folder / _KEY
-    if path.exists() and sorted(found := read_json(path)["systems"]) != sorted(systems):
+    if path.exists() and sorted(found := read_key(path).systems) != sorted(systems):
         raise ConfigError(f"{folder} has votes on {' and '.join(found)}; give --votes another folder.")
 
 
@@ -37,8 +43,7 @@ class Votes:
     rater; `empax rate score` reads both. Neither holds texts. Several servers may share a folder.
 
     Raises:
-      ConfigError: as in `check_compared`.
-      DataError: the folder cannot be written.
+      ConfigError, DataError: as in `check_compared`; also if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, systems: tuple[str, str]):

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from empax.core.config import ConfigError
+from empax.core.files import DataError
 from empax.rating.answers import read_answers, read_key
 from empax.serving.web.app import ServerSettings, make_app
 from empax.serving.web.votes import Votes
@@ -82,6 +83,9 @@ def test_votes_go_on_after_a_restart_and_never_mix_systems(tmp_path):
     assert sorted(read_key(tmp_path / "key.json").items) == [1, 2]
     with pytest.raises(ConfigError, match="has votes on ours and theirs; give --votes another folder"):
         Votes(tmp_path, ("ours", "others"))
+    (tmp_path / "key.json").write_text("{}")
+    with pytest.raises(DataError, match=r"key\.json is not the key of a study"):
+        Votes(tmp_path, ("ours", "theirs"))
 
 
 def test_servers_that_share_a_folder_count_each_vote_for_its_own_conversation(tmp_path):
