@@ -31,6 +31,13 @@ I can't go on like this
 I can't see any reason to go on after tonight
 I want to end it all
 I'm going to end my life
+I want to end my life today
+I will take my life tonight
+I will kill myself while they are asleep
+I want to cut myself on my wrists
+I want to end it all with a rope
+I took all my pills with vodka
+I want to\u3164die
 I want to take my own life
 I'm thinking about suicide
 I've been having suicidal thoughts
@@ -132,7 +139,7 @@ Je vais tuer mon patron
 Appelez une ambulance !
 Il ne respire plus
 我想死
-我 不 想 活 了
+我 不 想\uffa0活 了
 我想自殺
 老公打我
 我要杀了他
@@ -228,6 +235,8 @@ I want to kill people in the game
 I overdosed on chocolate.
 There is no point in living so far from work.
 I am taking my life in a new direction.
+I take my life one day at a time.
+I burned myself on the stove.
 I ended it all with my phone company.
 I'm hanging myself a picture.
 I almost had a heart attack when I saw the bill.
