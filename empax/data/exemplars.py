@@ -226,7 +226,8 @@ class ContextExamples(LabelledExamples):
     ):
         responses = form.tokenizer.encode_batch([i.response for i in instances])
         if isinstance(form, PlainForm) and form.first_token is not None:
-            responses = [[form.first_token, *ids] for ids in responses]
+            first = [form.first_token]
+            responses = [ids if ids[:1] == first else first + ids for ids in responses]
         super().__init__(instances, responses, form.tokenizer, form.layout.max_target_tokens)
         self.form, self.corpus = form, corpus
         self.contexts, self.groups = form.contexts(instances), dialogue_groups(instances)

@@ -211,7 +211,7 @@ class PlainForm:
     Attributes:
       template: the chat template of a decoder-only model; None if it has none.
       first_token: the token that decoding forces at the start of an answer (BART's <s>), so that targets start with it
-        too; None = none.
+        too, once; None = none.
     """
 
     tokenizer: SubwordTokenizer

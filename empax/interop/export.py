@@ -23,6 +23,7 @@ from empax.interop.own_format import own_fields, own_tensors
 from empax.interop.parameters import foreign_tensors
 from empax.interop.safetensors_out import SHARD_BYTES, new_folder, write_tensors
 from empax.interop.sentence_modules import write_modules
+from empax.interop.tied_embeddings import HEAD
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder
@@ -152,6 +153,8 @@ def export_generator(
                 "a decoder-only model cannot be written without the config.json of the model it started from."
             )
         tensors = foreign_tensors(fields["model_type"], params, config)
+        if config.tie_embeddings and fields.get("tie_word_embeddings") is False:  # else transformers 4 draws a head
+            tensors[HEAD] = tensors["shared.weight"]
     else:
         fields, tensors = own_fields(model), own_tensors(model, params)
     with new_folder(folder, card=card) as new:
@@ -264,8 +267,8 @@ def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[st
         "dropout_rate": config.dropout,
         "layer_norm_epsilon": config.layer_norm_eps,
         "feed_forward_proj": config.activation,
-        # Transformers 4 scales the logits if this is true. Transformers 5 has another field for that, and the weights
-        # tell it whether the head is the embedding.
+        # If this is true, Transformers 4 ties the head and scales the logits; if only the first is wanted,
+        # `export_generator` writes the head. Transformers 5 has another field for the scale, and ties by the weights.
         "tie_word_embeddings": config.tie_embeddings and config.output_scale,
         "scale_decoder_outputs": config.output_scale,
         "decoder_start_token_id": config.start_id,

@@ -215,6 +215,11 @@ def _dequantize(rows: np.ndarray, kind: int) -> Float[np.ndarray, "rows numbers"
 
 def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
     """Returns the scaling of rotary positions; Llama 3.1's is recognised by a tensor of factors."""
+    neutral = {"attn_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}
+    for key, value in neutral.items():
+        key = f"{name}.rope.scaling.{key}"
+        if key in file.metadata and file.real(key) != value:
+            raise DataError(f"{file.path}: {key} = {file.real(key)} is not read here; give the safetensors.")
     rows = [row for row in file.tensors if row.name == _ROPE_FACTORS]
     kind = file.text(f"{name}.rope.scaling.type", "none")
     if not rows:
@@ -247,10 +252,6 @@ def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
 
 def _yarn(file: GgufFile, name: str) -> dict[str, Any]:
     """Returns the settings of YaRN other than its factor."""
-    for key in ("yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier"):
-        key = f"{name}.rope.scaling.{key}"
-        if key in file.metadata and file.real(key) != 1.0:
-            raise DataError(f"{file.path}: {key} = {file.real(key)} is not read here; give the safetensors.")
     found: dict[str, Any] = {
         "original_max_position_embeddings": file.size(f"{name}.rope.scaling.original_context_length")
     }

@@ -187,6 +187,10 @@ def _transformer(folder: Path) -> dict[str, Any]:
         if isinstance(longest, bool) or not isinstance(longest, int | float) or not longest >= 3:
             raise ConfigError(f"{file}: {field} = {short(longest)} must be a number, at least 3.")
         longest = None if longest >= _NO_LIMIT else int(longest)
+    about = folder / "config.json"
+    if said.get("max_seq_length") is None and is_listed(about):  # as sentence-transformers does
+        positions = read_model_json(about).get("max_position_embeddings")
+        longest = min((n for n in (longest, positions) if isinstance(n, int)), default=None)
     side = declared.get("truncation_side")
     if side not in (None, "left", "right"):
         raise ConfigError(f"{names}: truncation_side = {short(side)} must be 'left' or 'right'.")

@@ -137,12 +137,12 @@ class TextGenerator:
         prompted = isinstance(self.model, DecoderOnly)
         layout = LayoutSettings(**{"max_context_tokens": _ENDLESS, "max_target_tokens": _ENDLESS, **(lengths or {})})
         template, first_token = self.tokenizer.chat_template, self.call({}).settings.first_token
-        form = PlainForm(self.tokenizer, layout, *((template, None) if prompted else (None, first_token)))
+        form = PlainForm(self.tokenizer, layout, template if prompted else None, first_token)
         instances = [
             Instance(f"{i}#2", (source,) if isinstance(source, str) else source, target, "")
             for i, (source, target) in enumerate(pairs)
         ]
-        examples = ContextExamples(instances, form)
+        examples, most = ContextExamples(instances, form), most_tokens(self.model)
         sources, targets = examples.lengths.T
         if answer is not None:
             targets = answer.most_tokens(sources)
@@ -153,6 +153,10 @@ class TextGenerator:
                 )
         # A prompt and its answer share one sequence of positions; an encoder-decoder has one for each.
         check_lengths(self.model, self.source, sources + targets if prompted else sources)
+        if most is not None and not prompted:
+            of = "the target of text" if answer is None else "the answer to text"
+            check_lengths(self.model, self.source, targets, of=of)
+            examples.max_target_tokens = min(examples.max_target_tokens, most)  # no padding beyond the positions
         return examples
 
     def answers(
@@ -210,14 +214,18 @@ def most_tokens(model: EncoderDecoder | DecoderOnly | DualEncoder) -> int | None
 
 
 def check_lengths(
-    model: EncoderDecoder | DecoderOnly | DualEncoder, source: str, tokens: Sequence[int] | Int[np.ndarray, " N"]
+    model: EncoderDecoder | DecoderOnly | DualEncoder,
+    source: str,
+    tokens: Sequence[int] | Int[np.ndarray, " N"],
+    *,
+    of: str = "text",
 ) -> None:
-    """Raises ConfigError if a text of `tokens[N]` needs more positions than the model from `source` has."""
+    """Raises ConfigError if one of `tokens[N]` is more than the positions of the model from `source`."""
     most = most_tokens(model)
     for number, length in enumerate(tokens):
         if most is not None and length > most:
             answer = ", its answer included" if isinstance(model, DecoderOnly) else ""
-            raise ConfigError(f"text {number} takes {length} positions{answer}; {source} has {most}: shorten it.")
+            raise ConfigError(f"{of} {number} takes {length} positions{answer}; {source} has {most}: shorten it.")
 
 
 def answers_of(

@@ -34,6 +34,7 @@ ANSWER = (
 """The fixed answer."""
 
 _LOOKALIKES = str.maketrans("013457@$", "oieastas")
+_FILLERS = "\u115f\u1160"  # letters without a shape
 
 
 def answer_to_danger(text: str) -> str | None:
@@ -83,8 +84,8 @@ def normalised(text: str) -> str:
     three or more times is written once, and digits among letters become the letters that they resemble.
     """
     text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text).casefold())
-    # Removes marks (accents) and invisible characters (zero-width blanks, soft hyphens).
-    text = "".join(c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf"))
+    # Removes marks (accents) and invisible characters (zero-width blanks, soft hyphens, Hangul fillers).
+    text = "".join(c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf") and c not in _FILLERS)
     text = re.sub(r"['`´‘’‛ʼʻʹ′]", "", text)
     text = re.sub(r"\S+", lambda found: _lettered(found[0]), text)
     text = " ".join(re.sub(r"([^\W\d_])\1{2,}", r"\1", text).split())
@@ -114,6 +115,7 @@ def _squeezed(text: str) -> str:
 
 
 _SAME = {ord("ँ"): "ं", 0x093C: None, 0x0640: None, 0x0670: None, **dict.fromkeys(map(ord, "أإآ"), "ا"), ord("ى"): "ي"}
+_SAME |= dict.fromkeys(map(ord, _FILLERS))
 
 
 @functools.cache

@@ -173,7 +173,7 @@ class TextModel:
         return answer.strip()
 
     def nll(self, sources: Texts, targets: Texts, *, batch_size: int = 8) -> Likelihoods:
-        """Returns the likelihood of each target given its source.
+        """Returns the likelihood of each target given its source; a target begins with the token that decoding forces.
 
         Raises:
           ConfigError: the model generates no text, there is not one target for each source, or a text is too long.

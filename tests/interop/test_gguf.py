@@ -145,6 +145,8 @@ def test_yarn_and_windows_in_the_metadata(tmp_path):
     assert gguf_fields(tmp_path / "a.gguf")["rope_scaling"] == expected
     for more, message in (
         (lambda writer: writer.add_rope_scaling_yarn_attn_factor(2.0), "yarn_attn_factor = 2.0 is not read here"),
+        (lambda writer: writer.add_rope_scaling_attn_factors(2.0), "scaling.attn_factor = 2.0 is not read here"),
+        (lambda writer: writer.add_rope_scaling_yarn_log_mul(1.0), "yarn_log_multiplier = 1.0 is not read here"),
         (lambda writer: writer.add_sliding_window(8), "sliding_window = 8 does not say which layers"),
     ):
         written(tmp_path / "a.gguf", tiny_kin("qwen2"), name="qwen2", change=lambda w, more=more: (change(w), more(w)))

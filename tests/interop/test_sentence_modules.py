@@ -146,6 +146,15 @@ def test_texts_are_no_longer_than_the_folder_says(st, base, tmp_path):
 
 
 @pytest.mark.oracle
+def test_a_folder_without_a_limit_has_that_of_its_positions(st, base, tmp_path):
+    written(st, base, tmp_path / "out", said={"max_seq_length": None})
+    file, text = tmp_path / "out" / "tokenizer_config.json", "I saw it. " * 30
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": 10**30}))
+    expected = encoded(st, tmp_path / "out", [text])
+    np.testing.assert_allclose(empax.load(tmp_path / "out").embed([text]), expected, atol=1e-5)
+
+
+@pytest.mark.oracle
 def test_a_judge_takes_the_states_alone(st, base, tmp_path):
     written(st, base, tmp_path / "out", dense=DENSE, normalize=True, pooling="max")
     loaded = load_encoder(EncoderSettings(pretrained=str(tmp_path / "out")), None, sentences=False)

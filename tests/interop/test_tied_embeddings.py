@@ -13,6 +13,7 @@ from empax.core.config import ConfigError
 from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Generation, export_generator
 from empax.interop.huggingface import load_config, load_pretrained, model_config
+from empax.interop.readers import open_tensors
 from empax.models.transformer import EncoderDecoder
 from tests.interop import oracle
 from tests.interop.tiny import VOCAB, tiny
@@ -67,6 +68,9 @@ def test_logits_and_gradients_are_those_of_transformers(case, tmp_path):
     greedy = Generation(dataclasses.asdict(DecodeSettings()), start_id=0, eos_id=1, pad_id=0)
     export_generator(tmp_path / "exported", EncoderDecoder(pretrained.config), pretrained.params, NoTokenizer(), greedy)
     assert_as_transformers(tmp_path / "exported")
+    fields = json.loads((tmp_path / "exported" / "config.json").read_text())
+    # Transformers 4 ties only if this is true; else it draws a head that is absent.
+    assert fields["tie_word_embeddings"] or "lm_head.weight" in open_tensors(tmp_path / "exported")
 
 
 class NoTokenizer:

@@ -178,8 +178,12 @@ def test_a_text_that_fills_all_positions_is_read(tmp_path):
     assert 64 < len(model.tokenizer.encode(text)) <= 100
     assert len(model.generate([text], max_tokens=4)) == 1
     assert model.embed([text]).shape == (1, 16)
-    assert model.nll([text], ["no"]).num_tokens > 1
-    model.finetune([(text, "no")], epochs=1, batch_size=8)
+    assert model.nll([text], [text]).num_tokens == len(model.tokenizer.encode(text)) + 1
+    model.finetune([(text, text)], epochs=1, batch_size=8)
+    with pytest.raises(empax.ConfigError, match=r"the target of text 1 takes 101 positions; .* has 100: shorten it"):
+        model.nll(["no", "no"], ["no", f"{text} no no"])
+    with pytest.raises(empax.ConfigError, match=r"the answer to text 0 takes 101 positions; .* has 100: shorten it"):
+        model.generate(["no"], max_tokens=101)
 
 
 def test_a_reply_reads_what_the_answer_leaves_of_the_positions(model):
@@ -281,6 +285,14 @@ def test_settings_of_a_run_decode_as_they_say(reader):
     run = dataclasses.replace(reader, decoding=DecodeSettings("beam", 5, num_beams=3, rerank="likelihood"))
     assert run.generate(TEXTS) == reader.generate(TEXTS, num_beams=3, max_tokens=5, rerank="likelihood")
     assert run.generate(TEXTS, num_beams=1) == reader.generate(TEXTS, max_tokens=5)
+
+
+def test_the_likelihood_of_an_answer_counts_the_token_that_a_run_forces_once(model):
+    (token,) = model.tokenizer.encode(" feel")
+    run = dataclasses.replace(model, decoding=DecodeSettings(max_tokens=4, first_token=token))
+    assert model.generate(["no"], first_token=token, max_tokens=4) == run.generate(["no"])
+    for target in (" feel sad", " sad"):
+        assert run.nll(["no"], [target]) == model.nll(["no"], [" feel sad"])
 
 
 def test_what_is_saved_never_says_the_unknown_word_either():
