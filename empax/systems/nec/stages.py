@@ -137,8 +137,11 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
 
 def _check_lengths(settings: NecSettings, run: RunContext) -> None:
     """Raises ConfigError if the buckets have no room for a whole context and its facts, or the facts have none."""
+    if not settings.entity:
+        checks.check_layout(run)
+        return
     layout, beside = settings.layout, 0
-    form = parts.form() if settings.entity and (parts := checks.check_models(run)) is not None else None
+    form = None if (parts := checks.check_models(run)) is None else parts.form()
     if isinstance(form, TaggedForm):
         facts = FactForm(form, settings.facts_as)
         if layout.max_passage_tokens <= (taken := len(facts.prompt)):
@@ -147,7 +150,7 @@ def _check_lengths(settings: NecSettings, run: RunContext) -> None:
                 f"things, whose prompt takes about {taken}; raise it to {taken + 40}, or set {run.shared}.entity to "
                 "False."
             )
-        beside = len(facts.query) + sum(map(len, form.frame)) + layout.max_passage_tokens
+        beside = len(facts.query) + form.beside + layout.max_passage_tokens
     checks.check_whole_contexts(f"{run.shared}.layout", layout.max_context_tokens, run, beside=lambda _: beside)
 
 

@@ -156,6 +156,15 @@ def test_a_bucket_has_room_for_the_whole_context_and_its_facts(tmp_path):
     assert all("takes about 18; raise it to 58, or set config.nec.entity to False" in said for said in found)
     assert problems(config(nec__layout={**none, "max_passage_tokens": 58}), tmp_path) == []
     assert problems(config(nec__layout=none, nec__entity=False), tmp_path) == []
+    t5 = {"architecture": "t5", "pretrained": nec.WHEEL}  # it reads an end token behind a context
+    tokenizer = {"pretrained": nec.WHEEL, "tags": True}
+    made = config(
+        nec__layout={**layout, "max_context_tokens": 96},
+        nec__entity=False,
+        nec__generator=t5,
+        prepare__tokenizer=tokenizer,
+    )
+    assert "with 1 tokens beside it, is more than" in problems(made, tmp_path)[0]
     (found,) = problems(config(evaluate__buckets=(64,)), tmp_path)
     assert "config.evaluate.buckets, 64, which cuts contexts; add 90 to the buckets" in found
 
