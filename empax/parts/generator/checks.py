@@ -19,7 +19,7 @@ from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import check_fits, check_kept, check_weights, load_generator
 from empax.models.decoder_only import DecoderOnly
 from empax.parts.generator.own_losses import try_losses
-from empax.parts.generator.parts import GeneratorParts, with_own_decoding
+from empax.parts.generator.parts import GeneratorParts, forced_token, with_own_decoding
 from empax.parts.generator.settings import ContrastSettings, DialogueSettings, GeneratorTaskSettings, LossSettings
 
 GENERATOR_TASKS = ("generator",)
@@ -68,13 +68,14 @@ def check_models(run: RunContext) -> GeneratorParts | None:
     check_kept(generator, settings.lora)
     tokenizer = run_tokenizer(run, planned=True)
     loaded = load_generator(generator, tokenizer, with_params=False)
+    first_token = forced_token(settings, tokenizer, loaded.model)
     settings = with_own_decoding(settings, tokenizer, loaded.model)
     if settings.ask_first and (settings.form == "plain" or not isinstance(loaded.model, DecoderOnly)):
         raise ConfigError(
             f"{where}.ask_first asks {settings.ask_first[0].text!r}, but only a decoder-only model with form = "
             "'dialogue' can be asked; set ask_first = ()."
         )
-    parts = GeneratorParts(settings, tokenizer, loaded, MeshSettings())
+    parts = GeneratorParts(settings, tokenizer, loaded, MeshSettings(), first_token)
     _check_lengths(run, parts)
     return parts
 
@@ -206,13 +207,27 @@ def check_losses(
 
 
 def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError if a loss fails, contexts would be cut, decoding needs exemplars, or `start_from` is wrong."""
+    """Checks a generator that reads contexts alone.
+
+    Raises:
+      ConfigError: a loss fails, contexts would be cut, decoding needs exemplars or begins answers as no target begins,
+        or `start_from` is wrong.
+    """
     check_prepared(run)
     check_contrast(stage.contrast, run)
     check_losses(stage.losses, run)
     settings = run.shared_settings(DialogueSettings)
     check_layout(run)
-    reading = {f"{where}.rerank_exemplars": way.rerank_exemplars for where, way in decodings(run).items()}
+    ways, parts = decodings(run), check_models(run)
+    if parts is not None and settings.form == "plain" and not isinstance(parts.generator.model, DecoderOnly):
+        for where, way in ways.items():
+            if way.first_token not in (None, parts.first_token):
+                raise ConfigError(
+                    f"{where}.first_token = {way.first_token} begins every answer, but no target of form = 'plain'; "
+                    "leave it out, or give it as forced_bos_token_id in generation_config.json of "
+                    f"{settings.generator.pretrained}."
+                )
+    reading = {f"{where}.rerank_exemplars": way.rerank_exemplars for where, way in ways.items()}
     reading[f"{run.shared}.neighbours.copy_weight"] = settings.neighbours.copy_weight
     for name, value in reading.items():
         if value and run.evaluations:
