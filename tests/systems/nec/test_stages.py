@@ -16,7 +16,7 @@ from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
 from empax.systems.nec.facts import Chooser
 from empax.systems.nec.settings import CandidateSettings, ContrastiveTaskSettings, NecSettings
-from empax.systems.nec.stages import exploring, overlaid
+from empax.systems.nec.stages import exploring
 from tests.own_corpus import write_rows
 
 FACTS = [Fact("it", "xReact", "sad"), Fact("it", "xReact", "glad"), Fact("it", "xWant", "home"),
@@ -73,12 +73,6 @@ def test_facts_about_new_contexts_are_found_and_others_kept():
     assert [facts_of(i) for i in found] == [[FACTS[0]], [FACTS[2]]]
     assert asked == [([new], "")]
     assert with_facts(None, [new]) == [new]
-
-
-def test_known_parameters_take_the_place_of_drawn_ones_and_new_ones_stay():
-    drawn = {"a": {"x": 1, "y": 2}, "b": 3}
-    assert overlaid(drawn, {"a": {"x": 10}}) == {"a": {"x": 10, "y": 2}, "b": 3}
-    assert overlaid(drawn, {"a": {"x": 10}, "c": 5}) == {"a": {"x": 10, "y": 2}, "b": 3}
 
 
 def config(arg="tiny", **changes):
