@@ -181,7 +181,7 @@ SETTINGS = [
         "is not supported by LEMPEx; leave it out", {"form": "plain"}, {},
     ),
     section(
-        LempexTaskSettings, {}, "systems/lempex/settings.py", "changes nothing where losses =",
+        LempexTaskSettings, {}, "systems/lempex/settings.py", "is not read with losses = ",
         {"soft": "straight_through"}, {},
     ),
     section(

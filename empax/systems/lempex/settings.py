@@ -130,4 +130,4 @@ class LempexTaskSettings:
         for_judges, for_levels = ("soft", "softmax_axis", "temperature", "frozen_judges"), ("binary", "weights")
         for name in {"judges": (), "first_state": for_judges, "none": (*for_judges, *for_levels)}[self.losses]:
             if (value := getattr(self, name)) != getattr(LempexTaskSettings, name):
-                raise ConfigError(f"{name} = {value!r} changes nothing where losses = {self.losses!r}; leave it out.")
+                raise ConfigError(f"{name} = {value!r} is not read with losses = {self.losses!r}; leave it out.")
