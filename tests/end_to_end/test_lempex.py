@@ -84,7 +84,7 @@ def test_the_other_forms(workdir, recipe, tmp_path, form):
     params = load_params(tmp_path / "run" / "generator")
     expected = {"model", "speakers"}
     expected |= {"fusion"} if form not in ("t5_glove", "no_exemplars,binary") else set()
-    expected |= {"eq10": {"heads"}, "unfrozen,time_axis": {"judges"}}.get(form, set())
+    expected |= {"eq10": {"head"}, "unfrozen,time_axis": {"judges"}}.get(form, set())
     assert set(params) == expected
 
 

@@ -178,11 +178,11 @@ SETTINGS = [
     ),
     section(
         LempexSettings, {"generator": {"architecture": "t5", "pretrained": "folder"}}, "systems/lempex/settings.py",
-        "is not how LEMPEx reads; leave it out", {"form": "plain"}, {},
+        "is not supported by LEMPEx; leave it out", {"form": "plain"}, {},
     ),
     section(
-        LempexSettings, {}, "systems/lempex/settings.py", "is not how LEMPEx reads; leave it out",
-        {"exemplars": "joined"}, {},
+        LempexTaskSettings, {}, "systems/lempex/settings.py", "is not read with losses = ",
+        {"soft": "straight_through"}, {},
     ),
     section(
         NecSettings, {}, "parts/generator/settings.py", "which this system does not retrieve; leave it out",

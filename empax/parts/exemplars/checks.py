@@ -12,12 +12,15 @@ from empax.parts.exemplars.settings import RetrievalSettings
 from empax.retrieval.encode import BUCKETS
 
 
-def check_retriever(run: RunContext) -> None:
+def check_retriever(run: RunContext) -> LoadedEncoder | None:
     """Checks that the encoder of exemplars exists and reads texts as long as the layout's, without loading weights.
 
     Raises:
       ConfigError: the model does not exist, texts are too long for it, or no earlier stage marks the reasons it reads.
       DataError: files of the model are missing or broken.
+
+    Returns:
+      The encoder, without weights; None if a plan may not fetch it.
     """
     check_prepared(run)
     settings = run.shared_settings(RetrievalSettings)
@@ -32,12 +35,13 @@ def check_retriever(run: RunContext) -> None:
                 "the longest text that a retriever embeds."
             )
     if name and not may_load(run, name):
-        return
+        return None
     check_weights(name)
     tokenizer = None if name else run_tokenizer(run, planned=True)
     encoder = load_encoder(settings.retriever, tokenizer, with_params=False)
     check_vectors(encoder, name, where=run.shared)
     check_fits(encoder.model, max_query_tokens=layout.max_query_tokens, max_key_tokens=layout.max_key_tokens)
+    return encoder
 
 
 def check_marked(run: RunContext) -> None:

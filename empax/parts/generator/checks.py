@@ -20,7 +20,7 @@ from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import check_fits, check_kept, check_weights, load_generator
 from empax.models.decoder_only import DecoderOnly
 from empax.parts.generator.own_losses import try_losses
-from empax.parts.generator.parts import GeneratorParts, with_own_decoding
+from empax.parts.generator.parts import GeneratorParts, forced_token, with_own_decoding
 from empax.parts.generator.settings import ContrastSettings, DialogueSettings, GeneratorTaskSettings, LossSettings
 
 GENERATOR_TASKS = ("generator",)
@@ -69,13 +69,14 @@ def check_models(run: RunContext) -> GeneratorParts | None:
     check_kept(generator, settings.lora)
     tokenizer = run_tokenizer(run, planned=True)
     loaded = load_generator(generator, tokenizer, with_params=False)
+    first_token = forced_token(settings, tokenizer, loaded.model)
     settings = with_own_decoding(settings, tokenizer, loaded.model)
     if settings.ask_first and (settings.form == "plain" or not isinstance(loaded.model, DecoderOnly)):
         raise ConfigError(
             f"{where}.ask_first asks {settings.ask_first[0].text!r}, but only a decoder-only model with form = "
             "'dialogue' can be asked; set ask_first = ()."
         )
-    parts = GeneratorParts(settings, tokenizer, loaded, MeshSettings())
+    parts = GeneratorParts(settings, tokenizer, loaded, MeshSettings(), first_token)
     _check_lengths(run, parts)
     return parts
 
@@ -211,10 +212,20 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
 
 
 def check_evaluation(stage: GeneratorTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError if the evaluation of a generator would cut contexts, or its decoding needs exemplars."""
+    """Checks the evaluation of a generator that reads contexts alone.
+
+    Raises:
+      ConfigError: contexts would be cut, or decoding needs exemplars or begins answers as no target begins.
+    """
     check_layout(run)
-    decoding, where = decoding_of(run)
-    copying = run.shared_settings(DialogueSettings).neighbours.copy_weight
+    settings, (decoding, where), parts = run.shared_settings(DialogueSettings), decoding_of(run), check_models(run)
+    plain = settings.form == "plain" and parts is not None and not isinstance(parts.generator.model, DecoderOnly)
+    if plain and decoding.first_token not in (None, parts.first_token):
+        raise ConfigError(
+            f"{where}.first_token = {decoding.first_token} begins every answer, but no target of form = 'plain'; leave "
+            f"it out, or give it as forced_bos_token_id in generation_config.json of {settings.generator.pretrained}."
+        )
+    copying = settings.neighbours.copy_weight
     reading = {f"{where}.rerank_exemplars": decoding.rerank_exemplars, f"{run.shared}.neighbours.copy_weight": copying}
     for name, value in reading.items():
         if value:

@@ -78,10 +78,7 @@ class GeneratorParts:
         generator = load_generator(settings.generator, tokenizer, with_params=with_params, planned=planned, place=place)
         if planned:
             return cls(settings, tokenizer, generator, mesh)
-        first_token = None
-        if settings.form == "plain" and isinstance(generator.model, EncoderDecoder):
-            folder = generation_folder(resolve(settings.generator.pretrained))
-            first_token = own_options(folder, tokenizer, generator.model, silent=True)[1].get("forced_bos_token_id")
+        first_token = forced_token(settings, tokenizer, generator.model)
         settings = with_own_decoding(settings, tokenizer, generator.model, silent=True)
         return cls(settings, tokenizer, generator, mesh, first_token)
 
@@ -227,11 +224,21 @@ def with_own_decoding(
         return settings
     folder = generation_folder(resolve(settings.generator.pretrained))
     _, kept = own_options(folder, tokenizer, model, silent=silent)
-    fields = {name: value for name, value in kept.items() if name not in LENGTHS}
+    # Targets of tagged sources do not begin with a token that the folder forces; see `forced_token`.
+    left = LENGTHS if settings.form == "plain" else (*LENGTHS, "forced_bos_token_id")
+    fields = {name: value for name, value in kept.items() if name not in left}
     fields |= {"max_new_tokens": settings.decoding.max_tokens, "min_new_tokens": settings.decoding.min_tokens}
     where = Origin(str(folder), lambda name: f"remove {name} from {FILE}")
     found = decoding_of(fields, where, encoder_decoder=isinstance(model, EncoderDecoder))
     return dataclasses.replace(settings, decoding=found.with_eos(tokenizer.eos_id), own_decoding=False)
+
+
+def forced_token(settings: DialogueSettings, tokenizer: Tokenizer, model: EncoderDecoder | DecoderOnly) -> int | None:
+    """Returns the token that targets begin with: on plain texts, the one that an encoder-decoder's folder forces."""
+    if settings.form != "plain" or not isinstance(model, EncoderDecoder):
+        return None
+    folder = generation_folder(resolve(settings.generator.pretrained))
+    return own_options(folder, tokenizer, model, silent=True)[1].get("forced_bos_token_id")
 
 
 def own_options(

@@ -82,7 +82,7 @@ class DialogueSettings:
       form: form of the sources: "dialogue", with tags or an instruction, or "plain", as the generator's own
         tokenizer encodes a text.
       own_decoding: takes decoding options from `generation_config.json` of the pretrained generator; `decoding` gives
-        the lengths alone.
+        the lengths alone. A first token that the folder forces is for form = "plain".
       lora: trains low-rank adapters of the (pretrained) generator instead of its weights; None = the weights.
       attributes: prepends emotion attributes to every text; False is part of REG's w/o EA (recipe argument
         `no_attributes`).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -75,6 +75,13 @@ def begun_with(params: Params, known: Params) -> Params:
     if "contrast" in params:
         return {"contrast": params["contrast"], **known}
     return {name: leaf for name, leaf in known.items() if name != "contrast"}
+
+
+def overlaid(params: Params, known: Params) -> Params:
+    """Returns `params` with the leaves of `known`; other leaves keep their random initialization."""
+    if not isinstance(params, Mapping):
+        return known
+    return {name: overlaid(leaf, known[name]) if name in known else leaf for name, leaf in params.items()}
 
 
 def pretrained(run: RunContext) -> Params:

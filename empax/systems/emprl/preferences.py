@@ -147,9 +147,13 @@ def check_apart(path: Path, instances: Sequence[Instance], asked: Sequence[Insta
 
 
 def given_answers(
-    instances: Sequence[Instance], rejected: Sequence[str], tokenizer: Tokenizer, length: int
+    instances: Sequence[Instance], rejected: Sequence[str], tokenizer: Tokenizer, length: int, first: int | None = None
 ) -> Int[np.ndarray, "N 2 T"]:
-    """Returns ids of chosen and rejected responses with their end token, cut to `length` including the end token."""
+    """Returns ids of chosen and rejected responses, after the token `first` if there is one, and with their end token.
+
+    They are cut to `length`, all included.
+    """
+    before = () if first is None else (first,)
     texts = [text for one, two in zip(instances, rejected, strict=True) for text in (one.response, two)]
-    ids = [[*row, tokenizer.eos_id][:length] for row in tokenizer.encode_batch(texts)]
+    ids = [[*before, *row, tokenizer.eos_id][:length] for row in tokenizer.encode_batch(texts)]
     return features.pad(ids, length, tokenizer.pad_id)[0].reshape(len(instances), 2, length)

@@ -250,7 +250,7 @@ def _training(
     check_apart(pairs, instances, load_instances(run, "test"))
     kept = draw_rows(len(instances), stage.max_examples)
     instances, rejected = [instances[row] for row in kept], [rejected[row] for row in kept]
-    answers = given_answers(instances, rejected, parts.tokenizer, stage.rollout.max_tokens)
+    answers = given_answers(instances, rejected, parts.tokenizer, stage.rollout.max_tokens, parts.first_token)
     return ContextExamples(instances, parts.form(exemplars=False)), answers
 
 

@@ -178,14 +178,8 @@ class LempexExamples(ContextExamples):
 
         judged, starts, replies = zip(*map(read, rows), strict=True)
         picked = np.maximum(rows, 0)
-        ids, mask = features.pad(judged, length, self.pad_id)
-        reply, reply_mask = features.pad(replies, target + 1, self.pad_id)
-        return {
-            "judged": ids,
-            "judged_mask": mask,
-            "judged_start": np.array(starts, np.int32),
-            "reply": reply,
-            "reply_mask": reply_mask,
-            "levels": self.levels[picked],
-            "compound": self.compounds[picked],
-        }
+        arrays: dict[str, Any] = {"levels": self.levels[picked], "compound": self.compounds[picked]}
+        arrays["judged_start"] = np.array(starts, np.int32)
+        arrays["judged"], arrays["judged_mask"] = features.pad(judged, length, self.pad_id)
+        arrays["reply"], arrays["reply_mask"] = features.pad(replies, target + 1, self.pad_id)
+        return arrays

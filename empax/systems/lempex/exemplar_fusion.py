@@ -43,16 +43,6 @@ class ExemplarFusion(nn.Module):
         self.kernel = self.param("kernel", _identity_above_noise, (2 * size, size))
         self.bias = self.param("bias", nn.initializers.zeros, (size,))
 
-    def represent(
-        self, exemplars: Int[Array, "B K P"], mask: Bool[Array, "B K P"], *, deterministic: bool = True
-    ) -> Float[Array, "B D"]:
-        """Returns the mean over exemplars of the mean over their real tokens; zeros for a row without exemplars."""
-        rows, count, length = exemplars.shape
-        flat = mask.reshape(rows * count, length)
-        states = self.encoder(exemplars.reshape(rows * count, length), flat, deterministic=deterministic)
-        vectors = masked_mean(states, flat).reshape(rows, count, -1)
-        return masked_mean(vectors, mask.any(axis=2))
-
     def __call__(
         self,
         states: Float[Array, "B S D"],
@@ -61,8 +51,11 @@ class ExemplarFusion(nn.Module):
         *,
         deterministic: bool = True,
     ) -> Float[Array, "B S D"]:
-        """Fuses the exemplars into the states of the context; an exemplar without real tokens does not count."""
-        found = self.represent(exemplars, mask, deterministic=deterministic).astype(states.dtype)
+        """Fuses the exemplars into the states of the context; one without tokens does not count, none are zeros."""
+        rows, count, length = exemplars.shape
+        flat = mask.reshape(rows * count, length)
+        read = self.encoder(exemplars.reshape(rows * count, length), flat, deterministic=deterministic)
+        found = masked_mean(masked_mean(read, flat).reshape(rows, count, -1), mask.any(axis=2)).astype(states.dtype)
         size = self.config.d_model
         # [Z; x] W is Z W_1 + x W_2, and the second product is the same at every state.
         fused = contract("BSD,DE->BSE", states, self.kernel[:size])

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import LEVELS, MECHANISMS, Mean, Metrics, Params
 from empax.models.arithmetic import contract
@@ -18,7 +18,6 @@ from empax.parts.attributes.classifier import Classifier
 from empax.parts.attributes.sentiment import SentimentRegressor
 from empax.parts.generator.task import target_weights
 from empax.systems.lempex.settings import LempexTaskSettings
-from empax.systems.lempex.soft_tokens import soft_tokens, splice
 
 
 def level_loss(
@@ -40,8 +39,8 @@ def level_loss(
 class EmpathyLosses:
     """The generator's losses besides the likelihood.
 
-    If `settings.losses` is "judges", `judges` below is {"classifiers": {stage: params}, "sentiment": params}; if it is
-    "first_state", `heads` is {"levels": params, "sentiment": params}.
+    Of the parameters below, `judges` is {"classifiers": {stage: params}, "sentiment": params} or empty, and `head` is
+    empty except for Eq. 10.
 
     Departure: rows are weighted by their target tokens, as in every loss here, so that parts of a batch add up.
 
@@ -59,12 +58,11 @@ class EmpathyLosses:
     def trains_judges(self) -> bool:
         return self.settings.losses == "judges" and not self.settings.frozen_judges
 
-    def init_heads(self, rng: jax.Array, width: int) -> Params:
-        """Draws the parameters of the heads on the decoder's first state."""
-        state = jnp.zeros((1, width))
-        heads = {"levels": _LEVEL_HEAD, "sentiment": _SENTIMENT_HEAD}
-        keys = jax.random.split(rng)
-        return {name: head.init(key, state)["params"] for (name, head), key in zip(heads.items(), keys, strict=True)}
+    def init(self, rng: jax.Array, batch: Any, width: int) -> Params:
+        """Draws what the generator's stage trains: the head on its first state, or the judges, or nothing."""
+        if self.settings.losses == "first_state":
+            return {"head": _HEAD.init(rng, jnp.zeros((1, width)))["params"]}
+        return {"judges": self.init_judges(rng, batch)} if self.trains_judges else {}
 
     def init_judges(self, rng: jax.Array, batch: Any) -> Params:
         """Draws judges' parameters with the shapes of trained ones."""
@@ -77,7 +75,7 @@ class EmpathyLosses:
     def __call__(
         self,
         judges: Params,
-        heads: Params,
+        head: Params,
         batch: Any,
         hidden: Float[Array, "B T D"],
         logits: Float[Array, "B T V"],
@@ -86,7 +84,7 @@ class EmpathyLosses:
         """Returns the four losses with their weights, and metrics; `rng` None = no dropout, no sampling."""
         weights = target_weights(batch)
         if self.settings.losses == "first_state":
-            levels, sentiment = self._read_first_state(heads, hidden[:, 0], rng)
+            levels, sentiment = self._read_first_state(head, hidden[:, 0], rng)
         else:
             levels, sentiment = self._ask_judges(judges, batch, logits, rng)
         parts, metrics = [], {}
@@ -100,21 +98,17 @@ class EmpathyLosses:
         if sentiment is not None:
             wrong = sentiment - batch.compound
             parts.append((self.settings.weights.sentiment, Mean.of(wrong**2, batch.valid, weights)))
-            metrics |= {
-                "sentiment_loss": Mean.of(wrong**2, batch.valid),
-                "sentiment_mae": Mean.of(jnp.abs(wrong), batch.valid),
-            }
+            metrics["sentiment_loss"] = Mean.of(wrong**2, batch.valid)
+            metrics["sentiment_mae"] = Mean.of(jnp.abs(wrong), batch.valid)
         return parts, metrics
 
     def _read_first_state(
-        self, heads: Params, state: Float[Array, "B D"], rng: jax.Array | None
+        self, head: Params, state: Float[Array, "B D"], rng: jax.Array | None
     ) -> tuple[dict[str, Float[Array, "B 3"]], Float[Array, " B"]]:
         """Predicts levels and sentiment from the first state (Eq. 10)."""
-        first, second = (None, None) if rng is None else jax.random.split(rng)
-        flat: Array = apply(_LEVEL_HEAD, heads["levels"], state, rng=first)
-        score: Array = apply(_SENTIMENT_HEAD, heads["sentiment"], state, rng=second)
-        by_mechanism = flat.reshape(-1, len(MECHANISMS), len(LEVELS))
-        return {name: by_mechanism[:, c] for c, name in enumerate(MECHANISMS)}, jnp.tanh(score[:, 0])
+        found: Array = apply(_HEAD, head, state, rng=rng)
+        levels = found[:, :-1].reshape(-1, len(MECHANISMS), len(LEVELS))
+        return {name: levels[:, c] for c, name in enumerate(MECHANISMS)}, jnp.tanh(found[:, -1])
 
     def _ask_judges(
         self, judges: Params, batch: Any, logits: Float[Array, "B T V"], rng: jax.Array | None
@@ -133,8 +127,8 @@ class EmpathyLosses:
             params = judges["classifiers"][name]
             inputs = embed_response(judge.encoder, params, batch.judged, soft, start, jnp.minimum(count, most))
             found = judge.read(params, None, batch.judged_mask, reading, embedded=inputs)
-            levels |= {mechanism: found[:, c] for c, mechanism in enumerate(judge.mechanisms)}
-        levels = {name: found for name, found in levels.items() if name in settings.weights.mechanisms()}
+            wanted = settings.weights.mechanisms()
+            levels |= {one: found[:, c] for c, one in enumerate(judge.mechanisms) if one in wanted}
         if self.regressor is None:
             return levels, None
         params, encoder = judges["sentiment"], self.regressor.encoder
@@ -142,8 +136,8 @@ class EmpathyLosses:
         return levels, self.regressor.read(params, None, batch.reply_mask, reading, embedded=inputs)
 
 
-_LEVEL_HEAD = ClassificationHead(num_classes=len(MECHANISMS) * len(LEVELS))
-_SENTIMENT_HEAD = ClassificationHead(num_classes=1)
+_HEAD = ClassificationHead(num_classes=len(MECHANISMS) * len(LEVELS) + 1)
+"""The levels of each mechanism, and the sentiment."""
 
 
 def embed_response(
@@ -165,3 +159,43 @@ def embed_response(
     dtype = encoder.encoder.config.dtype  # pyright: ignore[reportAttributeAccessIssue]
     expected = contract("BTV,VE->BTE", soft.astype(dtype), table, result=jnp.float32)
     return splice(table[ids], expected, start, count)
+
+
+def soft_tokens(
+    logits: Float[Array, "B T V"],
+    *,
+    form: str = "expected",
+    axis: str = "vocabulary",
+    temperature: float = 1.0,
+    rng: jax.Array | None = None,
+) -> Float[Array, "B T V"]:
+    """Returns soft tokens, which are distributions, in place of one-hot tokens.
+
+    Args:
+      logits: logits of the tokens.
+      form: "expected": probabilities, whose product with an embedding table is its expectation; "straight_through":
+        one-hot samples of a Gumbel-softmax with the gradient of its probabilities (Jang et al. 2017, Sec. 2.2).
+      axis: axis of the softmax. "time" is an error of LEMPEx' released code: each word is normalized over positions, so
+        the rows are not distributions, and a position sees later ones.
+      temperature: divides the logits.
+      rng: key of the samples; None = take the likeliest token.
+    """
+    along = {"vocabulary": 2, "time": 1}[axis]
+    logits = logits.astype(jnp.float32)
+    if form == "straight_through" and rng is not None:
+        logits = logits + jax.random.gumbel(rng, logits.shape)
+    soft = jax.nn.softmax(logits / temperature, axis=along)
+    if form == "expected":
+        return soft
+    hard = jax.nn.one_hot(soft.argmax(axis=2), soft.shape[2], dtype=soft.dtype)
+    return hard + soft - jax.lax.stop_gradient(soft)
+
+
+def splice(
+    embedded: Float[Array, "B J D"], soft: Float[Array, "B T D"], start: Int[Array, " B"], count: Int[Array, " B"]
+) -> Float[Array, "B J D"]:
+    """Replaces `count` rows of `embedded`, from `start` on, by the first rows of `soft`."""
+    place = jnp.arange(embedded.shape[1])[None] - start[:, None]
+    inside: Bool[Array, "B J"] = (place >= 0) & (place < count[:, None])
+    chosen = jnp.take_along_axis(soft, jnp.clip(place, 0, soft.shape[1] - 1)[:, :, None], axis=1)
+    return jnp.where(inside[:, :, None], chosen, embedded)

@@ -49,13 +49,11 @@ class TowerParts:
         settings = run.shared_settings(LempexSettings)
         tokenizer = run_tokenizer(run, planned=planned)
         retrieval = RetrievalParts.of(run, tokenizer, with_params=with_params, planned=planned)
-        if settings.towers == "shared":
-            return cls(retrieval, None)
-        if not settings.key_pretrained:
-            return cls(retrieval, retrieval.encoder)
-        chosen = dataclasses.replace(settings.retriever, pretrained=settings.key_pretrained)
-        with_params = with_params and not planned
-        return cls(retrieval, load_encoder(chosen, None, with_params=with_params, planned=planned))
+        keys = None if settings.towers == "shared" else retrieval.encoder
+        if settings.key_pretrained:
+            chosen = dataclasses.replace(settings.retriever, pretrained=settings.key_pretrained)
+            keys = load_encoder(chosen, None, with_params=with_params and not planned, planned=planned)
+        return cls(retrieval, keys)
 
     @property
     def towers(self) -> Towers:
@@ -73,10 +71,7 @@ class TowerParts:
 def pretrained_towers(run: RunContext) -> CorpusEncoder:
     """Returns the untrained retriever, the paper's "pre-trained DPR"; without weights, random from the run's seed."""
     parts = TowerParts.of(run)
-    params = parts.initial()
-    if params is None:
-        params = random_params(parts.towers.init, jax.random.key(run.seed))
-    return parts.corpus_encoder(params)
+    return parts.corpus_encoder(parts.initial() or random_params(parts.towers.init, jax.random.key(run.seed)))
 
 
 def trained_towers(run: RunContext, stage: str) -> CorpusEncoder:
@@ -92,22 +87,19 @@ def check_towers(run: RunContext) -> None:
         different sizes or different vocabularies.
       DataError: files of a model are missing or broken.
     """
-    checks.check_retriever(run)
+    first = checks.check_retriever(run)
     settings = run.shared_settings(LempexSettings)
-    name, other = settings.retriever.pretrained, settings.key_pretrained
-    if not other or not may_load(run, other) or not may_load(run, name):
+    name, other, where = settings.retriever.pretrained, settings.key_pretrained, f"{run.shared}.key_pretrained"
+    if first is None or not other or not may_load(run, other):
         return
     check_weights(other)
-    parts = TowerParts.of(run, with_params=False)
-    first, second = parts.retrieval.encoder, cast(LoadedEncoder, parts.keys)
-    where = f"{run.shared}.key_pretrained"
+    second = cast(LoadedEncoder, TowerParts.of(run, with_params=False).keys)
     if first.model.width != second.model.width:
         raise ConfigError(
             f"{where} = {other!r} makes vectors of {second.model.width}, {name} of {first.model.width}: they cannot be "
             "compared; name two encoders of the same size."
         )
-    mine, theirs = cast(SubwordTokenizer, first.tokenizer), cast(SubwordTokenizer, second.tokenizer)
-    if not mine.extends(theirs):
+    if not cast(SubwordTokenizer, first.tokenizer).extends(cast(SubwordTokenizer, second.tokenizer)):
         raise ConfigError(f"{where} = {other!r} reads other ids than {name}; name two encoders with one vocabulary.")
     checks.check_vectors(second, other, where=run.shared)
     check_fits(second.model, max_key_tokens=settings.layout.max_key_tokens)

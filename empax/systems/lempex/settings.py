@@ -11,8 +11,7 @@ from empax.data.exemplars import Key
 from empax.parts.exemplars.dense import DenseSettings
 from empax.parts.exemplars.dense_retrieval import Negative
 from empax.parts.exemplars.settings import RetrievalSettings
-from empax.parts.generator.settings import ContrastSettings, DialogueSettings
-from empax.systems.lempex.soft_tokens import SoftAxis, SoftForm
+from empax.parts.generator.settings import ContrastSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,19 +40,13 @@ class LempexSettings(RetrievalSettings):
                 f"key_pretrained = {self.key_pretrained!r} is the second of two pretrained towers; set "
                 "towers = 'separate' and retriever.pretrained, or leave it empty."
             )
-        wrong = {
-            "attributes": self.attributes,
-            "lora": self.lora,
-            "own_decoding": self.own_decoding,
-            "logits_at_once": self.logits_at_once,
-            "decoding.rerank_exemplars": self.decoding.rerank_exemplars,
-        }
+        wrong = {"decoding.rerank_exemplars": self.decoding.rerank_exemplars}
+        for name in ("attributes", "lora", "own_decoding", "logits_at_once", "form", "exemplars"):
+            if (value := getattr(self, name)) != getattr(LempexSettings, name):
+                wrong[name] = value
         for name, value in wrong.items():
             if value:
-                raise ConfigError(f"{name} = {value} is not supported by LEMPEx; leave it out.")
-        for name in ("form", "exemplars"):
-            if (value := getattr(self, name)) != getattr(DialogueSettings, name):
-                raise ConfigError(f"{name} = {value!r} is not how LEMPEx reads; leave it out.")
+                raise ConfigError(f"{name} = {value!r} is not supported by LEMPEx; leave it out.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +97,8 @@ class LempexTaskSettings:
       judges: for "judges", the stages that trained classifiers; together they must cover each mechanism with a weight
         once.
       sentiment: for "judges", the stage that trained the regressor; empty = no sentiment loss.
-      soft, softmax_axis, temperature: form of the soft tokens, see `systems.lempex.soft_tokens`; "time" is the error of
-        the released code.
+      soft, softmax_axis, temperature: form of the soft tokens, see `losses.soft_tokens`; "time" is the error of the
+        released code.
       frozen_judges: False trains the judges with the generator, as the released code does.
       binary: whether the levels mid and high are one class, as in the released code.
       contrast: a loss that ranks responses, in addition to the likelihood; ours. None = no such loss.
@@ -116,9 +109,9 @@ class LempexTaskSettings:
     losses: Literal["judges", "first_state", "none"] = "none"
     judges: tuple[str, ...] = ()
     sentiment: str = ""
-    weights: LossWeights = dataclasses.field(default_factory=LossWeights)
-    soft: SoftForm = "expected"
-    softmax_axis: SoftAxis = "vocabulary"
+    weights: LossWeights = LossWeights()
+    soft: Literal["expected", "straight_through"] = "expected"
+    softmax_axis: Literal["vocabulary", "time"] = "vocabulary"
     temperature: float = 1.0
     frozen_judges: bool = True
     binary: bool = False
@@ -134,3 +127,7 @@ class LempexTaskSettings:
                 f"losses = {self.losses!r} with judges = {self.judges} and sentiment = {self.sentiment!r}: name stages "
                 'if losses is "judges", and only then.'
             )
+        for_judges, for_levels = ("soft", "softmax_axis", "temperature", "frozen_judges"), ("binary", "weights")
+        for name in {"judges": (), "first_state": for_judges, "none": (*for_judges, *for_levels)}[self.losses]:
+            if (value := getattr(self, name)) != getattr(LempexTaskSettings, name):
+                raise ConfigError(f"{name} = {value!r} is not read with losses = {self.losses!r}; leave it out.")

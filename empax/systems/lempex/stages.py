@@ -14,14 +14,7 @@ from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, TaskS
 from empax.core.types import Instance, Params
 from empax.data.batches import draw
 from empax.data.exemplars import Corpus
-from empax.data.store import (
-    PrepareSettings,
-    check_candidates,
-    check_prepared,
-    load_instances,
-    may_load,
-    run_tokenizer,
-)
+from empax.data.store import PrepareSettings, check_candidates, check_prepared, load_instances, may_load, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.models.transformer import EncoderDecoder
 from empax.parts.attributes import ClassifierTaskSettings
@@ -32,7 +25,7 @@ from empax.parts.exemplars.parts import ExemplarSearch, searched_instances
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.checks import check_contexts
 from empax.parts.generator.parts import GeneratorParts
-from empax.parts.generator.stages import answerer_of, pretrained
+from empax.parts.generator.stages import answerer_of, overlaid, pretrained
 from empax.systems.lempex.examples import LempexBatch, LempexExamples, TurnForm, judged_length
 from empax.systems.lempex.exemplar_fusion import ExemplarFusion
 from empax.systems.lempex.losses import EmpathyLosses
@@ -70,26 +63,23 @@ def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
         check_candidates(run, stage.index, ("train", "validation"), settings.passages)
     if stage.losses == "none":
         return
-    annotating = [one for one in map(run.named, run.before()) if one.kind == "annotate"]
-    if not annotating:
+    annotate = next((one for one in map(run.named, run.before()) if one.kind == "annotate"), None)
+    if annotate is None:
         raise ConfigError(
             f"config.run has no stage of kind 'annotate' before {run.stage!r}, whose losses = {stage.losses!r} take "
             'its labels; add one, or set losses = "none".'
         )
     wanted = stage.weights.mechanisms()
-    for annotate in annotating:
-        if lost := [name for name in wanted if name in annotate.settings.left_out]:
-            raise ConfigError(
-                f"config.{annotate.name}.left_out names {lost[0]}, so config.{run.stage}.weights.{lost[0]} = "
-                f"{getattr(stage.weights, lost[0])} has no labels to learn from; name a classifier of it in "
-                f"config.{annotate.name}.classifiers and take it out there, or set the weight to 0."
-            )
+    if lost := [name for name in wanted if name in annotate.settings.left_out]:
+        raise ConfigError(
+            f"config.{annotate.name}.left_out names {lost[0]}, so config.{run.stage}.weights.{lost[0]} = "
+            f"{getattr(stage.weights, lost[0])} has no labels to learn from; name a classifier of it in "
+            f"config.{annotate.name}.classifiers and take it out there, or set the weight to 0."
+        )
     if stage.losses != "judges":
         return
-    covered: list[str] = []
-    for name in stage.judges:
-        judge = run.earlier("judges", name, tasks=("attributes.classifier",)).settings
-        covered += judge.mechanisms
+    judges = [run.earlier("judges", name, tasks=("attributes.classifier",)).settings for name in stage.judges]
+    covered = [mechanism for judge in judges for mechanism in judge.mechanisms]
     if missing := [name for name in wanted if covered.count(name) != 1]:
         raise ConfigError(
             f"config.{run.stage}.judges = {stage.judges} must judge {missing[0]} once; name one stage for it, or set "
@@ -102,11 +92,10 @@ def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
 
 def _check_vocabularies(stage: LempexTaskSettings, run: RunContext) -> None:
     """Raises ConfigError unless judges and generator share a vocabulary."""
-    generator = run.shared_settings(LempexSettings).generator
     encoders = {name: run.named(name).settings.encoder for name in (*stage.judges, stage.sentiment) if name}
     prepared = run.settings("prepare", PrepareSettings).tokenizer
-    models = (generator.pretrained, prepared.pretrained, *(encoder.pretrained for encoder in encoders.values()))
-    if not all(may_load(run, name) for name in models if name):
+    models = (prepared, *encoders.values())
+    if not all(may_load(run, model.pretrained) for model in models if model.pretrained):
         return
     tokenizer = run_tokenizer(run, planned=True)
     for name, encoder in encoders.items():
@@ -124,11 +113,10 @@ def _check_vocabularies(stage: LempexTaskSettings, run: RunContext) -> None:
 
 def judged_tokens(stage: LempexTaskSettings, run: RunContext) -> int:
     """Returns the maximum tokens of context and response that classifiers read; 0 = nothing is judged."""
-    layout = run.shared_settings(LempexSettings).layout
-    if stage.losses != "judges":
-        return 2 * layout.max_target_tokens if stage.losses == "first_state" else 0
+    if stage.losses == "none":
+        return 0
     most = [run.settings(name, ClassifierTaskSettings).max_tokens for name in stage.judges]
-    return min(most, default=layout.max_context_tokens + layout.max_target_tokens)
+    return min(most, default=2 * run.shared_settings(LempexSettings).layout.max_target_tokens)
 
 
 def empathy_losses(stage: LempexTaskSettings, run: RunContext, *, planned: bool = False) -> EmpathyLosses | None:
@@ -156,47 +144,27 @@ def build_generator(stage: LempexTaskSettings, run: RunContext) -> Assembly:
     task = generator_task(parts, stage, run, empathy_losses(stage, run))
     form = TurnForm(parts.tokenizer, parts.settings.layout)
     corpus = Corpus.of(load_instances(run, "train"), form) if stage.index else None
-    train = _examples(stage, run, "train", form, corpus, judged=judged_tokens(stage, run))
-    validation = _examples(stage, run, "validation", form, corpus, limit=stage.max_validation_examples)
+
+    def examples(split: str, limit: int = 0, judged: int = 0) -> LempexExamples:
+        if corpus is None:
+            return LempexExamples(draw(load_instances(run, split), limit), form, judged=judged)
+        instances, ids = searched_instances(run, stage.index, split, limit)  # only those that have been searched
+        shown = ids[:, : parts.settings.passages]
+        return LempexExamples(instances, form, corpus=corpus, candidates=shown, judged=judged)
 
     known = {"judges": load_judges(stage, run)} if stage.losses == "judges" else {}
 
     def initial(params: Params) -> Params:
-        return {**params, **first_params(stage, run, params), **({} if stage.frozen_judges else known)}
+        loaded = pretrained(run) if parts.settings.generator.loads_weights else {}
+        return overlaid(params, {"model": loaded, "fusion": {"encoder": loaded}, **known})
 
-    frozen = known if stage.frozen_judges else {}
-    return Assembly(task, train, validation, frozen=frozen, initial=initial)
-
-
-def first_params(stage: LempexTaskSettings, run: RunContext, params: Params) -> Params:
-    """Returns pretrained weights or word vectors, also for the encoder of exemplars."""
-    if not run.shared_settings(LempexSettings).generator.loads_weights:
-        return {}
-    loaded = pretrained(run)
-    found: Params = {"model": {**params["model"], **loaded}}
-    if stage.index:
-        own = params["fusion"]["encoder"]
-        copied = {name: jax.tree.map(np.array, leaf) for name, leaf in loaded.items() if name in own}
-        found["fusion"] = {**params["fusion"], "encoder": {**own, **copied}}
-    return found
-
-
-def _examples(
-    stage: LempexTaskSettings,
-    run: RunContext,
-    split: str,
-    form: TurnForm,
-    corpus: Corpus | None,
-    *,
-    limit: int = 0,
-    judged: int = 0,
-) -> LempexExamples:
-    """Builds the examples of a split; with exemplars, of the searched instances alone."""
-    if not stage.index:
-        return LempexExamples(draw(load_instances(run, split), limit), form, judged=judged)
-    instances, ids = searched_instances(run, stage.index, split, limit)
-    count = run.shared_settings(LempexSettings).passages
-    return LempexExamples(instances, form, corpus=corpus, candidates=ids[:, :count], judged=judged)
+    return Assembly(
+        task,
+        examples("train", judged=judged_tokens(stage, run)),
+        examples("validation", stage.max_validation_examples),
+        frozen=known if stage.frozen_judges else {},
+        initial=initial,
+    )
 
 
 def sketch_generator(stage: LempexTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
@@ -206,16 +174,13 @@ def sketch_generator(stage: LempexTaskSettings, run: RunContext, batch_size: int
     sizes = {"B": batch_size, "S": length, "T": layout.max_target_tokens}
     if stage.index:
         sizes |= {"K": parts.settings.passages, "P": layout.max_passage_tokens}
-    judged = judged_length(length, sizes["T"], judged_tokens(stage, run))
-    batch = shapes_of(LempexBatch, **sizes, J=judged, R=sizes["T"] + 1, C=3)
-    batch = dataclasses.replace(batch, other=None, other_mask=None)
-    if empathy is None:
-        unread = ("judged", "judged_mask", "judged_start", "reply", "reply_mask", "levels", "compound")
-        return Sketch(task, dataclasses.replace(batch, **dict.fromkeys(unread)))
-    frozen = {}
-    if stage.losses == "judges" and stage.frozen_judges:
-        frozen = {"judges": jax.eval_shape(empathy.init_judges, jax.random.key(0), batch)}
-    return Sketch(task, batch, frozen)
+    if empathy is not None:
+        sizes |= {"J": judged_length(length, sizes["T"], judged_tokens(stage, run)), "R": sizes["T"] + 1, "C": 3}
+    absent = ("other", "other_mask", *(("judged_start", "compound") if empathy is None else ()))
+    batch = dataclasses.replace(shapes_of(LempexBatch, **sizes), **dict.fromkeys(absent))
+    if empathy is None or stage.losses != "judges" or not stage.frozen_judges:
+        return Sketch(task, batch)
+    return Sketch(task, batch, {"judges": jax.eval_shape(empathy.init_judges, jax.random.key(0), batch)})
 
 
 class LempexSearch(ExemplarSearch):
@@ -236,12 +201,12 @@ def answer_generator(stage: LempexTaskSettings, run: RunContext, options: Answer
     parts = GeneratorParts.of(run, with_params=False)
     task = generator_task(parts, stage, run, None)
     saved = load_params(run.files.stage(options.stage))
-    params = {name: leaf for name, leaf in saved.items() if name not in ("judges", "heads")}
+    params = {name: leaf for name, leaf in saved.items() if name not in ("judges", "head")}
+    form = TurnForm(parts.tokenizer, parts.for_answers().settings.layout)
     if stage.index:
-        corpus = Corpus.of(load_instances(run, "train"), TurnForm(parts.tokenizer, parts.settings.layout))
+        corpus = Corpus.of(load_instances(run, "train"), form)
         search = LempexSearch.of(run, parts, stage.index, buckets=options.buckets, corpus=corpus)
         return answerer_of(parts, task, params, search, options)
-    form = TurnForm(parts.tokenizer, parts.for_answers().settings.layout)
 
     def alone(instances: Sequence[Instance]) -> AnswerExamples:
         return AnswerExamples(LempexExamples(instances, form), [{} for _ in instances])

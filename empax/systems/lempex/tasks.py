@@ -30,7 +30,7 @@ class LempexGenerator(ResponseTask):
     """Generates a response from context and exemplars.
 
     Parameters: "model"; "fusion" with exemplars; "speakers" with speakers; "judges" if they are trained, else frozen
-    under that name; "heads" of Eq. 10.
+    under that name; "head" of Eq. 10.
 
     Attributes:
       fusion: the exemplar fusion; None = no exemplars.
@@ -52,10 +52,8 @@ class LempexGenerator(ResponseTask):
             states = jnp.zeros((*batch.source.shape, size))
             exemplars = batch.exemplar, batch.exemplar_mask
             params["fusion"] = self.fusion.init(jax.random.fold_in(second, 0), states, *exemplars)["params"]
-        if self.empathy is not None and self.empathy.settings.losses == "first_state":
-            params["heads"] = self.empathy.init_heads(jax.random.fold_in(second, 1), size)
-        if self.empathy is not None and self.empathy.trains_judges:
-            params["judges"] = self.empathy.init_judges(jax.random.fold_in(second, 2), batch)
+        if self.empathy is not None:
+            params |= self.empathy.init(jax.random.fold_in(second, 1), batch, size)
         if self.contrast is not None:
             params[self.projection] = self.ranking.init(jax.random.fold_in(second, 3))
         return params
@@ -78,7 +76,7 @@ class LempexGenerator(ResponseTask):
         parts = [(1.0 if self.empathy is None else self.empathy.settings.weights.generation, nll), *parts]
         if self.empathy is not None and batch.levels is not None:
             judges = params.get("judges", frozen.get("judges", {}))
-            more, told = self.empathy(judges, params.get("heads", {}), batch, hidden, logits, rngs[1])
+            more, told = self.empathy(judges, params.get("head", {}), batch, hidden, logits, rngs[1])
             parts, metrics = [*parts, *more], {**metrics, **told}
         return parts, {"nll": nll, **metrics}
 

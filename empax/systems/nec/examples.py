@@ -17,7 +17,7 @@ from empax.core.types import EMOTIONS, Instance
 from empax.data import features
 from empax.data.exemplars import ContextExamples, LabelledBatch, emotion_ids
 from empax.data.knowledge import SOCIAL_RELATIONS, Fact, facts_of
-from empax.data.sources import LayoutSettings, Row, TaggedForm, Text
+from empax.data.sources import Row, TaggedForm, Text
 from empax.data.tokenizers import SEPARATOR
 from empax.evaluation.text import clauses
 
@@ -46,29 +46,22 @@ class NecBatch(LabelledBatch):
 
 
 @dataclasses.dataclass(frozen=True)
-class FactForm:
+class FactForm(TaggedForm):
     """`query: context <sep> prompt facts`, with the facts of an instance's notes concatenated (Eq. 3).
-
-    A row is in the frame of `tagged`.
 
     If a row is too long, the context loses its oldest ids. Facts are never cut: the best that fit into
     `max_passage_tokens` are read. An instance without facts about things has the query alone.
     """
 
-    tagged: TaggedForm
-    facts_as: Literal["sentences", "triples"]
+    facts_as: Literal["sentences", "triples"] = dataclasses.field(kw_only=True)
 
     @property
     def apart(self) -> bool:
         return False
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        return self.tagged.tokenizer
-
-    @property
-    def layout(self) -> LayoutSettings:
-        return self.tagged.layout
+    def beside(self) -> int:
+        return len(self.query) + super().beside + self.layout.max_passage_tokens
 
     @property
     def query(self) -> list[int]:
@@ -92,7 +85,7 @@ class FactForm:
 
     def contexts(self, instances: Sequence[Instance]) -> list[Text]:
         """Returns each context with the prompt and facts that follow it as its attributes."""
-        rows, separator = self.tagged.contexts(instances), self.tokenizer.token_id(SEPARATOR)
+        rows, separator = super().contexts(instances), self.tokenizer.token_id(SEPARATOR)
         made = []
         for instance, row in zip(instances, rows, strict=True):
             behind: list[int] = []
@@ -101,27 +94,23 @@ class FactForm:
             made.append(Text(behind, row.ids))
         return made
 
-    def passages(self, instances: Sequence[Instance]) -> list[Text]:
-        return self.tagged.passages(instances)
-
     def lengths(self, contexts: Sequence[Text], passages: np.ndarray) -> Int[np.ndarray, " N"]:
         del passages  # not read
-        around = sum(map(len, self.tagged.frame))
-        return np.array([text.size for text in contexts]) + len(self.query) + around
+        return np.array([text.size for text in contexts]) + len(self.query) + sum(map(len, self.frame))
 
     def arrays(self, rows: Sequence[Row], length: int) -> tuple[Int[np.ndarray, "N S"], Bool[np.ndarray, "N S"]]:
-        made = [self._row(row[0], length) if row and row[0] else [] for row in rows]
+        made = [self._framed(row[0], length) if row and row[0] else [] for row in rows]
         return features.pad(made, length, self.tokenizer.pad_id)
 
-    def _row(self, text: Text, length: int) -> list[int]:
-        query, (before, behind) = self.query, self.tagged.frame
+    def _framed(self, text: Text, length: int) -> list[int]:
+        query, (before, behind) = self.query, self.frame
         room = length - len(before) - len(behind) - len(query) - len(text.attributes)
         if room < 2:
             raise ConfigError(
                 f"a bucket of {length} leaves {room} tokens for a context beside {len(text.attributes)} of facts; make "
                 "the last bucket longer, or max_passage_tokens smaller."
             )
-        context = features.keep_newest(text.ids, room, self.tagged.turns)
+        context = features.keep_newest(text.ids, room, self.turns)
         return [*before, *query, *context, *text.attributes, *behind]
 
 
@@ -133,7 +122,7 @@ def social_facts(instance: Instance) -> list[Fact | None]:
     return [found.get(name) for name in SOCIAL_RELATIONS]
 
 
-def facts_read(form: FactForm | TaggedForm, instance: Instance) -> list[Fact]:
+def facts_read(form: TaggedForm, instance: Instance) -> list[Fact]:
     """Returns those of an instance's chosen facts that have a place in a batch."""
     things = [fact for fact, _ in form.read(instance)] if isinstance(form, FactForm) else []
     return [*(fact for fact in social_facts(instance) if fact), *things]
@@ -209,7 +198,7 @@ class NecExamples(ContextExamples):
     def __init__(
         self,
         instances: Sequence[Instance],
-        form: FactForm | TaggedForm,
+        form: TaggedForm,
         *,
         social_tokens: int = 0,
         negatives: Negatives | None = None,
@@ -234,14 +223,14 @@ class NecExamples(ContextExamples):
         return NecBatch(**arrays)
 
     def _candidates(self, rows: Sequence[int], negatives: Negatives, rng: np.random.Generator) -> dict[str, Any]:
+        emotions = [int(self.emotions[i]) if i >= 0 else -1 for i in rows]
+        texts = {
+            "different": [ids for emotion in emotions for ids in negatives.draw(emotion, rng)],
+            "frequent": [ids for _ in rows for ids in negatives.frequent],
+        }
         width, found = self.form.layout.max_target_tokens, {}
-        if negatives.different:
-            emotions = [int(self.emotions[i]) if i >= 0 else -1 for i in rows]
-            texts = [ids for emotion in emotions for ids in negatives.draw(emotion, rng)]
-            found |= self._columns("different", texts, len(rows), width)
-        if negatives.frequent:
-            texts = [ids for _ in rows for ids in negatives.frequent]
-            found |= self._columns("frequent", texts, len(rows), width)
+        for name in filter(texts.get, texts):
+            found |= self._columns(name, texts[name], len(rows), width)
         return found
 
     def _columns(self, name: str, texts: Sequence[list[int]], rows: int, width: int) -> dict[str, Any]:

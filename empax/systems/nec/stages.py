@@ -20,7 +20,7 @@ from empax.models.transformer import EncoderDecoder
 from empax.parts.generator import checks
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.parts import GeneratorParts
-from empax.parts.generator.stages import answerer_of, pretrained
+from empax.parts.generator.stages import answerer_of, overlaid, pretrained
 from empax.parts.generator.trained import Trained, check_adapters, generator_to_export
 from empax.parts.knowledge.finder import check_knowledge, find_finder, with_facts
 from empax.systems.nec.examples import QUERY, FactForm, NecBatch, NecExamples, Negatives, facts_read
@@ -55,20 +55,14 @@ class NecParts:
             model = EncoderDecoder(dataclasses.replace(model.config, memories=(SOCIAL,)))
         return cls(settings, dataclasses.replace(parts, generator=dataclasses.replace(parts.generator, model=model)))
 
-    @property
-    def model(self) -> EncoderDecoder:
-        model = self.dialogue.generator.model
-        assert isinstance(model, EncoderDecoder)
-        return model
-
-    def form(self, parts: GeneratorParts) -> FactForm | TaggedForm:
+    def form(self, parts: GeneratorParts) -> TaggedForm:
         """Returns the form of the sources; without facts about things, the form of other systems."""
         form = parts.form()
         assert isinstance(form, TaggedForm)
-        return FactForm(form, self.settings.facts_as) if self.settings.entity else form
+        return _with_facts(form, self.settings) if self.settings.entity else form
 
     def examples(
-        self, instances: Sequence[Instance], form: FactForm | TaggedForm, negatives: Negatives | None = None
+        self, instances: Sequence[Instance], form: TaggedForm, negatives: Negatives | None = None
     ) -> NecExamples:
         """Builds the examples of instances with their chosen facts."""
         tokens = self.settings.social_tokens if self.settings.social else 0
@@ -76,13 +70,13 @@ class NecParts:
 
     def task(self, stage: NecTaskSettings) -> Nec:
         """Builds the task: likelihood alone, or with contrast if the stage has it."""
-        decoding = self.dialogue.settings.decoding
+        model, decoding = self.dialogue.generator.model, self.dialogue.settings.decoding
         if not isinstance(stage, ContrastiveTaskSettings):
             decoder = self.dialogue.decoder(_in_search_order(decoding))
-            return Nec(self.model, decoder, self.settings.social, label_smoothing=stage.label_smoothing)
+            return Nec(model, decoder, self.settings.social, label_smoothing=stage.label_smoothing)
         contrast = stage.contrast
         explorer = self.dialogue.decoder(exploring(contrast, decoding)) if contrast.own else None
-        given = self.model, self.dialogue.decoder(decoding), self.settings.social, explorer
+        given = model, self.dialogue.decoder(decoding), self.settings.social, explorer
         return Contrastive(*given, label_smoothing=stage.label_smoothing, contrast=contrast)
 
 
@@ -137,19 +131,24 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
 
 def check_lengths(stage: NecTaskSettings, run: RunContext) -> None:
     """Raises ConfigError if the buckets have no room for a whole context and its facts, or the facts have none."""
-    settings, beside = run.shared_settings(NecSettings), 0
-    layout = settings.layout
-    form = parts.form() if settings.entity and (parts := checks.check_models(run)) is not None else None
-    if isinstance(form, TaggedForm):
-        facts = FactForm(form, settings.facts_as)
-        if layout.max_passage_tokens <= (taken := len(facts.prompt)):
-            raise ConfigError(
-                f"{run.shared}.layout.max_passage_tokens = {layout.max_passage_tokens} has no room for a fact about "
-                f"things, whose prompt takes about {taken}; raise it to {taken + 40}, or set {run.shared}.entity to "
-                "False."
-            )
-        beside = len(facts.query) + sum(map(len, form.frame)) + layout.max_passage_tokens
-    checks.check_contexts(stage, run, beside=beside)
+    settings = run.shared_settings(NecSettings)
+    if not settings.entity:
+        checks.check_layout(run)
+        return
+    form = None if (parts := checks.check_models(run)) is None else parts.form()
+    if not isinstance(form, TaggedForm):
+        return
+    layout, form = settings.layout, _with_facts(form, settings)
+    if layout.max_passage_tokens <= (taken := len(form.prompt)):
+        raise ConfigError(
+            f"{run.shared}.layout.max_passage_tokens = {layout.max_passage_tokens} has no room for a fact about "
+            f"things, whose prompt takes about {taken}; raise it to {taken + 40}, or set {run.shared}.entity to False."
+        )
+    checks.check_contexts(stage, run, beside=form.beside)
+
+
+def _with_facts(form: TaggedForm, settings: NecSettings) -> FactForm:
+    return FactForm(form.tokenizer, form.layout, form.attributes, framed=form.framed, facts_as=settings.facts_as)
 
 
 def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:
@@ -206,17 +205,9 @@ def _initial(stage: NecTaskSettings, run: RunContext) -> Callable[[Params], Para
     def initial(params: Params) -> Params:
         known = pretrained(run)
         # Departure: NEC's code intends to initialize the second encoder from the first, but never does.
-        social = {"social": {"encoder": known["encoder"]}} if "social" in params and "encoder" in known else {}
-        return overlaid(params, {"model": known, **social})
+        return overlaid(params, {"model": known, "social": known})
 
     return initial
-
-
-def overlaid(params: Params, known: Params) -> Params:
-    """Returns `params` with the leaves of `known`; other leaves keep their random initialization."""
-    if not isinstance(params, Mapping):
-        return known
-    return {name: overlaid(leaf, known[name]) if name in known else leaf for name, leaf in params.items()}
 
 
 def answer_nec(stage: NecTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
@@ -231,8 +222,7 @@ def answer_nec(stage: NecTaskSettings, run: RunContext, options: AnswerOptions) 
         if not parts.settings.kinds_of_facts:
             return AnswerExamples(parts.examples(instances, form), [{} for _ in instances])
         lacking = any("facts" not in i.notes for i in instances)
-        known = with_facts(finder(), instances) if lacking else instances
-        chosen = chooser()(known)
+        chosen = chooser()(with_facts(finder() if lacking else None, instances))
         return AnswerExamples(parts.examples(chosen, form), [{"facts": told(facts_read(form, i))} for i in chosen])
 
     return answerer_of(parts.dialogue, parts.task(stage), params, make_examples, options)

@@ -22,9 +22,9 @@ from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 from empax.parts.exemplars.checks import check_vectors
-from empax.parts.generator import parts
+from empax.parts.generator import checks, parts
 from empax.parts.generator.parts import with_own_decoding
-from empax.parts.generator.settings import DialogueSettings
+from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettings
 
 
 def settings(folder, own):
@@ -57,15 +57,37 @@ def test_a_run_on_plain_texts_trains_on_the_token_that_its_folder_forces(tmp_pat
     for name, made in (("run_tokenizer", tokenizer), ("load_generator", LoadedGenerator(model, None))):
         monkeypatch.setattr(parts, name, lambda *_, made=made, **__: made)
     generator = GeneratorSettings(architecture="pretrained", pretrained=str(tmp_path))
-    for form, first in (("plain", [2]), ("dialogue", [])):
-        settings = DialogueSettings(generator=generator, form=form)
+    for form, first, own in (("plain", [2], True), ("plain", [2], False), ("dialogue", [], True)):
+        settings = DialogueSettings(generator=generator, form=form, own_decoding=own)
         run = SimpleNamespace(
             shared_settings=lambda _, settings=settings: settings,
             plan=SimpleNamespace(options=SimpleNamespace(mesh=MeshSettings())),
         )
-        made = parts.GeneratorParts.of(run, with_params=False).form(exemplars=False)
-        (target,) = ContextExamples([Instance("a#2", ("no",), "oh no", "")], made).targets
+        found = parts.GeneratorParts.of(run, with_params=False)
+        (target,) = ContextExamples([Instance("a#2", ("no",), "oh no", "")], found.form(exemplars=False)).targets
         assert target == [*first, *tokenizer.encode("oh no"), 1]
+        assert found.settings.decoding.first_token == (2 if first and own else None)
+
+
+def test_answers_begin_as_targets_do(monkeypatch):
+    monkeypatch.setattr(checks, "check_layout", lambda _: None)
+
+    def check(given, first_token=2, form="plain"):
+        generator = GeneratorSettings(architecture="pretrained", pretrained="a/folder")
+        shared = DialogueSettings(generator=generator, form=form, decoding=DecodeSettings(first_token=given))
+        model = LoadedGenerator(EncoderDecoder(bart_config("bart-base")), None)
+        made = parts.GeneratorParts(shared, PlannedTokenizer(5), model, MeshSettings(), first_token)
+        monkeypatch.setattr(checks, "check_models", lambda _: made)
+        evaluation = SimpleNamespace(settings=SimpleNamespace(decoding=None, stage="generator"))
+        run = SimpleNamespace(
+            shared="config.x", stage="evaluate", shared_settings=lambda _: shared, named=lambda _: evaluation
+        )
+        checks.check_evaluation(GeneratorTaskSettings(), run)
+
+    with pytest.raises(ConfigError, match=r"config\.x\.decoding\.first_token = 3 begins every answer, but no target"):
+        check(3)
+    for allowed in ({"given": None}, {"given": 3, "first_token": 3}, {"given": 3, "form": "dialogue"}):
+        check(**allowed)
 
 
 def test_one_option_that_cannot_be_had_leaves_all_others_in_force(tmp_path, caplog):

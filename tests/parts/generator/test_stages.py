@@ -1,4 +1,4 @@
-"""Which emotion heads a stage's generator has that learnt anything."""
+"""Which emotion heads a stage's generator has that learnt anything, and the parameters that it begins with."""
 
 from pathlib import Path
 
@@ -47,6 +47,12 @@ def test_a_generator_that_goes_on_has_the_head_of_the_stage_before(first, second
     weights = {"generator.emotion_weight": first, "longer.emotion_weight": second}
     stage, run, parts = planned(reg_transformer, "no_retrieval", weights, "longer")
     assert stages._task(parts, stage, run).heads == ("generator",) * bool(first or second)
+
+
+def test_known_parameters_take_the_place_of_drawn_ones_and_new_ones_stay():
+    drawn = {"a": {"x": 1, "y": 2}, "b": 3}
+    assert stages.overlaid(drawn, {"a": {"x": 10}}) == {"a": {"x": 10, "y": 2}, "b": 3}
+    assert stages.overlaid(drawn, {"a": {"x": 10}, "c": 5}) == {"a": {"x": 10, "y": 2}, "b": 3}
 
 
 @pytest.mark.parametrize("weight", [0.1, 0.0])

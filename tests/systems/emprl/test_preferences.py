@@ -149,7 +149,7 @@ def test_as_many_pairs_are_learnt_from_as_the_stage_says(toy, tmp_path, monkeypa
     )
     monkeypatch.setattr(stages, "ContextExamples", lambda instances, form: [i.response for i in instances])
     monkeypatch.setattr(stages, "load_instances", lambda run, split: [])
-    parts = SimpleNamespace(tokenizer=toy.Words(), form=lambda exemplars: None)
+    parts = SimpleNamespace(tokenizer=toy.Words(), first_token=None, form=lambda exemplars: None)
     stage = PreferenceTaskSettings(pairs=str(tmp_path / "pairs.jsonl"), max_examples=most)
     chosen, answers = stages._training(parts, None, stage)
     assert len(chosen) == len(answers) == (most or 8)
@@ -166,6 +166,8 @@ def test_a_file_of_pairs_is_read_or_its_bad_line_named(toy, tmp_path):
     assert (instance.context, instance.response, rejected) == (tuple(row["context"]), "w5 w6", ["w7"])
     ids = preferences.given_answers([instance], rejected, toy.Words(), 2)
     np.testing.assert_array_equal(ids, [[[5, 6], [7, toy.EOS]]])  # cut where the answer may not be longer
+    begun = preferences.given_answers([instance], rejected, toy.Words(), 2, 9)
+    np.testing.assert_array_equal(begun, [[[9, 5], [9, 7]]])
     preferences.check_apart(path, [instance], [Instance("a#2", ("Hello.",), "Hi.", "")])
     with pytest.raises(DataError, match=r"1 of 1 contexts of .* are in the test split"):
         preferences.check_apart(path, [instance], [Instance("a#4", tuple(row["context"]), "Hi.", "")])

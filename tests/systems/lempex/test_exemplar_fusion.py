@@ -1,7 +1,5 @@
 """LEMPEx' exemplars beside the states of the context (Eq. 4 to 6), and the sizes of its models."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,11 +57,8 @@ def test_each_state_is_joined_to_the_mean_of_means(params):
     np.testing.assert_allclose(grads["bias"], bias.grad, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(state_grads, states.grad, rtol=1e-4, atol=1e-5)
     # ... and that mean is not the one over all tokens at once.
-    represent = jax.jit(functools.partial(MODEL.apply, method="represent"))
-    together = represent({"params": params}, EXEMPLARS, MASK)[0]
     tokens = torch.cat([encoded[0, k, :n] for k, n in enumerate(lengths[0])])
-    assert not np.allclose(together, tokens.mean(0), atol=1e-2)
-    np.testing.assert_allclose(together, chi[0], rtol=1e-4, atol=1e-5)
+    assert not np.allclose(chi[0], tokens.mean(0), atol=1e-2)
 
 
 def test_order_and_padding_of_exemplars_change_nothing(params):

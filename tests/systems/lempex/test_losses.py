@@ -92,7 +92,7 @@ def test_values_and_gradients_are_those_of_a_bert_that_reads_embeddings(batch, t
 
     @jax.jit
     def ours(logits):
-        parts, _ = losses(judges, {}, batch, None, logits, None)
+        parts, _ = losses(judges, {}, batch, logits, logits, None)
         return sum(weight * part.total for weight, part in parts)
 
     value, grad = jax.value_and_grad(ours)(jnp.asarray(logits))
@@ -170,18 +170,18 @@ def test_unknown_levels_and_weights_of_zero_count_nothing(batch):
     losses, some = toy.make_losses(), toy.make_losses(weights=LossWeights(interpretation=0.0))
     judges = toy.random_judges(losses, batch)
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(*batch.target.shape, toy.V)), jnp.float32)
-    asked = jax.jit(lambda batch: losses(judges, {}, batch, None, logits, None))
+    asked = jax.jit(lambda batch: losses(judges, {}, batch, logits, logits, None))
     parts, metrics = asked(batch)
     np.testing.assert_allclose([weight for weight, _ in parts], 0.1)
     assert [float(part.weight) for _, part in parts] == [7.0, 3.0, 7.0, 7.0]  # tokens with the end, of known levels
     assert float(metrics["interpretation_loss"].weight) == 1.0
     first, _ = asked(batch.replace(valid=jnp.array([True, False])))
     assert [float(part.weight) for _, part in first] == [3.0] * 4
-    two, _ = jax.jit(lambda: toy.make_losses(binary=True)(judges, {}, batch, None, logits, None))()
+    two, _ = jax.jit(lambda: toy.make_losses(binary=True)(judges, {}, batch, logits, logits, None))()
     gained = [float(three.total - merged.total) for (_, three), (_, merged) in zip(parts, two, strict=True)]
     assert min(gained[:3]) >= 0.0 < max(gained[:3])  # levels that are merged share their probability
     assert gained[3] == pytest.approx(0.0, abs=1e-5)
-    left = jax.eval_shape(lambda: some(judges, {}, batch, None, logits, None))[1]
+    left = jax.eval_shape(lambda: some(judges, {}, batch, logits, logits, None))[1]
     assert set(left) == {name for name in metrics if not name.startswith("interpretation")}
 
 

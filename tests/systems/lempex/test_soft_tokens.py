@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from empax.systems.lempex.soft_tokens import soft_tokens, splice
+from empax.systems.lempex.losses import soft_tokens, splice
 
 RNG = np.random.default_rng(0)
 LOGITS = jnp.asarray(RNG.normal(size=(2, 4, 6)), jnp.float32)

@@ -48,7 +48,7 @@ def tokenizer(instances):
 
 @pytest.fixture(scope="module")
 def form(tokenizer):
-    return FactForm(TaggedForm(tokenizer, LAYOUT, attributes=False), "sentences")
+    return FactForm(tokenizer, LAYOUT, attributes=False, facts_as="sentences")
 
 
 def instance(*facts, context=("I lost my dog.",)):
@@ -65,7 +65,7 @@ def test_a_pretrained_models_frame_stands_around_query_and_facts(tokenizer):
         framing = [tokenizer.start_id], [tokenizer.eos_id]
 
     ours = Framed(tokenizer.backend, pad="<pad>", eos="</s>", start="<s>")
-    bare, framed = (FactForm(TaggedForm(ours, LAYOUT, False, framed=f), "sentences") for f in (False, True))
+    bare, framed = (FactForm(ours, LAYOUT, False, framed=f, facts_as="sentences") for f in (False, True))
     given = instance(KNIFE)
     (plain,), (row,) = read(bare, given), read(framed, given)
     assert row == [ours.start_id, *plain, ours.eos_id]
@@ -110,12 +110,12 @@ def test_a_long_context_loses_its_oldest_tokens_and_a_fact_is_whole_or_absent(fo
     assert len(cut) == len(full) - 5
     assert cut[: len(tokenizer.encode(QUERY))] == tokenizer.encode(QUERY)
     one = dataclasses.replace(LAYOUT, max_passage_tokens=len(tokenizer.encode(FACTS)) + 1 + len(fact))
-    short = FactForm(TaggedForm(tokenizer, one, attributes=False), "sentences")
+    short = dataclasses.replace(form, layout=one)
     assert read(short, instance(KNIFE, DOG)) == read(form, instance(KNIFE))
     given = instance(SAD, Fact("I lost my dog.", "oReact", "sad"), KNIFE, DOG)
     assert facts_read(short, given) == [SAD, KNIFE]
     assert facts_read(form, given) == [SAD, KNIFE, DOG]
-    assert facts_read(form.tagged, given) == [SAD]
+    assert facts_read(TaggedForm(tokenizer, LAYOUT, False), given) == [SAD]
     with pytest.raises(ConfigError, match=r"a bucket of 12 leaves -?[0-9]+ tokens for a context"):
         read(form, instance(KNIFE), length=12)
 

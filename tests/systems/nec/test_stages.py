@@ -16,7 +16,7 @@ from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
 from empax.systems.nec.facts import Chooser
 from empax.systems.nec.settings import CandidateSettings, ContrastiveTaskSettings, NecSettings
-from empax.systems.nec.stages import exploring, overlaid
+from empax.systems.nec.stages import exploring
 from tests.own_corpus import write_rows
 
 FACTS = [Fact("it", "xReact", "sad"), Fact("it", "xReact", "glad"), Fact("it", "xWant", "home"),
@@ -73,12 +73,6 @@ def test_facts_about_new_contexts_are_found_and_others_kept():
     assert [facts_of(i) for i in found] == [[FACTS[0]], [FACTS[2]]]
     assert asked == [([new], "")]
     assert with_facts(None, [new]) == [new]
-
-
-def test_known_parameters_take_the_place_of_drawn_ones_and_new_ones_stay():
-    drawn = {"a": {"x": 1, "y": 2}, "b": 3}
-    assert overlaid(drawn, {"a": {"x": 10}}) == {"a": {"x": 10, "y": 2}, "b": 3}
-    assert overlaid(drawn, {"a": {"x": 10}, "c": 5}) == {"a": {"x": 10, "y": 2}, "b": 3}
 
 
 def config(arg="tiny", **changes):
@@ -155,6 +149,15 @@ def test_a_bucket_has_room_for_the_whole_context_and_its_facts(tmp_path):
     assert all("takes about 18; raise it to 58, or set config.nec.entity to False" in said for said in found)
     assert problems(config(nec__layout={**none, "max_passage_tokens": 58}), tmp_path) == []
     assert problems(config(nec__layout=none, nec__entity=False), tmp_path) == []
+    t5 = {"architecture": "t5", "pretrained": nec.WHEEL}  # it reads an end token behind a context
+    tokenizer = {"pretrained": nec.WHEEL, "tags": True}
+    made = config(
+        nec__layout={**layout, "max_context_tokens": 96},
+        nec__entity=False,
+        nec__generator=t5,
+        prepare__tokenizer=tokenizer,
+    )
+    assert "with 1 tokens beside it, is more than" in problems(made, tmp_path)[0]
     (found,) = problems(config(evaluate__buckets=(64,)), tmp_path)
     assert "config.evaluate.buckets, 64, which cuts contexts; add 90 to the buckets" in found
 
