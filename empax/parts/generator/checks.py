@@ -219,8 +219,9 @@ def check_evaluation(stage: GeneratorTaskSettings, run: RunContext) -> None:
     """
     check_layout(run)
     settings, (decoding, where), parts = run.shared_settings(DialogueSettings), decoding_of(run), check_models(run)
+    allowed = (None, None if parts is None else parts.first_token)
     plain = settings.form == "plain" and parts is not None and not isinstance(parts.generator.model, DecoderOnly)
-    if plain and decoding.first_token not in (None, parts.first_token):
+    if plain and decoding.first_token not in allowed:
         raise ConfigError(
             f"{where}.first_token = {decoding.first_token} begins every answer, but no target of form = 'plain'; leave "
             f"it out, or give it as forced_bos_token_id in generation_config.json of {settings.generator.pretrained}."
