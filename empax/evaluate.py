@@ -107,7 +107,6 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
     settings = ScoringSettings(_SAMPLES.value, _SEED.value, names, own=tuple(_METRIC.value))
     peers = expand(_PEERS.value) if _PEERS.value else None
     others = [*files[1:], *map(expand, _COMPARE.value)]
-    corpus, name = load_corpus(_DATA.value) if _DATA.value else (None, "")
     found = score_file.score_file(
         files[0],
         settings,
@@ -115,8 +114,7 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
         judge=_EMPATHY.value or "",
         bart_score=_BART_SCORE.value or "",
         data=_DATA.value or "",
-        corpus=corpus,
-        corpus_name=name,
+        corpus=load_corpus(_DATA.value) if _DATA.value else None,
         skip_bad_lines=_SKIP.value,
     )
     print(visible(score_file.text(found, variants=_VARIANTS.value)))

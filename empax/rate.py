@@ -101,7 +101,7 @@ def _make(given: argparse.Namespace) -> int:
 
 def _systems(words: Sequence[str], data: str) -> dict[str, Sequence[Prediction]]:
     """Reads the predictions of NAME=FILE, by name; the corpus in `data` fills in fields that a line omits."""
-    corpus = load_corpus(data)[0] if data else None
+    corpus = load_corpus(data).instances if data else None
     systems: dict[str, Sequence[Prediction]] = {}
     for word in words:
         name, equals, file = word.partition("=")

@@ -264,8 +264,9 @@ def test_flags_that_do_not_go_together_are_refused(three, refused):
 def test_ids_alone_are_looked_up_in_the_corpus(tmp_path, capsys, small_archive, refused):
     path = write(tmp_path / "outputs.jsonl", [{"id": "hit:1_conv:2#2", "response": "That is great."}])
     assert "line 1: lacks 'context', 'reference'" in refused(predictions=path)
-    assert run(predictions=path, data=str(small_archive)) == 0
+    assert run(predictions=path, data=str(small_archive), output=str(tmp_path / "out")) == 0
     assert "bleu_2                                100.00" in capsys.readouterr().out
+    assert "random_training" in json.loads((tmp_path / "out" / "report.json").read_text())["controls"]["controls"]
     (tmp_path / "peers").mkdir()
     write(tmp_path / "peers" / "other.jsonl", [{"id": "hit:1_conv:2#2", "response": "Oh."}])
     given = {"predictions": path, "peers": str(tmp_path / "peers")}

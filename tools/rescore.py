@@ -21,9 +21,8 @@ from typing import Any
 from empax.core.config import ConfigError
 from empax.core.files import DataError, hash_file, hash_json, message_of, read_json, write_json
 from empax.core.paths import expand
-from empax.core.types import Instance, Prediction
-from empax.data.dialogues import to_instances
-from empax.data.empathetic_dialogues import find_archive, load_corpus, read_dialogues
+from empax.core.types import Prediction
+from empax.data.empathetic_dialogues import Corpus, load_corpus
 from empax.data.epitome import FILES, find_epitome
 from empax.evaluation.comparing import compare_systems
 from empax.evaluation.controls import score_controls
@@ -60,24 +59,20 @@ class Source:
     """Everything that scores depend on besides the outputs.
 
     Attributes:
-      corpus: EmpatheticDialogues by id.
-      corpus_name: its name with its hash.
-      training: its training split.
+      corpus: EmpatheticDialogues.
       jury: the linear judge, which no system was trained with.
       settings: settings of the scores.
       inputs: hash of the code, and of EPITOME, on which the judge is trained.
     """
 
-    corpus: Mapping[str, Instance]
-    corpus_name: str
-    training: Sequence[Instance]
+    corpus: Corpus
     jury: judging.Jury
     settings: ScoringSettings
     inputs: str
 
     def read(self, run: Path, skip: int) -> tuple[list[Prediction], int]:
         """Returns a run's rows in order, without the first `skip` if it has more, and the number of rows left out."""
-        rows = read_all(run / "outputs.jsonl.gz", self.corpus)
+        rows = read_all(run / "outputs.jsonl.gz", self.corpus.instances)
         skipped = skip if len(rows) > skip else 0
         rows = rows[skipped:]
         return self.jury(rows), skipped
@@ -89,10 +84,8 @@ def load_source(data: str, *, samples: int) -> Source:
     Raises:
       ConfigError: `data` lacks EmpatheticDialogues or EPITOME.
     """
-    corpus, name = load_corpus(data)
-    training = to_instances(read_dialogues(find_archive(data), "train"))
     settings = ScoringSettings(bootstrap_samples=samples, variants=_VARIANTS)
-    return Source(corpus, name, training, judging.find_jury(judging.LINEAR, data), settings, _hash_inputs(data))
+    return Source(load_corpus(data), judging.find_jury(judging.LINEAR, data), settings, _hash_inputs(data))
 
 
 def _hash_inputs(data: str) -> str:
@@ -125,7 +118,7 @@ def rescore(folder: Path, source: Source, peers: Path | None = None) -> None:
         raise DataError(f"there is no {folder}/runs/SYSTEM/RECIPE/SEED/outputs.jsonl.gz.")
     for run in runs:
         skip = plan["skip_rows"].get(run.parents[1].name, 0)
-        key = hash_json([hash_file(run / "outputs.jsonl.gz"), skip, source.settings, source.corpus_name, source.inputs])
+        key = hash_json([hash_file(run / "outputs.jsonl.gz"), skip, source.settings, source.corpus.name, source.inputs])
         _kept(run / "scores.json", key, lambda run=run, skip=skip: score_run(run, skip, source))
     for recipe in sorted({run.parent for run in runs}):
         _sum_up([run for run in runs if run.parent == recipe])
@@ -145,13 +138,13 @@ def score_run(run: Path, skip: int, source: Source) -> dict[str, Any]:
     rows, skipped = source.read(run, skip)
     scores = score(rows, settings=source.settings)
     return {
-        "corpus": source.corpus_name,
+        "corpus": source.corpus.name,
         "rows": scores.rows,
         "first_row": 1 + skipped,
         "metrics": scores.metrics,
         "variants": scores.variants,
         "counts": scores.counts,
-        "controls": score_controls(rows, source.training),
+        "controls": score_controls(rows, source.corpus.training),
         "verdict": verdict(rows),
         "empathy": report.empathy_findings(rows, {"linear_judge": source.jury.about()}),
         "emotion_by_head": _by_head(rows),
@@ -210,7 +203,7 @@ def _compare(
     files = {name: (peers or Path()) / f"{name}.jsonl" for name in wanted}
     outputs = [folder / "runs" / name / "outputs.jsonl.gz" for name in group["systems"]]
     hashes = [hash_file(path) for path in (*outputs, *files.values())]
-    key = hash_json([hashes, group, plan["skip_rows"], source.settings, source.corpus_name, source.inputs])
+    key = hash_json([hashes, group, plan["skip_rows"], source.settings, source.corpus.name, source.inputs])
     if old.get("made_from") == key:
         return old
     log.info("comparing %s", ", ".join(group["systems"]))
@@ -220,7 +213,7 @@ def _compare(
     pairs = [tuple(pair) for pair in group["pairs"]]
     names = group["metrics"]
     found = compare_systems(systems, pairs, peers=released, settings=source.settings, names=names)
-    return {"made_from": key, "corpus": source.corpus_name, **found}
+    return {"made_from": key, "corpus": source.corpus.name, **found}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ names, or downloaded once; TFDS converts it to `array_record` files, which later
 from __future__ import annotations
 
 import bz2
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -18,7 +19,7 @@ import re
 import tarfile
 import urllib.request
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,21 @@ def given_archive(data_dir: str | os.PathLike[str] | None = None) -> Path | None
     return None
 
 
-def load_corpus(data: str) -> tuple[dict[str, Instance], str]:
-    """Loads the instances of all splits by id, and the corpus' name with its hash; `data` is the flag `--data`."""
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """The whole corpus: its name with its hash, the instances of all splits by id, and those of the training split."""
+
+    name: str
+    instances: Mapping[str, Instance]
+    training: Sequence[Instance]
+
+
+def load_corpus(data: str) -> Corpus:
+    """Loads the corpus; `data` is the flag `--data`."""
     archive = find_archive(data, setting="--data")
-    instances = {i.id: i for split in SPLITS for i in to_instances(read_dialogues(archive, split))}
-    return instances, f"EmpatheticDialogues (sha256 {hash_file(archive)[:16]})"
+    splits = {split: to_instances(read_dialogues(archive, split)) for split in SPLITS}
+    instances = {i.id: i for split in splits.values() for i in split}
+    return Corpus(f"EmpatheticDialogues (sha256 {hash_file(archive)[:16]})", instances, splits["train"])
 
 
 def archive_hash(data_dir: str | os.PathLike[str] | None = None) -> str:

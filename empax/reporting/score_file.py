@@ -13,6 +13,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, hash_file, read_json
 from empax.core.text_files import visible
 from empax.core.types import Instance, Prediction
+from empax.data.empathetic_dialogues import Corpus
 from empax.evaluation.comparing import check_compared, compare_systems
 from empax.evaluation.normalisation import beside_peers
 from empax.evaluation.rows import read_predictions
@@ -84,8 +85,8 @@ class Scored:
     rows: Sequence[Prediction]
     scores: Scores
     comparison: Mapping[str, Any]
-    corpus: str
     verdicts: Mapping[str, Mapping[str, Any]]  # by label, see `evaluation.verdict`
+    corpus: Corpus | None = None
     linear_judge: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -97,8 +98,7 @@ def score_file(
     judge: str = "",
     bart_score: str = "",
     data: str = "",
-    corpus: Mapping[str, Instance] | None = None,
-    corpus_name: str = "",
+    corpus: Corpus | None = None,
     skip_bad_lines: bool = False,
 ) -> Scored:
     """Scores predictions.
@@ -110,8 +110,7 @@ def score_file(
       judge: a work directory, or a stage in one, whose empathy identifiers judge all files; or "linear".
       bart_score: folder of a BART that scores all files; empty = none.
       data: folder of EPITOME, see `judging.find_jury`.
-      corpus: instances for lines with only an `id`, see `evaluation.rows.read_predictions`.
-      corpus_name: name of the corpus in tables.
+      corpus: has the instances of lines with only an `id`, see `evaluation.rows.read_predictions`; None = unknown.
       skip_bad_lines: scores the other lines; the first bad lines are listed on standard error either way.
 
     Raises:
@@ -121,7 +120,8 @@ def score_file(
     others = dataclasses.replace(others or Others(), own=settings.own)
     names = others.names()  # a mistyped metric fails before any work
     files = _labelled([source, *others.files])
-    systems = {label: _read(path, corpus, skip_bad_lines) for label, path in files.items()}
+    instances, name = (corpus.instances, corpus.name) if corpus else (None, "")
+    systems = {label: _read(path, instances, skip_bad_lines) for label, path in files.items()}
     about: dict[str, Any] = {}
     if judge:
         jury = judging.find_jury(judge, data)
@@ -135,12 +135,12 @@ def score_file(
     verdicts = {label: verdict(own) for label, own in systems.items()}
     comparison: dict[str, Any] = {}
     if others.files or others.peers:
-        peers = _read_peers(others.peers, corpus, taken=systems) if others.peers else {}
+        peers = _read_peers(others.peers, instances, taken=systems) if others.peers else {}
         first, *rest = systems
         pairs = None if others.all_pairs else [(first, other) for other in rest]
         comparison = compare_systems(systems, pairs, peers=peers, settings=settings, names=names)
-        comparison |= {"corpus": corpus_name, "peers": list(peers), "verdicts": verdicts}
-    return Scored(source, files, rows, scores, comparison, corpus_name, verdicts, about)
+        comparison |= {"corpus": name, "peers": list(peers), "verdicts": verdicts}
+    return Scored(source, files, rows, scores, comparison, verdicts, corpus, about)
 
 
 def _read(path: Path, corpus: Mapping[str, Instance] | None, skip_bad_lines: bool) -> list[Prediction]:
@@ -206,7 +206,10 @@ def text(found: Scored, *, variants: bool) -> str:
     """Formats metrics, numbers of rows, judges and the comparison as lines of text."""
     scores = found.scores
     shown = {**scores.metrics, **(scores.variants if variants else {})}
-    lines = [tables.describe(scores.rows, shown, corpus=found.corpus), tables.text_table(shown)]
+    lines = [
+        tables.describe(scores.rows, shown, corpus=found.corpus.name if found.corpus else ""),
+        tables.text_table(shown),
+    ]
     lines.append("  ".join(f"{name} {count}" for name, count in scores.counts.items() if count or name == "rows"))
     empathy = report.empathy_findings(found.rows, {"linear_judge": found.linear_judge})
     lines += ["", controls.text({"controls": {}, "empathy": empathy})] if empathy else []
@@ -239,6 +242,7 @@ def write(found: Scored, folder: Path) -> None:
         found.scores,
         run=run,
         comparisons=found.comparison,
+        training=found.corpus.training if found.corpus else (),
         linear_judge=found.linear_judge,
         **_origin(found.source),
     )

@@ -164,7 +164,7 @@ def test_a_cleaned_metric_reads_cleaned_text_on_both_sides():
 @pytest.mark.real_data
 @pytest.mark.slow
 def test_runs_stand_beside_released_outputs_as_their_authors_cleaned_them(real_data):
-    corpus, _ = load_corpus(str(real_data))
+    corpus = load_corpus(str(real_data)).instances
     runs = Path(__file__).parents[2] / "results" / "runs" / "reg"
     expected = {
         runs / "transformer" / "0" / "outputs.jsonl.gz": (9.78, 35.7),

@@ -5,6 +5,7 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.files import DataError, read_json, write_json, write_jsonl, write_text
 from empax.core.types import Instance
+from empax.data.empathetic_dialogues import Corpus
 from empax.data.epitome import FILES
 from empax.evaluation.scoring import ScoringSettings
 from empax.pipeline.judging import Jury
@@ -22,7 +23,7 @@ CORPUS = {
 
 def make_source(inputs="1"):
     settings = ScoringSettings(bootstrap_samples=20, variants=("bleu_2:moel",))
-    return Source(CORPUS, "a corpus", list(CORPUS.values()), Jury(), settings, inputs)
+    return Source(Corpus("a corpus", CORPUS, list(CORPUS.values())), Jury(), settings, inputs)
 
 
 @pytest.fixture
