@@ -1,5 +1,6 @@
 """The command that serves: what it refuses before it loads anything, and how it ends."""
 
+import json
 import re
 import signal
 import socket
@@ -32,7 +33,8 @@ def test_what_cannot_be_served_is_one_line_before_anything_is_loaded(command_lin
     (tmp_path / "run" / "run.json").write_text("{}")
     votes = tmp_path / "votes"
     votes.mkdir()
-    (votes / "key.json").write_text('{"systems": ["x", "z"]}')
+    key = {"study": "s", "settings": {"form": "ab"}, "systems": ["x", "z"], "items": []}
+    (votes / "key.json").write_text(json.dumps(key))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         cases = [
