@@ -97,7 +97,10 @@ def _opened(workdir: Path) -> tuple[RunContext, str]:
     files = WorkDir(root)
     if not files.config.is_file():
         raise ConfigError(f"{workdir} holds no run; give the work directory of one that has trained identifiers.")
-    return RunContext(files, read_plan(files), "evaluate"), chosen
+    plan = read_plan(files)
+    if chosen and chosen not in plan.stages:
+        raise ConfigError(f"the run in {root} has no stage {chosen!r}; it has: {', '.join(plan.stages)}.")
+    return RunContext(files, plan, "evaluate"), chosen
 
 
 def _load_finished(run: RunContext, stage: str) -> Judge:

@@ -285,6 +285,8 @@ def test_a_run_that_names_no_folder_of_data_has_a_jury_too(tmp_path, monkeypatch
     asked = []
     monkeypatch.setattr(judging, "find_judges", lambda workdir: ["neural"])
     monkeypatch.setattr(judging, "load_linear", lambda data_dir: asked.append(data_dir) or LinearJudge(None, {}))
-    for place in (tmp_path, tmp_path / "identifiers"):
+    for place in (tmp_path, tmp_path / "prepare"):
         assert judging.find_jury(str(place)).neural == ["neural"]
     assert asked == ["", ""]
+    with pytest.raises(ConfigError, match="has no stage 'identifiers'; it has: prepare"):
+        judging.find_jury(str(tmp_path / "identifiers"))
