@@ -114,6 +114,8 @@ def test_agreement_needs_the_notes_of_its_judge():
     assert controls.empathy_agreement(judged(5), "second_seed") == {}
     odd = [dataclasses.replace(judged(1)[0], notes={"reference_attributes": "x", "response_attributes": ["y"]})]
     assert controls.empathy_agreement(odd) == {}
+    half = dataclasses.replace(judged(1)[0], notes=judged(1)[0].notes | {"response_attributes": {}})
+    assert controls.empathy_agreement([*judged(), half]) == controls.empathy_agreement(judged())
 
 
 def test_judges_agree_where_they_give_replies_one_level():

@@ -49,6 +49,11 @@ def test_people_pass_but_for_being_the_reference(people):
     assert verdict(people)["line"] == "Degenerate: 62 of 62 replies are copies of references."
 
 
+def test_empty_replies_have_no_tone(people):
+    silent = [dataclasses.replace(row, response=" ") for row in people]
+    assert reply_checks.contradictions([*people, *silent]) == reply_checks.contradictions(people)
+
+
 def test_words_are_the_same_however_a_tokenizer_sets_them_apart():
     assert reply_checks.words("I'm SO glad—you’ve won!") == ["i'm", "so", "glad", "you've", "won"]
     assert reply_checks.words("i 'm so glad you 've won !") == ["i'm", "so", "glad", "you've", "won"]

@@ -261,6 +261,9 @@ def test_full_disk_names_what_failed_and_leaves_the_earlier_checkpoint(tmp_path,
 def test_check_tells_of_a_failed_background_save_and_waits_for_none(tmp_path, monkeypatch):
     checkpointer, disk_is_full = Checkpointer(tmp_path), threading.Event()
     checkpointer.check()  # nothing to tell
+    assert not checkpointer.wait()
+    checkpointer.save(1, make_state(), {})
+    assert checkpointer.wait()
 
     def finish(*_):
         checkpointer._orbax.wait_until_finished()
