@@ -222,6 +222,10 @@ def test_another_model_is_refused_by_name(tmp_path):
     message = r"params/a/kernel is float32\[4, 8\] in it, float32\[5, 8\] now"
     with pytest.raises(CheckpointError, match=message):
         restore(tmp_path, make_state(rows=5))
+    other = make_state()
+    other.params["bias"] = jnp.zeros(4)
+    with pytest.raises(CheckpointError, match=r"params/bias is float32\[3\] in it, float32\[4\] now"):
+        restore(tmp_path, other)
 
 
 # Orbax abandons its other writes when one fails; they complain when they are collected.
