@@ -48,12 +48,14 @@ class AlignmentSettings:
       facts: maximum facts of the turn and its clauses; the best-ranked are kept.
       tokens: maximum tokens of the turn, of a clause, or of the feelings of one.
       tail_tokens: maximum tokens of a fact, including its first token; 97% of ATOMIC's fit.
+      published: follows the released code: a difference of probabilities goes through another sigmoid.
     """
 
     clauses: int = 4
     facts: int = 40
     tokens: int = 16
     tail_tokens: int = 8
+    published: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self, "clauses", least=0)
@@ -113,12 +115,19 @@ def mean_divergence(
     return jnp.where(mask, terms, 0.0).sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1)
 
 
-def nearness(first: Float[Array, "*B D"], second: Float[Array, "*B D"], giver: Int[Array, " B"]) -> Float[Array, "*B"]:
+def nearness(
+    first: Float[Array, "*B D"],
+    second: Float[Array, "*B D"],
+    giver: Int[Array, " B"],
+    *,
+    published: bool,
+) -> Float[Array, "*B"]:
     r"""Returns a contrastive loss: a pair must be nearer than with either side replaced by another row's.
 
     .. math:: -\log \sigma(f(a, b) - f(a, b')) - \log \sigma(f(a, b) - f(a', b)), \quad f(a, b) = \sigma(a \cdot b)
 
-    with a the `first`, b the `second`, and a' and b' those of the row `giver`.
+    with a the `first`, b the `second`, and a' and b' those of the row `giver`. For `published` see `AlignmentSettings`:
+    log sigma(sigma(...)).
     """
 
     def near(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -126,7 +135,8 @@ def nearness(first: Float[Array, "*B D"], second: Float[Array, "*B D"], giver: I
 
     own, total = near(first, second), jnp.zeros(first.shape[:-1])
     for other in (near(first, second[giver]), near(first[giver], second)):
-        total = total - jax.nn.log_sigmoid(own - other)
+        distance = own - other
+        total = total - jax.nn.log_sigmoid(jax.nn.sigmoid(distance) if published else distance)
     return total
 
 
@@ -268,15 +278,15 @@ class Alignment(Reader):
         cognition: tuple[Float[Array, "B P D"], Bool[Array, "B P"]],
         feelings: Float[Array, "B U D"],
     ) -> dict[str, tuple[Float[Array, " B"], Bool[Array, " B"]]]:
-        giver = next_rows(batch.valid)
+        giver, published = next_rows(batch.valid), self.settings.published
         others = giver != jnp.arange(len(giver))
         states, real = cognition
         any_fact = real.any(axis=1)
-        coarse = nearness(known, felt, giver)
+        coarse = nearness(known, felt, giver, published=published)
         at = jnp.maximum(facts.of, 0)
         own = jnp.take_along_axis(feelings, at[..., None], axis=1)
         told = real & jnp.take_along_axis(facts.feelings_mask.any(axis=-1), at, axis=1)
         counted = told & told[giver] & others[:, None]
-        each = jnp.where(counted, nearness(states, own, giver), 0.0)
+        each = jnp.where(counted, nearness(states, own, giver, published=published), 0.0)
         fine = each.sum(axis=1) / jnp.maximum(counted.sum(axis=1), 1)
         return {"coarse": (coarse, others & any_fact & any_fact[giver]), "fine": (fine, counted.any(axis=1))}

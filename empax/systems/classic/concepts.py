@@ -25,7 +25,7 @@ _LEAST, _RANGE = 0.06467, 0.607468  # of NRC_VAD's words: KEMP's code scales the
 
 @dataclasses.dataclass(frozen=True)
 class ConceptsSettings:
-    """Settings of the reader "concepts"; "alignment" reads all but `signal`.
+    """Settings of the reader "concepts"; "alignment" reads all but `signal` and `published`.
 
     Attributes:
       most: maximum concepts of a context, those of the most intense emotion; 0 = none, and no graph (KEMP w/o ECE).
@@ -33,6 +33,8 @@ class ConceptsSettings:
       least: minimum intensity of a concept, in [0, 1]. KEMP takes 0.6 with NRC_VAD; few nouns are in VADER's lexicon.
       intensity: "vader", or a file with a word, its valence and its arousal, in [0, 1], on each line.
       signal: whether every decoder layer reads the emotional signal (without it and the loss "attention": w/o EDD).
+      published: follows the released code: nodes without an edge keep a share of the attention, padding counts in the
+        signal, and attention goes through another softmax before copying.
     """
 
     most: int = 10
@@ -40,6 +42,7 @@ class ConceptsSettings:
     least: float = 0.0
     intensity: str = "vader"
     signal: bool = True
+    published: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self, "most", least=0)

@@ -17,6 +17,8 @@ from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.concepts import ConceptsSettings
 from empax.systems.classic.readers import ClassicBatch, ConceptWords, Linear, Read, Reader
 
+_PADDING = 0.5  # intensity of a context's padding in KEMP's code
+
 
 class GraphAttention(nn.Module):
     r"""Attention of nodes to their neighbours in a graph.
@@ -30,11 +32,13 @@ class GraphAttention(nn.Module):
     Attributes:
       num_heads: heads of D / num_heads features each. Source: one, KEMP; two, CASE.
       kinds: number of kinds of edges, which edges index from 1; 0 = edges are booleans. Source: CASE.
+      published: sets the logits of absent edges to 0, so that such nodes keep a share. Source: KEMP's code.
     """
 
     config: TransformerConfig
     num_heads: int = 1
     kinds: int = 0
+    published: bool = False
 
     @nn.compact
     def __call__(
@@ -57,7 +61,9 @@ class GraphAttention(nn.Module):
             logits += jnp.einsum("BIHR,BIJR->BHIJ", jnp.einsum("BIHN,RHN->BIHR", query, told), kind)
             logits += jnp.einsum("BJHR,BIJR->BHIJ", jnp.einsum("BJHN,RHN->BJHR", key, asked), kind)
             logits += jnp.einsum("RH,BIJR->BHIJ", jnp.einsum("RHN,RHN->RH", asked, told), kind)
-        weights = jnp.where(there[:, None], jax.nn.softmax(jnp.where(there[:, None], logits, MASKED)), 0.0)
+        weights = jax.nn.softmax(jnp.where(there[:, None], logits, 0.0 if self.published else MASKED))
+        if not self.published:
+            weights = jnp.where(there[:, None], weights, 0.0)
         mixed = jnp.einsum("BHIJ,BJHN->BIHN", weights, value).reshape(*nodes.shape[:2], heads * width)
         return self.config.make_norm()(nodes.astype(jnp.float32) + Linear(size, name="out")(mixed))
 
@@ -96,7 +102,7 @@ class Concepts(Reader):
     it too: W [a; s] of its attention a is W_1 a + W_2 s, where W_1 is merged with the attention's output matrix.
 
     Departure: concepts follow the words directly, without a separator, where the released code has padding between
-    them; the graph has no dropout. Padding counts in neither graph nor signal.
+    them; the graph has no dropout. Padding counts in neither graph nor signal, unless `published`.
     Source: Li et al. 2022 (KEMP), released code.
     """
 
@@ -105,12 +111,14 @@ class Concepts(Reader):
 
     def setup(self) -> None:
         if self.settings.most:
-            self.graph = GraphAttention(self.config)
+            self.graph = GraphAttention(self.config, published=self.settings.published)
             self.role = self.param("role", normal(self.config.initial_embedding_stddev()), (self.config.d_model,))
 
     def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
         assert batch.intensity is not None
         s, source, mask, intensity = self.settings, batch.source, batch.source_mask, batch.intensity
+        if s.published:
+            intensity = jnp.where(mask, intensity, _PADDING)
         states = read.states
         if s.most:
             concepts = batch.concepts
@@ -120,7 +128,9 @@ class Concepts(Reader):
             order = jnp.argsort(~joined[1], axis=1, stable=True)  # padding last
             source, mask, intensity, embedded = (jax.vmap(lambda row, at: row[at])(part, order) for part in joined)
             states = words.encode(None, mask, embedded=embedded, deterministic=not train)
-        shares = jax.nn.softmax(jnp.where(mask, intensity, MASKED))
+        if not s.published:
+            intensity = jnp.where(mask, intensity, MASKED)
+        shares = jax.nn.softmax(intensity)
         signal = jnp.einsum("BS,BSD->BD", shares, states.astype(jnp.float32))
         memories = read.memories
         if s.signal:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from empax.core.config import check_numbers
 from empax.core.types import EMOTIONS, IS_POSITIVE, POSITIVE_EMOTIONS
 from empax.data.knowledge import SOCIAL_RELATIONS
 from empax.models.arithmetic import contract
@@ -29,18 +30,36 @@ COGNITION = [relation for relation in range(len(SOCIAL_RELATIONS)) if relation !
 _HIDDEN = 3  # width of the hidden layer, in multiples of d_model
 
 
+@dataclasses.dataclass(frozen=True)
+class MimicrySettings:
+    """Settings of the reader "mimicry".
+
+    Attributes:
+      latent: dimensions of each polarity's latent.
+      published: follows the released code: both polarities share the variance of the positive one, in the prior and in
+        the posterior, and the posterior is used for the KL alone.
+    """
+
+    latent: int = 300
+    published: bool = False
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "latent", least=1)
+
+
 class TwoGaussians(nn.Module):
     """One Gaussian for the positive and one for the negative emotions, each from its own hidden layer."""
 
     latent: int
+    published: bool
 
     @nn.compact
     def __call__(self, positive: Float[Array, "B D"], negative: Float[Array, "B D"]) -> tuple[Gaussian, Gaussian]:
-        def gaussian(sign: str, hidden: Float[Array, "B D"]) -> Gaussian:
-            mean, log_variance = (Linear(self.latent, name=f"{part}_{sign}") for part in ("mean", "log_variance"))
-            return mean(hidden), log_variance(hidden)
-
-        return gaussian("pos", positive), gaussian("neg", negative)
+        means = [Linear(self.latent, name=f"mean_{n}")(h) for n, h in (("pos", positive), ("neg", negative))]
+        variances = [Linear(self.latent, name="log_variance_pos")(positive)]
+        if not self.published:
+            variances.append(Linear(self.latent, name="log_variance_neg")(negative))
+        return (means[0], variances[0]), (means[1], variances[-1])
 
 
 class RefinedContext(nn.Module):
@@ -86,15 +105,17 @@ class Mimicry(Reader):
     Source: Majumder et al. 2020 (MIME).
     """
 
+    settings: MimicrySettings
     losses: ClassVar[tuple[str, ...]] = ("emotion", "kl")
 
     def setup(self) -> None:
-        c = self.config
+        c, s = self.config, self.settings
         self.emotions = self.param("emotions", normal(c.d_model**-0.5), (len(EMOTIONS), c.d_model))
         self.to_emotion = Linear(c.d_model, use_bias=False)
         self.hidden = Linear(c.d_model)
         self.hidden_pos, self.hidden_neg = Linear(c.d_model), Linear(c.d_model)
-        self.prior, self.posterior = TwoGaussians(c.d_model), TwoGaussians(c.d_model)
+        self.prior = TwoGaussians(s.latent, s.published)
+        self.posterior = TwoGaussians(s.latent, s.published)
         self.mixture_pos = Linear(len(POSITIVE_EMOTIONS))
         self.mixture_neg = Linear(len(EMOTIONS) - len(POSITIVE_EMOTIONS))
         self.mimicking, self.other = RefinedContext(c), RefinedContext(c)
@@ -110,7 +131,7 @@ class Mimicry(Reader):
         prior = self.prior(hidden, hidden)
         contexts = self._refined(self._drawn(prior, train), positive, read, train)
         posterior = self._posterior(read, contexts, positive)
-        if train:
+        if train and not self.settings.published:
             contexts = self._refined(self._drawn(posterior, train), positive, read, train)
         kl = sum((gaussian_kl(q, p) for q, p in zip(posterior, prior, strict=True)), start=jnp.zeros(()))
         losses = {

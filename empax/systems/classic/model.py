@@ -191,6 +191,9 @@ class Classic(nn.Module):
             return logits
         assert weights is not None
         assert words is not None
+        concepts = dict(self.readers).get("concepts")
+        if concepts is not None and concepts.published:
+            weights = jax.nn.softmax(weights)
         return mixed_with_copies(logits, jax.nn.sigmoid(self.copy_gate(hidden)[..., 0]), weights, words)
 
     def __call__(self, batch: ClassicBatch) -> Float[Array, "B T V"]:

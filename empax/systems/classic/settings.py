@@ -14,6 +14,7 @@ from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.classic.adversary import LOSSES, AdversarySettings
 from empax.systems.classic.alignment import AlignmentSettings
 from empax.systems.classic.concepts import ConceptsSettings
+from empax.systems.classic.mimicry import MimicrySettings
 from empax.systems.classic.model import READERS
 from empax.systems.classic.readers import EmotionSettings, ListenersSettings
 
@@ -25,7 +26,7 @@ class ClassicSettings(WordLevelSettings):
     Attributes:
       readers: the parts that read a context, in order: "emotion", "emotion_words", "listeners" (after "emotion"),
         "mimicry", "refinement" (before "emotion_words"), "concepts" (first, without these two), "alignment".
-      emotion, listeners, concepts, alignment: settings of these readers; "alignment" reads concepts too.
+      emotion, listeners, mimicry, concepts, alignment: settings of these readers; "alignment" reads concepts too.
       adversary: critics that see soft responses and the next turn (`systems.classic.adversary`); None = no critics.
       copies: whether responses may copy words of the attended source.
       lexicon: emotion words that "emotion_words" and the critics read: "vader", or a file with a word per line.
@@ -37,6 +38,7 @@ class ClassicSettings(WordLevelSettings):
     readers: tuple[str, ...] = ()
     emotion: EmotionSettings = dataclasses.field(default_factory=EmotionSettings)
     listeners: ListenersSettings = dataclasses.field(default_factory=ListenersSettings)
+    mimicry: MimicrySettings = dataclasses.field(default_factory=MimicrySettings)
     concepts: ConceptsSettings = dataclasses.field(default_factory=ConceptsSettings)
     alignment: AlignmentSettings = dataclasses.field(default_factory=AlignmentSettings)
     adversary: AdversarySettings | None = None

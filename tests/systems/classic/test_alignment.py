@@ -21,7 +21,7 @@ from empax.systems.classic.alignment import (
     nearness,
 )
 from empax.systems.classic.readers import COGNITION, next_rows
-from tests.systems.classic.small import in_torch, linear, rows_of
+from tests.systems.classic.small import in_torch, linear, make, rows_of
 from tests.systems.learning import random_like
 
 RNG = np.random.default_rng(6)
@@ -140,14 +140,15 @@ def test_choices_and_their_divergence_match_torch():
 
 
 @pytest.mark.oracle
-def test_nearness_matches_torch():
+@pytest.mark.parametrize("published", [False, True])
+def test_nearness_matches_torch(published):
     import torch
 
     first, second = (RNG.normal(size=(3, 2, 5)).astype(np.float32) for _ in range(2))
     giver = np.array([1, 2, 0])
 
     def loss(first, second):
-        found = nearness(first, second, jnp.asarray(giver))
+        found = nearness(first, second, jnp.asarray(giver), published=published)
         return found.sum(), found
 
     (_, found), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(jnp.asarray(first), jnp.asarray(second))
@@ -155,14 +156,15 @@ def test_nearness_matches_torch():
     own = (a * b).sum(dim=-1).sigmoid()
     expected = 0.0
     for other in ((a * b[giver]).sum(dim=-1).sigmoid(), (a[giver] * b).sum(dim=-1).sigmoid()):
-        expected = expected - (own - other).sigmoid().log()
+        distance = (own - other).sigmoid()
+        expected = expected - (distance.sigmoid() if published else distance).log()
     expected.sum().backward()
     np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-4)
     np.testing.assert_allclose(grads[0], a.grad.numpy(), rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(grads[1], b.grad.numpy(), rtol=1e-3, atol=1e-6)
     near = np.eye(3, dtype=np.float32)[:, None] * 4
     apart = near[giver]
-    losses = [float(nearness(*map(jnp.asarray, (near, x, giver))).sum()) for x in (near, apart)]
+    losses = [float(nearness(*map(jnp.asarray, (near, x, giver)), published=published).sum()) for x in (near, apart)]
     assert losses[0] < losses[1]
 
 
@@ -257,3 +259,12 @@ def test_rows_have_the_turn_its_clauses_and_their_facts():
     assert [COGNITION[i] for i in found.relation[0]] == ["xNeed", "xEffect"]
     assert not found.tails_mask[1:].any()
     assert found.turns_mask.any(axis=2).tolist() == [[True] * 3, [True, False, False], [False] * 3]
+
+
+def test_as_published_the_loss_is_another(made):
+    one = made["case"]
+    literal = make("case", alignment=AlignmentSettings(published=True))
+    first, second = one.read().losses, literal.read(params=one.params).losses
+    for name in ("coarse", "fine"):
+        assert not np.allclose(first[name][0], second[name][0], atol=1e-3)
+    np.testing.assert_array_equal(first["emotion"][0], second["emotion"][0])

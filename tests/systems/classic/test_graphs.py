@@ -37,11 +37,12 @@ def test_each_word_reads_the_first_the_one_before_and_its_concepts(made):
 
 
 @pytest.mark.oracle
-def test_the_graph_matches_torch(made):
+@pytest.mark.parametrize("published", [False, True])
+def test_the_graph_matches_torch(made, published):
     import torch
 
     config = made["kemp"].model.config
-    graph = GraphAttention(config)
+    graph = GraphAttention(config, published=published)
     nodes, read = (RNG.normal(size=(2, n, 12)).astype(np.float32) for n in (3, 5))
     edges = RNG.random((2, 3, 5)) < 0.5
     edges[0, 0], edges[1, 0] = False, True
@@ -61,7 +62,7 @@ def test_the_graph_matches_torch(made):
         return values @ p[f"{name}/weight"] + p[f"{name}/bias"]
 
     logits = linear("query", x) @ linear("key", y).transpose(1, 2)
-    weights = logits.masked_fill(~may, -torch.inf).softmax(dim=-1).nan_to_num(0.0)
+    weights = logits.masked_fill(~may, 0.0 if published else -torch.inf).softmax(dim=-1).nan_to_num(0.0)
     mixed = linear("out", weights @ linear("value", y))
     norm = {name.rpartition("/")[2]: leaf for name, leaf in p.items() if name.startswith("Norm")}
     expected = torch.nn.functional.layer_norm(x + mixed, (12,), norm["scale"], norm["bias"], eps=config.layer_norm_eps)
@@ -70,18 +71,24 @@ def test_the_graph_matches_torch(made):
     for name, grad in named_leaves(grads[0]).items():
         if "key/bias" not in name:  # it changes no softmax
             np.testing.assert_allclose(grad, p[name].grad.numpy(), rtol=1e-3, atol=1e-4, err_msg=name)
+    if published:  # where a node has no edge, torch's gradient is NaN
+        for grad, one in zip(grads[1:], (x, y), strict=True):
+            np.testing.assert_allclose(grad, one.grad.numpy(), rtol=1e-3, atol=1e-4)
 
 
-def test_who_is_no_neighbour_changes_nothing(made):
+def test_who_is_no_neighbour_changes_nothing_but_as_published(made):
     one = made["kemp"]
+    literal = with_settings(one, published=True)
 
     def graph(model, batch):
         return model.concepts._joined(batch, batch.concepts, model.core)[:, 3]
 
     other = with_concepts(one, ids=one.batch.concepts.ids.at[:, 0].set(7))  # a concept of word 1
-    first, second = (one.apply(batch, method=graph) for batch in (one.batch, other))
-    np.testing.assert_allclose(first, second, atol=1e-6)
+    for form, same in ((one, True), (literal, False)):
+        first, second = (form.apply(batch, params=one.params, method=graph) for batch in (one.batch, other))
+        assert np.allclose(first, second, atol=1e-6) == same
     assert not np.allclose(one.logits(other), one.logits(), atol=1e-4)
+    assert not np.allclose(literal.logits(params=one.params), one.logits(), atol=1e-4)
 
 
 def test_padding_of_concepts_changes_nothing(made):

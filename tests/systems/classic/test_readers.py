@@ -1,4 +1,4 @@
-"""Each reader against an independent computation."""
+"""Each reader against an independent computation, and its published slips."""
 
 import dataclasses
 
@@ -9,6 +9,7 @@ import pytest
 
 from empax.core.tree import named_leaves
 from empax.core.types import EMOTIONS, IS_POSITIVE
+from empax.systems.classic.mimicry import MimicrySettings
 from empax.systems.classic.model import Listeners
 from empax.systems.classic.readers import EmotionSettings, ListenersSettings, Read, teacher_probability
 from tests.systems.classic.small import in_torch, linear, make
@@ -236,14 +237,19 @@ def test_answers_draw_nothing_and_training_does(made):
     assert not np.allclose(draws[0], draws[2], atol=1e-3)
 
 
-def test_responses_of_training_come_from_the_posterior(made):
-    """In the released code from the prior."""
-    one, own = made["mime"], made["mime"].params["mimicry"]
-    moved = {**one.params, "mimicry": {**own, "posterior": jax.tree.map(lambda leaf: leaf + 0.5, own["posterior"])}}
-    options = {"train": True, "method": "read", "rngs": {"draws": jax.random.key(0)}}
-    first, second = (one.apply(one.batch, params=params, **options) for params in (one.params, moved))
-    assert not np.allclose(first.states, second.states, atol=1e-3)
-    np.testing.assert_array_equal(one.logits(), one.logits(params=moved))
+def test_the_published_slips_of_mime(made):
+    """One variance for two polarities, and a posterior that no response in training depends on; ours has neither."""
+    slips = make("mime", mimicry=MimicrySettings(published=True))
+    for one, published in ((made["mime"], False), (slips, True)):
+        mimicry = one.params["mimicry"]
+        assert ("log_variance_neg" in mimicry["prior"]) != published
+        moved = {**mimicry, "posterior": jax.tree.map(lambda leaf: leaf + 0.5, mimicry["posterior"])}
+        options = {"train": True, "method": "read", "rngs": {"draws": jax.random.key(0)}}
+        first, second = (
+            one.apply(one.batch, params={**one.params, "mimicry": own}, **options) for own in (mimicry, moved)
+        )
+        assert np.array_equal(first.states, second.states) == published
+        assert not np.array_equal(first.losses["kl"][0], second.losses["kl"][0])
 
 
 # EmpDG
