@@ -103,7 +103,7 @@ class ExactIndex:
         queries = np.ascontiguousarray(queries, np.float32)
         query_groups = check_search(queries, k, query_groups, dim=self.dim, has_groups=self.has_groups)
         found = []
-        for start, stop, block in _blocks(len(queries)):
+        for start, stop, block in blocks(len(queries)):
             # One array each way, as bits: each transfer takes a tenth of a millisecond on the host.
             asked = np.zeros((block, self.dim + 1), np.int32)
             asked[: stop - start, :-1] = queries[start:stop].view(np.int32)
@@ -175,53 +175,6 @@ class ExactInParts:
         return Retrieved(ids=ids, scores=scores)
 
 
-class ApproximateIndex:
-    """An index that may miss rows (`retrieval.index.measure_recall`); a subclass gives `best` and `exact`.
-
-    Exact search answers a query for which too few rows remain. Arguments are as for ExactIndex; `mesh` is for `exact`.
-    """
-
-    def __init__(self, embeddings: Float[np.ndarray, "N D"], groups: Int[np.ndarray, " N"] | None, mesh: Mesh | None):
-        self.num_rows, self.dim = embeddings.shape
-        self.has_groups = groups is not None
-        self._embeddings, self._groups, self._mesh = embeddings, groups, mesh
-        # A query's own group displaces at most as many candidates as the largest group has rows.
-        self._largest_group = largest_group(groups)
-
-    @functools.cached_property
-    def exact(self) -> ExactIndex | ExactInParts:
-        """Exact search of the same rows."""
-        raise NotImplementedError
-
-    def best(
-        self, queries: Float[np.ndarray, "Q D"], groups: Int[np.ndarray, " Q"], k: int
-    ) -> tuple[Int[np.ndarray, "Q K"], Float[np.ndarray, "Q K"]]:
-        """Returns ids and scores of at most k rows of other groups, best first; where there are fewer, -1 and -inf."""
-        raise NotImplementedError
-
-    def search(
-        self,
-        queries: Float[np.ndarray | Array, "Q D"],
-        k: int,
-        *,
-        query_groups: Int[np.ndarray, " Q"] | None = None,
-    ) -> Retrieved:
-        """Searches like `ExactIndex.search`, but may miss rows."""
-        queries = np.asarray(queries, np.float32)
-        groups = check_search(queries, k, query_groups, dim=self.dim, has_groups=self.has_groups)
-        ids = np.full((len(queries), k), -1, np.int32)
-        scores = np.full((len(queries), k), -np.inf, np.float32)
-        for start, stop, _ in _blocks(len(queries)):
-            found = self.best(queries[start:stop], groups[start:stop], k)
-            width = found[0].shape[1]
-            ids[start:stop, :width], scores[start:stop, :width] = found
-        short = np.flatnonzero(ids[:, min(k, self.num_rows) - 1] < 0)
-        if len(short):
-            exact = self.exact.search(queries[short], k, query_groups=groups[short] if self.has_groups else None)
-            ids[short], scores[short] = exact.ids, exact.scores
-        return Retrieved(ids=ids, scores=scores)
-
-
 def largest_group(groups: Int[np.ndarray, " N"] | None) -> int:
     """Returns the size of the largest group, the most candidates that a query's own group can displace."""
     members = np.zeros(0, np.int64) if groups is None else groups[groups > NO_GROUP]
@@ -254,7 +207,7 @@ def check_search(
     return query_groups.astype(np.int32)
 
 
-def _blocks(num_queries: int) -> Iterator[tuple[int, int, int]]:
+def blocks(num_queries: int) -> Iterator[tuple[int, int, int]]:
     """Yields (first query, last + 1, padded size); few sizes, for few compilations."""
     for start in range(0, num_queries, _QUERY_BLOCKS[-1]):
         stop = min(start + _QUERY_BLOCKS[-1], num_queries)

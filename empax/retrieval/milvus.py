@@ -18,7 +18,8 @@ from jaxtyping import Float, Int
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError
 from empax.core.paths import expand
-from empax.retrieval.exact import NO_GROUP, ApproximateIndex, ExactInParts
+from empax.retrieval.approximate import ApproximateIndex
+from empax.retrieval.exact import NO_GROUP, ExactInParts
 
 
 @dataclasses.dataclass(frozen=True)

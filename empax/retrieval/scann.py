@@ -17,7 +17,8 @@ from jaxtyping import Float, Int
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError
 from empax.core.manifest import remedy
-from empax.retrieval.exact import NO_GROUP, ApproximateIndex, ExactIndex
+from empax.retrieval.approximate import ApproximateIndex
+from empax.retrieval.exact import NO_GROUP, ExactIndex
 
 BRUTE_FORCE_BELOW = 1_000
 """With fewer rows, ScaNN searches all of them: too few to train a tree, and too few to need one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from empax.core.config import ConfigError
 from empax.core.shapes import shapes_of
@@ -110,15 +109,14 @@ def check_layout(run: RunContext) -> None:
     form = parts.form(exemplars=_reads_exemplars(run.named(run.stage), run))
     if isinstance(form, TaggedForm) and not any(stage.kind == "annotate" for stage in run.plan.stages.values()):
         form = dataclasses.replace(form, attributes=False)  # no text has attributes
-    check_contexts(None, run, beside=form.beside)
+    check_contexts(run, beside=form.beside)
 
 
-def check_contexts(settings: Any, run: RunContext, *, beside: int = 0) -> None:
+def check_contexts(run: RunContext, *, beside: int = 0) -> None:
     """Raises ConfigError if the stage, a training or an evaluation, would cut contexts that the system's limit allows.
 
     The limit is in the system's section, or in its `layout` if it has one. `beside` are the other tokens of a source.
     """
-    del settings  # those of the task, for `TaskSpec.check_evaluation`
     stage, shared = run.named(run.stage), run.plan.system_settings
     if not _reads_sources(stage):
         return

@@ -60,7 +60,7 @@ def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
     """Raises ConfigError if a loss has no weight, facts or an earlier stage are missing, or contexts would be cut."""
     check_prepared(run)
     settings, where = run.shared_settings(ClassicSettings), f"config.{run.stage}.weights"
-    check_contexts(stage, run)
+    check_contexts(run)
     losses = settings.losses
     readers = settings.fact_readers.items()
     check_knowledge(run, **{kind: f"{run.shared}.readers without {', '.join(names)}" for kind, names in readers})
@@ -265,7 +265,7 @@ GENERATOR = TaskSpec(
     build_generator,
     sketch_generator,
     answer=answer_generator,
-    check_evaluation=check_contexts,
+    check_evaluation=lambda _, run: check_contexts(run),
     unread=("decoding",),
 )
 """Has no export: no other library has these models."""

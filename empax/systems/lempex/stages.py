@@ -58,7 +58,7 @@ def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
     """
     check_prepared(run)
     settings = run.shared_settings(LempexSettings)
-    check_contexts(stage, run)
+    check_contexts(run)
     if stage.index:
         check_candidates(run, stage.index, ("train", "validation"), settings.passages)
     if stage.losses == "none":
@@ -220,7 +220,7 @@ GENERATOR = TaskSpec(
     build_generator,
     sketch_generator,
     answer=answer_generator,
-    check_evaluation=check_contexts,
+    check_evaluation=lambda _, run: check_contexts(run),
     reads_exemplars=lambda stage: bool(stage.index),
     unread=("decoding", "retriever", "key", "towers", "key_pretrained"),
 )

@@ -144,7 +144,7 @@ def check_lengths(stage: NecTaskSettings, run: RunContext) -> None:
             f"{run.shared}.layout.max_passage_tokens = {layout.max_passage_tokens} has no room for a fact about "
             f"things, whose prompt takes about {taken}; raise it to {taken + 40}, or set {run.shared}.entity to False."
         )
-    checks.check_contexts(stage, run, beside=form.beside)
+    checks.check_contexts(run, beside=form.beside)
 
 
 def _with_facts(form: TaggedForm, settings: NecSettings) -> FactForm:

@@ -27,7 +27,7 @@ TASKS = {
         build_generator,
         sketch_generator,
         answer=answer_generator,
-        check_evaluation=check_contexts,
+        check_evaluation=lambda _, run: check_contexts(run),
     ),
 }
 

@@ -127,7 +127,7 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
         intents; or contexts would be cut.
     """
     check_prepared(run)
-    check_contexts(stage, run)
+    check_contexts(run)
     if stage.reasons:
         run.earlier("reasons", stage.reasons, tasks=("reflectdiffu.reasons",))
     if stage.reward == "empathy":
