@@ -8,10 +8,10 @@ r"""The usual baselines: one word-level model, with the parts of each system.
 
 NAME: transformer (the default), multi_trs, emo_prepend, moel, mime, empdg, empdg_critics, cem, kemp, case. All train on
 the same words for the same number of updates; CASE divides them between two stages, and EmoPrepend's classifier has
-half as many more. CEM reads inferences from the last turn: tails of the nearest event of
-ATOMIC (in DATA/knowledge), or those of a COMET (configs/comet_t5.py). KEMP reads concepts of words, here WordNet's
+half as many in addition. CEM reads inferences from the last turn: tails of the nearest event of ATOMIC (in
+DATA/knowledge), or those of a COMET (configs/comet_t5.py). KEMP reads concepts of words, here WordNet's
 (`--config.knowledge.entity.path=FOLDER`), or those of a file; CASE reads both. "machine=gpu" took three to nine minutes
-on a shared H200 (docs/results/classic.md). "lineage" goes with either machine.
+on a shared H200 (docs/results/classic.md). "lineage" can be combined with either machine.
 
 Loss weights. Released code sums some losses over a batch; ours are means: `nll` over the tokens of responses, all
 others over rows, which count by their tokens, or equally if `nll` is 0. A batch of 16 responses has about 240 tokens,

@@ -11,7 +11,7 @@ r"""Our COMET: a T5 that completes everyday events of ATOMIC (Hwang et al. 2021,
 DATA holds ATOMIC's files, in `knowledge/` or directly. The model trains on the dev events (and the training events, if
 present); the test events are held out. COMET is then a source of stages of kind "knowledge":
 `{"source": "comet", "path": "COMET"}`. Two CPU cores take 50 minutes; docs/results/nec.md has its quality. The budget
-of a GPU has never been run.
+of a GPU has not been run.
 """
 
 from __future__ import annotations

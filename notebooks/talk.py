@@ -41,7 +41,7 @@ for turn in turns:
     print(turn)
 
 # %% [markdown]
-# What it is told decides what it says; the same words decode to the same reply. With `do_sample=True` they do not.
+# The same message always gets the same reply, unless `do_sample=True`.
 
 # %%
 TEXTS = ["My dog died last night.", "I passed my exam after three tries!", "I am scared of the surgery tomorrow."]
@@ -52,13 +52,13 @@ for text, reply in zip(TEXTS, model.generate(TEXTS), strict=True):
 model.generate(TEXTS[:1], do_sample=True, top_p=0.9, num_return_sequences=3, seed=1)
 
 # %% [markdown]
-# `reply` answers what seems to speak of danger with a fixed text; nothing is sent to anybody.
+# `reply` answers messages that seem to speak of danger with a fixed text. Nothing is sent to anybody.
 
 # %%
 model.reply("I want to end it all.")
 
 # %% [markdown]
-# How likely a reply is, in nats a token: lower is likelier.
+# The negative log-likelihood of a reply, in nats per token: the lower, the likelier.
 
 # %%
 CONTEXT = "My dog died last night."

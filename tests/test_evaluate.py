@@ -171,7 +171,7 @@ def test_few_dialogues_are_named(tmp_path, capsys):
     path = write(tmp_path / "few.jsonl", [GOOD | {"id": f"d{i}#2"} for i in range(6)])
     assert run(predictions=path, output=str(tmp_path / "out")) == 0
     said = (
-        "Of 6 dialogues intervals are widened by Student's t; those of BLEU-3, BLEU-4, Sent-Std and perplexity per "
+        "With 6 dialogues intervals are widened by Student's t; those of BLEU-3, BLEU-4, Sent-Std and perplexity per "
         "word are too narrow."
     )
     assert f"{said} No p is below 0.0312." in capsys.readouterr().out

@@ -122,7 +122,7 @@ def _about(table: Table, results: Path, names: Sequence[str], notes: Sequence[st
         note += " ±: standard deviation over seeds." if names else " Means over seeds."
     if scored[0]["first_row"] > 1:
         note += f" Test rows {scored[0]['first_row']:,} to {last:,}."
-    return ["", " ".join([note if names else note.replace(" Text: none is read.", ""), *notes])]
+    return ["", " ".join([note if names else note.replace(" Text: not used.", ""), *notes])]
 
 
 def _recipe(row: Mapping[str, Any], results: Path) -> str:

@@ -43,8 +43,8 @@ datasets: empathetic_dialogues
 
 # {name}
 
-LoRA adapters (rank {rank}, all linear layers, bfloat16) on `{base}`, which learnt to answer people who tell what
-happened to them. They come with empax:
+LoRA adapters (rank {rank}, all linear layers, bfloat16) on `{base}`, trained to answer people who
+tell what happened to them. They come with empax:
 
 ```python
 import empax
@@ -60,7 +60,8 @@ print(model.reply(["I lost my keys.", "Oh no! Where did you see them last?", "At
 - **Decodes**: as generation_config.json says.
 - **Made by**: `{command}`, commit {commit}.
 - **Limits**: a small model. It is no therapist and no crisis line, asks about things that it has already been
-  told, and can be wrong or unkind. `reply` answers what seems to speak of danger with a fixed text.
+  told, and can be wrong or unkind. `reply` answers messages that seem to speak of
+  danger with a fixed text.
 
 {numbers}
 

@@ -169,8 +169,8 @@ def shuffled(rows: Sequence[Prediction]) -> list[Check]:
         return []  # no shared word, as in a language without spaces
     as_high = (1 + int(np.sum(scores >= own * (1 - 1e-9)))) / (1 + _SHUFFLES)
     ok = as_high <= (MAX_AS_HIGH if groups.max() + 1 >= ENOUGH_DIALOGUES else MAX_AS_HIGH_OF_FEW)
-    found = f"replies are {own:.3f} like their own dialogues, {scores.mean():.3f} like other ones"
-    return [Check("own replies, shuffled", ok, found if ok else f"{found}: no better than their own shuffled")]
+    found = f"the similarity of replies to their own dialogues is {own:.3f}, to others {scores.mean():.3f}"
+    return [Check("own replies, shuffled", ok, found if ok else f"{found}: no better than shuffled replies")]
 
 
 def _dialogues(rows: Sequence[Prediction]) -> Int[np.ndarray, " N"]:

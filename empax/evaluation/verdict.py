@@ -159,13 +159,13 @@ def _use(shown: Sequence[Prediction]) -> list[Check]:
         changed = sum(row.response != text for row, text in known)
         found = f"exemplars change {share(changed, len(known))} replies"
         checks.append(Check("use of exemplars", changed > 0, found if changed else f"{found}: retrieval is unused"))
-    for note, than in (("nll_without_exemplars", ""), ("nll_of_other_exemplars", ", those of other contexts not")):
+    for note, than in (("nll_without_exemplars", "none"), ("nll_of_other_exemplars", "those of another context")):
         noted: list[list[Any]] = [[row.notes.get(name) for name in ("nll", note, "num_tokens")] for row in shown]
         known = [numbers for numbers in noted if all(isinstance(value, (int, float)) for value in numbers)]
         tokens = sum(count for *_, count in known)
         if len(known) >= MIN_ROWS and tokens:
             used = sum(without - with_them for with_them, without, _ in known) / tokens
-            found = f"exemplars lower the loss by {used:.4f} nats a token{than}"
+            found = f"exemplars lower the loss by {used:.4f} nats a token, compared with {than}"
             found = found if used > 0 else f"{found}: retrieval is unused"
             checks.append(Check("nats from exemplars", used > 0, found))
     return checks

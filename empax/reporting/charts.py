@@ -127,7 +127,7 @@ def beside(
             ends = f'x1="{place(low):.1f}" x2="{place(high):.1f}"'
             svg.append(f'<line class="line {kind}" {ends} y1="{height:g}" y2="{height:g}"/>')
         svg.append(f'<circle class="dot {kind}" cx="{place(value):.1f}" cy="{height:g}" r="3.5">{title}</circle>')
-    return _svg(left + width + 20, bottom + 20, svg, f"{label}, this run beside {', '.join(others)}")
+    return _svg(left + width + 20, bottom + 20, svg, f"{label}, this run compared with {', '.join(others)}")
 
 
 def share_bars(shares: Mapping[str, Mapping[str, float]]) -> str:

@@ -113,7 +113,7 @@ def _notes(found: Comparison) -> list[str]:
     pairs = "1 pair" if made["pairs"] == 1 else f"{made['pairs']} pairs"
     notes = [
         f"p: two-sided, {made['test']}, outputs swapped {unit} by {unit} {made['samples']:,} times. "
-        f"p Holm: p corrected over {made['tests']} tests ({pairs}, {made['metrics']} metrics). p boot: of as many "
+        f"p Holm: p corrected over {made['tests']} tests ({pairs}, {made['metrics']} metrics). p boot: from as many "
         f"bootstrap resamples of {unit}s; Distinct, Sent-Std and Top-5 have none."
     ]
     if any("equal" in cell for pair in found["pairs"] for cell in pair["metrics"].values()):

@@ -17,11 +17,11 @@ CLEANED = ":moel"
 """Suffix of metrics that clean both sides as MoEL's authors did."""
 
 NOTE = (
-    "Values with 95% intervals over dialogues, or over rows without ids: by the bootstrap; of Dist, Sent-Std and Top-5 "
-    "by parts of the rows. Top-5 is the share of the five commonest clauses. BLEU, Dist, accuracies, F1, Top-5 and "
-    "exemplar match in percent, ROUGE-L and sentiment MAE as fractions. “As published” rows are copied from the "
-    "papers, which do not all state the unit of their perplexities. “Released outputs” are scored by this code on the "
-    "rows that their authors published."
+    "Values with 95% intervals over dialogues, or over rows if ids name no dialogues: by the bootstrap, and for Dist, "
+    "Sent-Std and Top-5 by parts of the rows. Top-5 is the share of the five most frequent clauses. BLEU, Dist, "
+    "accuracies, F1, Top-5 and exemplar match are percentages, ROUGE-L and sentiment MAE fractions. “As published” "
+    "rows are copied from the papers, which do not all state the unit of their perplexities. “Released outputs” are "
+    "scored by this code on the rows that their authors published."
 )
 
 HEADLINE = (
@@ -107,7 +107,7 @@ def _not_comparable(report: Report) -> str:
     for metric, why in report["notes"].get("not_comparable", {}).items():
         reasons.setdefault(why, []).append(metric_title(metric))
     told = "; ".join(f"{', '.join(metrics)}: {why}" for why, metrics in reasons.items())
-    return f"{APART} As published not comparable with ours. {told}." if told else ""
+    return f"{APART} The published number is not comparable with ours. {told}." if told else ""
 
 
 def _peer_keys(report: Report) -> dict[str, str]:
@@ -130,7 +130,7 @@ def _beside_peers(report: Report) -> Results:
         rows.append(("peer", f"{name}, {found['rows']:,} rows" if found else name, cells(values)))
     absent = "; ".join(f"{name}: {why}" for name, why in report["peers_absent"].items())
     why = f"Released outputs are absent: {absent}." if absent else ""
-    return Results(f"{report['test_set']['title']}, beside released outputs; {_CLEANED_ALIKE}.", names, rows, why)
+    return Results(f"{report['test_set']['title']}, with released outputs; {_CLEANED_ALIKE}.", names, rows, why)
 
 
 class Panel(NamedTuple):
@@ -157,7 +157,7 @@ def panels(report: Report) -> tuple[list[Panel], str]:
         made.append(Panel(name, own, others))
     if not any(panel.others for panel in made):
         return made, ""
-    how = f"Beside released outputs, scored by this code: {_CLEANED_ALIKE}." if keys else "Beside what papers print."
+    how = f"Compared with released outputs, scored by this code: {_CLEANED_ALIKE}." if keys else "Compared with papers."
     return made, how
 
 

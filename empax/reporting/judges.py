@@ -134,7 +134,7 @@ def text(found: Mapping[str, Any]) -> str:
     ]
     width = max(map(len, found["judges"])) + 2
     lines.append(" " * width + "".join(title.ljust(50) for title in PARTS.values()).rstrip())
-    for title, named in (("", found["judges"]), ("beside the person's reply:", found["references"])):
+    for title, named in (("", found["judges"]), ("compared with the person's reply:", found["references"])):
         lines += [title] if title else []
         for name, parts in named.items():
             cells = [_cell(parts[part]) if part in parts else "" for part in PARTS]

@@ -19,17 +19,17 @@ _LICENCES = {
     "empathetic_dialogues": (
         "cc-by-nc-4.0",
         "EmpatheticDialogues (Rashkin et al. 2019) is under CC BY-NC 4.0, for non-commercial use; "
-        "weights trained on it should be taken to be, too.",
+        "treat weights trained on it in the same way.",
     ),
     "sample": ("apache-2.0", "The built-in sample was written for empax and is under its licence, Apache-2.0."),
 }
 """Name of the data → the Hub's name of the licence, and a sentence."""
 
-_UNKNOWN = ("other", "The licence of the training data applies; find it out before you pass the model on.")
+_UNKNOWN = ("other", "The licence of the training data applies; look it up before you pass the model on.")
 
 _LIMITS = (
     "For research on empathetic dialogue. It is no therapy, no counselling and no crisis line: replies imitate what "
-    "people wrote, prejudices included, and nobody reads what is written to it. Nothing in this folder watches for "
+    "people wrote, prejudices included, and nobody reads the messages. Nothing in this folder watches for "
     "messages that speak of self-harm or danger; `python -m empax.chat` answers some of them with a fixed text. Encode "
     "what users write with `split_special_tokens=True`, or they can write control tokens.\n"
 )

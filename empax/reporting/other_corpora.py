@@ -88,6 +88,6 @@ def _note(corpus: str, group: Mapping[str, Mapping[str, Any]]) -> str:
         return f"{counted}."
     where, _ = OTHER_CORPORA[corpus]
     return (
-        f"{counted}. Nothing was trained on this corpus. As published: {where}, which leaves open which turns are "
+        f"{counted}. No model was trained on this corpus. As published: {where}, which does not say which turns are "
         "answered and which BLEU is meant; its ROUGE-L is divided by 100."
     )

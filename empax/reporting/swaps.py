@@ -81,8 +81,8 @@ def beside_none(reports: Mapping[str, Report]) -> Table:
         if name != "none"
     ]
     note = (
-        f"Nats a reply beside none, of {first['rows']:,} references each, by the same model within a column; paired, "
-        "with 95% intervals over dialogues."
+        f"Nats per reply, compared with no exemplars, over {first['rows']:,} references. Each column is one model. "
+        "Differences are paired, with 95% intervals over dialogues."
     )
     return Table(TITLE, note, ["given", *(f"− none, {name}" for name in found)], rows)
 
@@ -108,11 +108,11 @@ def _likelihoods(title: str, found: Mapping[str, Any]) -> Table:
     counts = {_GIVEN[name]: one["with_too_few"] for name, one in found["given_about"].items()}
     short = [f"{name}: {count:,}" for name, count in counts.items() if count]
     note = (
-        f"{found['meaning']} Negative log-likelihoods of {found['rows']:,} references{chosen} in nats, by the same "
-        f"model (stage {found['stage']}), shown {found['exemplars']} exemplars of training, never of the own dialogue "
-        "or situation. Same turn: as many turns before the reply. Same emotion: the gold emotion of the dialogue. "
-        f"Nearest to the gold reply: an oracle, by vectors of {_reader(found['nearest'])}. Differences are paired, "
-        "with 95% intervals over dialogues; another seed of training is not in them."
+        f"{found['meaning']} Negative log-likelihoods of {found['rows']:,} references{chosen} in nats, by one model "
+        f"(stage {found['stage']}) that reads {found['exemplars']} exemplars from the training split, never from the "
+        "row's own dialogue or situation. Same turn: as many turns before the reply. Same emotion: the gold emotion of "
+        f"the dialogue. Nearest to the gold reply: an oracle, by vectors of {_reader(found['nearest'])}. Differences "
+        "are paired, with 95% intervals over dialogues, which do not cover the variation between training seeds."
         + (f" Rows with fewer exemplars: {'; '.join(short)}." if short else "")
         + "".join(f" {_GIVEN[name]} is absent: {why}." for name, why in found["absent"].items())
     )
@@ -128,8 +128,8 @@ def _parts(title: str, found: Mapping[str, Any]) -> Table:
             [_GIVEN[name], *(_difference(beside, key) if beside else f"{cells[key]['value']:.3f}" for key in shown)]
         )
     note = (
-        "Nats a reply: of its own exemplars the values, of all others the differences to these. The three parts add up "
-        "to the negative log-likelihood."
+        "Nats per reply: values for the system's own exemplars, and for the others the differences from them. The "
+        "three parts add up to the negative log-likelihood."
     )
     return Table(f"{title}: where in the reply", note, ["given", "first token", "between", "end"], rows)
 
@@ -154,10 +154,9 @@ def _recall(found: Mapping[str, Any]) -> Table:
     names = [f"gold_recall_at_{k}:{recall['among']}" for k in RECALL_AT]
     rows = [[_reader(name), *(_value(cells[key], 1) for key in names)] for name, cells in recall["by"].items()]
     note = (
-        f"Contexts whose gold reply is among the first {', '.join(map(str, RECALL_AT))} of {recall['among']:,}, the "
-        "others being of training, in percent with 95% intervals over dialogues. Every retriever reads replies alone "
-        "here, without their contexts and emotions. What helps a generator is another question: the likelihoods "
-        "answer it."
+        f"Share of contexts, in percent, whose gold reply ranks among the first {', '.join(map(str, RECALL_AT))} of "
+        f"{recall['among']:,}: itself and training replies, with 95% intervals over dialogues. Every retriever reads "
+        "replies alone here, without their contexts and emotions. The likelihoods show what helps a generator."
     )
     head = ["retriever", *(f"recall@{k} ↑" for k in RECALL_AT)]
     return Table(f"Gold replies among {recall['among']:,}", note, head, rows)
@@ -188,4 +187,4 @@ def chart(found: Mapping[str, Any]) -> str:
     name = f"minus_{BESIDE[1]}"
     differences = {_GIVEN[given]: cells[name]["nll"] for given, cells in _in_order(found["given"]) if name in cells}
     rows = {given: (one["value"], one["low"], one["high"]) for given, one in differences.items()}
-    return intervals(rows, label="NLL of the reference beside no exemplars, nats a reply (left: likelier)")
+    return intervals(rows, label="NLL compared with no exemplars, nats per reply (left: likelier)")

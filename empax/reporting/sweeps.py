@@ -25,8 +25,9 @@ _ABOUT = (
     "metrics of the report its 95% interval over test rows."
 )
 _ABOUT_PAIRS = (
-    "Mean difference of runs with the same seed [95% t-interval], not corrected for being several. Of an arm that is "
-    "chosen by these test metrics they say too much: choose by a validation metric, or with evaluate.split=validation."
+    "Mean difference between runs with the same seed [95% t-interval], not corrected for multiple testing. An arm that "
+    "is chosen by its test metrics looks better than it is: choose by a validation metric, or with "
+    "evaluate.split=validation."
 )
 
 

@@ -111,8 +111,8 @@ def few_note(rows: Mapping[str, Any]) -> str:
         )
         return f"{name}: intervals have no width, and no difference is significant."
     note = (
-        f"Of {count} {unit} intervals are widened by Student's t; those of BLEU-3, BLEU-4, Sent-Std and perplexity per "
-        "word are too narrow."
+        f"With {count} {unit} intervals are widened by Student's t; those of BLEU-3, BLEU-4, Sent-Std and perplexity "
+        "per word are too narrow."
     )
     least = 2.0 ** (1 - count)
     return f"{note} No p is below {least:.4f}." if least > 0.0005 else note
@@ -126,7 +126,7 @@ def text_note(names: Iterable[str]) -> str:
             groups.setdefault("raw", {})[metric_title(name)] = None
         elif key := normalisation(name):
             groups.setdefault(key, {})[re.sub(r"^(BLEU|Dist)-\d$", r"\1", TITLES[name.partition(":")[0]])] = None
-    return "; ".join(f"{NORMALISATIONS[key]} ({', '.join(group)})" for key, group in groups.items()) or "none is read"
+    return "; ".join(f"{NORMALISATIONS[key]} ({', '.join(group)})" for key, group in groups.items()) or "not used"
 
 
 def intervals(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[str, str]]:

@@ -67,8 +67,9 @@ def test_a_sound_run_passes_every_check_and_says_how_many():
          "copies of exemplars", "32 of 32 replies are copies"),
         (changed(response="another"), "use of exemplars", "exemplars change 0 of 32 replies: retrieval is unused"),
         (noted(nll_without_exemplars=None, nll_of_other_exemplars=10.0), "nats from exemplars",
-         "by 0.0000 nats a token, those of other contexts not: retrieval is unused"),
-        (noted(nll_without_exemplars=10.0), "nats from exemplars", "by 0.0000 nats a token: retrieval is unused"),
+         "by 0.0000 nats a token, compared with those of another context: retrieval is unused"),
+        (noted(nll_without_exemplars=10.0), "nats from exemplars",
+         "by 0.0000 nats a token, compared with none: retrieval is unused"),
     ],
 )  # fmt: skip
 def test_each_degeneracy_is_found_and_named_on_top(rows, name, said):

@@ -92,7 +92,7 @@ def test_each_corpus_has_its_table_with_intervals_and_what_was_published(made):
     assert "0.092" in table[4]  # printed as 9.21
     assert "(" in table[3]  # intervals
     assert "Emotion" not in table[0]
-    drawn = "4 of 9 turns answered, of dialogues drawn at random. Nothing was trained"
+    drawn = "4 of 9 turns answered, of dialogues drawn at random. No model was trained"
     assert any(line.startswith(drawn) for line in lines)
     assert any(line.startswith("4 of 9 turns answered. ") for line in lines)
     rows = lines[lines.index("## Rows scored") :]  # of the main evaluation

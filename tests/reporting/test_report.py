@@ -505,13 +505,13 @@ def test_each_leading_metric_stands_beside_what_it_may_be_compared_with(known):
     assert by_name["bleu_2"].ours == found["variants"]["bleu_2:moel"]  # cleaned as theirs are
     assert by_name["bleu_2"].others == {"moel": {"value": 8.16, **value}}
     assert not by_name["distinct_2"].others
-    assert how.startswith("Beside released outputs")
+    assert how.startswith("Compared with released outputs")
     page_ = report.page.html(found)
     (svg,) = re.findall(r'<figure class="card">.*?(<svg.*?</svg>)', page_, re.DOTALL)[:1]
     texts = [node.text for node in ElementTree.fromstring(svg).iter() if node.tag.endswith("text")]
     assert texts[-2:] == ["this run", "moel"]
     papers, how = content.panels(made(peers={}))
-    assert how == "Beside what papers print."
+    assert how == "Compared with papers."
     shown = {panel.name: panel.others for panel in papers}
     assert shown["bleu_2"]["T5 + REG"] == {"value": REG_PAPER["T5 + REG"]["bleu_2"]}
     apart = {"not_comparable": {"bleu_2": "another tokenizer"}}
