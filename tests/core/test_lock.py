@@ -77,6 +77,9 @@ def test_a_process_of_the_same_number_after_a_reboot_is_another(tmp_path):
     assert "on elsewhere" in holder(files)
     with writing(files):  # the kernel knows better
         pass
+    for damaged in ("", "[]", '{"pid": 1}'):
+        files.lock.write_text(damaged)
+        assert holder(files) == ""
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):

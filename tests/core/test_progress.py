@@ -41,14 +41,26 @@ def test_the_time_left_is_that_of_what_is_left(quick, monkeypatch):
     monkeypatch.setattr(progress.time, "monotonic", lambda: 400.0)
     assert shown.line() == "None: 600 of 1000 steps (60%), 10 min left"
     shown.close()
+    assert Progress(None, total=0, unit="steps").line() == "None: 0 of 0 steps (0%), the first are not done yet"
 
 
-def test_without_a_label_nothing_is_said(quick, caplog, capsys):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_without_a_label_nothing_is_said(quick, caplog, capsys, monkeypatch, terminal):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     with caplog.at_level(logging.INFO, logger="empax"), Progress(None, total=4, unit="texts") as shown:
         shown.advance()
         time.sleep(0.15)
     assert not caplog.messages
     assert not capsys.readouterr().err
+
+
+def test_a_terminal_has_a_bar_and_no_lines(quick, caplog, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with caplog.at_level(logging.INFO, logger="empax"), Progress("keys", total=4, unit="texts") as shown:
+        shown.advance(4)
+        time.sleep(0.15)
+    assert "keys: 100%" in capsys.readouterr().err
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
