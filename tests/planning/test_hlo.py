@@ -319,32 +319,26 @@ EACH = 4 * 1024
             "%s = ((f32[1024]), f32[256], s32[]) async-start(%p), calls=%twice_reduced\n %d = f32[256] async-done(%s)",
             (3 + 1.25) * EACH, "reduce-scatter", EACH,  # the sum reads its operand twice
         ),
-    ],
-)  # fmt: skip
-def test_a_collective_that_starts_and_ends_apart_counts_once(lines, traffic, kind, size):
-    work = Program(BESIDE.replace("LINES", lines)).work()
-    assert work.hbm_bytes == traffic
-    assert [(one.kind, one.count, one.bytes, one.largest) for one in work.collectives] == [(kind, 1, size, size)]
-
-
-@pytest.mark.parametrize(
-    ("lines", "traffic"),
-    [
-        ("%s = (f32[1024]{0:S(1)}, f32[1024], u32[]) copy-start(%p)\n %d = f32[1024]{0:S(1)} copy-done(%s)", EACH),
+        (
+            "%s = (f32[1024]{0:S(1)}, f32[1024], u32[]) copy-start(%p)\n %d = f32[1024]{0:S(1)} copy-done(%s)",
+            EACH, "", 0,
+        ),
         (
             "%s = ((f32[1024]), f32[256]{0}, s32[]) slice-start(%p), slice={[0:256]}\n %d = f32[256] slice-done(%s)",
-            0.5 * EACH,
+            0.5 * EACH, "", 0,
         ),
         (
             "%s = ((f32[1024]), f32[1024], s32[]) fusion-start(%p), kind=kLoop, calls=%doubled\n"
             " %d = f32[1024] fusion-done(%s)",
-            2 * EACH,
+            2 * EACH, "", 0,
         ),
     ],
-)
-def test_other_work_that_runs_beside_counts_once_too(lines, traffic):
+)  # fmt: skip
+def test_what_starts_and_ends_apart_counts_once(lines, traffic, kind, size):
     work = Program(BESIDE.replace("LINES", lines)).work()
-    assert (work.hbm_bytes, work.collectives) == (traffic, ())
+    assert work.hbm_bytes == traffic
+    expected = [(kind, 1, size, size)] if kind else []
+    assert [(one.kind, one.count, one.bytes, one.largest) for one in work.collectives] == expected
 
 
 def test_what_cannot_be_read_says_so():
