@@ -2,11 +2,14 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from empax.core.memory import peak_memory
 
 # A thread takes, touches and frees a block of 64 MB again and again; page faults of all but the first time.
 _PROGRAM = """
@@ -51,6 +54,12 @@ def test_what_a_thread_frees_it_gets_again_without_page_faults():
     assert _faults("keep") < pages / 8
     assert _faults("leave") > pages
     assert _faults("keep", MALLOC_MMAP_THRESHOLD_="1048576") > pages  # the user's choice is left alone
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="files of Linux")
+def test_the_peak_is_in_bytes():
+    highest = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert 0.5 < peak_memory() / (1024 * int(highest[1])) < 100
 
 
 _GIVEN_BACK = """

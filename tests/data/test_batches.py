@@ -197,7 +197,7 @@ def test_collate():
     ("wrong", "message"),
     [
         ({"batch_size": 0}, "batch_size = 0"),
-        ({"buckets": (16, 8)}, "ascending"),
+        *(({"buckets": buckets}, "ascending") for buckets in ((16, 8), (8, 8), (0, 8))),
         ({"buckets": ()}, "at least one"),
         ({"seed": -1}, "seed = -1"),
     ],
@@ -212,6 +212,8 @@ def test_no_examples_and_no_targets_are_refused():
         make_batches(SequenceExamples([], [], pad_id=PAD, max_target_tokens=4), 0, 1)
     with pytest.raises(ValueError, match="a target is empty"):
         SequenceExamples([[1]], [[]], pad_id=PAD, max_target_tokens=4)
+    with pytest.raises(ConfigError, match="max_target_tokens = 0 must be at least 1"):
+        SequenceExamples([[1]], [[1]], pad_id=PAD, max_target_tokens=0)
     with pytest.raises(ValueError, match="1 sources and 2 targets"):
         SequenceExamples([[1]], [[1], [2]], pad_id=PAD, max_target_tokens=4)
 

@@ -130,6 +130,9 @@ def test_source_always_fits_and_never_loses_attributes(max_tokens, num_context, 
 def test_source_without_room_is_refused():
     with pytest.raises(ConfigError, match="max_tokens = 8 leaves 3 tokens beside 5 attribute tokens and separators"):
         source([10], [20], 8)
+    assert render_source([50], [10, 11, 12], sep_id=SEP, max_tokens=3) == [50, 11, 12]
+    with pytest.raises(ConfigError, match="max_tokens = 2 leaves 1 tokens beside 1"):
+        render_source([50], [10], sep_id=SEP, max_tokens=2)
 
 
 def test_target_keeps_its_end():

@@ -26,19 +26,22 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     assert spans.read_spans(path, [INSTANCE, Instance("b#2", ("x",), "y", "")]) == [example]
 
 
-WRONG = {
-    "no instance 'b#2'": {"id": "b#2", "turn": 0, "start": 0, "end": 1},
-    "found id, start, end": {"id": "a#4", "start": 0, "end": 1},
-    "whole numbers": {"id": "a#4", "turn": 0, "start": 0.5, "end": 1},
-    "not within a context of 3 turns": {"id": "a#4", "turn": 0, "start": 3, "end": 13},
-    "turn 1 is the listener's": {"id": "a#4", "turn": 1, "start": 0, "end": 2},
-}
-
-
-@pytest.mark.parametrize("said", WRONG)
-def test_a_broken_file_is_refused(said, tmp_path):
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"id": "b#2", "turn": 0, "start": 0, "end": 1}, "no instance 'b#2'"),
+        ({"id": "a#4", "start": 0, "end": 1}, "found id, start, end"),
+        ({"id": "a#4", "turn": 0, "start": 0.5, "end": 1}, "whole numbers"),
+        ({"id": "a#4", "turn": 1, "start": 0, "end": 2}, "turn 1 is the listener's"),
+        *(
+            ({"id": "a#4", "turn": turn, "start": start, "end": end}, "not within a context of 3 turns")
+            for turn, start, end in ((0, 3, 13), (0, -1, 2), (0, 2, 2), (-1, 0, 1), (3, 0, 1))
+        ),
+    ],
+)
+def test_a_broken_file_is_refused(row, said, tmp_path):
     path = tmp_path / "spans.jsonl"
-    path.write_text(json.dumps(WRONG[said]) + "\n")
+    path.write_text(json.dumps(row) + "\n")
     with pytest.raises(DataError, match=rf"row 1: .*{said}"):
         spans.read_spans(path, [INSTANCE])
 
@@ -101,6 +104,7 @@ def test_the_oldest_ids_are_cut_and_the_first_and_the_speaker_stay(tokenizer):
         assert cut.places[2:] == whole.places[2 - len(cut.ids) :]
     pieces, cut = placed(tokenizer), placed(tokenizer, max_tokens=6)
     assert cut.ids == [pieces.ids[0], *pieces.ids[-5:]]
+    assert placed(tokenizer, max_tokens=2).ids == [pieces.ids[0], pieces.ids[-1]]
     with pytest.raises(ConfigError, match="max_tokens = 1"):
         placed(tokenizer, max_tokens=1)
 

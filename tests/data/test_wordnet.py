@@ -45,15 +45,9 @@ def test_inflected_forms_are_found_by_rules_and_by_lists_of_exceptions(wordnet):
 
 
 def test_common_irregular_plurals_need_no_list():
-    words = {
-        "children": "child",
-        "feet": "foot",
-        "wives": "wife",
-        "potatoes": "potato",
-        "women": "woman",
-        "mice": "mouse",
-    }
-    assert {plural for plural, one in words.items() if one not in base_forms(plural, "noun")} == set()
+    pairs = "children child, feet foot, wives wife, potatoes potato, women woman, mice mouse"
+    for plural, one in map(str.split, pairs.split(",")):
+        assert one in base_forms(plural, "noun")
 
 
 def test_each_relation_is_read_from_its_pointers_and_from_the_gloss(wordnet):
