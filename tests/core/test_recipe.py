@@ -35,6 +35,7 @@ def config():
         ("train.buckets", "a, b,", ("a", "b")),
         ("train.buckets", "", ()),
         ("train.flag", "True", True),
+        ("train.flag", "false", False),
         ("train.patience", "none", None),
         ("name", "None", None),
         ("name", "none", "none"),

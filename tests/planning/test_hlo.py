@@ -319,6 +319,11 @@ EACH = 4 * 1024
             "%s = ((f32[1024]), f32[256], s32[]) async-start(%p), calls=%twice_reduced\n %d = f32[256] async-done(%s)",
             (3 + 1.25) * EACH, "reduce-scatter", EACH,  # the sum reads its operand twice
         ),
+        (  # in fast memory
+            "%s = f32[1024]{0:S(1)} copy(%p)\n"
+            f" %r = f32[1024]{{0:S(1)}} all-reduce(%s), {FOUR}, to_apply=%add",
+            EACH, "all-reduce", EACH,
+        ),
         (
             "%s = (f32[1024]{0:S(1)}, f32[1024], u32[]) copy-start(%p)\n %d = f32[1024]{0:S(1)} copy-done(%s)",
             EACH, "", 0,
@@ -337,8 +342,9 @@ EACH = 4 * 1024
 def test_what_starts_and_ends_apart_counts_once(lines, traffic, kind, size):
     work = Program(BESIDE.replace("LINES", lines)).work()
     assert work.hbm_bytes == traffic
-    expected = [(kind, 1, size, size)] if kind else []
-    assert [(one.kind, one.count, one.bytes, one.largest) for one in work.collectives] == expected
+    sent = size * {"collective-permute": 1.0, "all-reduce": 1.5}.get(kind, 0.75)  # by one of four
+    expected = [(kind, 1, size, size, sent)] if kind else []
+    assert [(one.kind, one.count, one.bytes, one.largest, one.sent) for one in work.collectives] == expected
 
 
 def test_what_cannot_be_read_says_so():
