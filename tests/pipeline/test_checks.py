@@ -198,6 +198,22 @@ EMPRL = {
 }  # fmt: skip
 
 
+OTHERS = {
+    "room for an exemplar in a prompt": (reg_llm, {"reg.layout.max_passage_tokens": 48},
+        r"max_context_tokens = 56, with 48 tokens beside it, is more than the longest of config\.exemplars"),
+    "identifiers and buckets": (empathy_identifiers, {"identifiers.max_context_tokens": 17}, "set it to at most 16"),
+    **{f"tokens that no vocabulary of {recipe.__name__} has": (recipe, {f"{name}.decoding.suppress_tokens": [10**6]},
+        rf"config\.{name}\.decoding\.suppress_tokens names the token 1000000; it must be below")
+       for recipe in (lempex, nec, reflectdiffu, classic) for name in [recipe.__name__.rpartition(".")[2]]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("recipe", "changes", "message"), OTHERS.values(), ids=OTHERS)
+def test_a_mistake_in_other_systems_is_told_before_any_work(recipe, changes, message, tmp_path, refused):
+    found = refused(changed(plain(recipe.get_config("tiny")), changes), tmp_path / "run")
+    assert re.search(message, found), found
+
+
 @pytest.mark.parametrize(("system", "name"), [*(("reg", name) for name in REG), *(("emprl", name) for name in EMPRL)])
 def test_a_mistake_is_told_before_any_work(reg, emprl, tmp_path, system, name, refused):
     config, (changes, message) = (reg, REG[name]) if system == "reg" else (emprl, EMPRL[name])
@@ -244,12 +260,6 @@ def test_reasons_are_marked_before_contexts_are_embedded_by_them(emprl, tmp_path
     assert "no stage before 'ppo' marks reasons" in refused(config, tmp_path / "run")
 
 
-def test_a_prompt_needs_room_for_an_exemplar_beside_the_context(tmp_path, refused):
-    config = changed(plain(reg_llm.get_config("tiny")), {"reg.layout.max_passage_tokens": 48})
-    found = refused(config, tmp_path / "run")
-    assert "max_context_tokens = 56, with 48 tokens beside it, is more than the longest of config.exemplars" in found
-
-
 def test_a_loss_is_tried_on_sources_of_several_passages_where_a_stage_reads_them(reg, tmp_path, monkeypatch, refused):
     made = types.ModuleType("long_sources")
     vars(made).update(long=lambda logits, batch: batch.source_mask.sum(axis=1).astype("float32"))
@@ -268,14 +278,6 @@ def test_a_system_without_exemplars_counts_none_and_copies_none():
     for recipe, section in ((lempex, "lempex"), (nec, "nec"), (emprl_transformer, "emprl")):
         with pytest.raises(ConfigError, match=r"neighbours\.knn_weight = 0\.1: this system answers without neighbours"):
             make_plan(changed(plain(recipe.get_config("tiny")), {f"{section}.neighbours": {"knn_weight": 0.1}}))
-
-
-@pytest.mark.parametrize("recipe", [lempex, nec, reflectdiffu, classic])
-def test_every_system_is_told_of_tokens_that_no_vocabulary_has(recipe, tmp_path, refused):
-    config = plain(recipe.get_config("tiny"))
-    where = f"{config['system']}.decoding"
-    found = refused(changed(config, {f"{where}.suppress_tokens": [10**6]}), tmp_path / "run")
-    assert f"config.{where}.suppress_tokens names the token 1000000; it must be below" in found
 
 
 def test_tokens_that_a_trained_vocabulary_lacks_are_told_once_it_is_trained(tmp_path):
@@ -403,13 +405,6 @@ def test_identifiers_that_read_otherwise_cannot_reward_together(emprl, tmp_path,
     assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))
     other["encoder"] = {"pretrained": "minilm"}
     assert "'minilm' have different tokenizers; set the same" in refused(config, tmp_path / "run")
-
-
-def test_identifiers_fit_their_buckets(tmp_path, refused):
-    config = plain(empathy_identifiers.get_config("tiny"))
-    longest = config["identifiers"]["buckets"][-1]
-    config["identifiers"]["max_context_tokens"] = longest + 1
-    assert f"set it to at most {longest}" in refused(config, tmp_path / "run")
 
 
 def own_corpus(folder, emotion):

@@ -167,6 +167,9 @@ def test_a_comet_is_trained_from_a_wheel_or_a_folder(folder, tmp_path):
     whole, small = (plain(comet_t5.get_config(arg)) for arg in (name, f"{name},tiny"))
     assert list(make_plan(small).stages) == list(make_plan(whole).stages)
     assert whole["seq2seq"]["generator"]["pretrained"] == (name or "flan-t5-small-titles")
+    assert [small["seq2seq"]["generator"].get(key) for key in ("pretrained", "preset")] == (
+        [name, None] if name else [None, "t5-tiny"]
+    )
 
 
 def test_quickstart_is_sound_and_needs_no_download():
@@ -234,11 +237,7 @@ def test_every_ablation_is_a_switch(config, path):
         ("reg.decoding.early_stopping", "nevr", r"early_stopping = 'nevr' .* it must be bool\. Or: .* one of 'never'"),
         ("evaluate.split", "tets", r"config\.evaluate: split = 'tets' must be one of train, validation, test"),
         ("index.queries", {"tset": 0}, r"config\.index: queries has 'tset' = 0; it maps train, validation, test"),
-        (
-            "mesh.logical",
-            {"embd": "fsdp"},
-            r"mesh\.logical: 'embd' = 'fsdp' is not allowed; axes of parameters are embed",
-        ),
+        ("index.quality", {"test": -1}, r"config\.index: quality has 'test' = -1; it maps train, validation, test"),
         ("sed", 1, r"config\.sed is not a setting of the run; did you mean 'seed'\?"),
         ("system", "rge", r"config\.system = 'rge' is not a module of empax/systems"),
         ("reg", ..., r"the config lacks its section config\.reg"),
