@@ -161,6 +161,16 @@ def test_reccon_gives_causes_in_the_turns_of_who_feels(tmp_path):
         spans.read_reccon(path)
 
 
+def test_a_file_names_the_turns_of_causes(tmp_path):
+    path = tmp_path / "causes.jsonl"
+    write_jsonl(path, [{"conv_id": "a", "emotion_cause": [0, 2]}, {"conv_id": "b", "emotion_cause": []}])
+    assert spans.read_cause_turns(path) == {"a": (0, 2), "b": ()}
+    for wrong in ({"conv_id": 1, "emotion_cause": []}, {"conv_id": "a"}, {"conv_id": "a", "emotion_cause": ["0"]}):
+        write_jsonl(path, [wrong])
+        with pytest.raises(DataError, match="row 1: it must have conv_id and emotion_cause, a list of turns"):
+            spans.read_cause_turns(path)
+
+
 @pytest.mark.real_data
 def test_the_real_causes(real_data):
     folder = spans.find_causes(real_data)

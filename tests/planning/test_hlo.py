@@ -1,5 +1,7 @@
 """Counting in compiled programs, on cases whose answer is known."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from empax.planning.hlo import Program
+from empax.planning.hlo_text import type_bytes
 
 DEVICES = 8
 
@@ -36,6 +39,12 @@ def test_batches_of_products_and_several_contracted_axes():
     work = work_of(lambda a, b: jnp.einsum("bhtn,bhsn->bhts", a, b), (2, 3, 5, 7), (2, 3, 11, 7))
     assert work.flops == 2 * 2 * 3 * 5 * 11 * 7
     assert work_of(lambda a, b: jnp.einsum("bthn,hnd->btd", a, b), (2, 5, 3, 7), (3, 7, 13)).flops == 2 * 10 * 21 * 13
+
+
+def test_bytes_are_those_that_the_names_of_types_say():
+    for name in ["s4", "u4", "s8", "u8", "f8e4m3fn", "f8e5m2", "s16", "u16", "bf16", "f16", "s32", "u32", "f32", "s64", "u64", "f64", "c64"]:
+        assert type_bytes(f"{name}[6,2]{{1,0:S(1)}}") == 12 * int(re.findall(r"\d+", name)[0]) / 8
+    assert type_bytes("(pred[3], token[], opaque[])") == 3
 
 
 KERNELS = """HloModule attention, entry_computation_layout={()->f32[]}
