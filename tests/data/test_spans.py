@@ -123,9 +123,10 @@ def test_ids_of_one_row_find_theirs_in_another(tokenizer):
 
 
 def test_neighbours_are_one_span_and_turns_are_apart():
-    row = PlacedRow([1] * 5, [Span(-1, 0, 0), Span(0, 0, 2), Span(0, 2, 6), Span(0, 7, 9), Span(1, 0, 3)])
-    assert row.spans([1, 1, 1, 0, 1]) == (Span(0, 0, 6), Span(1, 0, 3))
-    assert row.spans([0, 0, 0, 1, 1]) == (Span(0, 7, 9), Span(1, 0, 3))
+    places = [Span(-1, 0, 0), Span(0, 0, 2), Span(0, 2, 6), Span(0, 7, 9), Span(1, 0, 3), Span(1, 4, 8)]
+    row = PlacedRow([1] * 6, places)
+    assert row.spans([1, 1, 1, 0, 1, 0]) == (Span(0, 0, 6), Span(1, 0, 3))
+    assert row.spans([0, 0, 0, 1, 1, 1]) == (Span(0, 7, 9), Span(1, 0, 8))
     assert spans.marked(CONTEXT, [Span(0, 3, 11), Span(0, 0, 2)])[0] == "<em>My</em> <em>dog died</em>."
 
 

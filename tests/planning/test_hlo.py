@@ -42,7 +42,8 @@ def test_batches_of_products_and_several_contracted_axes():
 
 
 def test_bytes_are_those_that_the_names_of_types_say():
-    for name in ["s4", "u4", "s8", "u8", "f8e4m3fn", "f8e5m2", "s16", "u16", "bf16", "f16", "s32", "u32", "f32", "s64", "u64", "f64", "c64"]:
+    names = "s4 u4 s8 u8 f8e4m3fn f8e5m2 s16 u16 bf16 f16 s32 u32 f32 s64 u64 f64 c64"
+    for name in re.findall(r"\w+", names):
         assert type_bytes(f"{name}[6,2]{{1,0:S(1)}}") == 12 * int(re.findall(r"\d+", name)[0]) / 8
     assert type_bytes("(pred[3], token[], opaque[])") == 3
 
