@@ -37,9 +37,6 @@ class Outer:
 def test_types_of_fields_are_checked_as_those_of_settings_are():
     check_types(Outer("n", rate=2, sizes=(1, 2), limit=None, either="x"))
     for changes, message in (
-        ({"name": 5}, "^name = 5 is of type int; it must be str"),
-        ({"rate": "2"}, "^rate = '2' is of type str; it must be float"),
-        ({"mode": "c"}, "^mode = 'c' is not allowed"),
         ({"sizes": (1, "2")}, r"^sizes\[1\] = '2' is of type str; it must be int"),
         ({"limit": True}, "^limit = True is of type bool; it must be int"),
     ):

@@ -156,15 +156,6 @@ def test_smollm2_by_its_name():
     assert "<|im_start|>assistant" in ours.chat_template
 
 
-@pytest.mark.oracle
-@pytest.mark.slow
-def test_smollm2_writes_the_ids_that_transformers_writes():
-    ours, folder = small_tokenizers.of_wheel("smollm2"), NAMED["smollm2"]()
-    theirs = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=find_gguf(folder).name)
-    assert theirs(list(SMOLLM2), add_special_tokens=False)["input_ids"] == list(SMOLLM2.values())
-    assert ours.chat_template == theirs.chat_template
-
-
 def text(content):
     return struct.pack("<Q", len(content)) + content
 

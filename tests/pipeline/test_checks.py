@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import sys
-import time
 import types
 
 import pytest
@@ -509,15 +508,6 @@ def test_other_corpora_are_read_before_any_work(reg, tmp_path, refused):
     assert "reccon_dailydialog_valid" in refused(config, tmp_path / "run")
     (tmp_path / "reccon_dailydialog_valid.json").write_text("{}")
     assert "reccon_dailydialog_test" in refused(config, tmp_path / "run")  # the annotator is measured at its end
-
-
-@pytest.mark.parametrize("recipe", [reg_transformer, emprl_transformer, lempex, reflectdiffu])
-def test_a_sound_recipe_has_no_problems_and_is_checked_at_once(recipe, tmp_path):
-    config = plain(recipe.get_config("tiny"))
-    plan = make_plan(config)
-    begin = time.process_time()
-    assert not list(run.find_problems(plan, WorkDir(tmp_path / "run")))
-    assert time.process_time() - begin < 2.0
 
 
 def test_finished_stages_are_not_checked_again(reg, tmp_path):

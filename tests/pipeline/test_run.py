@@ -256,7 +256,6 @@ def test_every_ablation_is_a_switch(config, path):
         ("joint.buckets", [8, 4], "must be ascending"),
         ("joint.stpes", 3, r"config\.joint\.stpes is not a setting .* did you mean 'steps'\?"),
         ("joint.batch_size", 12, r"config\.joint: batch_size / .* = 12 cannot be split over 8 devices"),
-        ("index.store.scann.leafs", 2, r"config\.index\.store\.scann\.leafs is not a setting of ScannSettings"),
         ("annotate.classifiers", (), r"classifiers = \(\) must name at least one stage of attributes\.classifier"),
         ("evaluate.stage", ..., r"config\.evaluate lacks stage"),
         ("report.paper_row", "T6", r"paper_row = 'T6' is not a row"),
