@@ -98,7 +98,8 @@ def test_bucket_is_the_smallest_that_fits():
         assert bucket == 8 or longest > bucket // 2
         seen.add(bucket)
     assert seen == set(BUCKETS)
-    assert BatchPlan(np.array([30, 2, 3]), 4, BUCKETS, seed=0).plan(0)[1] == 32  # the first row counts as well
+    for lengths in ([30, 2, 3], [[30, 2], [2, 9], [3, 1]]):  # the first row counts as well, and no target does
+        assert BatchPlan(np.array(lengths), 4, BUCKETS, seed=0).plan(0)[1] == 32
 
 
 def test_sorting_in_windows_saves_padding():
