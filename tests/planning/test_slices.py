@@ -105,14 +105,6 @@ def test_what_is_tried_out_before_an_update_is_counted(config):
     assert lines["generator"].endswith("GFLOPs an update")
 
 
-@pytest.mark.slow
-def test_a_rollout_is_counted_as_well():
-    config = plain(emprl_transformer.get_config("tiny"))
-    decoding = config["ppo"]["rollout"]
-    short, long = (trials(config, "ppo", rollout={**decoding, "max_tokens": tokens}) for tokens in (8, 16))
-    assert 0 < short < long
-
-
 def work_of(lowered):
     return Program(lowered.compile().as_text()).work()
 
