@@ -149,6 +149,9 @@ def test_every_split_must_be_there(folder):
     (folder / "test.jsonl").touch()
     with pytest.raises(DataError, match=r"holds no test\*\.jsonl with a line in it; with"):
         find_files(folder)
+    (folder / "test.jsonl").write_text("\n\n")
+    with pytest.raises(DataError, match=r"line 2: the file ends without a dialogue; write one per line, or delete"):
+        check_files(folder)
     with pytest.raises(DataError, match=r"config\.data\.dir = ''"):
         find_files("")
 
