@@ -32,12 +32,14 @@ def write_rows(folder: Path, *rows: Mapping[str, Any]) -> Path:
     return folder
 
 
-def archive_of(raw: bytes, names: Iterable[str] = ("train", "valid", "test"), *, mode: str = "w:gz") -> bytes:
-    """An archive of EmpatheticDialogues, as its authors pack it, with `raw` as each of its files."""
+def archive_of(
+    raw: bytes, names: Iterable[str] = ("train", "valid", "test"), *, mode: str = "w:gz", **others: bytes
+) -> bytes:
+    """An archive of EmpatheticDialogues, as its authors pack it, with `raw` as each of its files but `others`."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode=mode) as tar:  # pyright: ignore[reportCallIssue, reportArgumentType]
         for name in names:
-            entry = tarfile.TarInfo(f"empatheticdialogues/{name}.csv")
-            entry.size = len(raw)
-            tar.addfile(entry, io.BytesIO(raw))
+            entry, content = tarfile.TarInfo(f"empatheticdialogues/{name}.csv"), others.get(name, raw)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
     return file.getvalue()

@@ -133,7 +133,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         return value if isinstance(value, hint) else to_settings(hint, value, where=where)
     if origin is tuple:
         return _convert_tuple(value, args, where)
-    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+    if origin in (dict, Mapping):
         if hasattr(value, "to_dict"):
             value = value.to_dict()
         if not isinstance(value, Mapping):
@@ -155,7 +155,7 @@ def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
 
 
 def _convert_tuple(value: Any, args: tuple[Any, ...], where: str) -> tuple[Any, ...]:
-    if isinstance(value, str) or not isinstance(value, (list, tuple)):
+    if not isinstance(value, (list, tuple)):
         raise ConfigError(f"{where} = {value!r} must be a list, like {[value]!r}.")
     if len(args) == 2 and args[1] is Ellipsis:
         return tuple(_convert(item, args[0], f"{where}[{i}]") for i, item in enumerate(value))

@@ -108,7 +108,7 @@ def verify(path: Path, *, stage: Path | None = None) -> None:
       DataError: a file is missing, truncated, changed or of other origin; the message names it and the remedy.
     """
     path = path.absolute()
-    around = [path.parents[0], *path.parents[1:3]] if stage is None else [stage.absolute()]
+    around = path.parents[:3] if stage is None else [stage.absolute()]
     found = next((folder for folder in around if (folder / "DONE").is_file()), None)
     if found is None:
         return

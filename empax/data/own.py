@@ -213,9 +213,10 @@ def load_dialogues(folder: str, *, beam: Sequence[str] = ()) -> dict[str, list[D
     ("--runner=FlinkRunner", ...) on a cluster with access to the folder and the cache.
 
     Raises:
-      DataError: see `find_files` and `read_file`; also if an id occurs twice in a split.
+      DataError: see `check_files`; also if an id occurs twice in a split.
       ConfigError: if `beam` has options and Beam is not installed.
     """
+    check_files(folder)
     prepared = cache_dir() / "tfds" / f"own-{files_hash(folder)}"
     from empax.data.builder import OwnDialogues, load
 

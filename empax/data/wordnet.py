@@ -175,11 +175,11 @@ class WordNet:
 
     @functools.lru_cache(maxsize=8)  # noqa: B019 - a handful of files for each database
     def _data(self, part: str) -> bytes:
-        return (self.folder / f"data.{part}").read_bytes()
+        return (self.folder / f"data.{part}").read_bytes() + b"\n"  # in case the last line has no end
 
     def _synset(self, part: str, offset: int) -> _Synset:
         data = self._data(part)
-        line = data[offset : data.find(b"\n", offset) if data.find(b"\n", offset) >= 0 else None]
+        line = data[offset : data.find(b"\n", offset)]
         where = f"{self.folder / f'data.{part}'}, byte {offset}"
         try:
             text = line.decode("ascii")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -67,9 +68,10 @@ def test_a_dead_writers_lock_is_taken_over_and_a_living_ones_is_not(tmp_path, ot
 
 
 def test_a_process_of_the_same_number_after_a_reboot_is_another(tmp_path):
-    files = WorkDir(tmp_path)
+    files = WorkDir(tmp_path / "runs" / "one")
     with writing(files):
         about = json.loads(files.lock.read_text())
+    assert about["started"].isdecimal() == Path("/proc/self/stat").exists()
     for changed in ({"boot": "an earlier one"}, {"started": "1"}):
         files.lock.write_text(json.dumps(about | changed))
         assert holder(files) == ""
@@ -77,6 +79,9 @@ def test_a_process_of_the_same_number_after_a_reboot_is_another(tmp_path):
     assert "on elsewhere" in holder(files)
     with writing(files):  # the kernel knows better
         pass
+    for damaged in ("", "[]", '{"pid": 1}'):
+        files.lock.write_text(damaged)
+        assert holder(files) == ""
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):

@@ -3,6 +3,7 @@
 from importlib import metadata
 
 import jax
+import numpy as np
 import pytest
 
 from configs import common
@@ -101,10 +102,25 @@ def test_the_log_names_the_form_and_jax_must_compute_on_the_gpu(command, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("device", "order"), [("cpu", "0 0 1 1 2 2"), ("gpu", "0 1 0 2 1 2")])
+def test_a_gpu_computes_while_the_next_batch_is_asked_for_and_none_is_lost(device, order):
+    said = []
+
+    def asked():
+        for number in range(3):
+            said.append(str(number))
+            yield number, {"array": jax.numpy.full(2, number)}
+
+    with machine.planned_for(device):
+        for number, found in machine.fetched(asked()):
+            said.append(str(number))
+            assert isinstance(found["array"], np.ndarray)
+            assert found["array"].tolist() == [number, number]
+    assert " ".join(said) == order
+
+
 def test_a_gpu_that_jax_passes_over_is_named(monkeypatch):
-    with pytest.raises(
-        ConfigError, match=r"machine=gpu was chosen .* cpu; repair its CUDA plugin, or write machine=cpu"
-    ):
+    with pytest.raises(ConfigError, match=r"was chosen .* cpu; repair its CUDA plugin, or write machine=cpu"):
         machine.check_gpu("classic:machine=gpu")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     machine.check_gpu("classic:machine=gpu")

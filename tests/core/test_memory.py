@@ -2,21 +2,27 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-# A thread takes, touches and frees a block of 64 MB again and again; page faults of all but the first time.
-_PROGRAM = """
+from empax.core.memory import peak_memory
+
+_BEGIN = """
 import ctypes, resource, sys, threading
-from empax.core.memory import keep_freed_memory
+from empax.core.memory import give_back_freed_memory, keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+"""
+
+# A thread takes, touches and frees a block of 64 MB again and again; page faults of all but the first time.
+_PROGRAM = f"""{_BEGIN}
 size = 64 << 20
 
 def touch():
@@ -53,16 +59,16 @@ def test_what_a_thread_frees_it_gets_again_without_page_faults():
     assert _faults("keep", MALLOC_MMAP_THRESHOLD_="1048576") > pages  # the user's choice is left alone
 
 
-_GIVEN_BACK = """
-import ctypes
-from empax.core.memory import give_back_freed_memory, keep_freed_memory
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="files of Linux")
+def test_the_peak_is_in_bytes():
+    highest = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert 0.5 < peak_memory() / (1024 * int(highest[1])) < 100
 
+
+_GIVEN_BACK = f"""{_BEGIN}
 def resident():
     return int(open("/proc/self/statm").read().split()[1])
 
-keep_freed_memory()
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
 size, before = 256 << 20, resident()
 block = libc.malloc(ctypes.c_size_t(size))
 ctypes.memset(block, 1, size)
@@ -78,7 +84,7 @@ print(kept - before, resident() - before, "hg" in flags)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
 def test_between_stages_it_is_given_back():
-    done = subprocess.run([sys.executable, "-c", _GIVEN_BACK], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", _GIVEN_BACK, "keep"], capture_output=True, text=True, check=True)
     kept, left = (int(pages) for pages in done.stdout.split()[:2])
     assert kept > (200 << 20) / os.sysconf("SC_PAGESIZE")
     assert left < kept / 8

@@ -158,3 +158,7 @@ def test_a_number_outside_its_range_is_told_the_range(bounds, share, message):
 def test_the_ends_of_a_range_belong_to_it_and_none_is_no_number():
     check_numbers(Numbers(0.0), "share", "count", least=0, below=1)
     check_numbers(Numbers(1.0), "share", "count", above=0, most=1)
+    for largest, wrong in ((Numbers(1e30, 2**31 - 1), Numbers(1.1e30)), (Numbers(-1e30), Numbers(count=2**31))):
+        check_numbers(largest, "share", "count")
+        with pytest.raises(ConfigError, match="must be at most"):
+            check_numbers(wrong, "share", "count")

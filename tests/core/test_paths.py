@@ -72,19 +72,11 @@ def test_a_folder_that_takes_no_files_is_refused_before_work(tmp_path, monkeypat
         check_folder(tmp_path / "new", "--output")
 
 
-@pytest.mark.parametrize("path", ["", None, 3, [], b""])
-def test_what_is_no_path_of_a_folder_is_named(path):
+@pytest.mark.parametrize("path", ["", None, 3, ["runs"], b""])
+def test_what_is_no_path_of_a_folder_is_named(path, home):
     with pytest.raises(ConfigError, match=r"workdir = .* must be the path of a folder"):
         given_folder(path, "workdir")
-    with pytest.raises(ConfigError, match=r"'a\\x00b' is not a path"):
-        given_folder("a\0b", "workdir")
-
-
-def test_a_folder_that_is_given_may_be_a_path_or_a_text(home):
+    for wrong in ("a\0b", *([] if isinstance(path, (str, bytes)) else [path])):
+        with pytest.raises(ConfigError, match="is not a path"):
+            expand(wrong)
     assert given_folder("~/run", "workdir") == given_folder(home / "run", "workdir") == home / "run"
-
-
-@pytest.mark.parametrize("path", [None, 3, ["runs"]])
-def test_what_is_no_path_is_named(path):
-    with pytest.raises(ConfigError, match="is not a path"):
-        expand(path)

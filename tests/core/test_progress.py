@@ -18,20 +18,27 @@ def quick(monkeypatch):
 
 @pytest.mark.parametrize("logging_is_set_up", [True, False])
 def test_a_redirected_log_has_a_line_now_and_then_with_the_time_left(quick, caplog, capsys, logging_is_set_up):
+    lines = []
+
+    def wait_for(words):
+        while not any(words in line for line in lines):
+            time.sleep(0.01)
+            lines[:] = caplog.messages if logging_is_set_up else [*lines, *capsys.readouterr().err.splitlines()]
+
     with (
         caplog.at_level(logging.INFO if logging_is_set_up else logging.WARNING, logger="empax"),
         Progress("keys", total=40, unit="texts", initial=10) as shown,
     ):
-        time.sleep(0.2)
+        wait_for("10 of 40")
         shown.advance(10)
-        time.sleep(0.2)
-    lines = caplog.messages if logging_is_set_up else capsys.readouterr().err.splitlines()
+        wait_for("20 of 40")
     assert lines[0] == "keys: 10 of 40 texts (25%), the next are not done yet"
     assert lines[-1].startswith("keys: 20 of 40 texts (50%), ")
-    assert lines[-1].endswith(" s left")
+    assert lines[-1].endswith(" left")
+    messages, printed = caplog.messages, capsys.readouterr().err
+    assert (bool(messages), logging_is_set_up and bool(printed)) == (logging_is_set_up, False)
     time.sleep(0.15)
-    assert not capsys.readouterr().err
-    assert len(caplog.messages) == (len(lines) if logging_is_set_up else 0)
+    assert (caplog.messages, capsys.readouterr().err) == (messages, "")
 
 
 def test_the_time_left_is_that_of_what_is_left(quick, monkeypatch):
@@ -41,14 +48,26 @@ def test_the_time_left_is_that_of_what_is_left(quick, monkeypatch):
     monkeypatch.setattr(progress.time, "monotonic", lambda: 400.0)
     assert shown.line() == "None: 600 of 1000 steps (60%), 10 min left"
     shown.close()
+    assert Progress(None, total=0, unit="steps").line() == "None: 0 of 0 steps (0%), the first are not done yet"
 
 
-def test_without_a_label_nothing_is_said(quick, caplog, capsys):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_without_a_label_nothing_is_said(quick, caplog, capsys, monkeypatch, terminal):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     with caplog.at_level(logging.INFO, logger="empax"), Progress(None, total=4, unit="texts") as shown:
         shown.advance()
         time.sleep(0.15)
     assert not caplog.messages
     assert not capsys.readouterr().err
+
+
+def test_a_terminal_has_a_bar_and_no_lines(quick, caplog, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with caplog.at_level(logging.INFO, logger="empax"), Progress("keys", total=4, unit="texts") as shown:
+        shown.advance(4)
+        time.sleep(0.15)
+    assert "keys: 100%" in capsys.readouterr().err
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(

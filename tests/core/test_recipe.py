@@ -6,10 +6,10 @@ from empax.core.recipe import load_recipe, override, run_name, split_overrides
 
 
 def test_settings_are_taken_out_of_the_command_line():
-    words = ["main", "--config=c.py", "--config.a.b=1", "--workdir", "w", "--config.c", "x y", "-config.d=2"]
+    words = ["main", "--config=c.py", "--config.a.b=1", "--workdir", "w", "--config.c", "x", "-config.d=2", "config.e"]
     rest, values = split_overrides(words)
-    assert rest == ["main", "--config=c.py", "--workdir", "w"]
-    assert values == {"a.b": "1", "c": "x y", "d": "2"}
+    assert rest == ["main", "--config=c.py", "--workdir", "w", "config.e"]
+    assert values == {"a.b": "1", "c": "x", "d": "2"}
 
 
 @pytest.mark.parametrize("behind", [(), ("--workdir=w",)])
@@ -35,6 +35,7 @@ def config():
         ("train.buckets", "a, b,", ("a", "b")),
         ("train.buckets", "", ()),
         ("train.flag", "True", True),
+        ("train.flag", "false", False),
         ("train.patience", "none", None),
         ("name", "None", None),
         ("name", "none", "none"),

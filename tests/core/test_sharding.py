@@ -12,8 +12,13 @@ from empax.core.sharding import (
     batch_sharding,
     batch_shards,
     keep_rows_split,
+    knows_rows,
+    local_mesh,
     make_mesh,
+    over_rows,
+    place_rows,
     replicated,
+    rows_are_split,
     rows_split_as,
     shard_params,
 )
@@ -45,6 +50,7 @@ def test_minus_one_is_the_rest_of_the_devices():
         ({"data": 0}, r"config\.mesh: data = 0 must be -1"),
         ({"tensor": 0}, "must be at least 1"),
         ({"logical": {"mlp": "datta"}}, "'mlp' = 'datta' is not allowed; axes of parameters are embed, .* data, fsdp"),
+        ({"logical": {"embd": "fsdp"}}, r"mesh\.logical: 'embd' = 'fsdp' is not allowed"),
     ],
 )
 def test_meshes_that_do_not_fit_are_refused(values, says):
@@ -102,3 +108,31 @@ def test_rows_of_activations_lie_where_those_of_the_batch_do():
     assert split(states, None)[0] is None
     assert split(states[:6], batch_sharding(mesh))[0] is None  # six rows do not divide by eight devices
     assert keep_rows_split(states) is states
+
+
+@pytest.mark.multidevice
+def test_rows_are_placed_on_all_devices_where_they_divide():
+    mesh = make_mesh(MeshSettings(fsdp=2, tensor=2))
+    assert place_rows([1], None) == [1]
+    for rows, split in ((8, True), (6, False)):
+        for leaf in jax.tree.leaves(place_rows({"a": np.zeros(8), "b": np.zeros((rows, 2))}, mesh)):
+            assert leaf.is_fully_replicated != split
+    assert dict(local_mesh().shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert dict(local_mesh(MeshSettings(tensor=2)).shape) == {"data": 1, "fsdp": 8, "tensor": 1}
+
+
+@pytest.mark.multidevice
+@pytest.mark.parametrize(("tensor", "rows", "seen"), [(1, 16, 2), (4, 16, 8), (8, 16, 16), (1, 6, 6)])
+def test_a_function_of_rows_sees_those_of_its_device(tensor, rows, seen):
+    sharding = batch_sharding(make_mesh(MeshSettings(tensor=tensor)))
+
+    def traced(array):
+        return over_rows(lambda own: own * 0 + len(own))(array)
+
+    assert not rows_are_split()
+    assert not knows_rows()  # on eight devices
+    with rows_split_as(sharding):
+        np.testing.assert_array_equal(jax.jit(traced)(np.zeros(rows)), seen)
+        assert rows_are_split() == (tensor < 8)
+        assert knows_rows()
+    np.testing.assert_array_equal(traced(np.zeros(rows)), rows)

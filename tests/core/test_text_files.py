@@ -320,9 +320,9 @@ def test_the_bounds_are_the_last_that_are_taken(tmp_path, monkeypatch):
     ("text", "shown"),
     [
         ("\x1b[31mred\x1b[0m", "\u241b[31mred\u241b[0m"),
-        ("a\0b\x7f\x9b2J", "a\u2400b\u2421\ufffd2J"),
+        ("a\0b\x1f\x7f\x80\x9f2J", "a\u2400b\u241f\u2421\ufffd\ufffd2J"),
         ("over\rwritten\x08\x07", "over\u240dwritten\u2408\u2407"),
-        ("two\nlines\tand é, 你好, \U0001f642", "two\nlines\tand é, 你好, \U0001f642"),
+        ("two\nlines\tand\xa0é, 你好, \U0001f642", "two\nlines\tand\xa0é, 你好, \U0001f642"),
     ],
 )
 def test_control_characters_are_signs(text, shown):

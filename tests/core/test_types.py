@@ -11,6 +11,8 @@ from empax.core.types import EMOTIONS, Instance, Mean
 def test_mean_counts_where_the_mask_is_true():
     mean = Mean.of(jnp.array([[1.0, 2.0], [3.0, 100.0]]), jnp.array([[True, True], [True, False]]))
     assert (float(mean.total), float(mean.weight), float(mean.value())) == (6.0, 3.0, 2.0)
+    weighted = Mean.of(jnp.array([1, 2, 3]), jnp.array([True, True, False]), jnp.array([1, 3, 5]))
+    assert (float(weighted.total), float(weighted.weight)) == (7.0, 4.0)
 
 
 def test_parts_add_up_exactly():

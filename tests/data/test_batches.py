@@ -17,6 +17,7 @@ from empax.data.batches import (
     draw,
     draw_dialogues,
     eval_batches,
+    some_of,
     train_batches,
 )
 
@@ -97,6 +98,8 @@ def test_bucket_is_the_smallest_that_fits():
         assert bucket == 8 or longest > bucket // 2
         seen.add(bucket)
     assert seen == set(BUCKETS)
+    for lengths in ([30, 2, 3], [[30, 2], [2, 9], [3, 1]]):  # the first row counts as well, and no target does
+        assert BatchPlan(np.array(lengths), 4, BUCKETS, seed=0).plan(0)[1] == 32
 
 
 def test_sorting_in_windows_saves_padding():
@@ -197,7 +200,7 @@ def test_collate():
     ("wrong", "message"),
     [
         ({"batch_size": 0}, "batch_size = 0"),
-        ({"buckets": (16, 8)}, "ascending"),
+        *(({"buckets": buckets}, "ascending") for buckets in ((16, 8), (8, 8), (0, 8))),
         ({"buckets": ()}, "at least one"),
         ({"seed": -1}, "seed = -1"),
     ],
@@ -212,8 +215,22 @@ def test_no_examples_and_no_targets_are_refused():
         make_batches(SequenceExamples([], [], pad_id=PAD, max_target_tokens=4), 0, 1)
     with pytest.raises(ValueError, match="a target is empty"):
         SequenceExamples([[1]], [[]], pad_id=PAD, max_target_tokens=4)
+    with pytest.raises(ConfigError, match="max_target_tokens = 0 must be at least 1"):
+        SequenceExamples([[1]], [[1]], pad_id=PAD, max_target_tokens=0)
     with pytest.raises(ValueError, match="1 sources and 2 targets"):
         SequenceExamples([[1]], [[1], [2]], pad_id=PAD, max_target_tokens=4)
+
+
+def test_some_examples_are_drawn_in_their_order_and_stay_the_same():
+    examples = make_examples()
+    assert some_of(examples, None, seed=0) is some_of(examples, 101, seed=0) is examples
+    some = some_of(examples, 10, seed=1)
+    assert len(some) == 10
+    batch = some.collate(np.array([0, 9, -1]), 40, np.random.default_rng(0))
+    assert batch.valid.tolist() == [True, True, False]
+    first, last = which(batch)
+    assert first < last
+    assert some.lengths[[0, 9]].tolist() == examples.lengths[[first, last]].tolist()
 
 
 def test_some_items_are_drawn_from_all_of_them_and_stay_in_order():

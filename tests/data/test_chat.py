@@ -24,13 +24,7 @@ def each(turn, start="for m in messages"):
 EACH = each(TURN)
 SKIP = "{% if m.role == 'tool' %}{% continue %}{% endif %}"
 END = "{% if loop.index0 > 90 %}{% break %}{% endif %}"
-GENERATED = (
-    "{% if m.role == 'assistant' %}{% generation %}\n  "
-    + TURN
-    + "{%- endgeneration %}{% else %}"
-    + TURN
-    + "{% endif %}"
-)
+GENERATED = "{% if m.role == 'assistant' %}{% generation %}\n  TURN{%- endgeneration %}{% else %}TURN{% endif %}"
 TEMPLATES = {
     "chatml with a default": (
         "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -55,7 +49,7 @@ TEMPLATES = {
     "json": "{{ {'a': '<é>'} | tojson }}{{ [1, 2] | tojson(indent=2) }}" + EACH,
     "json, options": "{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=True, sort_keys=True, separators=(',', ':')) }}"
     + EACH,
-    "generation": each(GENERATED),
+    "generation": each(GENERATED.replace("TURN", TURN)),
     "continue": each(SKIP + TURN),
     "break": each(END + TURN),
     "namespace": "{% set ns = namespace(last=-1) %}" + each("{% set ns.last = loop.index0 %}" + TURN),

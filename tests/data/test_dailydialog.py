@@ -82,7 +82,6 @@ def test_real_counts(real_data):
     path = find_dailydialog(real_data)
     dialogues, instances = load_dialogues(path), load_instances(path)
     turns = [utterance.text for dialogue in dialogues for utterance in dialogue.utterances]
-    print(f"{len(dialogues)} dialogues, {len(turns)} turns, {len(instances)} answered")
     assert (len(dialogues), len(turns), len(instances)) == (1000, 7740, 6740)
     assert len({i.id for i in instances}) == len(instances)
     assert not any(" ." in text or " ' s " in text or "__" in text for text in turns)

@@ -74,13 +74,6 @@ def test_a_file_of_added_tokens_is_read(folder):
     assert [ours.token_id(token) for token in ("<a>", "<b>")] == theirs.convert_tokens_to_ids(["<a>", "<b>"])
 
 
-def test_a_declared_token_is_one_piece_in_a_frame_and_plain_letters_in_a_text(folder):
-    write(folder, "tokenizer_config.json", additional_special_tokens=["<|user|>"])
-    ours = load_tokenizer(folder)
-    assert ours.encode(ours.mark("<|user|>")) == [ours.token_id("<|user|>")]
-    assert len(ours.encode("<|user|>")) > 1
-
-
 def test_unknown_fields_are_named_once(folder, caplog):
     write(folder, "tokenizer_config.json", cut_at_blanks=True)
     write(folder, "special_tokens_map.json", dropout=0.1)

@@ -1,10 +1,8 @@
 """The archive: where it is found, what is refused, and that TFDS gives back what was in it."""
 
 import hashlib
-import io
 import subprocess
 import sys
-import tarfile
 import textwrap
 import urllib.error
 
@@ -14,8 +12,8 @@ from empax.core.files import DataError
 from empax.core.types import Utterance
 from empax.data import empathetic_dialogues
 from empax.data.empathetic_dialogues import ARCHIVE_NAME, archive_hash, find_archive, load_dialogues, read_dialogues
+from tests.own_corpus import HEADER, archive_of
 
-HEADER = "conv_id,utterance_idx,context,prompt,speaker_idx,utterance,selfeval,tags"
 TRAIN = [
     # Nine columns, worker numbers, out of order, a lone quote that CSV quoting would stumble over.
     'hit:1_conv:2,1,afraid,I_comma_ alone at night,17, He said "hello_comma_ you,5|5|5_2|2|5,,cand one|cand two',
@@ -25,7 +23,6 @@ TRAIN = [
     "hit:0_conv:1,1,proud,My dog,3,He learned\u2028 to sit.,,",
     "hit:0_conv:1,2,proud,My dog,4,Good boy!,,",
 ]
-OTHER = ["hit:9_conv:9,1,sad,Rain,0,It rains.,,", "hit:9_conv:9,2,sad,Rain,1,Oh no.,,"]
 
 
 @pytest.fixture(autouse=True)
@@ -34,16 +31,11 @@ def own_folders(monkeypatch, tmp_path):
     monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def write_archive(folder, train=None, members=("train", "valid", "test"), header=HEADER):
+def write_archive(folder, rows=TRAIN, header=HEADER):
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ARCHIVE_NAME
-    with tarfile.open(path, "w:gz") as tar:
-        for name in members:
-            lines = (TRAIN if train is None else train) if name == "train" else OTHER
-            raw = ("\n".join([header, *lines]) + "\n").encode()
-            entry = tarfile.TarInfo(f"empatheticdialogues/{name}.csv")
-            entry.size = len(raw)
-            tar.addfile(entry, io.BytesIO(raw))
+    other = f"{header}hit:9_conv:9,1,sad,Rain,0,It rains.,,\n"
+    path.write_bytes(archive_of((header + "".join(f"{row}\n" for row in rows)).encode(), valid=other.encode()))
     return path
 
 
@@ -60,12 +52,13 @@ def test_round_trip_through_tfds(tmp_path):
     )
     assert second.id == "hit:0_conv:1"  # the archive's order, not the ids'
     assert second.utterances[0].text == "He learned\u2028 to sit."
-    assert [d.emotion for d in splits["validation"] + splits["test"]] == ["sad", "sad"]
+    assert splits["test"] == splits["train"]
+    assert [d.emotion for d in splits["validation"]] == ["sad"]
 
 
 def test_prepared_once_and_anew_for_another_archive_in_its_order(tmp_path, monkeypatch):
     names = [f"hit:{i * 7 % 30}" for i in range(30)]
-    write_archive(tmp_path / "data", train=[f"{name},1,sad,Rain,0,It rains.,," for name in names])
+    write_archive(tmp_path / "data", [f"{name},1,sad,Rain,0,It rains.,," for name in names])
     before = load_dialogues(tmp_path / "data")
     assert [d.id for d in before["train"]] == names
     calls = []
@@ -73,26 +66,11 @@ def test_prepared_once_and_anew_for_another_archive_in_its_order(tmp_path, monke
     monkeypatch.setattr(empathetic_dialogues, "read_dialogues", lambda *args: calls.append(args) or read(*args))
     assert load_dialogues(tmp_path / "data") == before
     assert not calls
-    write_archive(tmp_path / "data", train=TRAIN[3:])
+    write_archive(tmp_path / "data", TRAIN[3:])
     assert len(load_dialogues(tmp_path / "data")["train"]) == 1
     assert len(calls) == 3
     # Nothing but the two prepared folders is left behind.
     assert len(list((tmp_path / "cache" / "tfds").iterdir())) == 2
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        "c,1,proud,P,1,hi, you,5|5|5_2|2|5,",
-        "c,1,proud,P,1,hi, you,,",
-        "c,1,proud,I passed, too,1,hi,5|5|5_2|2|5,",
-        "c,1,proud,P,1,hi,,5|5|5_2|2|5,",
-    ],
-)
-def test_a_comma_that_is_not_escaped_is_refused_by_name(tmp_path, row):
-    path = write_archive(tmp_path, train=[*TRAIN, row])
-    with pytest.raises(DataError, match=r"train\.csv, line 7: 9 columns, .* must be written _comma_"):
-        list(read_dialogues(path, "train"))
 
 
 def test_tensorflow_and_torch_stay_out(tmp_path):
@@ -110,7 +88,7 @@ def test_tensorflow_and_torch_stay_out(tmp_path):
 
 def test_archive_is_found_where_the_user_points(tmp_path, monkeypatch):
     flat = write_archive(tmp_path / "flat")
-    nested = write_archive(tmp_path / "nested" / "empathetic_dialogues", train=TRAIN[3:])
+    nested = write_archive(tmp_path / "nested" / "empathetic_dialogues", TRAIN[3:])
     assert find_archive(tmp_path / "flat") == flat
     assert find_archive(str(flat)) == flat
     assert find_archive(tmp_path / "nested") == nested
@@ -157,7 +135,16 @@ def test_no_network_says_how_to_go_on(monkeypatch):
     ("lines", "message"),
     [
         (["c,1,sad,Rain,0,It rains."], r"train.csv, line 2: 6 columns, must be 8 or 9; found 'c,1,sad"),
-        ([*OTHER, "c,1,sad,Rain,0,a,b,c,d,e"], "line 4: 10 columns"),
+        ([*TRAIN, "c,1,sad,Rain,0,a,b,c,d,e"], "line 7: 10 columns"),
+        *(
+            ([*TRAIN, row], r"train\.csv, line 7: 9 columns, .* must be written _comma_")
+            for row in (
+                "c,1,proud,P,1,hi, you,5|5|5_2|2|5,",
+                "c,1,proud,P,1,hi, you,,",
+                "c,1,proud,I passed, too,1,hi,5|5|5_2|2|5,",
+                "c,1,proud,P,1,hi,,5|5|5_2|2|5,",
+            )
+        ),
         (["c,1,gloomy,Rain,0,It rains.,,"], "unknown emotion 'gloomy'; it must be one of afraid, angry"),
         (["c,1,sad,Rain,0, ,,"], "utterance 1 of conversation 'c' is blank"),
         (["c,one,sad,Rain,0,Hm,,"], "utterance_idx is 'one'"),
@@ -166,27 +153,16 @@ def test_no_network_says_how_to_go_on(monkeypatch):
     ],
 )
 def test_bad_rows_are_named(tmp_path, lines, message):
-    write_archive(tmp_path, train=lines)
+    write_archive(tmp_path, lines)
     with pytest.raises(DataError, match=message):
         load_dialogues(tmp_path)
     assert not list((tmp_path / "cache").rglob("*.array_record*"))
 
 
 def test_other_columns_are_refused(tmp_path):
-    archive = write_archive(tmp_path, header="a,b,c")
+    archive = write_archive(tmp_path, header="a,b,c\n")
     with pytest.raises(DataError, match=r"line 1: the columns are a, b, c; they must begin with conv_id"):
         list(read_dialogues(archive, "train"))
-
-
-def test_damaged_archives_are_named(tmp_path):
-    archive = write_archive(tmp_path, members=("train",))
-    with pytest.raises(DataError, match=r"holds no empatheticdialogues/test.csv"):
-        list(read_dialogues(archive, "test"))
-    whole = write_archive(tmp_path).read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"no archive at all", whole[:40] + b"\xff" * 40 + whole[80:]):
-        archive.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"cut short or no \.tar\.gz"):
-            list(read_dialogues(archive, "train"))
 
 
 @pytest.mark.slow

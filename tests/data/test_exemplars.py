@@ -187,10 +187,7 @@ def test_a_source_that_is_too_long_keeps_attributes_context_and_the_exemplars_re
 
 
 def test_lengths_are_upper_bounds_of_what_is_collated():
-    for examples in (
-        exemplars(),
-        ContextExamples(INSTANCES, form()),
-    ):
+    for examples in (exemplars(), ContextExamples(INSTANCES, form())):
         assert examples.lengths[:, 0].max() <= LENGTH
         for i in range(len(INSTANCES)):
             batch = collated(examples, i, length=int(examples.lengths[i, 0]))
@@ -242,10 +239,7 @@ def test_collating_is_a_pure_function_of_rows_length_and_rng():
 
 
 def test_filler_rows_are_empty_and_invalid():
-    for examples in (
-        exemplars(num_random=2),
-        ContextExamples(INSTANCES, form()),
-    ):
+    for examples in (exemplars(num_random=2), ContextExamples(INSTANCES, form())):
         batch = collated(examples, 2, -1)
         np.testing.assert_array_equal(batch.valid, [True, False])
         assert batch.emotion[1] == -1

@@ -93,6 +93,7 @@ def test_exemplars_end_with_the_listener():
 
 def test_keep_newest_without_turns_is_a_plain_cut():
     assert keep_newest([7, 8, 9], 2) == [8, 9]
+    assert keep_newest([7, 8, 9], 1) == [9]
     assert keep_newest([7, 8, 9], 0) == []
 
 
@@ -129,6 +130,9 @@ def test_source_always_fits_and_never_loses_attributes(max_tokens, num_context, 
 def test_source_without_room_is_refused():
     with pytest.raises(ConfigError, match="max_tokens = 8 leaves 3 tokens beside 5 attribute tokens and separators"):
         source([10], [20], 8)
+    assert render_source([50], [10, 11, 12], sep_id=SEP, max_tokens=3) == [50, 11, 12]
+    with pytest.raises(ConfigError, match="max_tokens = 2 leaves 1 tokens beside 1"):
+        render_source([50], [10], sep_id=SEP, max_tokens=2)
 
 
 def test_target_keeps_its_end():
@@ -151,6 +155,10 @@ def test_bert_frame():
     assert ends == [[CLS, 10, 11, 14, BERT_SEP], [CLS, 20, 21, 22, BERT_SEP]]
     with pytest.raises(ConfigError, match="'left', 'right' or 'ends'"):
         encode_for_bert(tokenizer, ["10"], 5, keep="middle")
+    assert encode_for_bert(tokenizer, ["10 11"], 3) == [[CLS, 11, BERT_SEP]]
+    assert encode_for_bert(tokenizer, ["10 11"], 4, prompt="7 ") == [[CLS, 7, 11, BERT_SEP]]
+    with pytest.raises(ConfigError, match="max_tokens = 3 leaves no room after a prompt of 1 tokens"):
+        encode_for_bert(tokenizer, ["10"], 3, prompt="7 ")
 
 
 def test_pad():

@@ -149,6 +149,9 @@ def test_every_split_must_be_there(folder):
     (folder / "test.jsonl").touch()
     with pytest.raises(DataError, match=r"holds no test\*\.jsonl with a line in it; with"):
         find_files(folder)
+    (folder / "test.jsonl").write_text("\n\n")
+    with pytest.raises(DataError, match=r"line 2: the file ends without a dialogue; write one per line, or delete"):
+        check_files(folder)
     with pytest.raises(DataError, match=r"config\.data\.dir = ''"):
         find_files("")
 
@@ -185,8 +188,11 @@ def test_a_pair_that_is_none_is_named(row, message, tmp_path):
 def test_a_single_file_has_a_line_for_each_split(tmp_path, count):
     pairs = [{"source": f"I lost my key {i}.", "target": "Oh no!"} for i in range(count)]
     write(tmp_path / "few.jsonl", pairs)
-    with pytest.raises(DataError, match=rf"few\.jsonl: {count} pairs .* too few; .* give at least ten, or a folder"):
-        check_files(tmp_path / "few.jsonl")
+    for read in (check_files, load_dialogues):
+        with pytest.raises(
+            DataError, match=rf"few\.jsonl: {count} pairs .* too few; .* give at least ten, or a folder"
+        ):
+            read(str(tmp_path / "few.jsonl"))
     write(tmp_path / "few.jsonl", pairs * 10)
     check_files(tmp_path / "few.jsonl")
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers as rust
@@ -11,15 +9,12 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from empax.core.config import ConfigError
 from empax.core.types import ATTRIBUTES, Instance
-from empax.data import features, sample
+from empax.data import features
 from empax.data.chat import PLAIN, ChatTemplate, chat_template
 from empax.data.chat_prompts import INSTRUCTION, ChatForm
-from empax.data.dialogues import to_instances
 from empax.data.exemplars import ContextExamples, Corpus, ExemplarExamples
 from empax.data.sources import LayoutSettings, PlainForm, TaggedForm
 from empax.data.tokenizers import SubwordTokenizer
-from empax.interop.pretrained import GeneratorSettings, load_generator
-from empax.losses.cross_entropy import token_log_probs
 from tests.data.small_tokenizers import of_wheel, trained
 
 TEMPLATE = ChatTemplate(
@@ -151,9 +146,7 @@ def test_a_shot_as_turns_keeps_its_frames_and_its_answer(tokenizer):
     said = text(tokenizer, shot.ids)
     assert said.startswith(TEMPLATE.first_user)
     assert said.endswith(TEMPLATE.user_to_assistant + LONG[1])
-    with pytest.raises(
-        ConfigError, match=r"max_passage_tokens = 5 leaves -?\d+ tokens beside the \d+ of the chat templ"
-    ):
+    with pytest.raises(ConfigError, match=r"max_passage_tokens = 5 leaves -?\d+ tokens beside the \d+ of"):
         form(tokenizer, exemplars="turns", layout=dataclasses.replace(LAYOUT, max_passage_tokens=5)).passages(INSTANCES)
 
 
@@ -314,26 +307,6 @@ def test_every_passage_of_a_pretrained_model_stands_in_its_frame(before, behind,
     cut = read(framing, length - 5)[layout == "joined"]  # the longest; its frame stays
     assert len(cut) == length - 5
     assert (cut[: len(first)], cut[len(cut) - len(last) :]) == (first, last)
-
-
-@pytest.mark.slow
-def test_flan_t5_expects_a_response_better_behind_a_source_with_its_end():
-    """As pretrained, a token of a reply: 5.8 nats without `</s>`, 5.4 with it."""
-    settings = GeneratorSettings(architecture="t5", pretrained="flan-t5-small-titles", dropout=0.0)
-    tokenizer = of_wheel(settings.pretrained, *features.SPECIAL_TOKENS)
-    loaded = load_generator(settings, tokenizer)
-    instances = to_instances(sample.load_dialogues()["train"])[:48]
-    layout = LayoutSettings(max_context_tokens=96, max_target_tokens=64)
-
-    def nats(framed):
-        examples = ContextExamples(instances, TaggedForm(tokenizer, layout, False, framed=framed))
-        batch = examples.collate(np.arange(48), 100, np.random.default_rng(0))
-        rows = jax.tree.map(jnp.asarray, (batch.source, batch.source_mask, batch.target))
-        logits = loaded.model.apply({"params": loaded.params}, *rows)
-        found = np.asarray(token_log_probs(logits, rows[-1]))
-        return -found[batch.target_mask].mean()
-
-    assert nats(framed=True) < nats(framed=False) - 0.2
 
 
 def test_a_plain_source_is_cut_inside_its_frame(tokenizer):

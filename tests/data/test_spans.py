@@ -26,19 +26,22 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     assert spans.read_spans(path, [INSTANCE, Instance("b#2", ("x",), "y", "")]) == [example]
 
 
-WRONG = {
-    "no instance 'b#2'": {"id": "b#2", "turn": 0, "start": 0, "end": 1},
-    "found id, start, end": {"id": "a#4", "start": 0, "end": 1},
-    "whole numbers": {"id": "a#4", "turn": 0, "start": 0.5, "end": 1},
-    "not within a context of 3 turns": {"id": "a#4", "turn": 0, "start": 3, "end": 13},
-    "turn 1 is the listener's": {"id": "a#4", "turn": 1, "start": 0, "end": 2},
-}
-
-
-@pytest.mark.parametrize("said", WRONG)
-def test_a_broken_file_is_refused(said, tmp_path):
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"id": "b#2", "turn": 0, "start": 0, "end": 1}, "no instance 'b#2'"),
+        ({"id": "a#4", "start": 0, "end": 1}, "found id, start, end"),
+        ({"id": "a#4", "turn": 0, "start": 0.5, "end": 1}, "whole numbers"),
+        ({"id": "a#4", "turn": 1, "start": 0, "end": 2}, "turn 1 is the listener's"),
+        *(
+            ({"id": "a#4", "turn": turn, "start": start, "end": end}, "not within a context of 3 turns")
+            for turn, start, end in ((0, 3, 13), (0, -1, 2), (0, 2, 2), (-1, 0, 1), (3, 0, 1))
+        ),
+    ],
+)
+def test_a_broken_file_is_refused(row, said, tmp_path):
     path = tmp_path / "spans.jsonl"
-    path.write_text(json.dumps(WRONG[said]) + "\n")
+    path.write_text(json.dumps(row) + "\n")
     with pytest.raises(DataError, match=rf"row 1: .*{said}"):
         spans.read_spans(path, [INSTANCE])
 
@@ -101,6 +104,7 @@ def test_the_oldest_ids_are_cut_and_the_first_and_the_speaker_stay(tokenizer):
         assert cut.places[2:] == whole.places[2 - len(cut.ids) :]
     pieces, cut = placed(tokenizer), placed(tokenizer, max_tokens=6)
     assert cut.ids == [pieces.ids[0], *pieces.ids[-5:]]
+    assert placed(tokenizer, max_tokens=2).ids == [pieces.ids[0], pieces.ids[-1]]
     with pytest.raises(ConfigError, match="max_tokens = 1"):
         placed(tokenizer, max_tokens=1)
 
@@ -119,9 +123,10 @@ def test_ids_of_one_row_find_theirs_in_another(tokenizer):
 
 
 def test_neighbours_are_one_span_and_turns_are_apart():
-    row = PlacedRow([1] * 5, [Span(-1, 0, 0), Span(0, 0, 2), Span(0, 2, 6), Span(0, 7, 9), Span(1, 0, 3)])
-    assert row.spans([1, 1, 1, 0, 1]) == (Span(0, 0, 6), Span(1, 0, 3))
-    assert row.spans([0, 0, 0, 1, 1]) == (Span(0, 7, 9), Span(1, 0, 3))
+    places = [Span(-1, 0, 0), Span(0, 0, 2), Span(0, 2, 6), Span(0, 7, 9), Span(1, 0, 3), Span(1, 4, 8)]
+    row = PlacedRow([1] * 6, places)
+    assert row.spans([1, 1, 1, 0, 1, 0]) == (Span(0, 0, 6), Span(1, 0, 3))
+    assert row.spans([0, 0, 0, 1, 1, 1]) == (Span(0, 7, 9), Span(1, 0, 8))
     assert spans.marked(CONTEXT, [Span(0, 3, 11), Span(0, 0, 2)])[0] == "<em>My</em> <em>dog died</em>."
 
 
@@ -155,6 +160,16 @@ def test_reccon_gives_causes_in_the_turns_of_who_feels(tmp_path):
     path.write_text('{"d": [[{"turn": 1}]]}')
     with pytest.raises(DataError, match="not a RECCON file"):
         spans.read_reccon(path)
+
+
+def test_a_file_names_the_turns_of_causes(tmp_path):
+    path = tmp_path / "causes.jsonl"
+    write_jsonl(path, [{"conv_id": "a", "emotion_cause": [0, 2]}, {"conv_id": "b", "emotion_cause": []}])
+    assert spans.read_cause_turns(path) == {"a": (0, 2), "b": ()}
+    for wrong in ({"conv_id": 1, "emotion_cause": []}, {"conv_id": "a"}, {"conv_id": "a", "emotion_cause": ["0"]}):
+        write_jsonl(path, [wrong])
+        with pytest.raises(DataError, match="row 1: it must have conv_id and emotion_cause, a list of turns"):
+            spans.read_cause_turns(path)
 
 
 @pytest.mark.real_data

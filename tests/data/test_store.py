@@ -26,11 +26,8 @@ def run(tmp_path):
     return context
 
 
-def test_instances_come_as_they_were_prepared(run):
-    assert load_instances(run, "train") == INSTANCES
-
-
 def test_annotations_join_by_id_whatever_their_order(run):
+    assert load_instances(run, "train") == INSTANCES
     rows = [{"id": i.id, "context_attributes": {"sentiment": "low", "n": i.id}} for i in reversed(INSTANCES)]
     write_jsonl(run.files.notes("annotate", "train"), rows)
     found = load_instances(run, "train")

@@ -116,7 +116,6 @@ def test_lempexs_words():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"min_count": 0}, "min_count = 0 must be at least 1"),
         ({"splits_in_vocabulary": ("train", "tset")}, "holds 'tset'; it takes train, validation, test"),
         ({"splits_in_vocabulary": ("test",)}, "lacks 'train'; add it"),
         ({"pretrained": "minilm"}, "built from the corpus; set pretrained"),

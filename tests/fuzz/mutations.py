@@ -9,6 +9,8 @@ import json
 import multiprocessing
 import resource
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -125,55 +127,43 @@ class Worker:
 
     def __init__(self, read: Callable[..., str], *, seconds: float = 60.0, memory: int = 4 << 30):
         self._read, self._seconds, self._memory = read, seconds, memory
-        self._process: Any = None
+        self._pool: Any = None
 
     def __call__(self, *inputs: Any) -> str:
         """The outcome of one input: "read", "refused", "damaged", "crash", "hang" or "TypeError: ..."."""
-        if self._process is None:
-            self._start()
-        self._pipe.send(inputs)
-        if not self._pipe.poll(self._seconds):
-            self.close()
-            return "hang"
+        if self._pool is None:
+            context, begin = multiprocessing.get_context("spawn"), (self._read, self._memory)
+            self._pool = ProcessPoolExecutor(1, context, _limit, begin)
+            self._pool.submit(str).result()  # it has imported what it needs
         try:
-            return self._pipe.recv()
-        except EOFError:
-            self._process.join()
-            code = self._process.exitcode
+            return self._pool.submit(_outcome, self._read, inputs).result(self._seconds)
+        except (TimeoutError, BrokenProcessPool) as error:
             self.close()
-            return f"crash ({code})"
+            return "hang" if isinstance(error, TimeoutError) else "crash"
 
     def close(self) -> None:
         """Ends the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-            self._process = None
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self._read, self._memory), daemon=True)
-        self._process.start()
-        theirs.close()
-        assert self._pipe.recv() == "ready"
+        if self._pool is not None:
+            for process in [*(self._pool._processes or {}).values()]:
+                process.kill()
+            self._pool.shutdown()
+            self._pool = None
 
 
-def _serve(pipe: Any, read: Callable[..., str], memory: int) -> None:
+def _limit(read: Callable[..., str], memory: int) -> None:
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[0])
     limit = pages * resource.getpagesize() + memory
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    pipe.send("ready")
-    while True:
-        inputs = pipe.recv()
-        try:
-            outcome = read(*inputs)
-        except BaseException as error:  # whatever it is, it is counted
-            name = type(error).__name__
-            outcome = "refused" if name in REFUSED else f"{name}: {str(error)[:200]}"
-        pipe.send(outcome)
+
+
+def _outcome(read: Callable[..., str], inputs: Sequence[Any]) -> str:
+    try:
+        return read(*inputs)
+    except BaseException as error:  # whatever it is, it is counted
+        name = type(error).__name__
+        return "refused" if name in REFUSED else f"{name}: {str(error)[:200]}"
 
 
 def check(reader: str, read: Callable[..., str], inputs: st.SearchStrategy[tuple[Any, ...]], **options: Any) -> None:

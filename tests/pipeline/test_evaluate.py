@@ -259,8 +259,6 @@ def test_another_decoder_takes_the_place_of_the_systems_own(run):
 def test_the_main_stage_is_the_first_on_the_own_data(run):
     assert evaluate.main_stage(run.plan) == "evaluate"
     assert evaluate.main_stage(plan_of({**run.plan.config, "run": ["elsewhere", "annotate"]})) == ""
-    with pytest.raises(ConfigError, match=r"config\.evaluate\.corpus = 'persona' is not allowed"):
-        evaluated(run, corpus="persona")
 
 
 def test_the_linear_judge_judges_beside_the_others_where_epitome_is(run, monkeypatch):

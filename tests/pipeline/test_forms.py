@@ -164,12 +164,6 @@ def test_facts_that_nobody_reads_are_not_looked_for():
     assert "knowledge" in nec.get_config("no_entity").run
 
 
-def test_a_trial_of_a_comet_takes_the_model_that_is_named(tmp_path):
-    named = comet_t5.get_config(f"{tmp_path},tiny")
-    assert named.seq2seq.generator.pretrained == str(tmp_path)
-    assert comet_t5.get_config("tiny").seq2seq.generator.preset == "t5-tiny"
-
-
 @pytest.mark.parametrize("changes", [{"second_intent": False}, {"policy_weight": 0.0}])
 def test_a_reward_needs_a_second_intent_that_learns(changes):
     with pytest.raises(ConfigError, match=r"reward = 'empathy' teaches the second intent"):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from empax.core.config import ConfigError, to_settings
-from empax.core.files import DataError, WorkDir, hash_file, read_json
+from empax.core.files import WorkDir, hash_file, read_json
 from empax.core.settings import DataSettings
 from empax.core.system import RunContext
 from empax.data import sample
@@ -13,7 +13,6 @@ from empax.data.batches import draw_dialogues
 from empax.data.features import SPECIAL_TOKENS
 from empax.data.store import load_instances, run_tokenizer
 from empax.pipeline import prepare
-from tests.own_corpus import write_rows
 from tests.plans import plan_of
 
 
@@ -120,21 +119,3 @@ def test_moel_compat_reaches_the_extraction(tmp_path):
     with pytest.raises(ConfigError, match="follows the order of EmpatheticDialogues; set it to False"):
         DataSettings(name="jsonl", moel_compat=True)
     assert not DataSettings(name="jsonl", moel_compat=False).moel_compat
-
-
-def test_a_corpus_of_ones_own(tmp_path):
-    write_rows(tmp_path, {"id": "a", "utterances": ["I won!", "You must be proud.", "I am.", "Tell me more."]})
-    run = context(tmp_path / "run", name="jsonl", dir=str(tmp_path))
-    prepare.run(settings(tokenizer={"vocab_size": 300}), run)
-    assert [i.id for i in load_instances(run, "test")] == ["a#2", "a#4"]
-    assert read_json(tmp_path / "run" / "prepare" / "counts.json")["test"] == {"dialogues": 1, "instances": 2}
-
-
-def test_bad_places_and_sizes_are_named(tmp_path):
-    for data, values, kind, message in (
-        ({"name": "empathetic_dialogues", "dir": str(tmp_path)}, {}, DataError, str(tmp_path)),
-        ({}, {"tokenizer": {"vocab_size": 100}}, ConfigError, "vocab_size = 100 is too small"),
-        ({}, {"tokenizer": {"pretrained": str(tmp_path / "none")}}, ConfigError, "none"),
-    ):
-        with pytest.raises(kind, match=message):
-            prepare.run(settings(**values), context(tmp_path / "run", **data))

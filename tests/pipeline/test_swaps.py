@@ -11,7 +11,7 @@ from empax.core.system import RunContext, Stage, TaskSpec
 from empax.core.types import EMOTIONS, Instance, Prediction
 from empax.data.dialogues import instance_to_row
 from empax.evaluation.text import token_f1_rows
-from empax.pipeline import evaluate, swaps
+from empax.pipeline import swaps
 from empax.reporting.swaps import score_stages, tables
 from tests.plans import plan_of
 
@@ -58,18 +58,21 @@ class Reader:
         self.asked, self.most = [], most
 
     def _each(self, instances, exemplars, kept, make):
+        found = []
         for number, (instance, shown) in enumerate(zip(instances, exemplars, strict=True)):
-            if kept.get(number) is None:
+            known = kept.get(number)
+            if known is None:
                 self.most -= 1
                 if self.most < 0:
                     kept.flush()
                     raise KeyboardInterrupt
                 said = [TRAIN[row] for row in shown if row >= 0]
-                made = Prediction(instance.context, "", instance.response, id=instance.id, exemplars=tuple(
-                    {"id": one.id} for one in said
-                ))  # fmt: skip
-                kept.add(number, {0: make(made, [one.response for one in said])})
-        return [kept.get(number)[0] if kept.get(number) else kept._new[number][0] for number in range(len(instances))]
+                ids = tuple({"id": one.id} for one in said)
+                made = Prediction(instance.context, "", instance.response, id=instance.id, exemplars=ids)
+                known = {0: make(made, [one.response for one in said])}
+                kept.add(number, known)
+            found.append(known[0])
+        return found
 
     def weigh(self, instances, exemplars, *, batch_size, seed, progress, kept):
         self.asked.append(progress)
@@ -138,7 +141,10 @@ def test_every_row_is_weighed_beside_six_kinds_of_exemplars_and_some_are_answere
         (f"swaps, {name}, replies", 4, 3) for name in swaps.GIVEN
     ]
     by_given = {name: [row for row in rows if row["given"] == name] for name in swaps.GIVEN}
-    assert all(row["exemplars"] == ["train-0#2", "train-1#2"] for row in by_given["own"])
+    for row, instance in zip(by_given["own"], TEST, strict=True):
+        assert row["exemplars"] == ["train-0#2", "train-1#2"]
+        alike = token_f1_rows([one.response for one in TRAIN[:2]], [instance.response] * 2)
+        assert row["exemplar_f1"] == pytest.approx(alike.mean(), abs=1e-5)
     assert all(row["exemplars"] == [] and "exemplar_f1" not in row for row in by_given["none"])
     answered = [{row["id"] for row in found if "response" in row} for found in by_given.values()]
     assert len(answered[0]) == 4
@@ -149,6 +155,8 @@ def test_every_row_is_weighed_beside_six_kinds_of_exemplars_and_some_are_answere
     about = read_json(run.directory / "swaps.json")
     assert about["data"] == {"instances": 6, "answered": 6, "rows": 6, "replies": 4}
     assert about["given"] == {name: {"with_too_few": 0} for name in swaps.GIVEN}
+    found = [m["value"] for by in about["recall"]["by"].values() for name, m in by.items() if "recall_at_1:" in name]
+    assert found == [100.0, 100.0]  # all replies with the word of a context are alike, and the gold one comes first
     assert not (run.directory / "parts").exists()
 
 
@@ -213,14 +221,9 @@ def test_without_emotions_that_line_is_absent_and_says_why(run):
 
 def test_what_reads_no_exemplars_is_refused_before_any_work(run):
     swaps.check(settings_of(), with_reader(run))
-    with pytest.raises(
-        ConfigError, match=r"answers with config\.generator, which reads no exemplars; leave 'swaps' out"
-    ):
+    with pytest.raises(ConfigError, match=r"config\.generator, which reads no exemplars; leave 'swaps' out"):
         swaps.check(settings_of(evaluation="plain"), with_reader(run))
     with pytest.raises(ConfigError, match=r"answers dailydialog; name a stage that answers the run's own data"):
         swaps.check(settings_of(evaluation="elsewhere"), with_reader(run))
     with pytest.raises(ConfigError, match=r"config\.swaps\.evaluation = 'nothing'"):
         swaps.check(settings_of(evaluation="nothing"), with_reader(run))
-    with pytest.raises(ConfigError, match=r"rows = -1 must be at least 0"):
-        settings_of(rows=-1)
-    assert isinstance(run.plan.stages["evaluate"].settings, evaluate.Settings)

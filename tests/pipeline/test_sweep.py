@@ -75,6 +75,9 @@ def test_every_run_has_its_settings_its_seed_and_a_folder(tmp_path):
     assert "--config.seed=1" in runs[1].flags
     assert [run.seed for run in made(tmp_path, {}, 3, seed="5")] == [5, 6, 7]
     assert {run.arm for run in made(tmp_path, {}, 3)} == {"recipe"}
+    alike = made(tmp_path, {"data.dir": ["a b", "a-b", "x" * 300, "x" * 301]}, 1)
+    assert len({run.folder for run in alike}) == 4
+    assert max(len(run.folder.parent.name) for run in alike) < 150
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 import importlib.util
 import logging
 import types
-from pathlib import Path
 
 import pytest
 
 from empax.core.config import ConfigError
-from empax.core.settings import DataSettings, RunOptions
+from empax.core.files import WorkDir
+from empax.core.settings import RunOptions
+from empax.core.system import Assembly, RunContext
 from empax.pipeline import train
 from empax.training.settings import LoopSettings
+from tests.plans import plan_of
 
 LOOP = LoopSettings(steps=1000, batch_size=16, buckets=(32,))
 
@@ -22,27 +24,19 @@ class ReachedError(Exception):
 @pytest.mark.parametrize(
     ("data", "steps"),
     [
-        (DataSettings(name="jsonl"), 250),
-        (DataSettings(name="jsonl", most_passes=2), 50),
-        (DataSettings(name="jsonl", most_passes=0), 1000),
-        (DataSettings(name="sample"), 1000),
+        ({"name": "jsonl"}, 250),
+        ({"name": "jsonl", "most_passes": 2}, 50),
+        ({"name": "jsonl", "most_passes": 0}, 1000),
+        ({"name": "sample"}, 1000),
     ],
 )
-def test_steps_follow_the_size_of_an_own_corpus_and_a_line_says_so(data, steps, monkeypatch, caplog):
+def test_steps_follow_the_size_of_an_own_corpus_and_a_line_says_so(data, steps, monkeypatch, caplog, tmp_path):
     def fit(*args, settings, **options):
         raise ReachedError(settings)
 
-    assembly = types.SimpleNamespace(
-        task=None, train=range(400), validation=None, frozen={}, initial=None, on_refresh=None, on_end=None
-    )
-    options = types.SimpleNamespace(mesh=types.SimpleNamespace(logical={}), profile=False, sinks=())
-    stage = types.SimpleNamespace(
-        plan=types.SimpleNamespace(data=data, options=options), stage="generator", seed=3, directory=Path("none"),
-        files=types.SimpleNamespace(metrics=Path("none")),
-    )  # fmt: skip
-    spec = types.SimpleNamespace(build=lambda settings, run: assembly)
+    stage = RunContext(WorkDir(tmp_path), plan_of({"seed": 3, "data": data}), "generator")
+    spec = types.SimpleNamespace(build=lambda settings, run: Assembly(None, range(400), None))
     monkeypatch.setattr(train, "fit", fit)
-    monkeypatch.setattr(train, "make_mesh", lambda settings: None)
     monkeypatch.setattr(train, "spec_of", lambda run: (spec, LOOP))
     with caplog.at_level(logging.WARNING, "empax"), pytest.raises(ReachedError) as reached:
         train.run(None, stage)
@@ -62,5 +56,3 @@ def test_a_tracker_without_its_package_is_refused_before_any_work(monkeypatch):
         train.check(None, stage)
     stage.plan.options = RunOptions.of({})
     train.check(None, stage)
-    with pytest.raises(ConfigError, match=r"config\.sinks\[0\] = 'wandbe' is not allowed; it takes one of"):
-        RunOptions.of({"sinks": ["wandbe"]})

@@ -117,9 +117,7 @@ def test_judges_on_a_pretrained_encoder_build_on_nothing_else(config, finished, 
 )
 def test_without_a_common_beginning_there_is_nothing_to_use(config, finished, tmp_path, section, name, value):
     other = changed(config, {f"{section}.{name}": value})
-    with pytest.raises(
-        ConfigError, match=rf"no stage of that run can be reused \(config.{section}.{name}.* there, .* here\)"
-    ):
+    with pytest.raises(ConfigError, match=rf"can be reused \(config.{section}.{name}.* there, .* here\)"):
         taken(other, finished, tmp_path)
     assert not (tmp_path / "new").exists()
 
@@ -179,9 +177,7 @@ def test_a_run_of_a_version_with_other_names_is_refused_in_its_place_and_kept_by
         identities[name] = hash_json([done["settings"], done["result"]])
         write_sealed(finished.done(name), done)
     before = [finished.done(name).read_bytes() for name in config["run"]]
-    with pytest.raises(
-        DataError, match=f"another name. In the latter case, a new --workdir with --reuse={finished.root} keeps it"
-    ):
+    with pytest.raises(DataError, match=f"another name. In .*, a new --workdir with --reuse={finished.root} keeps it"):
         Records(finished, run_by_files(config)).check()
     with pytest.raises(DataError, match="another name"):
         claim(finished, config, redo=["report"])  # and nothing is removed for it

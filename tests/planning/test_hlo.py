@@ -1,5 +1,7 @@
 """Counting in compiled programs, on cases whose answer is known."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from empax.planning.hlo import Program
+from empax.planning.hlo_text import type_bytes
 
 DEVICES = 8
 
@@ -36,6 +39,13 @@ def test_batches_of_products_and_several_contracted_axes():
     work = work_of(lambda a, b: jnp.einsum("bhtn,bhsn->bhts", a, b), (2, 3, 5, 7), (2, 3, 11, 7))
     assert work.flops == 2 * 2 * 3 * 5 * 11 * 7
     assert work_of(lambda a, b: jnp.einsum("bthn,hnd->btd", a, b), (2, 5, 3, 7), (3, 7, 13)).flops == 2 * 10 * 21 * 13
+
+
+def test_bytes_are_those_that_the_names_of_types_say():
+    names = "s4 u4 s8 u8 f8e4m3fn f8e5m2 s16 u16 bf16 f16 s32 u32 f32 s64 u64 f64 c64"
+    for name in re.findall(r"\w+", names):
+        assert type_bytes(f"{name}[6,2]{{1,0:S(1)}}") == 12 * int(re.findall(r"\d+", name)[0]) / 8
+    assert type_bytes("(pred[3], token[], opaque[])") == 3
 
 
 KERNELS = """HloModule attention, entry_computation_layout={()->f32[]}
@@ -319,32 +329,32 @@ EACH = 4 * 1024
             "%s = ((f32[1024]), f32[256], s32[]) async-start(%p), calls=%twice_reduced\n %d = f32[256] async-done(%s)",
             (3 + 1.25) * EACH, "reduce-scatter", EACH,  # the sum reads its operand twice
         ),
-    ],
-)  # fmt: skip
-def test_a_collective_that_starts_and_ends_apart_counts_once(lines, traffic, kind, size):
-    work = Program(BESIDE.replace("LINES", lines)).work()
-    assert work.hbm_bytes == traffic
-    assert [(one.kind, one.count, one.bytes, one.largest) for one in work.collectives] == [(kind, 1, size, size)]
-
-
-@pytest.mark.parametrize(
-    ("lines", "traffic"),
-    [
-        ("%s = (f32[1024]{0:S(1)}, f32[1024], u32[]) copy-start(%p)\n %d = f32[1024]{0:S(1)} copy-done(%s)", EACH),
+        (  # in fast memory
+            "%s = f32[1024]{0:S(1)} copy(%p)\n"
+            f" %r = f32[1024]{{0:S(1)}} all-reduce(%s), {FOUR}, to_apply=%add",
+            EACH, "all-reduce", EACH,
+        ),
+        (
+            "%s = (f32[1024]{0:S(1)}, f32[1024], u32[]) copy-start(%p)\n %d = f32[1024]{0:S(1)} copy-done(%s)",
+            EACH, "", 0,
+        ),
         (
             "%s = ((f32[1024]), f32[256]{0}, s32[]) slice-start(%p), slice={[0:256]}\n %d = f32[256] slice-done(%s)",
-            0.5 * EACH,
+            0.5 * EACH, "", 0,
         ),
         (
             "%s = ((f32[1024]), f32[1024], s32[]) fusion-start(%p), kind=kLoop, calls=%doubled\n"
             " %d = f32[1024] fusion-done(%s)",
-            2 * EACH,
+            2 * EACH, "", 0,
         ),
     ],
-)
-def test_other_work_that_runs_beside_counts_once_too(lines, traffic):
+)  # fmt: skip
+def test_what_starts_and_ends_apart_counts_once(lines, traffic, kind, size):
     work = Program(BESIDE.replace("LINES", lines)).work()
-    assert (work.hbm_bytes, work.collectives) == (traffic, ())
+    assert work.hbm_bytes == traffic
+    sent = size * {"collective-permute": 1.0, "all-reduce": 1.5}.get(kind, 0.75)  # by one of four
+    expected = [(kind, 1, size, size, sent)] if kind else []
+    assert [(one.kind, one.count, one.bytes, one.largest, one.sent) for one in work.collectives] == expected
 
 
 def test_what_cannot_be_read_says_so():

@@ -65,9 +65,7 @@ def test_later_stages_hold_their_judge_as_well():
 
 
 def test_an_unknown_preset_names_those_that_there_are():
-    with pytest.raises(
-        ConfigError, match=r"'llama-9' is not a Llama preset; it is one of llama-3\.1-8b, llama-3\.2-1b"
-    ):
+    with pytest.raises(ConfigError, match=r"'llama-9' is not a Llama preset; it is one of llama-3\.1-8b, "):
         planned(preset="llama-9")
 
 

@@ -35,6 +35,15 @@ def test_a_loop_that_does_not_say_its_length_runs_as_often_as_one_is_told():
     assert count_flops(until_small, states, weights, while_turns=5) == 6 * once
 
 
+def test_of_branches_the_costliest_counts():
+    weights, states = (jax.ShapeDtypeStruct((8, 8), jnp.float32) for _ in range(2))
+
+    def either(states, weights):
+        return jax.lax.cond(states.sum() > 1.0, lambda: states @ weights @ weights, lambda: states @ weights)
+
+    assert count_flops(either, states, weights) == 2 * 2 * 8**3
+
+
 def test_a_gradient_that_is_dropped_is_not_counted():
     @jax.custom_vjp
     def product(x, w):
