@@ -182,7 +182,7 @@ def test_needed_ratings_of_a_worked_number_and_by_simulation():
     assert shown.mean() == pytest.approx(0.8, abs=0.02)
     for wrong in (
         {"win_rate": 0.5},
-        {"win_rate": 0.6, "power": 0.01},
+        {"win_rate": 0.6, "power": 0.05},  # that of the level
         {"win_rate": 0.6, "design_effect": 0.5},
         {"win_rate": 0.6, "design_effect": np.nan},
         {"win_rate": 0.6, "design_effect": np.inf},
