@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ from absl.testing import flagsaver
 
 from empax import evaluate
 from empax.core.files import read_json
+from empax.reporting.tables import few_note
 
 GOOD = {"context": ["I passed the exam!"], "response": "Congratulations, that is great!", "reference": "That is great."}
 
@@ -176,13 +178,23 @@ def test_few_dialogues_are_named(tmp_path, capsys):
     )
     assert f"{said} No p is below 0.0312." in capsys.readouterr().out
     assert said in (tmp_path / "out" / "report.md").read_text(encoding="utf-8").replace("\\", "")
-    path = write(tmp_path / "one.jsonl", [GOOD | {"id": f"item#{i}"} for i in range(6)])
-    assert run(predictions=path) == 0
-    said = "All rows are of one dialogue, by their ids (DIALOGUE#TURN): intervals have no width, and no difference is"
-    assert said in capsys.readouterr().out
-    path = write(tmp_path / "many.jsonl", [GOOD | {"id": f"d{i}#2"} for i in range(40)])
-    assert run(predictions=path) == 0
-    assert "Student" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("unit", "count", "said"),
+    [
+        ("dialogues", 1, "All rows are of one dialogue, by their ids (DIALOGUE#TURN): intervals have no width, and "),
+        ("rows", 1, "There is one row: intervals have no width, and no difference is significant."),
+        ("rows", 2, "Of 2 rows intervals are widened by Student's t; .* No p is below 0.5000."),
+        ("dialogues", 11, "Of 11 dialogues intervals .* No p is below 0.0010."),
+        ("dialogues", 12, "Of 12 dialogues intervals .* are too narrow.$"),
+        ("dialogues", 39, "Of 39 dialogues intervals"),
+        ("dialogues", 40, "$"),
+    ],
+)
+def test_the_note_on_few_rows_depends_on_how_many_are_resampled(unit, count, said):
+    rows = {"resampled": unit, "rows": count if unit == "rows" else 99, "dialogues": count}
+    assert re.match(said.replace("(", r"\(").replace(")", r"\)"), few_note(rows))
 
 
 def test_several_files_are_one_table_and_every_pair_is_tested(tmp_path, three, capsys):

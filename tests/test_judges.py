@@ -81,6 +81,15 @@ def test_neural_judges_of_a_work_directory_take_part(folder, monkeypatch):
         judges.check_judges(str(folder / "none"))
 
 
+def test_a_level_is_the_one_that_its_probabilities_expect():
+    found = judges._by_mechanism("x", np.array([[[0.5, 0.25, 0.25], [0.0, 0.0, 1.0]]]), ["a_b", "c"])
+    assert {name: scores.tolist() for name, scores in found.items()} == {
+        "x: sum": [2.75],
+        "x: a b": [0.75],
+        "x: c": [2.0],
+    }
+
+
 def test_a_wrong_work_directory_fails_before_any_work(folder, monkeypatch):
     monkeypatch.setattr(judges, "load_ratings", lambda path: pytest.fail("this takes a minute"))
     with pytest.raises(ConfigError, match="holds no run"):

@@ -196,7 +196,7 @@ def needed_ratings(win_rate: float, *, power: float = 0.8, level: float = 0.05, 
         raise ConfigError(
             f"win_rate = {win_rate} must lie between 0.5 and 1: the rate hoped for from the better system."
         )
-    if not 0 < level < 1 or not level < power < 1 or not 1 <= design_effect < math.inf:
+    if not 0 < level < power < 1 or not 1 <= design_effect < math.inf:
         raise ConfigError(f"level = {level}, power = {power} and design_effect = {design_effect} must lie in (0, 1), "
                           "(level, 1) and [1, inf).")  # fmt: skip
     spread = float(norm.ppf(1 - level / 2)) * 0.5 + float(norm.ppf(power)) * math.sqrt(win_rate * (1 - win_rate))

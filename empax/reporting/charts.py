@@ -167,7 +167,7 @@ def heat_map(
     `columns` are the column labels, by default those of the rows.
     """
     columns = columns or labels
-    margin = 24 + 7 * max(map(len, [*labels, *columns]), default=0)
+    margin = 24 + 7 * max(map(len, [*labels, *columns]))
     svg = []
     for j, label in enumerate(columns):
         centre = margin + j * cell + cell / 2

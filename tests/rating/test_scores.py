@@ -136,6 +136,29 @@ def test_scales_have_means():
     assert found["good"][1] > found["poor"][2]
 
 
+def test_on_a_scale_the_middle_passes_a_check_and_a_repeat_must_have_the_same_value():
+    kinds = {1: ("rated", 0), 2: ("repeat", 1), 3: ("check", 0), 4: ("check", 0), 5: ("repeat", 9)}
+    items = {number: Item(number, (), (), f"d{number}", ("good",), *kind) for number, kind in kinds.items()}
+    said = {1: 2, 2: 2, 3: 3, 4: 4, 5: 1}
+    answers = [Answer("ann", items[number], dict.fromkeys(ASPECTS, value)) for number, value in said.items()]
+    answers[1] = Answer("ann", items[2], dict.fromkeys(ASPECTS, 2) | {"fluency": 4})
+    found = raters(Key("s", "likert", ("good",), items), answers)
+    assert found == {"ann": {"items": 1, "repeats_alike": 2 / 3, "checks_passed": 0.5}}
+
+
+def test_raters_are_resampled_if_there_are_several():
+    """Ann gives 1 and Bob 5 to everything: half of the resamples have one of them alone."""
+    items = {n: Item(n, (), (), f"d{n}", ("good",)) for n in range(1, 21)}
+    answers = [
+        Answer(rater, item, dict.fromkeys(ASPECTS, value))
+        for rater, value in (("ann", 1), ("bob", 5))
+        for item in items.values()
+    ]
+    key = Key("s", "likert", ("good",), items)
+    assert score(key, answers, samples=50)["empathy"]["means"]["good"] == [3.0, 1.0, 5.0]
+    assert score(key, answers[:20], samples=50)["empathy"]["means"]["good"] == [1.0, 1.0, 1.0]
+
+
 @pytest.mark.slow
 def test_intervals_hold_for_other_contexts_and_raters(monkeypatch):
     """Of 95% intervals of a win rate about 95 of 100 hold the rate that endless contexts and raters would give."""
@@ -159,7 +182,7 @@ def test_needed_ratings_of_a_worked_number_and_by_simulation():
     assert shown.mean() == pytest.approx(0.8, abs=0.02)
     for wrong in (
         {"win_rate": 0.5},
-        {"win_rate": 0.6, "power": 0.01},
+        {"win_rate": 0.6, "power": 0.05},  # that of the level
         {"win_rate": 0.6, "design_effect": 0.5},
         {"win_rate": 0.6, "design_effect": np.nan},
         {"win_rate": 0.6, "design_effect": np.inf},

@@ -2,7 +2,6 @@ import dataclasses
 import functools
 import html
 import html.parser
-import itertools
 import json
 import math
 import re
@@ -24,9 +23,8 @@ from empax.evaluation.published import REG_PAPER, TABLES, identify
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import ScoringSettings, score
 from empax.pipeline.plan import make_plan, plain
-from empax.reporting import charts, content, findings, markdown, peers, report
+from empax.reporting import content, findings, markdown, peers, report
 from tests.plans import plan_of
-from tools.document import as_file
 
 FAST = ScoringSettings(bootstrap_samples=10)
 
@@ -163,6 +161,7 @@ def test_report_has_the_agreed_keys_and_survives_json(tmp_path, known):
     assert len(points) == 200
     assert (points[0], points[-1]) == ([1, 5.0], [500, 0.01])
     assert [example["id"] for example in found["examples"]] == ["d0#4", "d6#4", "d13#4", "d19#4"]
+    assert [report._spread("abcd", count) for count in (0, 1, 2, 4, 5)] == [[], ["a"], ["a", "d"], [*"abcd"], [*"abcd"]]
     assert "examples" not in stored  # they quote the corpus: on the pages only
     assert stored["attributes"]["contexts"]["emotional_reaction"] == {"low": 0.0, "mid": 0.5, "high": 0.5}
     assert stored["attributes"]["exemplars"] == {"sentiment": {"low": 1.0, "mid": 0.0, "high": 0.0}}
@@ -177,6 +176,8 @@ def test_report_has_the_agreed_keys_and_survives_json(tmp_path, known):
     [
         ("python -m empax.main --config=configs/classic.py:mime --workdir=runs/a", "classic.py:mime"),
         ("empax run --config=/my/recipes/reg_t5.py:/my/model,tiny", "reg_t5.py:/my/model,tiny"),
+        ("empax run --config reg_t5.py:base --workdir=runs/a", "reg_t5.py:base"),
+        ("empax run --config=classic.py:mime --config.data.dir=it's", "classic.py:mime"),  # written without quotes
         ("python my_script.py", "reg"),
         ("", "reg"),
     ],
@@ -365,37 +366,6 @@ def test_settings_refuse_what_cannot_work():
     ):
         with pytest.raises(ConfigError, match=message):
             to_settings(report.Settings, values, where="config.report")
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (3.2, 3.21), (-5, 1200), (7, 7), (0, 0), (1e-5, 3e-4)])
-def test_ticks_are_round_and_cover_the_range(low, high):
-    ticks = charts.ticks(low, high)
-    assert ticks[0] <= low + 1e-12
-    assert ticks[-1] >= high - 1e-12
-    assert 3 <= len(ticks) <= 8
-    steps = {round(b - a, 12) for a, b in itertools.pairwise(ticks)}
-    assert len(steps) == 1
-
-
-def test_line_chart_draws_what_is_finite():
-    svg = charts.line_chart({"train": [(1, 2.0), (2, math.nan), (3, 1.0)], "none": []}, x_label="step", y_label="a < b")
-    assert svg.count("<polyline") == 1
-    assert svg.split('points="')[1].split('"')[0].count(",") == 2
-    assert "a &lt; b" in svg
-    assert "No points" in charts.line_chart({"train": [(1, math.nan)]}, x_label="x", y_label="y")
-
-
-def test_intervals_lie_where_their_axis_says():
-    svg = charts.intervals({"a < b": (0.5, 0.0, 1.0), "c": (-1.0, -1.0, -1.0)}, label="nats")
-    places = {text: float(x) for x, text in re.findall(r'class="tick" x="([\d.]+)"[^>]*>([-\d.]+)<', svg)}
-    (one, other) = (float(x) for x in re.findall(r'<circle class="dot s0" cx="([\d.]+)"', svg))
-    assert one == pytest.approx((places["0"] + places["1"]) / 2, abs=0.1)
-    assert other == places["-1"]
-    ends = re.findall(r'class="line s0" x1="([\d.]+)" x2="([\d.]+)"', svg)[0]
-    assert tuple(map(float, ends)) == (places["0"], places["1"])
-    assert "a &lt; b: 0.5 (0 to 1)" in svg
-    assert svg.count('class="zero"') == 1
-    ElementTree.fromstring(as_file(svg))  # a file that stands alone
 
 
 # Corpus BLEU-2 and Distinct as this code first gave them, checked against NLTK: a change of convention shows here.

@@ -64,15 +64,6 @@ def test_saved_and_loaded_searches_the_same(tmp_path, method, dtype, rows):
     check_equal(loaded.search(queries, 4, query_groups), index.search(queries, 4, query_groups))
 
 
-def test_never_returns_the_own_group(saved):
-    index, _ = saved
-    query_groups = np.arange(0, ROWS // 3, 40)
-    found = np.asarray(index.search(index.embeddings[query_groups * 3], 6, query_groups).ids)
-    assert (found >= 0).all()
-    assert not (index.groups[found] == query_groups[:, None]).any()
-    assert (np.asarray(index.search(index.embeddings[query_groups * 3], 6).ids[:, 0]) == query_groups * 3).all()
-
-
 def test_recall(saved):
     index, _ = saved
     assert measure_recall(index, index.exact, unit(50, 3)) >= 0.95

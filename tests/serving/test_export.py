@@ -216,13 +216,48 @@ def test_a_card_says_over_which_rows_its_metrics_are():
 
 
 @pytest.mark.parametrize(
-    ("exemplars", "said"),
-    [("turns", "It reads 2 exemplars as earlier turns of the chat."), ("apart", "2 exemplars behind the instruction.")],
-)
-def test_a_card_says_how_a_chat_model_reads_exemplars(exemplars, said):
-    card = model_card(dataclasses.replace(ABOUT, prompted=True, exemplars=exemplars), CONFIG, None)
+    ("about", "said"),
+    [
+        ({"passages": 0, "before": "Reply: "}, "A source is `Reply: <speaker> … <listener> … <speaker> …`. No end"),
+        ({"passages": 0, "before": "Reply: "}, 'tokenizer("Reply: <speaker> I lost my job."'),
+        ({"passages": 0}, "A source is `[attributes] <speaker> … <listener> … <speaker> …`; attributes are"),
+        ({"framed": True}, "special tokens stand around every passage (`</s>` behind those of a T5). Trained as"),
+        ({"exemplars": "apart"}, "on 3 passages: that, and each exemplar, `[attributes] <exemplar_speaker> … <exempla"),
+        ({"exemplars": "response"}, "on 3 passages: that, and each exemplar, `[attributes] <exemplar_listener> …`."),
+        ({"exemplars": "joined"}, "on 2 passages: that, `<sep>`, and one exemplar each, `[attributes] <speaker> … <li"),
+        ({"prompted": True, "exemplars": "turns"}, "It reads 2 exemplars as earlier turns of the chat.\n"),
+        ({"prompted": True}, "It was trained with 2 exemplars behind the instruction.\n"),
+        ({"what": "retriever"}, "pipeline_tag: sentence-similarity\n"),
+        ({"what": "retriever"}, "a key is the same with the response behind it. The dot product is the relevance.\n"),
+        ({"what": "retriever", "key": "response", "towers": "separate"}, "a key is a response alone. The dot product"),
+        ({"what": "retriever", "towers": "separate"}, "`--what=retriever` for queries, `key_retriever` for keys."),
+        ({"base": "a/b"}, "begun from `a/b`.\n"),
+        ({"base": "a/b"}, "base_model: a/b\n"),
+        ({"base": "a/b"}, "The licence of `a/b` applies as well."),
+        ({"base": "a/b", "lora": LoraSettings(rank=2), "adapters": True}, "from_pretrained('a/b'), FOLDER)"),
+        ({"base": "/home/me/b", "lora": LoraSettings(rank=2), "adapters": True}, "`BASE` is where `b` lies."),
+        ({"base": "a/b", "lora": LoraSettings(rank=2), "adapters": True, "rounded": True}, "were rounded to few bits"),
+    ],
+)  # fmt: skip
+def test_a_card_says_what_the_model_reads_and_stands_on(about, said):
+    card = model_card(dataclasses.replace(ABOUT, **about), CONFIG, None)
     assert said in card
-    assert ("trained with" in card) == (exemplars == "apart")
+    assert ("Fusion-in-Decoder" in card) == (about.get("passages") != 0 and not {"what", "prompted"} & about.keys())
+    assert ("pipeline_tag" in card) == ("what" in about)
+    assert ("Two encoders" in card) == ("towers" in about)
+    assert ("rounded" in card) == ("rounded" in about)
+    assert ("BASE" in card) == ("/home" in about.get("base", ""))
+
+
+def test_a_card_names_the_licence_of_the_data_if_it_is_known_and_where_facts_are_from():
+    card = model_card(ABOUT, CONFIG | {"data": {"name": "empathetic_dialogues"}}, None)
+    for part in ("license: cc-by-nc-4.0\n", "non-commercial", "This run has no report."):
+        assert part in card
+    report = {**REPORT, "data": {"train": {"dialogues": 1256, "instances": 5}, "knowledge": {"source": "WordNet"}}}
+    card = model_card(ABOUT, CONFIG | {"data": {"name": "jsonl"}}, report)
+    assert "license: other\n" in card
+    assert "find it out before you pass the model on." in card
+    assert "- knowledge: facts from WordNet\n" in card
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers' imports
@@ -279,23 +314,6 @@ def test_the_card_of_a_run_that_another_decoder_evaluated_says_so(made, tmp_path
     for where, said in ((files.root, False), (other.root, True)):
         export_run(where, tmp_path / f"out{said}", ExportSettings())
         assert (f"`config.{main}.decoding`" in (tmp_path / f"out{said}" / "README.md").read_text()) is said
-
-
-def test_a_card_without_a_report_and_of_other_data(made, tmp_path):
-    files, _ = made
-    config = read_json(files.config)
-    config["data"]["name"] = "empathetic_dialogues"
-    other = WorkDir(tmp_path / "run")
-    write_json(other.config, config)
-    other.tokenizer.parent.mkdir(parents=True)
-    other.tokenizer.symlink_to(files.tokenizer)
-    other.stage("joint").mkdir()  # without its DONE, which knows the settings that it was made with
-    (other.stage("joint") / "best").symlink_to(files.stage("joint") / "best")
-    export_run(other.root, tmp_path / "out", ExportSettings())
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "This run has no report." in card
-    assert "license: cc-by-nc-4.0" in card
-    assert "non-commercial" in card
 
 
 @pytest.fixture

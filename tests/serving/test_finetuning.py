@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import empax
-from empax.serving.finetuning import working_folder
+from empax.data.batches import SequenceExamples
+from empax.models.lora import LoraSettings
+from empax.serving.finetuning import FinetuneSettings, lora_settings, working_folder
 from empax.training import loop
 from empax.training.accumulation import NonFiniteError
 from empax.training.interruption import Interrupted
@@ -123,6 +125,26 @@ def test_what_is_no_setting_is_named_as_the_caller_does(model, settings, message
     with pytest.raises(empax.ConfigError, match=message) as refused:
         model.finetune(PAIRS, **settings)
     assert "config." not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "pairs", "expected"),
+    [(3, 17, (9, 3, 3, 1, 0)), (2, 400, (100, 50, 50, 12, 10)), (2, 8000, (2000, 1000, 1000, 250, 100))],
+)
+def test_an_epoch_reads_every_pair_and_a_tenth_of_the_updates_warms_up(epochs, pairs, expected):
+    train = SequenceExamples([[3] * 5] * pairs, [[1]] * pairs, pad_id=0, max_target_tokens=1)
+    settings = FinetuneSettings(epochs, 8, None, 512, 128, seed=4)
+    made = settings.loop(train, None, adapters=True, most_tokens=None)
+    every = (made.eval_every_steps, made.checkpoint_every_steps, made.log_every_steps)
+    assert (made.steps, *every, made.optimizer.warmup_steps) == expected
+    assert (made.optimizer.learning_rate, made.best_metric, made.seed) == (1e-3, None, 4)
+    whole = settings.loop(train, train, adapters=False, most_tokens=None)
+    assert (whole.optimizer.learning_rate, whole.best_metric) == (1e-4, "nll")
+
+
+def test_adapters_may_be_as_wide_as_the_model():
+    assert lora_settings(True, width=16) == lora_settings(8, width=8) == LoraSettings(rank=8, alpha=16.0)
+    assert lora_settings(False, width=16) is None
 
 
 def test_a_workdir_that_the_system_refuses_is_named(model, tmp_path):
