@@ -26,7 +26,8 @@ class ParamGroup:
     """Parameters whose name ("encoder/layers/attention/query") matches `pattern`.
 
     Attributes:
-      pattern: regular expression, searched for anywhere in the name.
+      pattern: regular expression, searched for anywhere in the name; with adapters, also in the name without its first
+        part, "trained/" or "adapters/", so that groups of a run without adapters apply.
       learning_rate_scale: factor on the learning rate.
       frozen: whether the parameters are frozen, without optimizer state.
       schedule: learning rate schedule of this group; None = that of the other parameters.
@@ -303,7 +304,7 @@ def _labels(settings: OptimizerSettings, params: Params) -> Params:
     """Returns the index of each parameter's group, -1 = none."""
     names = list(named_leaves(params))
     for index, group in enumerate(settings.groups):
-        if not any(re.search(group.pattern, name) for name in names):
+        if not any(_matches(group, name) for name in names):
             raise ConfigError(
                 f"optimizer.groups[{index}].pattern = {group.pattern!r} matches none of the {len(names)} parameter "
                 f"names; change the pattern. Examples of names: {some_names(names)}."
@@ -311,7 +312,12 @@ def _labels(settings: OptimizerSettings, params: Params) -> Params:
 
     def label(name: str, leaf: Any) -> int:
         del leaf
-        found = (index for index, group in enumerate(settings.groups) if re.search(group.pattern, name))
+        found = (index for index, group in enumerate(settings.groups) if _matches(group, name))
         return next(found, -1)
 
     return map_named(label, params)
+
+
+def _matches(group: ParamGroup, name: str) -> bool:
+    own = re.sub(r"^(trained|adapters)/", "", name)  # as without adapters (`training.lora.LoraTask`)
+    return any(re.search(group.pattern, one) for one in (name, own))

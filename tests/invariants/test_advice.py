@@ -210,6 +210,11 @@ RECIPES = [
         {"generator.losses": (), "reg.logits_at_once": 8},
     ),
     recipe_case(
+        "parts/generator/checks.py", "which are then computed all at once; set it to 0",
+        {"reg.generator": {"architecture": "bart", "preset": "bart-base"}, "reg.logits_at_once": 8},
+        {"reg.generator": {"architecture": "bart", "preset": "bart-base"}},
+    ),
+    recipe_case(
         "systems/reflectdiffu/reasons.py", "raise the last bucket to at least that, or lower the setting",
         {"reasons.buckets": (20,)}, {"reasons.buckets": (40,)}, of="reflectdiffu",
     ),

@@ -11,6 +11,8 @@ from flax import linen as nn
 
 from empax.core import types as core
 from empax.core.config import ConfigError
+from empax.core.sharding import MeshSettings
+from empax.core.system import AnswerOptions
 from empax.core.types import LEVELS, MECHANISMS, Instance, Mean
 from empax.data.bpe import train_bpe
 from empax.data.epitome import EpitomePair
@@ -24,6 +26,7 @@ from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.answerer import Answerer
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.settings import DialogueSettings, GeneratorSettings
+from empax.parts.generator.stages import answerer_of
 from empax.parts.generator.task import Generator, target_weights
 from empax.pipeline import annotate
 from empax.systems.emprl import ppo
@@ -373,6 +376,23 @@ def test_behind_a_prompt_references_have_the_positions_that_it_leaves():
     assert longest((16, 600)) == 900 - prefix - 600
     assert longest((400,), passages=2) == 900 - parts.positions_read(400, 2)
     assert longest((2000,)) == 2  # the check before training refuses it
+    assert parts.longest_source() == parts.settings.layout.max_source_tokens
+    few = types.SimpleNamespace(model=DecoderOnly(dataclasses.replace(config, max_positions=400)))
+    parts = dataclasses.replace(parts, generator=few)
+    for passages in (0, 2):
+        answer = parts.settings.decoding.max_tokens
+        assert parts.positions_read(parts.longest_source(passages), passages) + answer == 400
+
+
+@pytest.mark.parametrize(("positions", "read"), [(400, 400), (2000, 411), (None, 411)])
+def test_a_source_that_may_be_any_context_is_no_longer_than_the_positions_of_an_encoder(positions, read):
+    kind = {"position": "learned", "max_positions": positions} if positions else {"position": "relative"}
+    generator = types.SimpleNamespace(model=EncoderDecoder(scratch(WORDS, **kind)))
+    parts = GeneratorParts(DialogueSettings(), train_bpe(["what a day"], vocab_size=290), generator, MeshSettings())
+    assert parts.longest_source() == read
+    task = types.SimpleNamespace(heads=(), model=None, read=dict)
+    made = answerer_of(parts, task, {}, lambda _: None, AnswerOptions("generator", ""))
+    assert made.buckets == (read,)
 
 
 def test_a_plain_source_has_an_exemplar_only_before_the_context_of_an_encoder_decoder():

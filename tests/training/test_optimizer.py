@@ -128,6 +128,19 @@ def test_groups_scale_and_schedule_by_name():
         np.testing.assert_allclose(moved(grouped, *path), factor * moved(plain, *path), rtol=1e-4, atol=1e-7)
 
 
+def test_a_group_of_a_run_without_adapters_applies_beside_adapters():
+    params = {"adapters": {"generator": {"model": 1.0}}, "trained": {"generator": {"emotion": 1.0}, "retriever": 1.0}}
+
+    def trained(pattern):
+        return trained_mask(OptimizerSettings(groups=(ParamGroup(pattern, frozen=True),)), params)
+
+    retriever_alone = {"generator": {"emotion": False}, "retriever": True}
+    assert trained("^generator/") == {"adapters": {"generator": {"model": False}}, "trained": retriever_alone}
+    generator_alone = {"generator": {"emotion": True}, "retriever": False}
+    for pattern in ("^retriever", "^trained/retriever"):
+        assert trained(pattern) == {"adapters": {"generator": {"model": True}}, "trained": generator_alone}
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_what_learns_later_begins_as_if_it_were_the_first_update(weight_decay):
     settings = OptimizerSettings(learning_rate=0.1, clip_norm=None, weight_decay=weight_decay)

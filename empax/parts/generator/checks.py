@@ -29,7 +29,8 @@ def check_system(run: RunContext) -> None:
     """Checks that the generator of all stages exists and fits its tokenizer, without loading weights.
 
     Raises:
-      ConfigError: the model does not exist, the tokenizer lacks tokens that it reads, or texts are too long for it.
+      ConfigError: the model does not exist, the tokenizer lacks tokens that it reads, texts are too long for it, or a
+        setting does not suit it.
       DataError: files of a model are missing or broken.
     """
     parts = check_models(run)
@@ -68,6 +69,11 @@ def check_models(run: RunContext) -> GeneratorParts | None:
     check_kept(generator, settings.lora)
     tokenizer = run_tokenizer(run, planned=True)
     loaded = load_generator(generator, tokenizer, with_params=False)
+    if settings.logits_at_once and getattr(loaded.model.config, "output_bias", False):
+        raise ConfigError(
+            f"{where}.logits_at_once = {settings.logits_at_once}, but this generator adds a bias to its logits, which "
+            "are then computed all at once; set it to 0."
+        )
     first_token = forced_token(settings, tokenizer, loaded.model)
     settings = with_own_decoding(settings, tokenizer, loaded.model)
     if settings.ask_first and (settings.form == "plain" or not isinstance(loaded.model, DecoderOnly)):

@@ -90,10 +90,21 @@ class GeneratorParts:
         """
         config, longest = self.generator.model.config, MAX_REFERENCE_TOKENS
         if config.position == "learned":
-            read = self.positions_read(max(buckets, default=self.settings.layout.max_source_tokens), passages)
+            read = self.positions_read(max(buckets, default=self.longest_source(passages)), passages)
             longest = max(min(longest, config.max_positions - read), 2)
         layout = dataclasses.replace(self.settings.layout, max_target_tokens=longest)
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, layout=layout))
+
+    def longest_source(self, passages: int = 0) -> int:
+        """Returns the length of the longest source: that of the layout, or as many tokens as the model has positions.
+
+        A decoder-only model also needs positions for `passages` exemplars and for its answer.
+        """
+        config, longest = self.generator.model.config, self.settings.layout.max_source_tokens
+        if config.position != "learned":
+            return longest
+        answer = self.settings.decoding.max_tokens * isinstance(self.generator.model, DecoderOnly)
+        return min(longest, config.max_positions - self.positions_read(0, passages) - answer)
 
     def positions_read(self, longest: int, passages: int = 0) -> int:
         """Returns the positions taken before the answer to a source of `longest` tokens; 0 for an encoder-decoder."""

@@ -15,7 +15,7 @@ from empax.core.types import Params
 from empax.data.batches import draw
 from empax.data.exemplars import ContextExamples, LabelledBatch
 from empax.data.store import load_instances
-from empax.parts.generator.answerer import Answerer, AnswerExamples, MakeExamples
+from empax.parts.generator.answerer import Answerer, AnswerExamples, MakeExamples, ShowsExemplars
 from empax.parts.generator.checks import check_evaluation, check_generator
 from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.settings import GeneratorTaskSettings
@@ -108,7 +108,8 @@ def answerer_of(
     run: RunContext | None = None,
 ) -> Answerer:
     """Builds an answerer with `task` and `options`; its neighbours are training rows of `run`."""
-    buckets, single = options.buckets or (parts.settings.layout.max_source_tokens,), not options.buckets
+    passages = parts.settings.passages * isinstance(make_examples, ShowsExemplars)
+    buckets, single = options.buckets or (parts.longest_source(passages),), not options.buckets
     given = {"mesh": parts.mesh, "single": single, "questions": parts.settings.ask_first}
     made = Answerer(task, params, make_examples, parts.tokenizer, buckets, **given)
     if parts.settings.neighbours.knn_weight:

@@ -218,7 +218,8 @@ class Replies:
     @functools.cached_property
     def _answerer(self) -> Answerer:
         """A single answerer, so that it compiles once."""
-        options = AnswerOptions(self._run.stage, "", (self._parts.settings.layout.max_source_tokens,))
+        passages = self._parts.settings.passages if self._stage.index else 0
+        options = AnswerOptions(self._run.stage, "", (self._parts.longest_source(passages),))
         return _answerer(self._parts, self._run, self._stage, {}, options)
 
     def __call__(self, step: int, params: Params | None) -> None:
