@@ -56,7 +56,7 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
     config.reg.layout.update({"max_context_tokens": 96, "max_passage_tokens": 48, "max_target_tokens": 40})
     config.prepare.tokenizer = ConfigDict({"pretrained": HUB.get(model, model), "tags": False})
     # The randomly initialised head has few updates.
-    heads = [{"pattern": "^trained/emotion/", "learning_rate_scale": 5.0}]
+    heads = [{"pattern": "^emotion/", "learning_rate_scale": 5.0}]
     learn(config.generator, (48, 96), heads, learning_rate=5e-4, warmup_steps=20)
     if "longer" in config:
         learn(config.longer, (48, 96), heads, learning_rate=2e-4, warmup_steps=10)
@@ -65,14 +65,14 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
         config.swaps.replies = 100
     config.report.paper_row = "Llama-3.1-8B + SFT" if form == "sft" else "Llama-3.1-8B + REG"
     if not alone:
-        learn(config.exemplars, (160,), [common.frozen("^trained/retriever/")], learning_rate=2e-4, warmup_steps=10)
+        learn(config.exemplars, (160,), [common.frozen("^retriever/")], learning_rate=2e-4, warmup_steps=10)
     if "joint" in config:
         config.retriever.buckets = (160,)
         config.joint.refresh_every_steps = 0
         groups = [
             common.FIXED_EMBEDDING,
-            common.frozen("^trained/retriever/emotion"),
-            {"pattern": "^trained/retriever/", "learning_rate_scale": 0.01},
+            common.frozen("^retriever/emotion"),
+            {"pattern": "^retriever/", "learning_rate_scale": 0.01},
         ]
         learn(config.joint, (160,), groups, learning_rate=2e-4, warmup_steps=20)
     budget(config, machine)

@@ -42,5 +42,5 @@ class RetrievalSettings(DialogueSettings):
         if not self.attributes and self.emotion_share:
             raise ConfigError(
                 f"attributes = False with emotion_share = {self.emotion_share} still retrieves by emotion attributes; "
-                "set emotion_share to 0, or name the recipe with no_attributes."
+                "set emotion_share to 0."
             )
