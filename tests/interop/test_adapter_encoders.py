@@ -4,7 +4,6 @@ import dataclasses
 import json
 import logging
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -14,10 +13,8 @@ import transformers
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
-from empax.interop.huggingface import load_adapted, load_config, load_pretrained, model_config
+from empax.interop.huggingface import load_config, load_pretrained, model_config
 from empax.interop.parameters import export_params, import_params
-from empax.interop.peft import export_adapters
-from empax.models.lora import LoraSettings
 from tests.interop import oracle
 
 oracle.import_peft()
@@ -88,14 +85,6 @@ def test_what_is_excluded_by_a_whole_name_is_not_missing(kind, written, saved):
     excluded = rf"{front.replace('.', '[.]')}(encoder[.])?layer[.]0[.].*"
     folder, merged = written(kind, target_modules=of_queries(kind), exclude_modules=excluded)
     assert len(assert_read_as_merged(folder, merged, saved(kind))) == 1
-
-
-def test_what_is_written_here_comes_back(saved, tmp_path):
-    kind, config, params = load_pretrained(saved("BertModel"))
-    settings = LoraSettings(pattern="attention/(query|out)$", rank=2)
-    adapters = oracle.drawn_adapters(params, settings)
-    export_adapters(tmp_path / "out", kind, adapters, config, settings, base=str(saved("BertModel")))
-    jax.tree.map(np.testing.assert_array_equal, load_adapted(tmp_path / "out").adapters, adapters)
 
 
 def test_a_cut_encoder_has_the_adapters_of_its_first_layers(written, saved):

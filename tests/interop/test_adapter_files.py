@@ -227,6 +227,15 @@ def test_adapters_that_do_not_fit_are_errors(changes, message, plain):
         load_pretrained(plain)
 
 
+def test_half_an_adapter_is_an_error(plain):
+    file = plain / "adapter_model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    del tensors["base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"]
+    safetensors.numpy.save_file(tensors, file)
+    with pytest.raises(DataError, match=r"layers\.1\.self_attn\.q_proj lacks lora_B"):
+        load_pretrained(plain)
+
+
 def test_files_that_are_missing_or_belong_to_another_model(plain, bases, tmp_path):
     edited(plain, base_model_name_or_path=str(bases["gpt2"]))
     with pytest.raises(DataError, match=r"q_proj is not a linear layer that LoRA adapts here"):

@@ -108,16 +108,6 @@ def test_views_strides_and_shared_storages_are_read_as_torch_reads_them(tmp_path
 
 
 @pytest.mark.oracle
-def test_the_state_dict_of_a_module_with_its_metadata(tmp_path):
-    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    read = read_torch(saved(tmp_path, module.state_dict()))
-    assert {name: tensor.shape for name, tensor in read.items()} == {
-        name: tuple(tensor.shape) for name, tensor in module.state_dict().items()
-    }
-    np.testing.assert_array_equal(np.asarray(read["0.weight"]), module[0].weight.detach().numpy())
-
-
-@pytest.mark.oracle
 @pytest.mark.parametrize("key", ["model", "state_dict"])
 def test_a_training_checkpoint_gives_its_weights(tmp_path, key):
     model = torch.nn.Linear(3, 2)

@@ -308,16 +308,20 @@ def policy_of(cls, settings, patch):
     patch.setattr(cls, "encoded", lambda *_: None)
     patch.setattr(cls, "on_gold", lambda *_, **__: (Mean(jnp.float32(6.0), jnp.float32(2.0)), {}))
     given = jnp.asarray(OLD) + 0.05, jnp.asarray(LOGITS[..., 3]), jnp.asarray(LOGITS)
-    patch.setattr(cls, "read", lambda *_, **__: given)
-    return task, given
+    trunks = []
+    patch.setattr(cls, "read", lambda *args: trunks.append(float(args[-1])) or given)
+    return task, given, trunks
 
 
 @pytest.mark.parametrize("warm", [0.0, 1.0])
 def test_ppo_adds_value_entropy_and_likelihood_with_their_weights(monkeypatch, warm):
     settings = PpoTaskSettings(value_weight=0.4, entropy_weight=0.02, likelihood_weight=0.5, kept_share=1.0)
-    task, (_, _, logits) = policy_of(Ppo, settings, monkeypatch)
+    task, (_, _, logits), trunks = policy_of(Ppo, settings, monkeypatch)
     batch = rollout(policy_weight=jnp.full(ROWS, warm))
     loss, metrics = task.loss({}, {}, batch, KEY, train=False)
+    assert trunks == [1.0 - warm]  # 1: values leave the model alone
+    far, _ = task.loss({}, {}, rollout(log_probs=jnp.asarray(OLD) - 3.0), KEY, train=False)
+    assert float(far.total) == 0.0  # whatever is in the loss
     entropy = ppo.entropy(logits, batch.mask, reduction="tokens").value()
     learnt = metrics["policy_loss"].value() + 0.5 * 3.0 - 0.02 * entropy
     expected = warm * learnt + 0.4 * metrics["value_loss"].value()
@@ -333,14 +337,21 @@ def test_ppo_adds_value_entropy_and_likelihood_with_their_weights(monkeypatch, w
 
 def test_grpo_adds_kl_entropy_and_likelihood_with_their_weights(monkeypatch):
     def loss(settings, **changes):
-        task, given = policy_of(Grpo, GrpoTaskSettings(reduction="tokens", **settings), monkeypatch)
+        task, given, _ = policy_of(Grpo, GrpoTaskSettings(reduction="tokens", **settings), monkeypatch)
         batch = rollout(advantages=jnp.asarray(LOGITS[:, 0, 0]), **changes)
         return float(task.loss({}, {}, batch, KEY, train=False)[0].value()), given
 
+    asked, inner = [], ppo.grpo_loss
+    monkeypatch.setattr(ppo, "grpo_loss", lambda *args, **given: asked.append(given) or inner(*args, **given))
     plain, (log_probs, _, logits) = loss({})
+    for options in ({"epsilon_high": None, "importance_sampling_level": "token"},
+                    {"epsilon_high": 1.0, "importance_sampling_level": "sequence"}):  # fmt: skip
+        loss(options)
+        assert {name: asked[-1][name] for name in options} == options
     entropy = float(ppo.entropy(logits, jnp.asarray(ANSWER_MASK), reduction="tokens").value())
     assert loss({"entropy_weight": 0.02})[0] == pytest.approx(plain - 0.02 * entropy, rel=1e-5)
     assert loss({"likelihood_weight": 0.5})[0] == pytest.approx(plain + 0.5 * 3.0, rel=1e-5)
+    assert loss({"entropy_weight": 0.02, "likelihood_weight": 0.5}, log_probs=jnp.asarray(OLD) - 3.0)[0] == 0.0
     kl = kl_penalty(log_probs, rollout().reference_log_probs, jnp.asarray(ANSWER_MASK), estimator="k3")
     expected = plain - 0.7 * float(np.asarray(kl)[ANSWER_MASK].mean())
     assert loss({}, kl_coefficient=jnp.zeros(ROWS))[0] == pytest.approx(expected, rel=1e-4)

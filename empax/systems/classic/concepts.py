@@ -86,7 +86,7 @@ class ConceptPicker:
             if fact.social or not (ids := self.tokenizer.encode(fact.tail)):
                 continue
             word, head = self.words[ids[-1]], fact.head.lower()
-            useful = ids[-1] != self.tokenizer.unk_id and word.isalpha() and word not in FUNCTION_WORDS
+            useful = word.isalpha() and word not in FUNCTION_WORDS  # the unknown word is <unk>
             if useful and word != head and intensities[ids[-1]] >= s.least:
                 by_head.setdefault(head, {})[ids[-1]] = None
         found = []

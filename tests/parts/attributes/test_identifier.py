@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from empax.core.config import ConfigError, to_settings
@@ -22,7 +21,7 @@ from empax.parts.attributes.identifier import (
     make_probabilities,
 )
 from empax.parts.attributes.pairs import Pair
-from tests.systems.learning import random_like
+from tests.systems.learning import keys, learn, random_like
 
 ENCODER = EncoderSettings(d_model=8, num_heads=2, d_ff=16, num_layers=1, max_positions=16)
 STAGE = IdentifierTaskSettings(encoder=ENCODER, max_context_tokens=10, response_buckets=(6, 8))
@@ -118,25 +117,10 @@ def test_texts_one_by_one_and_ids_in_a_compiled_function_are_judged_alike(tokeni
 def test_one_mechanism_learns_its_label_from_context_and_response(tokenizer):
     judge, batch = judge_of(tokenizer, ("interpretation",))
     batch = jax.tree.map(jnp.asarray, batch)
-
-    optimizer = optax.adam(0.03)
-
-    @jax.jit
-    def update(params, state):
-        def objective(params):
-            loss, metrics = judge.task.loss(params, {}, batch, jax.random.key(0), train=False)
-            return loss.value(), metrics
-
-        (loss, metrics), grads = jax.value_and_grad(objective, has_aux=True)(params)
-        updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, loss, metrics
-
-    params, losses = judge.params, []
-    state = optimizer.init(params)
-    for _ in range(40):
-        params, state, loss, metrics = update(params, state)
-        losses.append(float(loss))
-    assert losses[-1] < 0.5 * losses[0]
+    loss = jax.jit(lambda params, key: judge.task.loss(params, {}, batch, key, train=False))
+    params, metrics = learn(loss, judge.params, keys(40), 0.03)
+    before, after = (float(loss(one, jax.random.key(0))[0].value()) for one in (judge.params, params))
+    assert after < 0.5 * before
     summary = judge.task.summarize({name: float(mean.value()) for name, mean in metrics.items()})
     assert set(summary) == {"accuracy", "interpretation_accuracy", "weighted_f1", "interpretation_weighted_f1"}
     assert not np.allclose(

@@ -63,7 +63,7 @@ def test_a_file_ranks_its_facts_but_void_and_repeated_ones_are_left_out(tmp_path
 
 def test_sentences_of_a_turn_are_asked_of_too_and_head_their_facts():
     source = OfClauses(NearestEvent(EVENTS, Letters(), tails=1))
-    rows = [Instance("a#2", ("We win. My dog is gone! I hate to lose a dog",), "", ""),
+    rows = [Instance("a#2", ("Hi.", "Yes?", "We win. My dog is gone! I hate to lose a dog"), "", ""),
             Instance("b#2", ("We won the game!",), "", "")]  # fmt: skip
     (first, _), (second, _) = source.find(rows, "test")
     assert [(fact.head, fact.tail) for fact in first] == [
@@ -73,6 +73,8 @@ def test_sentences_of_a_turn_are_asked_of_too_and_head_their_facts():
     assert second == source.source.find(rows, "test")[1][0]  # a single sentence is the turn
     assert source.hash != source.source.hash
     assert source.name == "ATOMIC, nearest event, by clause"
+    lossy = SimpleNamespace(find=lambda rows, split: [([], 1) for _ in rows])
+    assert OfClauses(lossy).find(rows, "test") == [([], 4), ([], 1)]  # of the turn and its three sentences
 
 
 @dataclasses.dataclass
@@ -131,7 +133,7 @@ def test_what_a_prompted_model_writes_is_parsed_strictly():
     ]  # fmt: skip
     assert dropped == 2
     assert parse("I lost it", "") == ([], 5)
-    assert parse("I lost it", " " + "very " * 20 + "sad")[1] == 5
+    assert [parse("I lost it", " " + "very " * more + "sad")[1] for more in (11, 12)] == [4, 5]
     assert parse("x", f" sad\n{question('y')}")[1] == 4
 
 
@@ -150,7 +152,8 @@ def test_quality_scores_the_first_answer_against_all_that_people_said():
     assert quality.scores(asked, ["", ""])["exact_match"] == 0.0
     long = [quality.Question("e", "xWant", ("to go home now", "to sleep"))]
     assert quality.scores(long, ["to go home now"])["bleu_2"] == pytest.approx(100.0)
-    assert 0.0 < quality.scores(long, ["to go there now"])["bleu_2"] < 100.0
+    half = quality.scores(long, ["to go there now"])["bleu_2"]  # the root of 3 / 4 words and 1 / 3 pairs
+    assert half == pytest.approx(50.0)
     others = [("PersonX loses the dog", "xReact"), ("PersonX wins", "xWant")]
     nearest = [quality.Question(*other, ("x",)) for other in others]
     assert quality.ask_nearest(EVENTS, Letters(), nearest) == ["sad", ""]

@@ -19,8 +19,8 @@ from tests.systems.classic.small import rows_of
 TOLD = Instance("a#2", ("My dogs ran. I miss my dog.",), "Oh no!", "sad")
 FACTS = [
     Fact("dog", "IsA", "domestic animal"), Fact("dog", "RelatedTo", "friend"), Fact("miss", "RelatedTo", "sad"),
-    Fact("dog", "HasProperty", "a zyzzyva"), Fact("dog", "AtLocation", "with them"), Fact("dog", "xReact", "happy"),
-    Fact("dog", "IsA", "dog"), Fact("cat", "IsA", "animal"),
+    Fact("dog", "HasProperty", "a zyzzyva"), Fact("dog", "AtLocation", "happy with them"), Fact("dog", "IsA", "dog"),
+    Fact("dog", "xReact", "happy"), Fact("dog", "IsA", "happy animal"), Fact("cat", "IsA", "animal"),
 ]  # fmt: skip
 WORDS = train_words(
     ["my dogs ran . i miss my dog . oh no ! domestic animal friend sad with them happy cat"], min_count=1

@@ -39,7 +39,7 @@ def test_who_speaks_changes_the_context(made):
 # MoEL
 
 
-def listeners(num=4):
+def listeners(num):
     one = make("moel")
     module = Listeners(one.model.config, num)
     states = jnp.asarray(RNG.normal(size=(3, 5, 12)), jnp.float32)
@@ -50,32 +50,6 @@ def listeners(num=4):
     )  # fmt: skip
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), states, read, deterministic=True))["params"]
     return module, random_like(shapes, RNG), states, read
-
-
-def with_rows(params, rows):
-    """Other parameters for the first experts."""
-
-    def changed(leaf):
-        first = np.stack(rows(leaf))
-        return np.concatenate([first, leaf[len(first) :]])
-
-    return jax.tree.map(changed, jax.tree.map(np.asarray, params))
-
-
-def test_a_gate_of_one_is_that_expert_and_equal_experts_need_no_gate():
-    module, params, states, read = listeners()
-
-    @jax.jit
-    def apply(params, gate):
-        return module.apply({"params": params}, states, read.replace(gate=gate), deterministic=True)
-
-    only = apply(params, np.eye(4, dtype=np.float32)[[2, 2, 2]])
-    moved = with_rows(params, lambda leaf: (leaf[2], np.full_like(leaf[1], -7.0)))
-    np.testing.assert_allclose(apply(moved, np.eye(4, dtype=np.float32)[[0, 0, 0]]), only, rtol=1e-5)
-    alike = with_rows(params, lambda leaf: [leaf[0]] * 4)
-    other = np.asarray(RNG.dirichlet(np.ones(4), 3), np.float32)
-    np.testing.assert_allclose(apply(alike, read.gate), apply(alike, other), rtol=1e-3, atol=1e-4)
-    assert not np.allclose(apply(params, read.gate), apply(params, other), atol=1e-3)
 
 
 @pytest.mark.oracle

@@ -157,16 +157,6 @@ def test_it_is_the_derivative_of_distinct_2():
     assert found[-1] == 0.0
 
 
-def test_the_share_is_that_of_responses_which_are_drawn():
-    """The formula stands for the metric: of so many responses drawn from the same people it is about what they have."""
-    everyone = said(3000, seed=2)
-    counted = []
-    for start in range(0, 3000, OUTPUTS):
-        pairs = [pair for ids in everyone[start : start + OUTPUTS] for pair in itertools.pairwise(ids)]
-        counted.append(len(set(pairs)) / len(pairs))
-    np.testing.assert_allclose(distinct_2(pair_rates(everyone)), np.mean(counted), rtol=0.02)
-
-
 def test_a_part_of_the_reward_counts_gold_responses(toy):
     settings = [RewardSettings("novelty", 0.5, outputs=1, share=0.0)]
     reward = make_reward(

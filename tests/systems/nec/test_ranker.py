@@ -29,6 +29,7 @@ KNIFE = Fact("knife", "ObjectUse", "cutting bread")
         (KNIFE, "I like breadcrumbs, cutting breadcrumbs", False),  # whole words
         (Fact("knife", "HasProperty", "be"), "It must be hard.", False),  # says nothing
         (Fact("knife", "HasProperty", "there"), "Is it there?", False),  # a function word
+        (Fact("knife", "HasProperty", "odd"), "How odd!", True),  # three letters say enough
         (Fact("steel", "MadeUpOf", "knife"), "It is of steel?", True),  # the other way round
         (Fact("dog", "ObjectUse", "cutting bread"), "Are you cutting bread?", False),  # no dog in the context
     ],
@@ -74,6 +75,9 @@ def test_the_mark_is_one_token_behind_the_context_and_the_context_gives_way(toke
     fact = tokenizer.encode("knife ObjectUse cutting bread")
     assert whole[-len(fact) :] == short[-len(fact) :] == fact
     assert len(short) == len(whole) - 2
+    (tight,) = render(tokenizer, [("I lost my knife.",)], [KNIFE], 8, mark)
+    last = tokenizer.encode("I lost my knife.")[-1]
+    assert tight == [tokenizer.cls_id, last, tokenizer.sep_id, mark, *fact[:4]]  # half is for the fact
     ids, mask = features.pad([whole, short], 60, 0)
     places = mark_places(jnp.asarray(ids), jnp.asarray(mask), mark)
     assert places.tolist() == [len(row) - len(fact) - 1 for row in (whole, short)]
@@ -92,6 +96,12 @@ def test_the_loss_is_torchs_margin_ranking_and_cross_entropy(ranker, tokenizer):
     given = jax.tree.map(jnp.asarray, rows)
     params = jax.jit(ranker.init)(jax.random.key(0), given)
     read = jax.jit(lambda ids, mask: ranker.read(params, ids, mask, None))
+    states = jax.jit(ranker.encoder.encoder.apply)(
+        {"params": params["encoder"]["encoder"]}, given.source, given.source_mask
+    )
+    marked = np.asarray(states)[np.arange(2), mark_places(given.source, given.source_mask, ranker.mark)[:2]]
+    vectors = jax.jit(lambda ids, mask: ranker.vectors(params, ids, mask, rng=None))(given.source, given.source_mask)
+    np.testing.assert_allclose(vectors[:2], marked / np.linalg.norm(marked, axis=1, keepdims=True), rtol=1e-5)
     good, good_logits = (np.array(x[:2]) for x in read(given.source, given.source_mask))
     rest, rest_logits = (np.array(x[:2]) for x in read(given.target, given.target_mask))
     both = torch.tensor(good), torch.tensor(rest)
