@@ -78,7 +78,11 @@ def test_local_processes_know_who_they_are(start):
     assert code == 0
     assert lines == [f"{i} 3  {i} python -m empax.main --config=a.py --config.x=1 2" for i in range(3)]
     assert start("local.sh", "2", fails="python")[0] == 3
-    assert start("local.sh")[0] != 0
+
+
+@pytest.mark.parametrize("words", [(), ("0",), ("2.5",), ("--config=a.py",)])
+def test_local_processes_must_be_counted(words, start):
+    assert start("local.sh", *words) == (2, [])
 
 
 @pytest.mark.parametrize(("visible", "gpus"), [("5,2,7", ("5", "2")), ("", ("", ""))])
