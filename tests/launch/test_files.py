@@ -175,6 +175,12 @@ def test_tpu_workers_get_the_quoted_command(start):
     assert start("tpu_pod.sh", "--config=a.py")[0] != 0
 
 
+def test_tpu_workers_say_what_is_missing_without_a_command(start):
+    code, lines = start("tpu_pod.sh", TPU_NAME="t", ZONE="z")
+    assert code == 0  # that of the stand-in
+    assert [line for line in lines if "python -m empax.main" in line]
+
+
 def test_skypilot_has_the_keys_that_it_knows():
     task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())
     known = {"name", "num_nodes", "resources", "workdir", "envs", "file_mounts", "volumes", "setup", "run"}
