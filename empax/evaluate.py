@@ -23,11 +23,15 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from empax.core.command import in_one_line, run_command
 from empax.core.paths import expand, given_folder
+
+if TYPE_CHECKING:
+    from empax.data.empathetic_dialogues import Corpus
 
 _PREDICTIONS = flags.DEFINE_string("predictions", None, "JSON-lines file to score; the same as naming it first.")
 _SEEDS = flags.DEFINE_bool("seeds", False, "Instead of scoring, summarise the report.json files named after this flag.")
@@ -45,7 +49,7 @@ _BART_SCORE = flags.DEFINE_string("bart_score", None, "Folder of a BART, for BAR
 _DATA = flags.DEFINE_string(
     "data",
     None,
-    "Folder or archive of EmpatheticDialogues, for lines with only an id; with --empathy=linear also EPITOME's.",
+    "Folder or archive of EmpatheticDialogues, for lines with only an id; folder of EPITOME, for --empathy=linear.",
 )
 _SKIP = flags.DEFINE_bool(
     "skip_bad_lines", False, "Skip bad lines and score the others; otherwise a bad line stops the scoring."
@@ -99,7 +103,6 @@ def _sum_up(paths: list[Path], output: Path | None) -> int:
 
 def _evaluate(files: list[Path], output: Path | None) -> int:
     from empax.core.text_files import visible
-    from empax.data.empathetic_dialogues import load_corpus
     from empax.evaluation.scoring import VARIANTS, ScoringSettings
     from empax.reporting import score_file
 
@@ -114,7 +117,7 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
         judge=_EMPATHY.value or "",
         bart_score=_BART_SCORE.value or "",
         data=_DATA.value or "",
-        corpus=load_corpus(_DATA.value) if _DATA.value else None,
+        corpus=_corpus(),
         skip_bad_lines=_SKIP.value,
     )
     print(visible(score_file.text(found, variants=_VARIANTS.value)))
@@ -123,6 +126,20 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
         print(f"\nwrote report.json, report.md and report.html to {output}")
     print(f"\n{visible(score_file.conclusion(found))}")
     return 0
+
+
+def _corpus() -> Corpus | None:
+    """Returns the corpus of --data; None if the folder holds EPITOME alone, for the linear judge."""
+    from empax.core.files import DataError
+    from empax.data.empathetic_dialogues import find_archive, load_corpus
+    from empax.pipeline.judging import LINEAR
+
+    if _DATA.value and _EMPATHY.value == LINEAR:
+        try:
+            find_archive(_DATA.value)
+        except DataError:
+            return None
+    return load_corpus(_DATA.value) if _DATA.value else None
 
 
 command_line = functools.partial(run_command, main, __name__, takes_words=True)

@@ -32,6 +32,15 @@ from empax.rating.page import write_study
 from empax.rating.scores import needed_ratings, score, text
 from empax.rating.study import ASPECTS, REFERENCE, StudySettings, make_study
 
+_OF_STUDY = {
+    "form": "pairs (two replies side by side) or likert (one reply, 1 to 5)",
+    "rows": "number of contexts",
+    "comparisons": "pairs of systems for each context",
+    "repeats": "share of items that are shown again with sides swapped",
+    "checks": "share of items with a known answer",
+    "seed": "seed of contexts, pairs, sides and order",
+}
+
 
 @in_one_line
 def main(argv: Sequence[str]) -> int:
@@ -52,7 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--reference", action="store_true", help="add people's own replies as a system")
     for field in dataclasses.fields(StudySettings):
         kind = {"form": str, "repeats": float, "checks": float}.get(field.name, int)
-        make.add_argument(f"--{field.name}", type=kind, default=field.default, help=f"default {field.default}")
+        about = f"{_OF_STUDY[field.name]}; default {field.default}"
+        make.add_argument(f"--{field.name}", type=kind, default=field.default, help=about)
     make.set_defaults(run=_make)
     count = commands.add_parser("score", help="count the answers")
     count.add_argument("key", type=Path, help="key.json of the study")

@@ -4,7 +4,11 @@
 # Ctrl-C or SIGTERM: they save and leave together; Ctrl-C once more ends them at once. Needs bash 5.1.
 set -euo pipefail
 
-processes=${1:?how many processes, then the arguments of empax.main}
+processes=${1:-}
+if [[ ! $processes =~ ^[1-9][0-9]{0,3}$ ]]; then
+  echo "error: '$processes' must be the number of processes: launch/local.sh 2 --config=configs/reg_t5.py" >&2
+  exit 2
+fi
 shift
 export JAX_COORDINATOR_ADDRESS=${JAX_COORDINATOR_ADDRESS:-127.0.0.1:29876}
 export JAX_NUM_PROCESSES=$processes

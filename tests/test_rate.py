@@ -36,6 +36,15 @@ def refused(capsys):
     return refuse
 
 
+def test_help_explains_the_flags_of_a_study(capsys):
+    with pytest.raises(SystemExit) as ended:
+        rate.main(["make", "--help"])
+    assert ended.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "pairs (two replies side by side) or likert (one reply, 1 to 5); default pairs" in said
+    assert "share of items with a known answer; default 0.05" in said
+
+
 def test_answers_of_page_and_sheet_are_counted_together(study, tmp_path, capsys):
     key = read_json(study / "key.json")
     assert key["systems"] == ["ours", "theirs", "reference"]
@@ -49,11 +58,11 @@ def test_answers_of_page_and_sheet_are_counted_together(study, tmp_path, capsys)
     (tmp_path / "answers-ann.json").write_text(json.dumps(page))
     with (study / "sheet.csv").open() as file:
         rows = list(csv.DictReader(file))
-    with (tmp_path / "bob.csv").open("w", newline="") as file:
+    with (tmp_path / "bob.CSV").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows({**row, **answers[row["number"]]} for row in rows)
-    files = [str(study / "key.json"), str(tmp_path / "answers-ann.json"), str(tmp_path / "bob.csv")]
+    files = [str(study / "key.json"), str(tmp_path / "answers-ann.json"), str(tmp_path / "bob.CSV")]
     assert rate.main(["score", *files, f"--output={tmp_path / 'scores.json'}", "--samples=20"]) == 0
     found = read_json(tmp_path / "scores.json")
     assert found["empathy"]["win_rates"]["ours : theirs"] == [1.0, 1.0, 1.0]

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from empax.core.config import ConfigError
+from empax.core.command import in_one_line
 from empax.core.files import DataError, system_errors, write_jsonl
 from empax.core.paths import expand
 from empax.core.text_files import check_length, located
@@ -161,19 +161,18 @@ def convert(layout: str, path: str, output: Path, data: str) -> None:
         write_jsonl(expand(output) / f"{split}.jsonl", lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command."""
+@in_one_line
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0, or 2 for an error that the user can correct."""
     parser = argparse.ArgumentParser(description="Facts from the pickles of NEC, DCKS, CEM and CASE.")
     parser.add_argument("layout", choices=("nec", "cem"))
     parser.add_argument("path", help="path of the pickle; {split} in it stands for train, validation, test")
     parser.add_argument("output", type=Path, help="folder for the three files written")
     parser.add_argument("--data", default="", help="folder with EmpatheticDialogues; empty = download")
     given = parser.parse_args(arguments)
-    try:
-        convert(given.layout, given.path, given.output, given.data)
-    except (ConfigError, DataError) as error:
-        sys.exit(f"ERROR: {error}")
+    convert(given.layout, given.path, given.output, given.data)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
+from empax.core.command import in_one_line
 from empax.core.files import WorkDir, write_atomically, write_json
 from empax.core.system import RunContext, load_encoder_of
 from empax.core.types import EMOTIONS
@@ -23,6 +24,7 @@ from empax.retrieval.filters import fit_emotions
 from empax.serving.emotions import FILE, EmotionHead
 
 
+@in_one_line
 def main(workdir: Path, folder: Path) -> None:
     """Writes the head, and prints its accuracy."""
     files = WorkDir(workdir)
@@ -48,4 +50,4 @@ def main(workdir: Path, folder: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

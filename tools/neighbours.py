@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from empax.core.command import in_one_line
+from empax.core.config import ConfigError
 from empax.core.files import WorkDir, write_json
 from empax.core.paths import expand
 from empax.core.system import RunContext
@@ -35,9 +38,10 @@ WEIGHTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
 TEMPERATURES = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 
+@in_one_line
 def main(workdir: Path, kind: str, rows: int, file: Path | None) -> None:
     """Prints the table, and writes it as JSON if a file is given."""
-    files = WorkDir(workdir)
+    files = WorkDir(expand(workdir))
     plan, own = read_plan(files), NeighbourSettings(**{f"{kind}_weight": 0.5})  # makes the states available
     shared: Any = dataclasses.replace(plan.system_settings, neighbours=own)  # pyright: ignore[reportArgumentType]
     plan = dataclasses.replace(plan, system_settings=shared)
@@ -45,7 +49,7 @@ def main(workdir: Path, kind: str, rows: int, file: Path | None) -> None:
     settings = run.settings(run.stage, evaluate.Settings)
     answerer: Any = evaluate.load_answerer(settings, run, settings.buckets)
     if kind == "copy" and answerer.exemplars is None:
-        raise SystemExit(f"error: {workdir} reads no exemplars to copy from; take knn, or a run that reads some.")
+        raise ConfigError(f"{workdir} reads no exemplars to copy from; take knn, or a run that reads some.")
     task, asked = answerer.task, draw(load_instances(run, "validation"), rows)
     params, examples = answerer._params, answerer._make_examples(asked).examples
     if hasattr(task, "retriever"):
@@ -103,4 +107,4 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=1000, help="number of validation rows, drawn at random (1000)")
     parser.add_argument("--file", type=Path, help="file to write the table to as well")
     options = parser.parse_args()
-    main(options.run, options.kind, options.rows, options.file)
+    sys.exit(main(options.run, options.kind, options.rows, options.file))

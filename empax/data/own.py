@@ -51,8 +51,9 @@ def find_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
     missing = [f"{split}*.jsonl" for split, paths in found.items() if not paths]
     if missing or not folder:
         filled = " with a line in it" if there != found else ""
+        gone = "" if root.exists() else "does not exist: it "
         raise DataError(
-            f"config.data.dir = {str(folder)!r} holds no {', '.join(missing) or 'corpus'}{filled}; "
+            f"config.data.dir = {str(folder)!r} {gone}holds no {', '.join(missing) or 'corpus'}{filled}; "
             'with data.name = "jsonl" '
             f"it names a folder with {', '.join(f'{split}*.jsonl' for split in SPLITS)}, or one file."
         )

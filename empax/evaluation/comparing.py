@@ -210,12 +210,13 @@ def compare_systems(
 def _field(
     systems: Mapping[str, Sequence[Prediction]], peers: Mapping[str, Sequence[Prediction]], names: Sequence[str]
 ) -> tuple[_Field, dict[str, str]]:
-    first = list(next(iter(systems.values())))
+    base, rows_of_base = next(iter(systems.items()))
+    first = list(rows_of_base)
     rows: dict[str, Sequence[Prediction]] = {}
     at: dict[str, Int[np.ndarray, " n"]] = {}
     absent = {}
     for label, own in systems.items():
-        rows[label] = pair_rows(first, own)[1]
+        rows[label] = pair_rows(first, own, (base, label))[1]
         at[label] = np.arange(len(first))
     for label, released in peers.items():
         positions, theirs = shared_rows(first, released)

@@ -55,13 +55,16 @@ def load_ratings(path: Path) -> list[RatedReply]:
     """Reads every reply of the file, the SOURCES of each dialogue in turn.
 
     Raises:
-      DataError: the file is not UTF-8 text, lacks columns, or has a rating other than 1, 2 or 3; names the line.
+      DataError: the file is not UTF-8 text, lacks columns or has no rows; or a rating is not 1, 2 or 3, with its line.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            return list(_read(path, csv.DictReader(file)))
+            found = list(_read(path, csv.DictReader(file)))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is not a CSV file in UTF-8 ({error}).") from error
+    if not found:
+        raise DataError(f"{path} has a header, but no ratings.")
+    return found
 
 
 def _read(path: Path, reader: csv.DictReader[str]) -> Iterator[RatedReply]:

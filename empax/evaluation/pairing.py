@@ -47,23 +47,27 @@ def replies_and_references(rows: Sequence[Prediction]) -> tuple[list[str], list[
     return [row.response for row in rows], [row.reference for row in rows]
 
 
-def pair_rows(rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
+def pair_rows(
+    rows_a: Sequence[Prediction], rows_b: Sequence[Prediction], names: tuple[str, str] = ("the first", "the second")
+) -> tuple[list[Prediction], list[Prediction]]:
     """Returns both lists in the order of the first, so that row i of each answers the same context.
 
-    Rows pair by `id` if all have one, else by context and reference.
+    Rows pair by `id` if all have one, else by context and reference. `names` of the two are for messages.
 
     Raises:
       DataError: a row has no partner, an id occurs twice, or the contexts, references or emotions of a pair differ.
     """
     by_id = all(row.id for row in rows_a) and all(row.id for row in rows_b)
-    keyed_a, keyed_b = _keyed(rows_a, by_id=by_id), _keyed(rows_b, by_id=by_id)
+    (a, keyed_a), (b, keyed_b) = (
+        (name, _keyed(rows, name, by_id=by_id)) for name, rows in zip(names, (rows_a, rows_b), strict=True)
+    )
     only_a, only_b = [key for key in keyed_a if key not in keyed_b], [key for key in keyed_b if key not in keyed_a]
     if only_a or only_b:
         way = "id" if by_id else "context and reference"
         example = str((only_a or only_b)[0])
         raise DataError(
-            f"the two files do not pair up by {way}: {len(only_a)} rows are only in the first ({len(rows_a)} rows), "
-            f"{len(only_b)} only in the second ({len(rows_b)} rows), such as {example[:200]}. "
+            f"{a} and {b} do not pair up by {way}: {len(only_a)} rows are only in {a} ({len(rows_a)} rows), "
+            f"{len(only_b)} only in {b} ({len(rows_b)} rows), such as {example[:200]}. "
             "Both must hold the same test rows."
         )
     for key, row in keyed_a.items():
@@ -72,22 +76,20 @@ def pair_rows(rows_a: Sequence[Prediction], rows_b: Sequence[Prediction]) -> tup
             one, two = getattr(row, name), getattr(other, name)
             if one != two and (one and two):
                 raise DataError(
-                    f"{f'id {row.id!r}' if row.id else 'one context'} has different {name}s in the two files "
+                    f"{f'id {row.id!r}' if row.id else 'one context'} has different {name}s in {a} and {b} "
                     f"({str(one)[:80]!r} and {str(two)[:80]!r}); give both the same test rows."
                 )
     return list(keyed_a.values()), [keyed_b[key] for key in keyed_a]
 
 
-def _keyed(rows: Sequence[Prediction], *, by_id: bool) -> dict[tuple[object, ...], Prediction]:
+def _keyed(rows: Sequence[Prediction], name: str, *, by_id: bool) -> dict[tuple[object, ...], Prediction]:
     keyed: dict[tuple[object, ...], Prediction] = {}
     seen: dict[tuple[object, ...], int] = {}
     for row in rows:
         base: tuple[object, ...] = (row.id,) if by_id else (row.context, row.reference)
         seen[base] = seen.get(base, 0) + 1
         if by_id and seen[base] > 1:
-            raise DataError(
-                f"id {row.id!r} stands on {seen[base]} rows of one file; ids must be unique to pair by them."
-            )
+            raise DataError(f"id {row.id!r} stands on {seen[base]} rows of {name}; ids must be unique to pair by them.")
         # Duplicates of a context and reference pair in order of appearance.
         keyed[base if by_id else (*base, seen[base])] = row
     return keyed

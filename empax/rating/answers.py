@@ -71,7 +71,7 @@ def read_answers(paths: Sequence[Path], key: Key) -> list[Answer]:
     answers: list[Answer] = []
     seen: dict[str, Path] = {}
     for path in paths:
-        rater, given = (_read_sheet if path.suffix == ".csv" else _read_page)(path, key)
+        rater, given = (_read_sheet if path.suffix.lower() == ".csv" else _read_page)(path, key)
         if rater in seen:
             raise DataError(f"{path} and {seen[rater]} are both from the rater {rater!r}; give each a name of its own.")
         seen[rater] = path

@@ -151,8 +151,8 @@ def aligned(systems: Mapping[str, Sequence[Prediction]]) -> dict[str, Column]:
     Raises:
       DataError: the systems do not answer the same contexts.
     """
-    first, *_ = systems.values()
-    rows = {name: own if own is first else pair_rows(first, own)[1] for name, own in systems.items()}
+    (named, first), *others = systems.items()
+    rows = {named: first, **{name: pair_rows(first, own, (named, name))[1] for name, own in others}}
     columns: dict[str, Column] = {}
     seen = collections.Counter[str]()
     for place, row in enumerate(first):

@@ -154,6 +154,8 @@ def test_every_split_must_be_there(folder):
         check_files(folder)
     with pytest.raises(DataError, match=r"config\.data\.dir = ''"):
         find_files("")
+    with pytest.raises(DataError, match=r"pairs\.jsonl' does not exist: it holds no train"):
+        find_files(folder / "pairs.jsonl")
 
 
 def test_pairs_of_one_file_are_split_by_their_lines(tmp_path):

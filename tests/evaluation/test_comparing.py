@@ -68,7 +68,7 @@ def test_every_pair_is_tested_and_corrected_together():
     )
     assert only["correction"]["pairs"] == len(only["pairs"]) == 1
     assert list(only["systems"]) == ["good", "dull", "other"]
-    with pytest.raises(DataError, match="do not pair up by id"):
+    with pytest.raises(DataError, match="good and short do not pair up by id"):
         compare_systems({"good": GOOD, "short": OTHER[:9]}, settings=FAST)
 
 

@@ -68,6 +68,8 @@ def test_what_is_no_file_of_ratings_is_named(tmp_path):
         find_ratings(tmp_path)
     with pytest.raises(DataError, match="lacks the columns rating_chatgpt_empathy"):
         load_ratings(write(tmp_path / "r.csv", [], COLUMNS[:-1]))
+    with pytest.raises(DataError, match="has a header, but no ratings"):
+        load_ratings(write(tmp_path / "r.csv", []))
     (tmp_path / "x.csv").write_bytes("é".encode("latin-1"))
     with pytest.raises(DataError, match="is not a CSV file in UTF-8"):
         load_ratings(tmp_path / "x.csv")

@@ -284,6 +284,9 @@ def test_a_module_outside_its_folder_and_a_broken_list_are_refused(tmp_path):
     (folder / "modules.json").write_text("{}")
     with pytest.raises(DataError, match="must hold a JSON list, but is an object"):
         read_modules(folder)
+    (folder / "modules.json").write_text("[1]")
+    with pytest.raises(DataError, match=r"modules\.json must hold a list of objects; fetch the model again"):
+        read_modules(folder)
 
 
 def test_old_switches_and_folders_without_modules(tmp_path):

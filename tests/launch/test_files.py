@@ -78,7 +78,11 @@ def test_local_processes_know_who_they_are(start):
     assert code == 0
     assert lines == [f"{i} 3  {i} python -m empax.main --config=a.py --config.x=1 2" for i in range(3)]
     assert start("local.sh", "2", fails="python")[0] == 3
-    assert start("local.sh")[0] != 0
+
+
+@pytest.mark.parametrize("words", [(), ("0",), ("2.5",), ("--config=a.py",)])
+def test_local_processes_must_be_counted(words, start):
+    assert start("local.sh", *words) == (2, [])
 
 
 @pytest.mark.parametrize(("visible", "gpus"), [("5,2,7", ("5", "2")), ("", ("", ""))])
@@ -169,6 +173,12 @@ def test_tpu_workers_get_the_quoted_command(start):
     assert "--worker=all" in command
     assert r"EMPAX_DISTRIBUTED=1 python -m empax.main --config=a.py --config.x=\(1\,\ 2\)" in command
     assert start("tpu_pod.sh", "--config=a.py")[0] != 0
+
+
+def test_tpu_workers_say_what_is_missing_without_a_command(start):
+    code, lines = start("tpu_pod.sh", TPU_NAME="t", ZONE="z")
+    assert code == 0  # that of the stand-in
+    assert [line for line in lines if "python -m empax.main" in line]
 
 
 def test_skypilot_has_the_keys_that_it_knows():

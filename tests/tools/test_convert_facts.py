@@ -133,10 +133,10 @@ def test_the_command_writes_what_a_run_reads(tmp_path, monkeypatch, capsys):
     rows = {"xReact": {"0": ["sad"], "1": []}}  # of MoEL's three dialogues the last is lost
     write(tmp_path, rows)
     monkeypatch.setenv("HOME", str(tmp_path))
-    convert_facts.main(["nec", "~/facts.pkl", "~/facts", "--data=x"])
+    assert convert_facts.main(["nec", "~/facts.pkl", "~/facts", "--data=x"]) == 0
     instances = to_instances(splits["test"], moel_compat=True)
     known = read_knowledge(tmp_path / "facts" / "test.jsonl", instances)
     assert known.source == "pickle of NEC's layout facts.pkl"
     assert known.facts[instances[0].id] == [Fact("I lost my dog.", "xReact", "sad")]
-    with pytest.raises(SystemExit, match=r"ERROR: .* must hold a list with a dict for each of train"):
-        convert_facts.main(["cem", str(tmp_path / "facts.pkl"), str(tmp_path / "facts")])
+    assert convert_facts.main(["cem", str(tmp_path / "facts.pkl"), str(tmp_path / "facts")]) == 2
+    assert "must hold a list with a dict for each of train" in capsys.readouterr().err

@@ -11,9 +11,11 @@ import csv
 import io
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from empax.core.command import in_one_line, interruptible
 from empax.core.files import DataError, write_jsonl
 from empax.core.inputs import note
 from empax.core.paths import expand
@@ -139,13 +141,17 @@ def write_pairs(folder: str | Path, output: str | Path) -> dict[str, int]:
     return counts
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+@in_one_line
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0, or 2 for an error that the user can correct."""
     parser = argparse.ArgumentParser(description="ATOMIC's events as pairs for configs/comet_t5.py.")
     parser.add_argument("data", help="the folder of ATOMIC's files, or the one that holds knowledge/")
     parser.add_argument("output", help="a folder for train.jsonl, validation.jsonl and test.jsonl")
     options = parser.parse_args(arguments)
     print(json.dumps(write_pairs(options.data, options.output)))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    with interruptible():
+        sys.exit(main())

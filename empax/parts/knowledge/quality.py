@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nltk.translate.bleu_score import SmoothingFunction, corpus_bleu
 
+from empax.core.command import in_one_line, interruptible
 from empax.data.batches import draw
 from empax.data.knowledge import Fact
 from empax.data.sources import LayoutSettings, PlainForm
@@ -77,7 +79,9 @@ def ask_nearest(known: Mapping[str, Sequence[Fact]], encoder: TextEncoder, asked
     return answers
 
 
-def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+@in_one_line
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0, or 2 for an error that the user can correct."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="the folder of ATOMIC's files, or the one that holds knowledge/")
     parser.add_argument("--model", required=True, help="a COMET's folder")
@@ -94,8 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         "questions": len(asked),
     }
     print(json.dumps(found))
-    return found
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    with interruptible():
+        sys.exit(main())
