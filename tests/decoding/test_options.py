@@ -181,6 +181,8 @@ def test_what_a_run_sets_stays_where_it_can_be():
         ({"eos_token_id": [8, 90]}, r"eos_token_id = \[8, 90\] must lie in \[0, 90\), the vocabulary",
          {"eos_token_id": 89}),
         ({"eos_token_id": -1}, r"eos_token_id = -1 must lie in \[0, 90\)", {"eos_token_id": 0}),
+        ({"eos_token_id": [EOS, 8], "forced_eos_token_id": [EOS, 8]}, r"forced_eos_token_id = \[1, 8\] must be one of",
+         {"eos_token_id": [EOS, 8]}),
         ({"bad_words_ids": [[4, 90]]}, "bad_words_ids names the token 90; it must be below 90", {}),
         ({"bos": 4}, r"generate\.bos is not a setting of generate. It takes: allow_unknown, bad_words,", {}),
         ({"num_beams": 0}, "num_beams = 0 must be a whole number of at least 1", {"num_beams": 1}),
@@ -225,7 +227,6 @@ def kept(fields, **known):
         {"bad_words_ids": [[99]]},
         {"forced_eos_token_id": 3},
         {"forced_eos_token_id": 5},  # of the folder, but not the end of the tokenizer
-        {"forced_eos_token_id": [5, 8]},
         {"eos_token_id": [EOS, "x"]},
         {"num_beams": 0},
         {"min_length": "9"},

@@ -51,6 +51,7 @@ def test_settings_say_what_is_allowed(changes, message):
 
 def test_the_least_that_is_allowed_is_taken():
     DecodeSettings("sample", num_samples=2, rerank="random")
+    DecodeSettings("greedy", num_beam_groups=3)  # read by "beam" alone
     DecodeSettings(suppress_tokens=(0,), bad_words=((0,),), min_tokens=30)
 
 
