@@ -212,7 +212,7 @@ def _group_continuations(
     `less` is the penalty on each token's log-probability, `rng` is for `draw_beams`.
     """
     batch_size, num, vocab_size = logits.shape
-    kept = max(2, 1 + len(start.eos_ids)) * num
+    kept = (1 + len(start.eos_ids)) * num
     allowed, logits = choices(logits, history, index, start, settings, less)
     total = jax.nn.logsumexp(logits, axis=-1)[..., None]
     if settings.draw_beams:
@@ -244,7 +244,7 @@ def _drawn(
     """Draws `num` continuations without replacement (Gumbel top-k); returns scores and indices, likeliest first."""
     kept = truncated(
         scores / settings.temperature,
-        top_k=max(settings.top_k, at_least_tokens) if settings.top_k else 0,
+        top_k=settings.top_k,
         top_p=settings.top_p,
         min_p=settings.min_p,
         typical_p=settings.typical_p,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import ConfigError
 from empax.decoding.settings import DecodeSettings
@@ -84,16 +84,14 @@ def constrain(
     if settings.begin_suppress_tokens:
         first = int(settings.first_token is not None)
         scores = jnp.where(index == first, _ban(scores, settings.begin_suppress_tokens), scores)
-    size = settings.no_repeat_ngram
-    if 0 < size < text.shape[-1]:
-        scores = _ban_ngrams(scores, text[..., :-1], _latest(text, place, size - 1), last_window=place + 1 - size)
-    size = settings.encoder_no_repeat_ngram
-    if size and source is not None and size - 1 <= text.shape[-1]:
-        enough = jnp.where(place + 2 >= size, source.shape[-1], -1)
-        scores = _ban_ngrams(scores, source[:, None], _latest(text, place, size - 1), last_window=enough)
+    if size := settings.no_repeat_ngram:
+        whole = jnp.arange(text.shape[-1]) <= place + 1 - size  # where an n-gram begins that ends at `place` or before
+        scores = _ban_ngrams(scores, text, _latest(text, place, size - 1), whole)
+    if (size := settings.encoder_no_repeat_ngram) and source is not None:
+        whole = jnp.ones(source.shape[-1], bool)
+        scores = _ban_ngrams(scores, source[:, None], _latest(text, place, size - 1), whole)
     for length in sorted({len(word) for word in settings.bad_words} - {1}):
-        if length - 1 <= text.shape[-1]:
-            scores = _ban_words(scores, text, place, [word for word in settings.bad_words if len(word) == length])
+        scores = _ban_words(scores, text, place, [word for word in settings.bad_words if len(word) == length])
     return scores
 
 
@@ -106,26 +104,24 @@ def _ban(scores: Float[Array, "B K V"], tokens: Sequence[int]) -> Float[Array, "
 
 
 def _latest(text: Int[Array, "B K L"], place: Int[Array, ""], num: int) -> Int[Array, "B K n"]:
-    """Returns the `num` tokens up to `place`; arbitrary tokens if there are fewer."""
-    return jax.lax.dynamic_slice_in_dim(text, place + 1 - num, num, axis=2)
+    """Returns the `num` tokens up to `place`; -2, which equals no token, before the first."""
+    columns = place + jnp.arange(1 - num, 1)
+    return jnp.where(columns[None, None] < 0, -2, text[:, :, jnp.maximum(columns, 0)])
 
 
 def _ban_ngrams(
     scores: Float[Array, "B K V"],
     text: Int[Array, "#B #K L"],
     last: Int[Array, "B K n"],
-    *,
-    last_window: Int[Array, ""],
+    whole: Bool[Array, " L"],
 ) -> Float[Array, "B K V"]:
-    """Bans the last token of every n-gram in `text` that starts with the latest n - 1 tokens."""
+    """Bans the last token of every n-gram of `text` that starts with the latest n - 1 tokens, where `whole` is True."""
     before = last.shape[-1]
-    num_windows = text.shape[-1] - before
-    if num_windows < 1:
-        return scores
-    matches = jnp.broadcast_to(jnp.arange(num_windows) <= last_window, (*scores.shape[:2], num_windows))
-    for offset in range(before):
-        matches &= text[:, :, offset : offset + num_windows] == last[:, :, offset, None]
     following = text[:, :, before:]
+    windows = following.shape[-1]
+    matches = jnp.broadcast_to(whole[None, None, :windows], (*scores.shape[:2], windows))
+    for offset in range(before):
+        matches &= text[:, :, offset : offset + windows] == last[:, :, offset, None]
     return _place(scores, jnp.where(matches & (following >= 0), following, scores.shape[-1]), -jnp.inf)
 
 
@@ -136,7 +132,7 @@ def _ban_words(
     listed = np.array(words)
     before = listed.shape[1] - 1
     last = _latest(text, place, before)
-    matches = (last[:, :, None] == listed[None, None, :, :-1]).all(axis=-1) & (place + 1 >= before)
+    matches = (last[:, :, None] == listed[None, None, :, :-1]).all(axis=-1)
     return _place(scores, jnp.where(matches, listed[None, None, :, -1], scores.shape[-1]), -jnp.inf)
 
 

@@ -187,7 +187,7 @@ def _with_ours(
     """Returns the settings with the options that transformers does not have."""
     values = {field.name: getattr(found.settings, field.name) for field in dataclasses.fields(DecodeSettings)}
     kept = _OURS if not encoder_decoder else _OURS - {"first_token"}
-    values |= {name: getattr(own, name) for name in kept - {"more_eos_ids", "end_at_limit"}}
+    values |= {name: getattr(own, name) for name in kept - {"end_at_limit"}}
     values |= {name: value for name, value in given.items() if name in _OURS and value is not None}
     values["more_eos_ids"] = (*found.settings.more_eos_ids, *listed(given.get("more_eos_ids")))
     several = {"sample": values["num_samples"], "beam": 2}.get(values["method"], 1) > 1

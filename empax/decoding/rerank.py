@@ -72,7 +72,7 @@ class Consensus:
     def __call__(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
         tokens, made = hypotheses.tokens, hypotheses.mask
         num = tokens.shape[1]
-        worth = (self._agreement(hypotheses, tokens, made) * (1.0 - jnp.eye(num)[None])).sum(axis=2) / max(num - 1, 1)
+        worth = (self._agreement(hypotheses, tokens, made) * (1.0 - jnp.eye(num)[None])).sum(axis=2) / (num - 1)
         if hypotheses.exemplars is not None and self.exemplar_weight:
             present = hypotheses.exemplars[1].any(axis=2)[:, None]
             found = jnp.where(present, self._agreement(hypotheses, *hypotheses.exemplars), 0.0).sum(axis=2)

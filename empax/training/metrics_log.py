@@ -51,8 +51,7 @@ class EventFile:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("xb")
             self._write(0, _bytes(3, b"brain.Event:2"))
-            if purge_step > 0:
-                self._write(purge_step, _bytes(7, _number(1, 1)))  # SessionLog with status START
+            self._write(purge_step, _bytes(7, _number(1, 1)))  # SessionLog with status START
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         with system_errors(self._path, "written"):
@@ -177,10 +176,9 @@ def _drop_rows(
     """Keeps the stage's rows up to `resume_step`, or `rows`; returns them, and steps and splits of the dropped ones."""
     found = metric_rows(path)
     others = [line for line, row in found if row["stage"] != stage]
-    own = [line for line, row in found if row["stage"] == stage and row["step"] <= resume_step]
-    later = {
-        (row["step"], str(row.get("split"))) for _, row in found if row["stage"] == stage and row["step"] > resume_step
-    }
+    mine = [(line, row) for line, row in found if row["stage"] == stage]
+    own = [line for line, row in mine if row["step"] <= resume_step]
+    later = {(row["step"], str(row.get("split"))) for _, row in mine if row["step"] > resume_step}
     if rows is not None and own != list(rows):
         log.warning("%s: %s has changed since it was written; restoring its rows from the checkpoint.", stage, path)
         own = list(rows)

@@ -16,20 +16,20 @@ from empax.decoding.settings import DecodeSettings
 
 BATCH, BEAMS, VOCAB, LENGTH, EOS = 5, 2, 12, 9, (1, 4)
 SOURCE = np.random.default_rng(0).integers(0, VOCAB, (BATCH, 10)).astype(np.int32)
-WORDS = ((3,), (1,), (2, 5), (7, 8), (0, 6, 2), (9, 9, 9), (8, 11), (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10))
-
-
-def repeated(source):
-    return torch.tensor(source).long()
-
+WORDS = ((3,), (1,), (2, 5), (7, 8), (0, 6, 2), (9, 9, 9), (8, 11), (0, 0, 10), (1, 1, 10), tuple(range(11)))
+LONGER = DecodeSettings(no_repeat_ngram=LENGTH + 2, encoder_no_repeat_ngram=SOURCE.shape[1] + 2)
+"""What is longer than any text comes in none."""
 
 OPTIONS = {
     "repetition": ({"repetition_penalty": 1.7}, lambda: hf.RepetitionPenaltyLogitsProcessor(1.7)),
     "reward for repetition": ({"repetition_penalty": 0.6}, lambda: hf.RepetitionPenaltyLogitsProcessor(0.6)),
-    "encoder repetition": (
-        {"encoder_repetition_penalty": 1.4},
-        lambda: hf.EncoderRepetitionPenaltyLogitsProcessor(1.4, repeated(SOURCE)),
-    ),
+    **{
+        f"encoder repetition by {by}": (
+            {"encoder_repetition_penalty": by},
+            lambda by=by: hf.EncoderRepetitionPenaltyLogitsProcessor(by, torch.tensor(SOURCE).long()),
+        )
+        for by in (0.7, 1.4)
+    },
     **{
         f"{size}-grams": ({"no_repeat_ngram": size}, lambda size=size: hf.NoRepeatNGramLogitsProcessor(size))
         for size in (1, 2, 3)
@@ -37,7 +37,7 @@ OPTIONS = {
     **{
         f"{size}-grams of the source": (
             {"encoder_no_repeat_ngram": size},
-            lambda size=size: hf.EncoderNoRepeatNGramLogitsProcessor(size, repeated(SOURCE)),
+            lambda size=size: hf.EncoderNoRepeatNGramLogitsProcessor(size, torch.tensor(SOURCE).long()),
         )
         for size in (1, 2, 3)
     },
@@ -86,7 +86,7 @@ def test_scores_are_those_of_the_processor(name):
             expected = processor()(read, torch.tensor(scores.reshape(-1, VOCAB))).numpy()
             np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=2.5e-7)  # one rounding
             changed += (found != scores).sum()
-            np.testing.assert_array_equal(processed(scores, text, index, DecodeSettings()), scores)
+            np.testing.assert_array_equal(processed(scores, text, index, LONGER), scores)
     assert changed
 
 
@@ -143,6 +143,6 @@ def test_tokens_outside_the_vocabulary_are_refused(changes, message):
 def test_options_of_the_source_need_it():
     ids = {"batch_size": 1, "start_id": 0, "eos_id": 1, "pad_id": 2}
     with pytest.raises(
-        ConfigError, match=r"encoder_no_repeat_ngram = 2 .* look at the source, which is not known here"
+        ConfigError, match=r"encoder_no_repeat_ngram = 1 .* look at the source, which is not known here"
     ):
-        generate(lambda tokens, cache: (tokens, cache), None, settings=DecodeSettings(encoder_no_repeat_ngram=2), **ids)
+        generate(lambda tokens, cache: (tokens, cache), None, settings=DecodeSettings(encoder_no_repeat_ngram=1), **ids)

@@ -119,15 +119,22 @@ def test_what_is_typical_stays_as_transformers_has_it(typical_p, top_p):
     assert typical_p == 0.9 or not kept[np.arange(300), rows.argmax(axis=1)].all()
 
 
-@pytest.mark.parametrize("options", [{}, {"early_stopping": True}, {"early_stopping": "never"}, {"end_at_limit": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"early_stopping": True}, {"early_stopping": "never", "length_penalty": 2.0}, {"end_at_limit": True},
+        {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("min_tokens", [0, 2])
 def test_a_row_with_a_limit_of_its_own_is_searched_as_if_alone(options, min_tokens):
     most = np.array([1, 3, 6, 4])
     fewest = np.minimum(most, min_tokens)
     table = logits(5)
-    found, scores = searched(table, 4, max_tokens=6, num_beams=3, limits=(fewest, most), **options)
+    options = {"num_beams": 3, **options}
+    found, scores = searched(table, 4, max_tokens=6, limits=(fewest, most), **options)
     for row, (least, limit) in enumerate(zip(fewest.tolist(), most.tolist(), strict=True)):
-        alone, score = searched(table, 1, max_tokens=limit, min_tokens=least, num_beams=3, **options)
+        alone, score = searched(table, 1, max_tokens=limit, min_tokens=least, **options)
         np.testing.assert_array_equal(found[row, :, :limit], alone[0])
         assert (found[row, :, limit:] == PAD).all()
         np.testing.assert_allclose(scores[row], score[0], rtol=1e-5)

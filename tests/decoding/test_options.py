@@ -36,17 +36,18 @@ def settings(fields=None, **options):
         ({"do_sample": True, "top_k": 7}, {"method": "sample", "top_k": 7}),
         ({"do_sample": False}, {"method": "greedy"}),
         ({"num_beams": 1}, {}),
+        ({"method": "greedy", "num_beams": 1}, {}),
         ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram": 2}),
         ({"encoder_no_repeat_ngram_size": 2}, {"encoder_no_repeat_ngram": 2}),
         ({"bad_words_ids": [[4], [5, 6]]}, {"bad_words": [[4], [5, 6]]}),
         ({"forced_bos_token_id": 7}, {"first_token": 7}),
-        ({"eos_token_id": [EOS, 8]}, {"more_eos_ids": [8]}),
+        ({"eos_token_id": (EOS, 8)}, {"more_eos_ids": [8]}),
         ({"max_length": 31}, {"max_tokens": 30}),  # the start token of a decoder counts
         ({"max_new_tokens": np.int64(5), "suppress_tokens": np.array([4, 5])},
          {"max_tokens": 5, "suppress_tokens": (4, 5)}),
         ({"use_cache": True, "pad_token_id": 0, "bos_token_id": 2, "output_scores": False}, {}),
         ({"do_sample": False, "num_beams": 1, "temperature": 1.0, "top_k": 50, "length_penalty": 1.0}, {}),
-        ({"do_sample": False, "temperature": None, "top_p": None, "num_beams": None}, {}),
+        ({"do_sample": False, "temperature": None, "top_p": None, "num_beams": None, "allow_unknown": None}, {}),
     ],
 )  # fmt: skip
 def test_names_of_transformers_mean_what_ours_mean(theirs, ours):
@@ -83,6 +84,7 @@ def test_what_a_folder_says_stays_and_is_silent_where_it_is_not_read():
     drawn = DecodeSettings("sample", 39, temperature=0.6, top_p=0.9, top_k=50, more_eos_ids=(5, 8))
     assert settings(FOLDER) == drawn
     assert settings(FOLDER, do_sample=False) == DecodeSettings("greedy", 39, more_eos_ids=(5, 8))
+    assert settings(FOLDER, num_beams=1) == drawn
     assert settings(FOLDER, num_beams=2).method == "beam"
     assert not settings(FOLDER, num_beams=2).draw_beams
     assert settings(FOLDER, num_beams=2, do_sample=True).temperature == 0.6
@@ -92,12 +94,14 @@ def test_what_a_folder_says_stays_and_is_silent_where_it_is_not_read():
     assert settings(beams, num_beams=1) == settings(beams, method="greedy") == DecodeSettings(max_tokens=20)
     assert settings(beams, method="sample") == DecodeSettings("sample", 20, top_k=50)
     assert settings(beams, do_sample=True).draw_beams
+    assert settings({"num_beams": 2}, method="beam").num_beams == 2
 
 
 def test_a_length_of_the_call_goes_before_one_of_the_folder():
     assert settings(FOLDER, max_new_tokens=6).max_tokens == 6
     assert settings({"max_new_tokens": 40}, max_length=9).max_tokens == 8
     assert settings({"min_new_tokens": 30}, max_tokens=9).min_tokens == 9
+    assert settings({"min_new_tokens": 5}, min_length=3).min_tokens == 2
 
 
 def test_behind_a_prompt_lengths_count_it():
@@ -107,6 +111,9 @@ def test_behind_a_prompt_lengths_count_it():
     np.testing.assert_array_equal(counted.limits(prompts), [[0, 0], [37, 2]])
     both = call(max_length=12, min_length=9, encoder_decoder=False)
     np.testing.assert_array_equal(both.limits(np.array([3, 11])), [[6, 0], [9, 1]])
+    assert not call({"max_length": 40, "max_new_tokens": 5}, encoder_decoder=False).counts_prompt
+    one = call(max_length=12, min_new_tokens=4, encoder_decoder=False)
+    np.testing.assert_array_equal(one.limits(np.array([3, 11])), [[4, 1], [9, 1]])
     plain = call(FOLDER, max_new_tokens=4, min_new_tokens=2, encoder_decoder=False)
     np.testing.assert_array_equal(plain.limits(prompts), [[2, 2], [4, 4]])
 
@@ -114,7 +121,7 @@ def test_behind_a_prompt_lengths_count_it():
 def test_ends_and_starts_are_those_of_the_call():
     assert (call(eos_token_id=8).eos_id, call(eos_token_id=8).settings.more_eos_ids) == (8, ())
     assert (call(FOLDER).eos_id, call({"eos_token_id": EOS}).settings.more_eos_ids) == (EOS, ())
-    forced = call(forced_eos_token_id=8, eos_token_id=[EOS, 8])
+    forced = call(forced_eos_token_id=[8], eos_token_id=[EOS, 8])
     assert (forced.eos_id, forced.settings.end_at_limit, forced.settings.more_eos_ids) == (8, True, (EOS,))
     assert call(eos_token_id=[]).eos_id == EOS
     assert (call().start_id, call(decoder_start_token_id=4).start_id) == (None, 4)
@@ -128,6 +135,7 @@ def test_what_a_run_sets_stays_where_it_can_be():
     assert settings(fields, own=own, method="greedy").rerank == ""
     drawn = DecodeSettings("sample", num_samples=16, rerank="consensus", rerank_length=0.35)
     assert settings({"do_sample": True}, own=drawn).rerank == "consensus"
+    assert settings({"do_sample": True}, own=drawn, num_samples=1).rerank == ""
     beam = settings({"do_sample": True}, own=drawn, num_beams=4)
     assert dataclasses.replace(beam, num_samples=1) == settings(num_beams=4)
     assert settings({}, own=DecodeSettings(first_token=3), encoder_decoder=False).first_token == 3
@@ -138,7 +146,7 @@ def test_what_a_run_sets_stays_where_it_can_be():
     [
         ({"temperature": 0.5}, "temperature = 0.5 has no effect when the likeliest token is taken; add do_sample",
          {"temperature": 0.5, "do_sample": True}),
-        ({"length_penalty": 2.0}, "length_penalty = 2.0 has no effect .* add num_beams=4",
+        ({"temperature": 1.0, "length_penalty": 2.0}, "length_penalty = 2.0 has no effect .* add num_beams=4",
          {"length_penalty": 2.0, "num_beams": 4}),
         ({"num_beams": 3, "top_p": 0.5}, "top_p = 0.5 has no effect when a beam is searched; add do_sample=True",
          {"num_beams": 3, "top_p": 0.5, "do_sample": True}),
@@ -151,7 +159,7 @@ def test_what_a_run_sets_stays_where_it_can_be():
          {"num_return_sequences": 3, "num_beams": 3}),
         ({"num_return_sequences": 3, "num_samples": 2, "do_sample": True}, "is more than num_samples = 2; raise that",
          {"num_return_sequences": 3, "num_samples": 3, "do_sample": True}),
-        ({"method": "greedy", "num_beams": 3}, "num_beams = 3 has no effect with method = 'greedy'; give one of them",
+        ({"method": "greedy", "num_beams": 2}, "num_beams = 2 has no effect with method = 'greedy'; give one of them",
          {"num_beams": 3}),
         ({"method": "greedy", "do_sample": True}, "do_sample = True contradicts method = 'greedy'",
          {"do_sample": True}),
@@ -167,12 +175,14 @@ def test_what_a_run_sets_stays_where_it_can_be():
          {"rerank_length": 1.0, "num_beams": 4, "rerank": "likelihood"}),
         ({"rerank_exemplars": 1.0, "rerank": "consensus", "num_beams": 4}, "there are no exemplars", {}),
         ({"max_new_tokens": 0}, r"max_new_tokens = 0 must", {"max_new_tokens": 1}),
-        ({"max_tokens": 0}, r"max_tokens = 0 must", {"max_tokens": 1}),
+        ({"max_tokens": 0, "max_length": None}, r"max_tokens = 0 must", {"max_tokens": 1}),
         ({"max_tokens": "9"}, r"max_tokens = '9' must be an integer", {"max_tokens": 9}),
         ({"no_repeat_ngram_size": 2.5}, "no_repeat_ngram_size = 2.5 must be an integer", {"no_repeat_ngram_size": 2}),
         ({"eos_token_id": [8, 90]}, r"eos_token_id = \[8, 90\] must lie in \[0, 90\), the vocabulary",
          {"eos_token_id": 89}),
         ({"eos_token_id": -1}, r"eos_token_id = -1 must lie in \[0, 90\)", {"eos_token_id": 0}),
+        ({"eos_token_id": [EOS, 8], "forced_eos_token_id": [EOS, 8]}, r"forced_eos_token_id = \[1, 8\] must be one of",
+         {"eos_token_id": [EOS, 8]}),
         ({"bad_words_ids": [[4, 90]]}, "bad_words_ids names the token 90; it must be below 90", {}),
         ({"bos": 4}, r"generate\.bos is not a setting of generate. It takes: allow_unknown, bad_words,", {}),
         ({"num_beams": 0}, "num_beams = 0 must be a whole number of at least 1", {"num_beams": 1}),
@@ -180,6 +190,8 @@ def test_what_a_run_sets_stays_where_it_can_be():
         ({"do_sample": 1}, "do_sample = 1 must be True or False", {}),
         ({"num_return_sequences": 0}, "num_return_sequences = 0 must be a whole number", {}),
         ({"method": "beams"}, "generate.method = 'beams' is not allowed", {"method": "beam"}),
+        ({"num_beams": 4, "draw_beams": True}, r"generate\.draw_beams is not a setting of generate",
+         {"num_beams": 4, "do_sample": True}),
         ({"num_beam": 4}, "num_beam is not a setting of generate; did you mean 'num_beams'", {"num_beams": 4}),
         ({"num_beams": 4, "do_sample": True, "num_beam_groups": 2}, "do_sample with num_beam_groups = 2",
          {"num_beams": 4, "do_sample": True}),
@@ -215,6 +227,8 @@ def kept(fields, **known):
         {"bad_words_ids": [[99]]},
         {"forced_eos_token_id": 3},
         {"forced_eos_token_id": 5},  # of the folder, but not the end of the tokenizer
+        {"eos_token_id": [EOS, "x"]},
+        {"num_beams": 0},
         {"min_length": "9"},
         {"guidance_scale": 1.5, "max_new_tokens": 2.5},
     ],
@@ -227,7 +241,7 @@ def test_one_option_that_cannot_be_had_leaves_all_others(left):
 
 
 def test_of_several_ends_those_stay_that_the_model_can_say():
-    assert kept({"eos_token_id": [EOS, 99, 8]}) == ({"eos_token_id": [EOS, 8]}, {})
+    assert kept({"eos_token_id": [EOS, 40, 8]}) == ({"eos_token_id": [EOS, 8]}, {})
     assert kept({"num_return_sequences": 3, "temperature": None}) == ({}, {})
 
 

@@ -24,6 +24,7 @@ from empax.decoding.settings import DecodeSettings
         ({"no_repeat_ngram": -2}, "no_repeat_ngram = -2"),
         ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0"),
         ({"bad_words": ((),)}, "at least one id"),
+        ({"bad_words": ((3, -1),)}, "each at least 0"),
         ({"suppress_tokens": (-1,)}, "suppress_tokens = .* at least 0"),
         ({"suppress_tokens": (3,), "first_token": 3}, "first_token = 3 is in suppress_tokens"),
         ({"first_token": -1}, "first_token = -1"),
@@ -33,7 +34,8 @@ from empax.decoding.settings import DecodeSettings
             {"method": "beam", "num_beams": 2, "num_return_sequences": 3},
             r"num_return_sequences = 3 must lie in \[1, 2\]",
         ),
-        ({"method": "beam", "num_return_sequences": 1, "rerank": "consensus"}, "one hypothesis"),
+        ({"method": "beam", "num_return_sequences": 1, "rerank": "consensus"}, "one hypothesis; set num_return_s"),
+        ({"method": "beam", "num_beams": 1, "rerank": "consensus"}, "one hypothesis; set num_beams"),
         ({"method": "sample", "rerank": "consensus"}, "not allowed with one hypothesis"),
         ({"method": "beam", "rerank_exemplars": 1.0}, r"rerank_exemplars = 1\.0 is not allowed without rerank"),
         ({"method": "beam", "rerank": "likelihood", "rerank_exemplars": 1.0}, "not allowed without rerank"),
@@ -45,6 +47,12 @@ def test_settings_say_what_is_allowed(changes, message):
         DecodeSettings(**changes)
     with pytest.raises(ConfigError, match=rf"config\.x: .*{message}"):
         to_settings(DecodeSettings, changes, where="config.x")
+
+
+def test_the_least_that_is_allowed_is_taken():
+    DecodeSettings("sample", num_samples=2, rerank="random")
+    DecodeSettings("greedy", num_beam_groups=3)  # read by "beam" alone
+    DecodeSettings(suppress_tokens=(0,), bad_words=((0,),), min_tokens=30)
 
 
 def test_an_unknown_method_is_refused():

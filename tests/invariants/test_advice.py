@@ -44,6 +44,8 @@ VERBS = (
     "add|point|restore|export|train|narrow|change|fetch|spell"
 )
 _ADVICE = re.compile(rf"(?:^|[;:.,(] |, or |\bor |\band )(?:{VERBS})\b", re.IGNORECASE)
+_FETCH_AGAIN = re.compile(r"fetch( or convert)? (it|the model|the checkpoint) again", re.IGNORECASE)
+"""No test fetches anything; those of the module read a whole file, and damage it."""
 _ERRORS = ("ConfigError", "DataError", "CheckpointError", "TrainingError", "StaleIndexError")
 
 
@@ -360,7 +362,6 @@ _EARLIER = "a recipe that would lead here is refused before any work, by a messa
 
 _REFUSED = "a combination that tests of the system refuse; what is advised is the recipes' own value"
 _OWN = "a test of the module provokes it and follows it, in words that other messages have too"
-_BOUNDS = "the files of a model are fetched anew; tests of the module damage a whole one"
 _PAIRS = "tests/systems/emprl/test_preferences.py follows it"
 _RATERS = "tests/rating and tests/test_rate.py follow it"
 _FRONT_DOOR = "tests/serving/test_text_model.py and tests/test_api.py follow it, with a model"
@@ -375,24 +376,13 @@ WITHOUT_A_CASE = {
     ("serving/text_model.py", "give at least one (source, target)"): _FRONT_DOOR,
     ("serving/answering.py", "shorten it"): _FRONT_DOOR,
     ("serving/pairs.py", 'give mappings with "source" and "target"'): _FRONT_DOOR,
-    ("interop/sentence_modules.py", "must be a number of features; fetch the model again"): _FETCH,
-    ("data/gguf.py", "in its metadata; fetch or convert the model again"): _FETCH,
-    ("data/gguf.py", "is cut short; fetch the model again"): _FETCH,
-    ("data/gguf.py", "has a string that is not UTF-8 ({}); fetch the model again"): _FETCH,
     ("data/tokenizer_folders.py", "has no fast version; give the folder of one"): _FETCH,
     ("data/tokenizer_folders.py", "Without network, give the path of the model's folder"): _FETCH,
     ("interop/own_format.py", "use the format"): _RUN,
-    ("interop/gguf.py", "fetch or convert the model again"): _FETCH,
     ("interop/gguf.py", "give the safetensors"): _FETCH,
-    ("interop/gguf.py", "fetch it again"): _FETCH,
-    ("interop/readers.py", "though {} names it; fetch the model again"): _FETCH,
-    ("interop/torch_files.py", "reaches beyond its storage; fetch it again"): _FETCH,
     ("data/bpe.py", "need {}; set it higher"): _OWN,
-    ("data/gguf.py", "has the shape {}; fetch the model again"): _BOUNDS,
     ("data/wheels.py", "but {} is not installed; run `pip install --no-deps {}`"): _OWN,
     ("interop/pretrained.py", "which generates no text; name a generator"): _OWN,
-    ("interop/t5x.py", "the chunks {}{}; fetch the checkpoint again"): _BOUNDS,
-    ("interop/t5x.py", "cannot be read ({}); fetch the checkpoint again"): _BOUNDS,
     ("parts/knowledge/sources.py", "has facts about {}, not about {}; set it under"): _OWN,
     ("systems/classic/concepts.py", "has none of the {} words; give another"): _OWN,
     ("systems/classic/examples.py", "has none of the {} words; give another"): _OWN,
@@ -404,14 +394,6 @@ WITHOUT_A_CASE = {
     ("planning/slices.py", "brings libtpu"): "libtpu comes for Linux hosts of TPUs; tests/planning compile with it",
     ("data/model_files.py", "remove it if it does not"): "tests/interop/test_known_configs.py follows it",
     ("interop/readers.py", "and an adapter beside it"): _KEPT,
-    ("data/gguf.py", "twice in its metadata; fetch the model again"): _BOUNDS,
-    ("data/gguf.py", "has two tensors {}; fetch the model again"): _BOUNDS,
-    ("data/gguf.py", "more than any model has; fetch it again"): _BOUNDS,
-    ("data/model_files.py", "MiB; fetch the model again"): _BOUNDS,
-    ("interop/readers.py", "is impossible ({}); fetch the model again"): _BOUNDS,
-    ("interop/t5x.py", "asks for {} chunks; fetch the checkpoint again"): _BOUNDS,
-    ("interop/t5x.py", "plain or deflated. Fetch the checkpoint again"): _BOUNDS,
-    ("interop/torch_files.py", "an impossible tensor ({}); fetch it again"): _BOUNDS,
     ("parts/generator/parts.py", "in front of the context; set it to 'apart', 'response' or 'turns'"): _REFUSED,
     ("parts/generator/settings.py", "which this system does not retrieve; set it to 0"): _REFUSED,
     ("systems/emprl/preferences.py", "give a file with one per line"): _PAIRS,
@@ -492,7 +474,7 @@ def test_every_message_with_an_advice_has_a_case():
     missing = [
         f"{file}: {text}"
         for file, text in messages()
-        if _ADVICE.search(text) and (file, text) not in quoted()
+        if _ADVICE.search(_FETCH_AGAIN.sub("", text)) and (file, text) not in quoted()
         if not any(file == of and piece in text for of, piece in (*followed, *WITHOUT_A_CASE))
     ]
     assert not missing, "\n".join(["these advise something that no test follows:", *missing])

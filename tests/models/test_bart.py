@@ -35,35 +35,25 @@ def test_presets():
         blenderbot_config("blenderbot-90M")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"decoder_ffn_dim": 9}, "encoder_ffn_dim = 8 and decoder_ffn_dim = 9 must be equal"),
-        ({"decoder_attention_heads": 3}, "attention_heads = 3 must be equal"),
-        ({"d_model": 7}, "d_model = 7 must be a multiple of encoder_attention_heads = 2"),
-        ({"activation_function": "tanh"}, "activation_function of a B.* = 'tanh' is not supported here; it is one of"),
-        ({"static_position_embeddings": True}, "static_position_embeddings = True"),
-        ({"normalize_before": None}, "normalize_before = None"),
-    ],
-)
-@pytest.mark.parametrize("make", [bart_config, blenderbot_config])
-def test_what_is_not_supported_is_a_config_error(make, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        make(FIELDS | changes)
+EITHER = [
+    ({"decoder_ffn_dim": 9}, "encoder_ffn_dim = 8 and decoder_ffn_dim = 9 must be equal"),
+    ({"decoder_attention_heads": 3}, "attention_heads = 3 must be equal"),
+    ({"d_model": 7}, "d_model = 7 must be a multiple of encoder_attention_heads = 2"),
+    ({"activation_function": "tanh"}, "activation_function of a B.* = 'tanh' is not supported here; it is one of"),
+    ({"static_position_embeddings": True}, "static_position_embeddings = True"),
+    ({"normalize_before": None}, "normalize_before = None"),
+]
 
 
 @pytest.mark.parametrize(
     ("make", "changes", "message"),
     [
+        *((make, *case) for make in (bart_config, blenderbot_config) for case in EITHER),
         (bart_config, {"d_model": None, "encoder_layers": None}, "a BART lacks d_model, encoder_layers"),
         (bart_config, {"normalize_before": True}, "normalize_before = True of a BART must be False"),
-        (
-            blenderbot_config,
-            {"add_final_layer_norm": False},
-            "add_final_layer_norm = False of a BlenderBot must be True",
-        ),
+        (blenderbot_config, {"add_final_layer_norm": False}, "add_final_layer_norm = False of a BlenderBot must be"),
     ],
 )
-def test_the_message_names_the_family(make, changes, message):
+def test_what_is_not_supported_is_a_config_error_that_names_the_family(make, changes, message):
     with pytest.raises(ConfigError, match=message):
         make(FIELDS | changes)

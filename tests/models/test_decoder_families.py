@@ -96,5 +96,6 @@ def test_windows_belong_to_layers():
     sizes |= {"num_layers": 2, "max_positions": 9}
     with pytest.raises(ConfigError, match="windows has 1 sizes, but there are 2 layers"):
         DecoderOnlyConfig(**sizes, windows=(3,))
-    with pytest.raises(ConfigError, match="must be at least 0"):
-        DecoderOnlyConfig(**sizes, windows=(3, -1))
+    for below in ({"windows": (3, -1)}, {"position_offset": -1}, {"embedding_size": -1}):
+        with pytest.raises(ConfigError, match="must be at least 0"):
+            DecoderOnlyConfig(**sizes, **below)

@@ -117,11 +117,9 @@ def test_head_is_the_formula(hidden):
 def test_settings_that_bert_cannot_have():
     with pytest.raises(ConfigError, match="multiple of num_heads"):
         BertConfig(vocab_size=31, d_model=13, num_heads=3, d_ff=20, num_layers=2)
+    sizes = {"vocab_size": 31, "d_model": 12, "num_heads": 3, "d_ff": 20, "num_layers": 2, "padding_position": 1}
+    assert BertConfig(**sizes, max_positions=3).max_tokens() == 1
+    with pytest.raises(ConfigError, match="max_positions = 2 leaves no position for a token"):
+        BertConfig(**sizes, max_positions=2)
     with pytest.raises(ConfigError, match="lacks hidden_size"):
         bert_config({"vocab_size": 5, "num_attention_heads": 1, "intermediate_size": 3, "num_hidden_layers": 1})
-
-
-def test_too_many_tokens_is_a_config_error(tower):
-    params, _, _ = tower
-    with pytest.raises(ConfigError, match="max_positions = 9"):
-        embed(params, jnp.ones((1, 10), jnp.int32), jnp.ones((1, 10), bool))

@@ -10,23 +10,24 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.sharding import MeshSettings, make_mesh, shard_params
 from empax.core.tree import count_bytes, map_named, named_leaves
+from empax.interop.architectures import ARCHITECTURES
 from empax.models.arithmetic import contract
-from empax.models.bart import bart_config, marian_config
 from empax.models.bert import BertConfig, BertEncoder
-from empax.models.decoder_only import DecoderOnly, gpt2_config, llama_config
+from empax.models.decoder_only import DecoderOnly
 from empax.models.feed_forward import FeedForward
 from empax.models.layers import logical_axes
 from empax.models.lora import Int8, LoraSettings, LowRank, adapt, init_adapters, lower, merge, quantize
 from empax.models.t5 import t5_config
-from empax.models.transformer import EncoderDecoder
+from empax.models.transformer import EncoderDecoder, TransformerConfig
+from tests.interop.tiny import SIZES
 
 ALL = LoraSettings(pattern="layers/", rank=3, alpha=6.0)
 IDS, MASK, TARGET = jnp.arange(10).reshape(2, 5) % 7, jnp.ones((2, 5), bool), jnp.arange(8).reshape(2, 4) % 7
 
 
-def model_and_params(**changes):
+def model_and_params():
     fields = {"vocab_size": 13, "d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 16, "num_layers": 2}
-    model = EncoderDecoder(t5_config(fields, dropout=0.0, **changes))
+    model = EncoderDecoder(t5_config(fields, dropout=0.0))
     shapes = jax.eval_shape(model.init, jax.random.key(0), IDS, MASK, TARGET)["params"]
     return model, filled(shapes, 0)
 
@@ -59,31 +60,12 @@ def objective(model, params):
     return jnp.sum(jnp.sin(model.apply({"params": params}, IDS, MASK, TARGET)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [pytest.param({}, id="scan", marks=pytest.mark.slow), pytest.param({"remat": "full", "unroll": 2}, id="remat")],
-)
-def test_values_and_gradients_are_those_of_the_sum_written_out(changes):
-    model, base = model_and_params(**changes)
-    adapters = drawn(base, ALL, seed=1)
+@pytest.mark.parametrize("frozen", [lambda base: base, quantize], ids=["floats", "int8"])
+def test_merged_weights_are_the_sums_written_out(frozen):
+    base = frozen(model_and_params()[1])
+    adapters = drawn(merge(base, {}, ALL), ALL, seed=1)
     assert len(named_leaves(adapters)) == 2 * (4 + 2 + 8 + 2)  # every matrix of both stacks, nothing else
-
-    @jax.jit
-    def ours(adapters):
-        return jax.value_and_grad(lambda a: objective(model, adapt(base, a, ALL)))(adapters)
-
-    @jax.jit
-    def explicit(adapters):
-        return jax.value_and_grad(lambda a: objective(model, sums(base, a, 2.0)))(adapters)
-
-    (value, grads), (expected, expected_grads) = ours(adapters), explicit(adapters)
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-    for name, grad in named_leaves(grads).items():
-        wanted = named_leaves(expected_grads)[name]
-        np.testing.assert_allclose(grad, wanted, rtol=1e-5, atol=2e-6 * np.abs(wanted).max(), err_msg=name)
-        assert np.abs(grad).max() > 0
-    merged, wanted = named_leaves(merge(base, adapters, ALL)), named_leaves(sums(base, adapters, 2.0))
+    merged, wanted = named_leaves(merge(base, adapters, ALL)), named_leaves(sums(merge(base, {}, ALL), adapters, 2.0))
     assert merged.keys() == wanted.keys()
     for name, leaf in merged.items():
         np.testing.assert_allclose(leaf, wanted[name], rtol=1e-6, atol=1e-6)
@@ -176,29 +158,6 @@ def test_eight_bits_are_off_by_half_a_step_of_each_output_at_most():
 
 
 @pytest.mark.slow
-def test_a_model_with_eight_bit_weights_computes_with_what_they_stand_for():
-    model, base = model_and_params()
-    adapters = drawn(base, ALL, seed=1)
-    boxes = quantize(base)
-    rounded = merge(boxes, {}, ALL)
-    one = jax.jit(jax.value_and_grad(lambda a: objective(model, adapt(boxes, a, ALL))))
-    two = jax.jit(jax.value_and_grad(lambda a: objective(model, sums(rounded, a, 2.0))))
-    (value, grads), (expected, expected_grads) = one(adapters), two(adapters)
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-    for name, grad in named_leaves(grads).items():
-        wanted = named_leaves(expected_grads)[name]
-        np.testing.assert_allclose(grad, wanted, rtol=1e-5, atol=2e-6 * np.abs(wanted).max(), err_msg=name)
-    exact = jax.jit(objective, static_argnums=0)(model, sums(base, adapters, 2.0))
-    assert 0 < abs(float(value - exact)) < 0.05 * abs(float(exact))
-    np.testing.assert_allclose(
-        named_leaves(merge(boxes, adapters, ALL))["decoder/layers/attention/out"],
-        named_leaves(sums(rounded, adapters, 2.0))["decoder/layers/attention/out"],
-        rtol=1e-5,
-        atol=1e-6,
-    )
-
-
-@pytest.mark.slow
 def test_eight_bits_take_a_quarter_and_a_step_never_holds_all_floats():
     """Deep and wide enough for the weights to outweigh everything else."""
     fields = {"vocab_size": 8, "d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 256, "num_layers": 12}
@@ -224,35 +183,28 @@ def test_eight_bits_take_a_quarter_and_a_step_never_holds_all_floats():
     assert outside > count_bytes(base)  # what making all floats ahead of the layers would cost
 
 
-LLAMA = {"vocab_size": 13, "hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1}
-LLAMA |= {"head_dim": 6, "intermediate_size": 16, "num_hidden_layers": 2, "max_position_embeddings": 9}
-LLAMA |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
-GPT2 = {"vocab_size": 13, "n_positions": 9, "n_embd": 12, "n_head": 3, "n_layer": 2}
-BART = {"vocab_size": 13, "d_model": 12, "max_position_embeddings": 9, "scale_embedding": True}
-BART |= {f"{stack}_{name}": 3 for stack in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-BART |= {f"{stack}_ffn_dim": 16 for stack in ("encoder", "decoder")}
-T5 = {"vocab_size": 13, "d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 16, "num_layers": 2}
-T5_1_1 = T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-ARCHITECTURES = {
-    "t5": lambda **run: EncoderDecoder(t5_config(T5, **run)),
-    "t5 1.1": lambda **run: EncoderDecoder(t5_config(T5_1_1, **run)),
-    "bart": lambda **run: EncoderDecoder(bart_config(BART, **run)),
-    "marian": lambda **run: EncoderDecoder(marian_config(BART | {"decoder_start_token_id": 12}, **run)),
-    "llama": lambda **run: DecoderOnly(llama_config(LLAMA, **run)),
-    "gpt2": lambda **run: DecoderOnly(gpt2_config(GPT2, **run)),
+FIELDS = {
+    "t5": {},
+    "t5 1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "bart": {"scale_embedding": True},
+    "marian": {"scale_embedding": True},
+    "llama": {"rms_norm_eps": 1e-5, "tie_word_embeddings": False},
+    "gpt2": {},
 }
 
 
 def made(name, dtype):
     """A model that computes in `dtype`, float32 parameters, and what gives its logits."""
-    model = ARCHITECTURES[name](dropout=0.0, dtype=dtype)
+    kind = name.partition(" ")[0]
+    config = ARCHITECTURES[kind].config(SIZES[kind] | FIELDS[name], dropout=0.0, dtype=dtype)
+    model = (EncoderDecoder if isinstance(config, TransformerConfig) else DecoderOnly)(config)
     inputs = (IDS, MASK, TARGET) if isinstance(model, EncoderDecoder) else (IDS, MASK)
     params = filled(jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"], 0)
     return params, jax.jit(lambda params: model.apply({"params": params}, *inputs))
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("t5", "llama"))) for name in ARCHITECTURES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("t5", "llama"))) for name in FIELDS]
 )
 def test_lowered_weights_are_those_that_the_model_rounds_anyway(name):
     params, logits = made(name, "bfloat16")
@@ -332,26 +284,6 @@ def test_no_gradient_of_a_frozen_weight_is_formed():
     assert 2 * product < compiled.cost_analysis()["flops"] < 2.5 * product  # forward, and back to what it reads
 
 
-@pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.slow), "llama"])
-def test_adapters_learn_on_lowered_weights_what_they_learn_on_those_in_float32(name):
-    params, logits = made(name, "bfloat16")
-    settings = dataclasses.replace(ALL, pattern="attention|feed_forward")
-    adapters = jax.tree.map(lambda leaf: 0.1 * leaf, drawn(params, settings, seed=1))
-
-    def learnt(base):
-        loss = jax.jit(jax.value_and_grad(lambda a: jnp.mean(logits(adapt(base, a, settings)) ** 2)))
-        return loss(adapters)
-
-    (value, grads), (wanted, wanted_grads) = learnt(lower(params, "bfloat16")), learnt(params)
-    # Between the two lies one more rounding of each weight.
-    np.testing.assert_allclose(value, wanted, rtol=0.02)
-    for part, grad in named_leaves(grads).items():
-        expected = named_leaves(wanted_grads)[part]
-        assert grad.dtype == jnp.float32
-        distance = np.linalg.norm(grad - expected) / np.linalg.norm(expected)
-        assert distance < 0.1, (part, distance)
-
-
 @pytest.mark.parametrize("pattern", ["nothing", "norm/scale$", "token_embedding"])
 def test_a_pattern_that_finds_no_matrix_is_refused(pattern):
     _, base = model_and_params()
@@ -372,14 +304,10 @@ def test_adapters_of_another_model_are_refused():
     [
         ("rank", 0, r"rank = 0 must lie in \[1, 16384\]"),
         ("rank", 10**6, r"rank = 1000000 must lie in \[1, 16384\]"),
-        ("rank", True, "rank = True is of type bool; it must be int"),
-        ("rank", 2.0, r"rank = 2\.0 is of type float; it must be int"),
         ("alpha", "16", "alpha = '16' is of type str; it must be float"),
-        ("dropout", None, "dropout = None is of type NoneType; it must be float"),
+        ("alpha", 0.0, "alpha = 0.0 must be above 0"),
         ("dropout", 1.0, r"dropout = 1.0 must lie in \[0, 1\)"),
         ("pattern", "(", "not a regular expression"),
-        ("pattern", 5, "pattern = 5 is of type int; it must be str"),
-        ("int8", "no", "int8 = 'no' is of type str; it must be bool"),
     ],
 )
 def test_settings_of_another_type_or_size_are_refused_by_name(name, value, message):

@@ -16,6 +16,7 @@ from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
 
 B, S, T, V = 2, 7, 5, 29
 SMALL = {"d_model": 20, "num_heads": 3, "head_dim": 5, "d_ff": 28, "num_encoder_layers": 2, "num_decoder_layers": 2}
+LEARNED = {"position": "learned", "shared_positions": False, "position_offset": 2, "embedding_norm": True}  # as in BART
 
 
 def make(**changes):
@@ -60,7 +61,7 @@ def compiled(model, options):
     [
         {"position": "relative"},
         pytest.param({"position": "sinusoidal", "pre_norm": False, "final_norm": False}, marks=pytest.mark.slow),
-        {"position": "learned", "activation": "gated-gelu", "norm": "rms", "use_bias": False, "tie_embeddings": False},
+        LEARNED | {"activation": "gated-gelu", "norm": "rms", "use_bias": False, "tie_embeddings": False},
         pytest.param(
             {"output_scale": True, "attention_scale": False, "num_decoder_layers": 3, "embed_scale": False},
             marks=pytest.mark.slow,
@@ -110,25 +111,6 @@ def test_a_half_precision_model_decodes_the_same_with_a_wide_cache(monkeypatch):
         found.append(jnp.stack(rows))
     np.testing.assert_allclose(*found, atol=2e-2)
     assert float(jnp.abs(found[0]).max()) > 0.1
-
-
-def test_reordered_cache_continues_the_parents(small):
-    model, params = small
-    source, mask, target = example()
-    states = apply(model, params, source, mask, method="encode")
-    histories = np.stack([np.asarray(target), np.flip(np.asarray(target), 0)], axis=1)  # [B, 2, T]
-    parents = np.array([[1, 1], [1, 0]])
-    cache = apply(model, params, states, mask, num_hypotheses=2, max_length=T, method="start_cache")
-    tokens = jnp.full((B, 2), model.config.start_id)
-    for t in range(3):
-        _, cache = apply(model, params, tokens, cache, method="step")
-        tokens = jnp.asarray(histories[:, :, t])
-    cache = cache.reorder(jnp.asarray(parents))
-    histories = np.take_along_axis(histories, parents[:, :, None], axis=1)
-    logits, _ = apply(model, params, jnp.asarray(histories[:, :, 2]), cache, method="step")
-    for k in range(2):
-        expected = apply(model, params, source, mask, jnp.asarray(histories[:, k]))
-        np.testing.assert_allclose(logits[:, k], expected[:, 3], rtol=1e-5, atol=1e-5)
 
 
 def test_future_tokens_and_padding_change_nothing(small):
@@ -256,6 +238,27 @@ def test_default_preset_size():
     encoder, decoder = attention + feed + 2 * norm, 2 * attention + feed + 3 * norm
     expected = 12_000 * 256 + 4 * encoder + 4 * decoder + 2 * norm + 2 * 32 * 4
     assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "wider"),
+    [
+        ({"attention_scale": False}, {"query": 40 * 12, "wi": 40, "wo": 60}),  # T5 has the scale in its first queries
+        ({"feed_forward_kernel": 3}, {"query": 40, "conv_in": 3 * 40, "conv_out": 3 * 60}),
+    ],
+)
+def test_weights_begin_with_the_spread_of_their_inputs(changes, wider):
+    sizes = {"d_model": 40, "num_heads": 4, "head_dim": 12, "d_ff": 60, "num_encoder_layers": 2}
+    options = {"init_scale": 2.0, "tie_embeddings": False, "embedding_projection": True, **changes}
+    model, (source, mask, target) = EncoderDecoder(scratch(200, **sizes, **options)), example()
+    params = named_leaves(jax.jit(model.init)(jax.random.key(0), source, mask, target)["params"])
+    inputs = {"key": 40, "value": 40, "out": 48, "embedding_projection": 40, "relative_bias": 40, **wider}
+    wanted = {part: 2.0 * number**-0.5 for part, number in inputs.items()}
+    wanted |= dict.fromkeys(("token_embedding", "output_embedding"), 40**-0.5)
+    found = {name: np.std(leaf) for name, leaf in params.items() if name.rsplit("/", 1)[-1] in wanted}
+    assert {name.rsplit("/", 1)[-1] for name in found} == wanted.keys()
+    for name, spread in found.items():
+        np.testing.assert_allclose(spread, wanted[name.rsplit("/", 1)[-1]], rtol=0.2, err_msg=name)
 
 
 # Fusion-in-Decoder

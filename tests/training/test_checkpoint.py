@@ -14,11 +14,11 @@ import numpy as np
 import optax
 import pytest
 
+from empax.core.manifest import write_sealed
 from empax.core.sharding import MeshSettings, make_mesh, shard_params
 from empax.core.tree import hash_tree
 from empax.core.types import TrainState
-from empax.training.checkpoint import Checkpointer, CheckpointError, load_params
-from empax.training.optimizer import OptimizerSettings, make_optimizer
+from empax.training.checkpoint import Checkpointer, CheckpointError, load_params, newest_best
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
 
@@ -60,21 +60,6 @@ def restore(directory, template=None):
 
 def steps_in(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_the_state_of_adafactor_comes_back_and_goes_on_the_same(tmp_path):
-    settings = OptimizerSettings(method="adafactor", min_dim_size_to_factor=2)
-    params = make_state().params
-    optimizer = make_optimizer(settings, params, 10)
-    update = jax.jit(optimizer.update)
-    _, opt_state = update(params, jax.jit(optimizer.init)(params), params)
-    state = dataclasses.replace(make_state(), opt_state=opt_state)
-    with opened(tmp_path) as checkpointer:
-        checkpointer.save(7, state, {})
-    _, found, _ = restore(tmp_path, jax.eval_shape(lambda: state))
-    assert fingerprint(found) == fingerprint(state)
-    for one, other in zip(*(jax.tree.leaves(update(params, s.opt_state, params)) for s in (found, state)), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def flipped(path, position):
@@ -210,10 +195,25 @@ def test_load_params_needs_no_model(tmp_path):
         params = load_params(tmp_path, which)
         assert all(type(leaf) is np.ndarray and leaf.dtype == np.float32 for leaf in jax.tree.leaves(params))
         assert hash_tree(params) == hash_tree(make_state(scale).params)
+    assert newest_best(tmp_path) == 2
+    assert newest_best(tmp_path / "generator") is None
     with pytest.raises(CheckpointError, match="run the stage 'generator' first"):
         load_params(tmp_path / "generator")
     damage(tmp_path / "best" / "2", "flipped bit")
     with pytest.raises(CheckpointError, match="is damaged"):
+        load_params(tmp_path)
+
+
+def test_a_finished_stage_has_the_parameters_that_its_result_names(tmp_path):
+    saved(tmp_path, 3, 5, best=(2, 4))
+    write_sealed(tmp_path / "result.json", {"step": 3, "best_step": 2})
+    for which, scale in (("best", 2), ("last", 3)):
+        assert hash_tree(load_params(tmp_path, which)) == hash_tree(make_state(scale).params)
+    shutil.rmtree(tmp_path / "best" / "2")
+    with pytest.raises(CheckpointError, match=r"best/2, which result\.json names, is gone"):
+        load_params(tmp_path)
+    (tmp_path / "result.json").rename(tmp_path / "DONE")
+    with pytest.raises(CheckpointError, match=r"result\.json is gone"):
         load_params(tmp_path)
 
 

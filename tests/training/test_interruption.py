@@ -43,10 +43,17 @@ def test_signals_that_arrive_in_the_same_instant_count_as_one():
     assert "race condition" not in result.stderr
 
 
-@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
-def test_a_later_ctrl_c_ends_a_command_line_at_once(first):
+@pytest.mark.parametrize(
+    ("first", "before"),
+    [
+        ("SIGINT", "interruption.leave_at_ctrl_c()"),
+        ("SIGTERM", "interruption.leave_at_ctrl_c()"),
+        ("SIGINT", "signal.signal(signal.SIGINT, signal.SIG_DFL)"),
+    ],
+)
+def test_a_later_ctrl_c_ends_a_command_line_at_once(first, before):
     body = [send(first), "time.sleep(0.3)", send("SIGINT"), "time.sleep(30)"]
-    result = run(body, before="interruption.leave_at_ctrl_c()")
+    result = run(body, before)
     assert (result.returncode, result.stdout) == (130, "")
     assert result.stderr.count("Interrupted; finished work is kept") == 1
 

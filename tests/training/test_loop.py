@@ -20,7 +20,6 @@ from empax.core import memory
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import read_json, read_jsonl
 from empax.core.manifest import read_sealed
-from empax.core.sharding import MeshSettings
 from empax.core.tree import hash_tree, named_leaves
 from empax.core.types import Mean
 from empax.training import loop
@@ -74,6 +73,9 @@ def test_a_run_leaves_what_it_should(unbroken, tiny):
     assert [row["step"] for row in rows if row["split"] == "train"] == [4, 8, 12, 14]
     assert [row["step"] for row in rows if row["split"] == "validation"] == [2, 4, 6, 8, 10, 12, 14]
     assert {"stage", "step", "split", "loss", "accuracy", "grad_norm", "learning_rate"} == set(rows[-2])
+    rates = {row["step"]: row["learning_rate"] for row in rows if row["split"] == "train"}
+    assert rates[8] == pytest.approx(3e-2 * 0.5 * (1 + np.cos(np.pi * 4 / 11)))  # of the latest update, the 8th
+    assert result.examples_per_second * result.seconds == pytest.approx(14 * 8)
     values = {row["step"]: row["loss"] for row in rows if row["split"] == "validation"}
     assert result.best_step == min(values, key=values.__getitem__)
     assert result.best_value == values[result.best_step]
@@ -204,7 +206,8 @@ def test_best_mode_max(tiny, tmp_path):
     assert result.best_value == max(values)
 
 
-def test_without_validation_the_last_parameters_count_and_the_end_comes_before_the_stage_is_done(tiny, tmp_path):
+@pytest.mark.parametrize("changes", [{"validation": None}, {"settings": {"best_metric": None, "patience": None}}])
+def test_unjudged_the_last_parameters_count_and_the_end_comes_before_the_stage_is_done(tiny, tmp_path, changes):
     calls = []
 
     def on_end(step, params):
@@ -212,8 +215,8 @@ def test_without_validation_the_last_parameters_count_and_the_end_comes_before_t
         calls.append((step, hash_tree(params)))
 
     plain = dataclasses.replace(tiny.settings().optimizer, ema_decay=0.0)
-    settings = tiny.settings(steps=4, optimizer=plain)
-    result = tiny.train(tmp_path, validation=None, settings=settings, on_end=on_end)
+    settings = tiny.settings(steps=4, optimizer=plain, **changes.get("settings", {}))
+    result = tiny.train(tmp_path, **{**changes, "settings": settings}, on_end=on_end)
     assert calls == [(4, hash_tree(result.params))]
     assert result.best_value is None
     assert result.best_step == 4
@@ -338,19 +341,6 @@ def test_eight_devices_give_the_loss_curve_of_one(tiny, tmp_path):
     assert curves[0][-1] < curves[0][0]
 
 
-@pytest.mark.slow
-@pytest.mark.multidevice
-def test_sharded_state_trains_and_resumes_like_a_replicated_one(tiny, train_to, tmp_path):
-    settings = tiny.settings(steps=6, eval_batch_size=8, refresh_every_steps=0)
-    options = {"task": tiny.TinyTask(), "settings": settings}
-    one = tiny.train(tmp_path / "one", **options)
-    mesh = loop.make_mesh(MeshSettings(data=2, fsdp=4))
-    train_to(4, tmp_path / "fsdp", **options, mesh=mesh)
-    sharded = tiny.train(tmp_path / "fsdp", **options, mesh=mesh)
-    for name, leaf in named_leaves(one.params).items():
-        np.testing.assert_allclose(named_leaves(sharded.params)[name], leaf, rtol=1e-4, atol=1e-6, err_msg=name)
-
-
 def test_evaluation_is_the_mean_over_all_examples_whatever_the_filler(tiny, tmp_path):
     """10 examples in batches of 4 leave filler rows; one batch of 10 leaves none."""
     losses = []
@@ -402,6 +392,7 @@ def test_refresh_is_called_before_its_step_and_replayed_between(tiny, train_to, 
         ({"buckets": [8, 4]}, "buckets = .* must be ascending"),
         ({"accumulate": 3}, r"batch_size = 8 is not divisible by accumulate \* minibatches = 3 \* 1"),
         ({"accumulate": 4, "minibatches": 4}, r"is not divisible by accumulate \* minibatches = 4 \* 4"),
+        ({"patience": 3, "best_metric": None}, "patience needs a best_metric to judge by"),
         ({"best_mode": "lowest"}, "config.loop.best_mode = 'lowest' is not allowed; it takes one of 'min', 'max'"),
         ({"optimizer": {"groups": [{"pattern": "("}]}}, "'\\(' is not a regular expression"),
     ],

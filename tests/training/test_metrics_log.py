@@ -80,8 +80,8 @@ def test_event_files_are_those_of_tensorboard(tmp_path):
     event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
     from tensorboardX.record_writer import masked_crc32c
 
-    with MetricsLog(tmp_path / "m.jsonl", stage="s", resume_step=300, tensorboard=tmp_path / "board") as log:
-        log.write(301, "train", {"loss": 0.25, "accuracy": -3.5})
+    with MetricsLog(tmp_path / "m.jsonl", stage="s", resume_step=127, tensorboard=tmp_path / "board") as log:
+        log.write(128, "train", {"loss": 0.25, "accuracy": -3.5})
     (path,) = (tmp_path / "board").iterdir()
     data, events = path.read_bytes(), []
     while data:
@@ -92,9 +92,9 @@ def test_event_files_are_those_of_tensorboard(tmp_path):
         events.append(event_pb2.Event.FromString(event))
         data = data[16 + length :]
     assert events[0].file_version == "brain.Event:2"
-    assert (events[1].session_log.status, events[1].step) == (1, 301)
+    assert (events[1].session_log.status, events[1].step) == (1, 128)  # of more than seven bits
     scalars = [(event.step, event.summary.value[0].tag, event.summary.value[0].simple_value) for event in events[2:]]
-    assert scalars == [(301, "train/loss", 0.25), (301, "train/accuracy", -3.5)]
+    assert scalars == [(128, "train/loss", 0.25), (128, "train/accuracy", -3.5)]
     assert all(event.wall_time > 1e9 for event in events)
 
 

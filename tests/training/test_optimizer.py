@@ -104,10 +104,6 @@ def test_schedules(schedule, expected):
         assert float(rate(step)) == pytest.approx(2.0 * value, abs=1e-6), step
 
 
-def test_no_warmup_starts_at_the_highest():
-    assert float(learning_rate(OptimizerSettings(learning_rate=2.0), 20)(0)) == 2.0
-
-
 def test_groups_scale_and_schedule_by_name():
     """The first matching group decides; the updates of Adam are proportional to the learning rate."""
     plain = run(OptimizerSettings(learning_rate=0.01, clip_norm=None), updates=1)

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
+from empax.core.config import ConfigError
 from empax.training.optimizer import OptimizerSettings, ParamGroup
-from empax.training.settings import LoopSettings, within_passes
+from empax.training.settings import LONGEST_BUCKET, LoopSettings, check_buckets, within_passes
 
 GROUPS = (ParamGroup("^a", warmup_steps=40), ParamGroup("^b"))
 SETTINGS = LoopSettings(
@@ -18,6 +19,13 @@ SETTINGS = LoopSettings(
     refresh_every_steps=0,
     optimizer=OptimizerSettings(warmup_steps=100, groups=GROUPS),
 )
+
+
+def test_buckets_have_from_one_token_to_the_most():
+    check_buckets((1, LONGEST_BUCKET))
+    for buckets in ((0, 8), (8, LONGEST_BUCKET + 1), (8, 8), ()):
+        with pytest.raises(ConfigError, match="must be ascending lengths in tokens"):
+            check_buckets(buckets)
 
 
 @pytest.mark.parametrize(("examples", "most"), [(1600, 10), (100_000, 10), (3, 0)])

@@ -61,7 +61,17 @@ class Counting:
 
     def loss(self, params, frozen, batch, rng, *, train):
         told = jnp.zeros(()) if batch.step is None else batch.step.astype(jnp.float32)
-        return Mean.of(batch.values * params["weight"] + told, batch.valid), {}
+        seen = Mean.of(batch.values, batch.valid)
+        return Mean.of(batch.values * params["weight"] + told, batch.valid), {"seen": seen}
+
+
+def test_every_epoch_has_every_row_once_and_every_part_is_an_update():
+    batch, optimizer = CountedBatch(10.0 ** jnp.arange(4), jnp.ones(4, bool)), optax.sgd(0.0)
+    step = make_train_step(Counting(), optimizer, epochs=2, minibatches=2)
+    state, metrics = step(state_of(Counting(), optimizer, batch), {}, batch)
+    assert (float(metrics["seen"].total), float(metrics["seen"].weight)) == (2222.0, 8.0)
+    assert float(metrics["loss"].total) == 2 * (0 + 1 + 2 + 3)  # two rows in each of four updates
+    assert int(state.step) == 4
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
