@@ -1,5 +1,6 @@
 """What every token of decoding multiplies with is converted once, before the loop, to the same numbers."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +9,10 @@ import pytest
 from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
+from empax.models.layers import Dropout
 from empax.models.memory_attention import Memory
 from empax.models.prompted import PromptedDecoder
-from empax.models.scanned import DecodeCache
+from empax.models.scanned import DecodeCache, scan_layers
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 
 V, D = 48, 16
@@ -102,3 +104,16 @@ def test_in_single_precision_and_on_a_cpu_the_model_keeps_its_own_weights(backen
 
     cache = jax.eval_shape(start_cache)
     assert (cache.weights, cache.table) == (None, None)
+
+
+def test_every_layer_draws_its_own_dropout():
+    class Layers(nn.Module):
+        @nn.compact
+        def __call__(self, values):
+            def body(layer, carry, _):
+                return carry, layer(values, deterministic=False)
+
+            return scan_layers(body, Dropout(0.5), None, None, length=2, unroll=1)[1]
+
+    first, second = Layers().apply({}, jnp.ones(100), rngs={"dropout": jax.random.key(0)})
+    assert 20 < np.sum((first == 0) != (second == 0)) < 80

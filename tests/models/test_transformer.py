@@ -178,7 +178,7 @@ def test_hidden_states_and_output_weights_give_the_logits():
     np.testing.assert_allclose(apply(model, params, hidden, method="logits_from"), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_dropout_draws_differ_by_key_and_layer(small):
+def test_dropout_draws_differ_by_key(small):
     model, params = small
     source, mask, _ = example()
 
