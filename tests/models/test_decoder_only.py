@@ -1,4 +1,4 @@
-"""Decoder-only families against PyTorch: logits, gradients, rotations; and their caches against the whole."""
+"""Decoder-only families against PyTorch: logits, gradients, rotations, and search through their caches."""
 
 import dataclasses
 import functools
@@ -12,56 +12,94 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from empax.core.config import ConfigError
+from empax.decoding.search import generate
+from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.parameters import export_params, import_params
 from empax.models.decoder_only import DecoderOnly, gpt2_config, llama_config
 from empax.models.prompted import PromptedDecoder
 from empax.models.rotary import rotation_rates, rotation_size
-from tests.interop.tiny import VOCAB, tiny
+from tests.decoding.hugging_face import found_by
 
-PAD = 0
+VOCAB, EOS, PAD, NEW = 97, 1, 0, 9
 ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE |= {"original_max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-LLAMA = {"head_dim": 10, "max_position_embeddings": 512, "tie_word_embeddings": False}
-"""Two query heads to a key head, and 4 * 10 is not 20."""
-TIED = {"tie_word_embeddings": True, "attention_bias": True, "num_key_value_heads": 4}
+
+
+def tiny_llama(**changes):
+    """Two query heads to a key head, and 4 * 10 is not 24; its rotations are kept, mixed and slowed."""
+    settings = {"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 2}
+    settings |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 512}
+    settings |= {"rope_parameters": ROPE, "tie_word_embeddings": False, "rms_norm_eps": 1e-5}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(settings | changes)))
+
+
+def tiny_gpt2():
+    settings = {"vocab_size": VOCAB, "n_embd": 24, "n_head": 3, "n_layer": 2, "n_positions": 32, "n_inner": 37}
+    settings |= {"bos_token_id": EOS, "eos_token_id": EOS, "resid_pdrop": 0.2}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings))
+
+
+def tiny_kin(kind, **changes):
+    """A Qwen2, Qwen3 or Mistral of the sizes of `tiny_llama`."""
+    fields = tiny_llama().config.to_dict() | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    fields = {name: value for name, value in fields.items() if name not in ("model_type", "architectures")}
+    config, model = getattr(transformers, f"{kind}Config"), getattr(transformers, f"{kind}ForCausalLM")
+    return model(config(**(fields | changes)))
+
+
+def tiny_opt(**changes):
+    settings = {"vocab_size": VOCAB, "hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "ffn_dim": 37}
+    settings |= {"max_position_embeddings": 32, "pad_token_id": PAD, "bos_token_id": EOS, "eos_token_id": EOS}
+    return transformers.OPTForCausalLM(transformers.OPTConfig(**(settings | changes)))
+
+
 LATE = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-MODELS = {
-    "llama": ("llama", LLAMA | {"rope_parameters": ROPE}),
-    "llama-tied": ("llama", LLAMA | TIED | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
-    "gpt2": ("gpt2", {"n_inner": 37, "resid_pdrop": 0.2}),
-    "llama-linear": ("llama", LLAMA | {"rope_parameters": LINEAR}),
-    "qwen2": ("qwen2", LLAMA | LATE | {"rope_parameters": YARN}),
-    "qwen3": ("qwen3", LLAMA | {"tie_word_embeddings": True}),
-    "mistral": ("mistral", LLAMA | {"sliding_window": 5}),
-    "opt": ("opt", {}),
-    "opt-350m": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 10, "tie_word_embeddings": False}),
+MAKERS = {
+    "llama": tiny_llama,
+    "llama-tied": lambda: tiny_llama(
+        tie_word_embeddings=True,
+        attention_bias=True,
+        num_key_value_heads=4,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    ),
+    "gpt2": tiny_gpt2,
+    "llama-linear": lambda: tiny_llama(rope_parameters=LINEAR),
+    "qwen2": lambda: tiny_kin("Qwen2", rope_parameters=YARN, **LATE),
+    "qwen3": lambda: tiny_kin("Qwen3", tie_word_embeddings=True),
+    "mistral": lambda: tiny_kin("Mistral", sliding_window=5),
+    "opt": tiny_opt,
+    "opt-350m": lambda: tiny_opt(do_layer_norm_before=False, word_embed_proj_dim=10, tie_word_embeddings=False),
 }
 QUICK = ("llama-tied", "gpt2", "qwen2", "opt")
 """One of each kind; the others differ from one of them by a setting."""
 
+GENERATED = [pytest.param("llama", marks=pytest.mark.slow), "llama-tied", "gpt2"]
+MORE = [pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2", "qwen3", "mistral", "opt", "opt-350m")]
+
 
 @functools.cache
-def models(name):
-    """A tiny random model twice."""
-    kind, changes = MODELS[name]
-    theirs = tiny(kind, **changes)
+def models(name, scale=1.0):
+    """A tiny random model twice, its matrices of the size `scale`."""
+    torch.manual_seed(0)
+    theirs = MAKERS[name]().eval()
     with torch.no_grad():
         for key, parameter in theirs.named_parameters():
             noise = torch.randn_like(parameter)
             if parameter.ndim == 1:
                 parameter.copy_(0.2 * noise + (not key.endswith("bias")))
             else:
-                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
-    config = ARCHITECTURES[kind].config(theirs.config.to_dict())
+                parameter.copy_(noise * scale * parameter.shape[-1] ** -0.5)
+        # No token is likelier than the others but for the end.
+        for weight in {theirs.get_input_embeddings().weight, theirs.lm_head.weight}:
+            weight /= weight.norm(dim=1, keepdim=True)
+        theirs.lm_head.weight[EOS] *= 8.0 if name == "opt-350m" else 2.0  # directions of 10 numbers have little room
+    architecture = theirs.config.model_type
+    config = ARCHITECTURES[architecture].config(theirs.config.to_dict())
     tensors = {key: value.numpy() for key, value in theirs.state_dict().items()}
-    return theirs, DecoderOnly(config), import_params(kind, tensors, config)
-
-
-def fields(name="llama"):
-    return models(name)[0].config.to_dict()
+    return theirs, DecoderOnly(config), import_params(architecture, tensors, config)
 
 
 def prompts(num, width, left):
@@ -84,7 +122,7 @@ def assert_close(value, expected):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in MODELS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in MAKERS])
 def test_logits_and_gradients_match_torch(name):
     theirs, model, params = models(name)
     both = [prompts(4, 11, left) for left in (True, False)]
@@ -130,6 +168,54 @@ def test_padding_of_either_side_changes_nothing(name):
     np.testing.assert_allclose(found, other, rtol=1e-4, atol=1e-5)
 
 
+def decode_ours(model, params, settings, tokens, mask):
+    @jax.jit
+    def decode(params, tokens, mask):
+        apply = functools.partial(PromptedDecoder(model).apply, {"params": params})
+        num = num_hypotheses(settings)
+        states = apply(tokens, mask, method="encode")
+        cache = apply(states, mask, num_hypotheses=num, max_length=NEW, method="start_cache")
+        assert cache.cross_key.shape == (2, len(tokens), model.config.num_kv_heads, model.config.head_dim, 8)
+        return generate(
+            functools.partial(apply, method="step"), cache, batch_size=len(tokens), start_id=states.start,
+            eos_id=EOS, pad_id=PAD, settings=settings,
+        )  # fmt: skip
+
+    return decode(params, tokens, mask)
+
+
+def decode_theirs(model, num, new, tokens, mask):
+    """[N, num, new] tokens, whether each row ended, and scores: log-probabilities over lengths; `num` = 1 is greedy."""
+    sizes = {"skip": tokens.shape[1], "num": num, "new": new, "max_new_tokens": new}
+    found, scores = found_by(model, tokens, mask, eos=EOS, pad=PAD, **sizes)
+    return found, (found == EOS).any(-1), scores
+
+
+SEARCHES = pytest.mark.parametrize(
+    "settings", [DecodeSettings("greedy", NEW), DecodeSettings("beam", NEW)], ids=["greedy", "beam"]
+)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", [*GENERATED, *MORE])
+@SEARCHES
+def test_generated_tokens_are_hugging_faces(name, settings):
+    theirs, model, params = models(name, scale=2.0)  # so large that responses differ and end
+    num = num_hypotheses(settings)
+    tokens, mask = prompts(16, 8, left=True)
+    found = decode_ours(model, params, settings, tokens, mask)
+    expected, ends, scores = decode_theirs(theirs, num, NEW, tokens, mask)
+    np.testing.assert_array_equal(found.tokens, expected)
+    assert ends.any()
+    assert not ends.all()
+    assert len(np.unique(expected[:, 0], axis=0)) > 8
+    if scores is not None:
+        lengths = np.where(ends, (expected == EOS).argmax(-1) + 1, NEW)
+        np.testing.assert_allclose(found.log_probs / lengths, scores, rtol=1e-4, atol=1e-5)
+    right = decode_ours(model, params, settings, *prompts(16, 8, left=False))
+    np.testing.assert_array_equal(right.tokens, expected)
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize(("name", "unroll"), [("qwen3", 1), ("opt-350m", 1), ("qwen2", 2)])
 def test_cached_steps_give_the_logits_of_the_whole(name, unroll):
@@ -142,8 +228,6 @@ def test_cached_steps_give_the_logits_of_the_whole(name, unroll):
     prompted = functools.partial(PromptedDecoder(model).apply, {"params": params})
     states = jax.jit(functools.partial(prompted, method="encode"))(tokens, mask)
     cache = jax.jit(functools.partial(prompted, num_hypotheses=2, max_length=4, method="start_cache"))(states, mask)
-    kept = cache.cross_key if unroll == 1 else cache.cross_key[0][None]  # once per example, not per hypothesis
-    assert kept.shape[1:] == (3, model.config.num_kv_heads, model.config.head_dim, 6)
     step = jax.jit(functools.partial(apply, method="step"))
     first, cache = step(jnp.repeat(states.start[:, None], 2, axis=1), cache)
     np.testing.assert_array_equal(first[:, 0], first[:, 1])
@@ -212,10 +296,10 @@ def test_rotation_rates_are_those_of_llama(rope):
 
 
 def test_run_settings_change_the_run_alone():
-    _, model, params = models("llama")
+    theirs, model, params = models("llama")
     tokens, mask = prompts(4, 11, left=True)
     run = {"remat": "minimal", "unroll": 2, "dropout": 0.5}
-    config = llama_config(fields(), **run)
+    config = llama_config(theirs.config.to_dict(), **run)
     assert {name: getattr(config, name) for name in run} == run
 
     def logits(config, **options):
@@ -242,7 +326,7 @@ def test_output_weights_make_the_logits():
 
 
 def test_old_and_new_config_files_read_alike():
-    new = fields()
+    new = tiny_llama().config.to_dict()
     old = {key: value for key, value in new.items() if key != "rope_parameters"}
     old |= {"rope_theta": 10000.0, "rope_scaling": {key: value for key, value in ROPE.items() if key != "rope_theta"}}
     assert llama_config(old) == llama_config(new)
@@ -250,7 +334,7 @@ def test_old_and_new_config_files_read_alike():
     bare |= {"num_hidden_layers": 1, "max_position_embeddings": 32, "rms_norm_eps": 1e-6}
     config = llama_config(bare)
     assert (config.num_kv_heads, config.head_dim, config.rope_theta, config.tie_embeddings) == (2, 4, 10000.0, False)
-    assert gpt2_config(fields("gpt2")).dropout == 0.2
+    assert gpt2_config(tiny_gpt2().config.to_dict()).dropout == 0.2
 
 
 @pytest.mark.parametrize(
@@ -291,7 +375,7 @@ def test_old_and_new_config_files_read_alike():
 )
 def test_llama_that_is_not_supported_is_named(changes, message):
     with pytest.raises(ConfigError, match=message):
-        llama_config(fields() | changes)
+        llama_config(tiny_llama().config.to_dict() | changes)
 
 
 @pytest.mark.parametrize(
@@ -305,15 +389,15 @@ def test_llama_that_is_not_supported_is_named(changes, message):
 )
 def test_settings_without_sense_are_errors(changes, message):
     with pytest.raises(ConfigError, match=message):
-        llama_config(fields(), **changes)
+        llama_config(tiny_llama().config.to_dict(), **changes)
 
 
 def test_more_tokens_than_learned_positions_are_an_error():
     _, model, params = models("gpt2")
-    tokens, mask = prompts(2, 21, left=True)
+    tokens, mask = prompts(2, 30, left=True)
     apply = functools.partial(PromptedDecoder(model).apply, {"params": params})
     states = jax.eval_shape(functools.partial(apply, method="encode"), tokens, mask)
     start = functools.partial(apply, num_hypotheses=1, method="start_cache")
-    with pytest.raises(ConfigError, match="24 tokens, but max_positions = 23"):
+    with pytest.raises(ConfigError, match="33 tokens, but max_positions = 32"):
         jax.eval_shape(functools.partial(start, max_length=3), states, mask)
     jax.eval_shape(functools.partial(start, max_length=2), states, mask)
