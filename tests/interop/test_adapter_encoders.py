@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -13,8 +14,10 @@ import transformers
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.tree import named_leaves
-from empax.interop.huggingface import load_config, load_pretrained, model_config
+from empax.interop.huggingface import load_adapted, load_config, load_pretrained, model_config
 from empax.interop.parameters import export_params, import_params
+from empax.interop.peft import export_adapters
+from empax.models.lora import LoraSettings
 from tests.interop import oracle
 
 oracle.import_peft()
@@ -152,3 +155,11 @@ def test_a_head_for_classes_is_refused_by_name(saved, tmp_path):
     expected = oracle.merged(adapted)["bert.encoder.layer.1.attention.self.query.weight"]
     found = params["stack"]["layers"]["attention"]["query"][1]
     np.testing.assert_allclose(found.reshape(20, 20).T, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_written_here_comes_back(saved, tmp_path):
+    kind, config, params = load_pretrained(saved("BertModel"))
+    settings = LoraSettings(pattern="attention/(query|out)$", rank=2)
+    adapters = oracle.drawn_adapters(params, settings)
+    export_adapters(tmp_path / "out", kind, adapters, config, settings, base=str(saved("BertModel")))
+    jax.tree.map(np.testing.assert_array_equal, load_adapted(tmp_path / "out").adapters, adapters)

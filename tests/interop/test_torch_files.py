@@ -187,3 +187,13 @@ def test_a_file_that_is_cut_short(tmp_path, share):
     file.write_bytes(content[: int(share * len(content))])
     with pytest.raises(DataError, match="not a whole zip file"):
         read_torch(file)
+
+
+@pytest.mark.oracle
+def test_the_state_dict_of_a_module_with_its_metadata(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    read = read_torch(saved(tmp_path, module.state_dict()))
+    assert {name: tensor.shape for name, tensor in read.items()} == {
+        name: tuple(tensor.shape) for name, tensor in module.state_dict().items()
+    }
+    np.testing.assert_array_equal(np.asarray(read["0.weight"]), module[0].weight.detach().numpy())

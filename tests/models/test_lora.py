@@ -25,9 +25,9 @@ ALL = LoraSettings(pattern="layers/", rank=3, alpha=6.0)
 IDS, MASK, TARGET = jnp.arange(10).reshape(2, 5) % 7, jnp.ones((2, 5), bool), jnp.arange(8).reshape(2, 4) % 7
 
 
-def model_and_params():
+def model_and_params(**changes):
     fields = {"vocab_size": 13, "d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 16, "num_layers": 2}
-    model = EncoderDecoder(t5_config(fields, dropout=0.0))
+    model = EncoderDecoder(t5_config(fields, dropout=0.0, **changes))
     shapes = jax.eval_shape(model.init, jax.random.key(0), IDS, MASK, TARGET)["params"]
     return model, filled(shapes, 0)
 
@@ -359,3 +359,76 @@ def test_adapters_are_split_over_a_mesh_as_the_weights_that_they_are_on():
         assert boxes[f"{name}/values"] == whole
         assert boxes[f"{name}/scale"][1 : 1 + inputs] == (None,) * inputs
         assert boxes[f"{name}/scale"][1 + inputs :] == whole[1 + inputs :]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, id="scan", marks=pytest.mark.slow), pytest.param({"remat": "full", "unroll": 2}, id="remat")],
+)
+def test_values_and_gradients_are_those_of_the_sum_written_out(changes):
+    model, base = model_and_params(**changes)
+    adapters = drawn(base, ALL, seed=1)
+    assert len(named_leaves(adapters)) == 2 * (4 + 2 + 8 + 2)  # every matrix of both stacks, nothing else
+
+    @jax.jit
+    def ours(adapters):
+        return jax.value_and_grad(lambda a: objective(model, adapt(base, a, ALL)))(adapters)
+
+    @jax.jit
+    def explicit(adapters):
+        return jax.value_and_grad(lambda a: objective(model, sums(base, a, 2.0)))(adapters)
+
+    (value, grads), (expected, expected_grads) = ours(adapters), explicit(adapters)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for name, grad in named_leaves(grads).items():
+        wanted = named_leaves(expected_grads)[name]
+        np.testing.assert_allclose(grad, wanted, rtol=1e-5, atol=2e-6 * np.abs(wanted).max(), err_msg=name)
+        assert np.abs(grad).max() > 0
+    merged, wanted = named_leaves(merge(base, adapters, ALL)), named_leaves(sums(base, adapters, 2.0))
+    assert merged.keys() == wanted.keys()
+    for name, leaf in merged.items():
+        np.testing.assert_allclose(leaf, wanted[name], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_model_with_eight_bit_weights_computes_with_what_they_stand_for():
+    model, base = model_and_params()
+    adapters = drawn(base, ALL, seed=1)
+    boxes = quantize(base)
+    rounded = merge(boxes, {}, ALL)
+    one = jax.jit(jax.value_and_grad(lambda a: objective(model, adapt(boxes, a, ALL))))
+    two = jax.jit(jax.value_and_grad(lambda a: objective(model, sums(rounded, a, 2.0))))
+    (value, grads), (expected, expected_grads) = one(adapters), two(adapters)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for name, grad in named_leaves(grads).items():
+        wanted = named_leaves(expected_grads)[name]
+        np.testing.assert_allclose(grad, wanted, rtol=1e-5, atol=2e-6 * np.abs(wanted).max(), err_msg=name)
+    exact = jax.jit(objective, static_argnums=0)(model, sums(base, adapters, 2.0))
+    assert 0 < abs(float(value - exact)) < 0.05 * abs(float(exact))
+    np.testing.assert_allclose(
+        named_leaves(merge(boxes, adapters, ALL))["decoder/layers/attention/out"],
+        named_leaves(sums(rounded, adapters, 2.0))["decoder/layers/attention/out"],
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.slow), "llama"])
+def test_adapters_learn_on_lowered_weights_what_they_learn_on_those_in_float32(name):
+    params, logits = made(name, "bfloat16")
+    settings = dataclasses.replace(ALL, pattern="attention|feed_forward")
+    adapters = jax.tree.map(lambda leaf: 0.1 * leaf, drawn(params, settings, seed=1))
+
+    def learnt(base):
+        loss = jax.jit(jax.value_and_grad(lambda a: jnp.mean(logits(adapt(base, a, settings)) ** 2)))
+        return loss(adapters)
+
+    (value, grads), (wanted, wanted_grads) = learnt(lower(params, "bfloat16")), learnt(params)
+    # Between the two lies one more rounding of each weight.
+    np.testing.assert_allclose(value, wanted, rtol=0.02)
+    for part, grad in named_leaves(grads).items():
+        expected = named_leaves(wanted_grads)[part]
+        assert grad.dtype == jnp.float32
+        distance = np.linalg.norm(grad - expected) / np.linalg.norm(expected)
+        assert distance < 0.1, (part, distance)

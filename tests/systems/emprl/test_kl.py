@@ -98,3 +98,27 @@ def test_the_adaptive_controller_follows_a_loop():
 def test_a_rollout_without_responses_or_a_controller_without_a_target_changes_nothing():
     assert controller(0.3, 6.0).update(Mean.zero()).coefficient == jnp.float32(0.3)
     assert controller(0.2).update(mean_of(100.0, 32.0)).coefficient == jnp.float32(0.2)
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "steadier"),
+    [((0.2, 0.3, 0.5), (0.25, 0.3, 0.45), "k3"), ((0.9, 0.05, 0.05), (0.05, 0.05, 0.9), "k1")],
+)
+def test_estimators_estimate_the_kl_of_two_distributions(p, q, steadier):
+    p, q = np.array(p), np.array(q)
+    expected = (p * np.log(p / q)).sum()
+    log_p, log_q = (jnp.asarray(np.log(x), jnp.float32)[None] for x in (p, q))
+    found = {
+        name: np.asarray(kl_penalty(log_p, log_q, jnp.ones((1, 3), bool), estimator=name))[0] for name in ("k1", "k3")
+    }
+    for values in found.values():  # the expectation under the policy, exactly
+        assert (p * values).sum() == pytest.approx(expected, rel=1e-4)
+    assert found["k1"].min() < 0 <= found["k3"].min()
+    variances = {name: (p * (values - expected) ** 2).sum() for name, values in found.items()}
+    assert min(variances, key=variances.__getitem__) == steadier
+
+
+def test_the_coefficient_of_an_emprl_run_with_little_kl_decays_as_noted():
+    """0.2 to 0.072 in 1,600 rollouts of 32 with KL below 4.8 nats."""
+    final = jax.lax.fori_loop(0, 1600, lambda _, c: c.update(mean_of(3.0, 32.0)), controller(0.2, 6.0))
+    assert float(final.coefficient) == pytest.approx(0.072, abs=5e-4)

@@ -485,3 +485,69 @@ def test_shown_tags_are_as_many_on_other_words_or_none():
     np.testing.assert_array_equal(shown_tags(tags[::-1], mask[::-1], numbers[::-1], "shuffled"), shuffled[::-1])
     assert not np.asarray(shown_tags(tags, mask, numbers, "none")).any()
     np.testing.assert_array_equal(shown_tags(tags, mask, numbers, "marked"), tags)
+
+
+def bandit(steps, *, baseline):
+    """P(action) after REINFORCE on rewards .2 .5 .9, and the variance of the gradient at the uniform policy."""
+    rewards, rows = jnp.asarray([0.2, 0.5, 0.9]), 32
+
+    def gradient(logits, rng, mean):
+        log_policy = jax.nn.log_softmax(logits)
+        action = jax.random.categorical(rng, log_policy, shape=(rows,))
+        made = rewards[action]
+
+        def loss(logits):
+            log_prob = jax.nn.log_softmax(logits)[action]
+            advantage = made - (mean if baseline else 0.0)
+            given = SimpleNamespace(log_prob=jax.lax.stop_gradient(log_prob), advantage=advantage)
+            return policy_loss(log_prob, given, jnp.ones(rows, bool), jnp.ones(rows)).value()
+
+        return jax.grad(loss)(logits), made.mean()
+
+    def step(carry, rng):
+        logits, mean = carry
+        grad, new = gradient(logits, rng, mean)
+        return (logits - 1.0 * grad, 0.9 * mean + 0.1 * new), None
+
+    (logits, _), _ = jax.lax.scan(step, (jnp.zeros(3), jnp.float32(0.5)), jax.random.split(KEY, steps))
+    grads = jax.vmap(lambda rng: gradient(jnp.zeros(3), rng, rewards.mean())[0])(jax.random.split(KEY, 4000))
+    return jax.nn.softmax(logits), grads
+
+
+def test_the_policy_learns_the_best_of_three_and_a_baseline_changes_the_variance_alone():
+    found, with_baseline = jax.jit(lambda: bandit(300, baseline=True))()
+    assert float(found[2]) > 0.95
+    _, without = jax.jit(lambda: bandit(1, baseline=False))()
+    rewards = np.array([0.2, 0.5, 0.9])
+    expected = -(rewards - rewards.mean()) / 3  # enumerated: sum_a pi(a) R(a) d(-log pi(a)), at the uniform policy
+    for grads in (with_baseline, without):
+        error = np.asarray(grads).std(axis=0) / 4000**0.5
+        assert (np.abs(np.asarray(grads).mean(axis=0) - expected) < 4 * error).all()
+    assert np.asarray(with_baseline).var(axis=0).sum() < 0.5 * np.asarray(without).var(axis=0).sum()
+
+
+TRAINED = {
+    "contrastive": {"contrastive_weight": 0.0},
+    "temperature": {"temperature": 0.5},
+    "policy": {"policy_weight": 0.0},
+    "noise error": {"noise_error": False},
+    "latent": {"kl_weight": 0.0},
+    "first": {"first_weight": 0.0},
+    "emotion": {"emotion_weight": 0.5},
+    "twice": {"twice_weight": 0.5},
+    "response": {"response_weight": 0.5},
+    "smoothing": {"label_smoothing": 0.1},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switch", TRAINED)
+def test_every_switch_of_the_loss_changes_it(switch, whole):
+    task, params, frozen, run = whole
+    rolled, _, _ = run["roll"](example(), task.init_memory())
+    rolled = rolled.replace(emotion=rolled.emotion.at[2].set(rolled.emotion[0]))  # a pair that attracts
+    stage = dataclasses.replace(task.stage, **TRAINED[switch])
+    changed = dataclasses.replace(task, stage=stage, label_smoothing=stage.label_smoothing)
+    found = changed.loss(params, frozen, rolled, jax.random.key(1), train=True)[0].value()
+    assert np.isfinite(found)
+    assert abs(float(found) - float(run["loss"](params, rolled))) > 1e-6

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
@@ -136,3 +137,50 @@ def test_the_printed_form_is_least_when_all_scores_are_infinite():
 def test_a_temperature_of_zero_is_refused():
     with pytest.raises(ValueError, match=r"temperature = 0.0 .* above 0"):
         target_distribution(jnp.zeros((B, K)), ALL, temperature=0.0)
+
+
+@pytest.mark.parametrize("kind", ["metric", "pdist", "emdr2"])
+def test_a_retriever_learns_a_toy_corpus(kind):
+    """Queries are rotated, noisy passages; the retriever learns the rotation from 6 random candidates a query."""
+    rng = np.random.default_rng(3)
+    num_passages, width, num_train, num_held_out = 32, 16, 128, 200
+    passages = rng.normal(size=(num_passages, width)).astype(np.float32)
+    passages /= np.linalg.norm(passages, axis=1, keepdims=True)
+    rotation = np.linalg.qr(rng.normal(size=(width, width)))[0]
+    gold = rng.integers(0, num_passages, num_train + num_held_out)
+    queries = (passages[gold] @ rotation + 0.05 * rng.normal(size=(len(gold), width))).astype(np.float32)
+    # The best candidate is not always the gold one: like a metric, utility falls with distance from it.
+    utilities = 0.3 + 0.3 * (passages @ passages[gold[:num_train]].T).T  # [num_train, num_passages], 0 to 0.6
+
+    orders = rng.permuted(np.tile(np.arange(num_passages), (200, num_train, 1)), axis=2)[..., :6]  # 200 steps
+
+    def loss(matrix, order):
+        scores = jnp.einsum("BD,DE,BKE->BK", queries[:num_train], matrix, jnp.asarray(passages)[order])
+        teacher = jnp.take_along_axis(jnp.asarray(utilities, jnp.float32), order, axis=1)
+        mask, valid = jnp.ones(order.shape, bool), jnp.ones(num_train, bool)
+        if kind == "metric":
+            targets = target_distribution(teacher, mask, temperature=0.1)
+            return retriever_kl(scores, targets, mask, valid, temperature=0.3).value()
+        log_likelihoods = 10 * (teacher - 0.6) - 5.0
+        if kind == "pdist":
+            targets = target_distribution(log_likelihoods, mask, temperature=1.0)
+            return retriever_kl(scores, targets, mask, valid, temperature=0.3).value()
+        return emdr2(scores, log_likelihoods, mask, valid, temperature=0.3).value()
+
+    def recall(matrix):
+        return ((queries[num_train:] @ np.asarray(matrix) @ passages.T).argmax(1) == gold[num_train:]).mean()
+
+    optimizer = optax.adam(0.03)
+
+    @jax.jit
+    def train(matrix):
+        def step(carry, order):
+            matrix, state = carry
+            updates, state = optimizer.update(jax.grad(loss)(matrix, order), state)
+            return (optax.apply_updates(matrix, updates), state), None
+
+        return jax.lax.scan(step, (matrix, optimizer.init(matrix)), jnp.asarray(orders))[0][0]
+
+    start = jnp.asarray(0.1 * rng.normal(size=(width, width)), jnp.float32)
+    assert recall(start) < 0.15  # chance is 1 / 32
+    assert recall(train(start)) >= 0.9
