@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,14 +55,14 @@ print(model.reply("I lost my keys."))
 print(model.reply(["I lost my keys.", "Oh no! Where did you see them last?", "At the beach."]))
 ```
 
-- **Data**: the training split of EmpatheticDialogues (Rashkin et al. 2019): {rows} of its 40,290 replies.
+- **Data**: the training split of EmpatheticDialogues (Rashkin et al. 2019): {rows}.
   The corpus is CC BY-NC 4.0, and so are these weights ([LICENSE](../LICENSE)): no commercial use.
 - **Reads**: {reads}
 - **Decodes**: as generation_config.json says.
 - **Made by**: `{command}`, commit {commit}.
 - **Limits**: a small model. It is no therapist and no crisis line, asks about things that it has already been
-  told, and can be wrong or unkind. `reply` answers messages that seem to speak of
-  danger with a fixed text.
+  told, and can be wrong or unkind. `reply` answers messages that seem to
+  speak of danger with a fixed text.
 
 {numbers}
 
@@ -92,12 +93,12 @@ def publish(workdir: Path, output: Path, decode: Mapping[str, Any]) -> str:
     ids = {"decoder_start_token_id": model.config.start_id} if isinstance(model, EncoderDecoder) else {}
     written = {**ids, "eos_token_id": t.eos_id, "pad_token_id": t.pad_id, **decode}
     generation = Generation({}, t.start_id, t.eos_id, t.pad_id, written=written)
-    config = read_json(workdir / "config.json")
+    learnt = math.prod(read_json(workdir / "config.json")["generator"][name] for name in ("steps", "batch_size"))
     report = read_json(workdir / _REPORT) if (workdir / _REPORT).is_file() else None
     run = report["run"] if report else read_json(workdir / "run.json")
     card = _CARD.format(
         name=output.name, base=found.base, rank=found.lora.rank, reads=_READS[prompted], commit=run["commit"],
-        rows=f"{min(config['generator']['steps'] * config['generator']['batch_size'], 40_290):,}",
+        rows="all its 40,290 replies" if learnt >= 40_290 else f"{learnt:,} of its 40,290 replies",
         command=f"python -m empax.main --config=configs/published.py:{output.name} --config.data.dir=DATA",
         numbers=_numbers(report) if report else "",
     )  # fmt: skip
