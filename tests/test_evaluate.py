@@ -185,10 +185,10 @@ def test_few_dialogues_are_named(tmp_path, capsys):
     [
         ("dialogues", 1, "All rows are of one dialogue, by their ids (DIALOGUE#TURN): intervals have no width, and "),
         ("rows", 1, "There is one row: intervals have no width, and no difference is significant."),
-        ("rows", 2, "Of 2 rows intervals are widened by Student's t; .* No p is below 0.5000."),
-        ("dialogues", 11, "Of 11 dialogues intervals .* No p is below 0.0010."),
-        ("dialogues", 12, "Of 12 dialogues intervals .* are too narrow.$"),
-        ("dialogues", 39, "Of 39 dialogues intervals"),
+        ("rows", 2, "With 2 rows intervals are widened by Student's t; .* No p is below 0.5000."),
+        ("dialogues", 11, "With 11 dialogues intervals .* No p is below 0.0010."),
+        ("dialogues", 12, "With 12 dialogues intervals .* are too narrow.$"),
+        ("dialogues", 39, "With 39 dialogues intervals"),
         ("dialogues", 40, "$"),
     ],
 )

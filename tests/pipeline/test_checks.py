@@ -69,7 +69,7 @@ REWARD = {"kind": "text"}
 REG = {
     "epitome": ({"attributes.data": "epitome"}, r"EPITOME is not downloaded automatically: set --config\.data\.dir"),
     "corpus": ({"data.name": "empathetic_dialogues", "data.dir": "nowhere"}, "holds no EmpatheticDialogues"),
-    "own corpus": ({"data.name": "jsonl", "data.dir": "nowhere"}, r"'nowhere' holds no train\*\.jsonl"),
+    "own corpus": ({"data.name": "jsonl", "data.dir": "nowhere"}, r"'nowhere' does not exist: it holds no train"),
     "tags": ({"prepare.tokenizer": {"pretrained": "minilm", "tags": False}},
         r"lacks <sep>, .*prepare\.tokenizer\.tags = True"),
     "tokenizer": ({"prepare.tokenizer": {"pretrained": "/nowhere"}}, "there is no such folder"),

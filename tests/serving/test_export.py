@@ -256,7 +256,7 @@ def test_a_card_names_the_licence_of_the_data_if_it_is_known_and_where_facts_are
     report = {**REPORT, "data": {"train": {"dialogues": 1256, "instances": 5}, "knowledge": {"source": "WordNet"}}}
     card = model_card(ABOUT, CONFIG | {"data": {"name": "jsonl"}}, report)
     assert "license: other\n" in card
-    assert "find it out before you pass the model on." in card
+    assert "look it up before you pass the model on." in card
     assert "- knowledge: facts from WordNet\n" in card
 
 
