@@ -84,8 +84,9 @@ def whole():
     read = jax.jit(lambda batch: task.read({**params, **frozen}, batch))
     think = jax.jit(lambda batch: task.think({**params, **frozen}, batch))
     roll = jax.jit(lambda batch, memory: task.credit(frozen, task.rollout(params, frozen, batch, KEY), memory))
+    loss = jax.jit(lambda params, batch: task.loss(params, frozen, batch, jax.random.key(1), train=True)[0].value())
     slope = jax.jit(jax.grad(lambda params, batch: task.loss(params, frozen, batch, KEY, train=True)[0].total))
-    return task, params, frozen, {"read": read, "think": think, "roll": roll, "slope": slope}
+    return task, params, frozen, {"read": read, "think": think, "roll": roll, "loss": loss, "slope": slope}
 
 
 def test_labels_of_a_row_change_nothing_that_is_read(whole):
