@@ -119,13 +119,14 @@ def _application(names: list[str]) -> tuple[Any, socket.socket]:
 
 
 def _place() -> socket.socket:
-    """Returns a socket bound to --host and --port; it listens once there is something to serve."""
+    """Returns a socket that listens on --host and --port, so that no other server takes them while a model loads."""
     from empax.core.config import ConfigError
 
     place = socket.socket(socket.AF_INET6 if ":" in _HOST.value else socket.AF_INET)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         place.bind((_HOST.value, _PORT.value))
+        place.listen()
     except OSError as error:
         place.close()
         where = f"--host={_HOST.value} --port={_PORT.value}"

@@ -6,10 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from empax import serve
+from empax.core.config import ConfigError
 from tests.conftest import ROOT
 
 BUSY = """
@@ -61,14 +64,22 @@ def test_what_cannot_be_served_is_one_line_before_anything_is_loaded(command_lin
     assert [path.name for path in votes.iterdir()] == ["key.json"]
 
 
+def test_a_port_is_taken_before_anything_is_served(monkeypatch):
+    monkeypatch.setattr(serve, "_HOST", SimpleNamespace(value="127.0.0.1"))
+    monkeypatch.setattr(serve, "_PORT", SimpleNamespace(value=0))
+    with serve._place() as first:
+        monkeypatch.setattr(serve, "_PORT", SimpleNamespace(value=first.getsockname()[1]))
+        with pytest.raises(ConfigError, match="use another host or port"):
+            serve._place()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_batch_that_nobody_waits_for_does_not_hold_it_up(number):
     said = {"model": "stub", "messages": [{"role": "user", "content": "long"}]}
     with subprocess.Popen([sys.executable, "-c", BUSY], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             (url,) = re.findall(r"http\S+", process.stderr.readline())
-            transport = httpx.HTTPTransport(retries=8)  # it listens a moment later
-            with httpx.Client(base_url=url, transport=transport) as client, pytest.raises(httpx.ReadTimeout):
+            with httpx.Client(base_url=url) as client, pytest.raises(httpx.ReadTimeout):
                 client.post("/v1/chat/completions", json=said, timeout=httpx.Timeout(20, read=1))
             process.send_signal(number)
             assert process.wait(20) in (0, -signal.SIGTERM)

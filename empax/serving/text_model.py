@@ -271,8 +271,9 @@ class TextModel:
         held_out = generator.examples(judged, lengths=asked.lengths) if judged else None
         loop = asked.loop(train, held_out, adapters=adapted is not None, most_tokens=most_tokens(self.model))
 
-        inputs = [learnt, judged, dataclasses.asdict(loop), settings and dataclasses.asdict(settings)]
-        inputs = hash_json([*inputs, asked.lengths, repr(self.model), self.tokenizer.hash, hash_tree(self.params)])
+        inputs = [learnt, judged, dataclasses.asdict(loop), settings and dataclasses.asdict(settings), asked.lengths]
+        inputs += [repr(self.model), self.tokenizer.hash, generator.call({}).settings.first_token]
+        inputs = hash_json([*inputs, hash_tree(self.params)])
         with working_folder(workdir, inputs, learning_rate=loop.optimizer.learning_rate) as folder:
             found = fit(
                 adapted or plain,

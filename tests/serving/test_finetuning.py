@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -68,6 +69,18 @@ def test_rows_may_be_mappings_lists_and_what_iterates_over_them(model, tmp_path)
     )
     with pytest.raises(empax.ConfigError, match="holds a fine-tuning on other pairs, weights"):
         other.finetune(PAIRS, **settings)
+
+
+def test_targets_that_begin_with_another_forced_token_are_another_fine_tuning(tmp_path, monkeypatch):
+    bart = empax.load(saved(tmp_path / "bart", "bart", **KINDS["bart"][2]))
+    monkeypatch.setattr(loop, "fit", lambda *_, **__: SimpleNamespace(params={"model": bart.params}))
+    free, forced = (
+        dataclasses.replace(bart, decoding={**bart.decoding, "forced_bos_token_id": first}) for first in (None, 5)
+    )
+    for _ in range(2):
+        free.finetune(PAIRS, workdir=tmp_path / "run")
+    with pytest.raises(empax.ConfigError, match="holds a fine-tuning on other pairs, weights"):
+        forced.finetune(PAIRS, workdir=tmp_path / "run")
 
 
 @pytest.mark.parametrize(
