@@ -14,9 +14,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from empax.core.config import ConfigError, UserError
+from empax.core.determinism import make_deterministic
 from empax.core.files import DataError
+from empax.core.machine import check_gpu
 from empax.core.paths import expand, given_folder
 from empax.core.recipe import load_recipe, override, sized_for_this_machine
+from empax.core.settings import RunOptions
 from empax.core.types import Prediction
 from empax.evaluation.comparing import compare_systems
 from empax.evaluation.rows import read_all, to_prediction
@@ -100,14 +103,14 @@ def run(
       The work directory, for `Session.load`.
 
     Raises:
-      ConfigError: the recipe or a setting is wrong.
+      ConfigError: the recipe or a setting is wrong, or JAX does not use the GPU that the recipe was sized for.
     """
     _check_names(redo, "redo")
     if not isinstance(settings, Mapping | None) or not all(isinstance(path, str) for path in settings or {}):
         raise ConfigError(f"settings = {settings!r} must map paths, such as 'generator.steps', to values.")
     changes = {path: str(value) for path, value in (settings or {}).items()}
     workdir, reuse = given_folder(workdir, "workdir"), None if reuse is None else expand(reuse)
-    command = ""
+    command, given = "", recipe
     try:
         if isinstance(recipe, str):
             recipe = sized_for_this_machine(recipe)
@@ -116,7 +119,12 @@ def run(
             command = f"python -m empax.main {shlex.join(f'--{name}={value}' for name, value in flags.items())}"
         config = load_recipe(recipe) if isinstance(recipe, str) else _copied(recipe)
         override(config, changes)
-        run_recipe(plain(config), workdir, reuse=reuse, redo=redo, command=command)
+        values = plain(config)
+        if isinstance(recipe, str) and recipe != given:
+            if RunOptions.of(values).deterministic:
+                make_deterministic()  # before the check, which starts JAX's backend
+            check_gpu(recipe)
+        run_recipe(values, workdir, reuse=reuse, redo=redo, command=command)
     except UserError as error:
         error.args = (_in_python(str(error)),)
         raise

@@ -15,7 +15,7 @@ import functools
 from absl import flags
 
 from empax.core.command import in_one_line, run_command
-from empax.core.paths import given_folder
+from empax.core.paths import report_folder
 
 _DATA = flags.DEFINE_string(
     "data", None, "Folder with human_ratings/empathy_ratings.csv and, for the linear judge, EPITOME.", required=True
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     from empax.reporting import judges
 
     quiet_logging()
-    output = given_folder(_OUTPUT.value, "--output") if _OUTPUT.value else None
+    output = report_folder(_OUTPUT.value, "--output") if _OUTPUT.value else None
     found = judges.check_judges(_DATA.value, _WORKDIR.value, samples=_SAMPLES.value, seed=_SEED.value)
     print(judges.text(found))
     if output:

@@ -58,7 +58,7 @@ model.generate(TEXTS[:1], do_sample=True, top_p=0.9, num_return_sequences=3, see
 model.reply("I want to end it all.")
 
 # %% [markdown]
-# The negative log-likelihood of a reply, in nats per token: the lower, the likelier.
+# The perplexity of a reply per token: the lower, the likelier the reply.
 
 # %%
 CONTEXT = "My dog died last night."

@@ -183,10 +183,20 @@ def asked(monkeypatch):
 
 def test_a_gpu_gets_its_form_of_a_recipe_as_from_the_command_line(tmp_path, monkeypatch, asked):
     monkeypatch.setattr("empax.core.recipe.has_gpu", lambda: True)
+    monkeypatch.setattr(api, "check_gpu", lambda recipe: None)
     empax.run("reg_transformer:apart", tmp_path / "run")
     (config, command), wanted = asked[0], load_recipe("reg_transformer:apart,machine=gpu")
     assert config["generator"] == api.plain(wanted)["generator"]
     assert "--config=reg_transformer:apart,machine=gpu" in command
+
+
+def test_a_gpu_that_jax_passes_over_is_named_before_anything_runs(tmp_path, monkeypatch, asked):
+    monkeypatch.setattr("empax.core.recipe.has_gpu", lambda: True)
+    with pytest.raises(empax.ConfigError, match=r"^recipe classic:moel,machine=gpu was chosen .* computes on cpu"):
+        empax.run("classic:moel", tmp_path / "run")
+    assert asked == []
+    empax.run("classic:moel,machine=gpu", tmp_path / "run")  # asked for by name
+    assert len(asked) == 1
 
 
 def test_a_recipe_may_be_a_plain_mapping(tmp_path, asked):

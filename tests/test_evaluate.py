@@ -306,6 +306,13 @@ def test_an_output_that_takes_no_files_is_told_before_the_predictions_are_read(t
         assert said == f"error: --output={tmp_path / 'taken'} is not a folder; name a folder, or a new path.\n"
 
 
+def test_the_report_of_a_run_is_not_overwritten(tmp_path, refused):
+    path = write(tmp_path / "predictions.jsonl", [GOOD])
+    (tmp_path / "run.json").write_text("{}")
+    assert "whose own report would be lost; name another folder." in refused(path, output=str(tmp_path))
+    assert run(path, output=str(tmp_path / "scores")) == 0
+
+
 def test_the_report_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = write(tmp_path / "mine.jsonl", [GOOD])
     monkeypatch.setattr("empax.reporting.page.html", lambda report: "half a pair: \ud83d")
@@ -323,6 +330,22 @@ def test_a_perplexity_beyond_all_numbers_is_said(tmp_path, refused):
     said = refused(predictions=path)
     assert "perplexity_per_word" in said
     assert "690 nats, is that of prediction 1 (long)" in said
+
+
+def test_wrong_files_and_folders_fail_before_any_work(tmp_path, three, monkeypatch, refused):
+    from empax.pipeline import judging
+    from empax.reporting import score_file
+
+    for module, work in ((judging, "find_jury"), (score_file, "score")):
+        monkeypatch.setattr(module, work, lambda *_, **__: pytest.fail("this takes minutes"))
+    short = write(tmp_path / "short.jsonl", [GOOD])
+    (tmp_path / "no BART").mkdir()
+    for words, flags, said in (
+        ([three[0], short], {}, "do not pair up by context and reference"),
+        (three[:1], {"peers": str(tmp_path / "nobody")}, "there is no folder with *.jsonl"),
+        (three[:1], {"bart_score": str(tmp_path / "no BART")}, "no BART"),
+    ):
+        assert said in refused(*words, empathy="linear", **flags)
 
 
 @pytest.mark.parametrize("lines", [[], ["", ""]])

@@ -179,6 +179,8 @@ def test_empty_rows_of_a_sheet_are_passed_over_and_others_are_named(study, tmp_p
     assert "no item of the study has an answer to every aspect" in refused(*score)
     sheet.write_text("\n".join([*lines, lines[1]]))
     assert f"ann.csv answers item {lines[1].split(',')[0]} 2 times; keep one" in refused(*score)
+    sheet.write_text("\n".join([lines[0].replace("empathy", "Empathy"), *lines[1:]]))
+    assert "ann.csv lacks the columns empathy of its study's sheet.csv" in refused(*score)
     sheet.write_text("\n".join([*lines, "x" + commas]))
     assert f"ann.csv, line {len(lines) + 1}: 'x' in the column 'number' must be an item's number" in refused(*score)
 

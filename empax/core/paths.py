@@ -37,6 +37,14 @@ def given_folder(path: object, name: str) -> Path:
     return folder
 
 
+def report_folder(path: object, name: str) -> Path:
+    """As `given_folder`, for a report; raises ConfigError also for a run's work directory, which has one of its own."""
+    folder = given_folder(path, name)
+    if (folder / "run.json").is_file():
+        raise ConfigError(f"{name}={folder} holds a run, whose own report would be lost; name another folder.")
+    return folder
+
+
 def check_folder(folder: Path, flag: str) -> None:
     """Raises ConfigError if files cannot be written into `folder`, which need not exist yet.
 

@@ -74,9 +74,10 @@ def make_mesh(settings: MeshSettings = MeshSettings(), devices: Sequence[jax.Dev
             )
         data = len(devices) // inner
     if data * inner > len(devices):
+        smaller = "mesh.data smaller, or -1 for all devices" if inner <= len(devices) else "fsdp or tensor smaller"
         raise ConfigError(
             f"mesh: data * fsdp * tensor = {data} * {settings.fsdp} * {settings.tensor} needs {data * inner} devices, "
-            f"but there are {len(devices)}; make mesh.data smaller, or -1 for all devices."
+            f"but there are {len(devices)}; make {smaller}."
         )
     grid = np.asarray(devices[: data * inner]).reshape(data, settings.fsdp, settings.tensor)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -159,7 +159,7 @@ def example_rows(folder: str | os.PathLike[str], wanted: Iterable[str]) -> list[
     for dialogue in read_dialogues(folder, "train"):
         made = to_instances([dialogue])
         first += made[: 2 - len(first)]
-        if wanted <= {*dialogue.notes, "id", "emotion"}:
+        if made and wanted <= {*made[0].notes, "id", "emotion"}:
             fitting += made[: 2 - len(fitting)]
         if len(fitting) == 2:
             return fitting

@@ -28,6 +28,12 @@ POOL = 2500
 _BLOCK = 512
 
 
+def text_numbers(texts: Sequence[str]) -> Int[np.ndarray, " N"]:
+    """Returns numbers that equal texts share. `np.unique` would give every text the memory of the longest."""
+    numbers: dict[str, int] = {}
+    return np.asarray([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
+
+
 def gold_ranks(
     queries: Float[np.ndarray, "Q D"] | sparse.csr_matrix,
     gold: Float[np.ndarray, "Q D"] | sparse.csr_matrix,
@@ -138,7 +144,7 @@ def exemplar_statistics(
         parts = (equal[:, :k].sum(axis=1), known[:, :k].sum(axis=1))
         statistics[f"exemplar_emotion_match_at_{k}"] = ratio_statistic(*map(_real, parts), scale=100.0)
     there, rows = there[:, :SHOWN], rows[:, :SHOWN]
-    numbers = np.unique(texts, return_inverse=True)[1][rows]  # [Q, K], equal for equal texts
+    numbers = text_numbers(texts)[rows]  # [Q, K]
     words = np.array([len(text.split()) for text in texts])[rows]
     count = _real(there.sum(axis=1))
     statistics["exemplar_words"] = ratio_statistic(_real((words * there).sum(axis=1)), count)

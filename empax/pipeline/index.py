@@ -22,7 +22,15 @@ from empax.data import own
 from empax.data.batches import draw_dialogues, draw_rows
 from empax.data.exemplars import dialogue_groups, emotion_ids, num_turns, replies_alone, traits
 from empax.data.store import check_prepared, has_emotions, load_instances
-from empax.evaluation.retrieval import POOL, SHOWN, exemplar_statistics, gold_ranks, recall_statistics, with_intervals
+from empax.evaluation.retrieval import (
+    POOL,
+    SHOWN,
+    exemplar_statistics,
+    gold_ranks,
+    recall_statistics,
+    text_numbers,
+    with_intervals,
+)
 from empax.retrieval.filters import ExemplarFilter, Filter, find_exemplars, fit_emotions
 from empax.retrieval.index import Index, IndexSettings, build_index, check_installed, measure_recall
 
@@ -218,7 +226,7 @@ def _quality(
         shown = replies_alone(chosen)
     gold = search.encoder.embed_keys(shown, progress=f"{run.stage}: gold", mesh=search.mesh)
     groups, key_groups, texts = dialogue_groups(chosen), dialogue_groups(corpus), [i.response for i in corpus]
-    numbers = np.unique([*texts, *(i.response for i in chosen)], return_inverse=True)[1]
+    numbers = text_numbers([*texts, *(i.response for i in chosen)])
     pool = np.sort(np.random.default_rng(run.seed).permutation(len(texts))[:POOL])
 
     def ranks(rows: np.ndarray | slice) -> np.ndarray:

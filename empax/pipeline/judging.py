@@ -14,6 +14,7 @@ from empax.core.files import WorkDir
 from empax.core.paths import expand
 from empax.core.system import RunContext
 from empax.core.types import MECHANISMS, Prediction
+from empax.data import epitome
 from empax.evaluation.rows import with_notes
 from empax.parts import attributes
 from empax.parts.attributes import Judge
@@ -161,7 +162,7 @@ def find_jury(where: str, data_dir: str = "") -> Jury:
 
     Args:
       where: as in `find_judges`; or "linear", for that judge alone.
-      data_dir: folder of EPITOME; empty = that of the run, else EMPAX_DATA_DIR.
+      data_dir: folder of EPITOME; if it holds none, that of the run, else EMPAX_DATA_DIR.
 
     Raises:
       ConfigError: see `find_judges`; or "linear" without EPITOME.
@@ -170,7 +171,8 @@ def find_jury(where: str, data_dir: str = "") -> Jury:
     if where == LINEAR and not (folder / "config.json").is_file():
         return Jury(linear=load_linear(data_dir, setting="--data"))
     neural = find_judges(folder)
-    return dataclasses.replace(linear_jury(data_dir or _opened(folder)[0].plan.data.dir), neural=neural)
+    given = "" if epitome.is_absent(data_dir) else data_dir  # it may hold EmpatheticDialogues alone
+    return dataclasses.replace(linear_jury(given or _opened(folder)[0].plan.data.dir), neural=neural)
 
 
 def judged(

@@ -23,7 +23,7 @@ from empax.core.types import Instance, Prediction
 from empax.data.batches import draw_dialogues
 from empax.data.exemplars import dialogue_groups, emotion_ids, encode_keys, encode_queries, replies_alone
 from empax.data.store import check_prepared, may_load
-from empax.evaluation.retrieval import POOL, bm25_vectors, gold_ranks, recall_statistics, with_intervals
+from empax.evaluation.retrieval import POOL, bm25_vectors, gold_ranks, recall_statistics, text_numbers, with_intervals
 from empax.evaluation.text import token_f1_rows
 from empax.interop.pretrained import check_weights
 from empax.interop.pretrained_encoders import EncoderSettings, check_prompts, load_encoder
@@ -238,7 +238,7 @@ def recall(
     """
     pool = [pairs[row] for row in np.sort(np.random.default_rng(seed).permutation(len(pairs))[:POOL])]
     groups, texts = dialogue_groups(instances), [i.response for i in (*pool, *instances)]
-    numbers = np.unique(texts, return_inverse=True)[1]
+    numbers = text_numbers(texts)
     kinds = {"gold_texts": numbers[len(pool) :], "key_texts": numbers[: len(pool)]}
     kinds |= {"groups": groups, "key_groups": dialogue_groups(pool)}
     contexts = [" ".join(i.context) for i in instances]

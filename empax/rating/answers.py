@@ -66,7 +66,8 @@ def read_answers(paths: Sequence[Path], key: Key) -> list[Answer]:
     Items without an answer to every aspect are left out.
 
     Raises:
-      DataError: a file is from another study or has an item twice, or an item, a value or a repeated rater is invalid.
+      DataError: a file is from another study, has an item twice or lacks a column, or an item, a value or a repeated
+        rater is invalid.
     """
     answers: list[Answer] = []
     seen: dict[str, Path] = {}
@@ -154,6 +155,8 @@ def _read_sheet(path: Path, key: Key) -> tuple[str, list[tuple[int, Mapping[str,
                     "sheet.csv with all its columns, separated by commas."
                 )
             _check_study(path, studies[0].removeprefix(STUDY_COLUMN), key)
+            if missing := [name for name in ("number", *ASPECTS) if name not in (reader.fieldnames or ())]:
+                raise DataError(f"{path} lacks the columns {', '.join(missing)} of its study's sheet.csv.")
             for row in reader:
                 number = (row.get("number") or "").strip()
                 if not any(str(cell or "").strip() for cell in row.values()):  # spreadsheets leave such rows

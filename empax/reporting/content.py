@@ -170,15 +170,14 @@ def headline(report: Report) -> dict[str, Mapping[str, float]]:
 def facts(report: Report) -> dict[str, list[tuple[str, str]]]:
     """Returns short tables of names and values: counts, data, speed, index, the run."""
     answered = report["notes"].get("evaluate", {})
+    answering = {name: answered[name] for name in ("responses_per_second", "seconds") if name in answered}
     tables = {
         "Checks": [(check["name"], check["found"]) for check in report["verdict"]["checks"]],
         "Rows scored": _flatten({**report["counts"], **answered.get("data", {})}),
         "Data": _flatten(report["data"]),
-        "Speed": _flatten(report["speed"]),
+        "Speed": _flatten({**report["speed"], "answers": answering}),
         "Index": _flatten(report["notes"].get("indexes", {})),
-        "Emotion heads": _flatten(
-            {name: note for name, note in answered.items() if name not in ("linear_judge", "data")}
-        ),
+        "Emotion heads": _flatten({name: note for name, note in answered.items() if name.startswith("emotion_head")}),
         "Attributes left out": [
             (name, f"the run has no classifier of it (config.{stage}.left_out)")
             for stage, section in report["config"].items()

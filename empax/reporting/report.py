@@ -88,7 +88,7 @@ def check(settings: Settings, run: RunContext) -> None:
         folder = expand(settings.peers)
         if not (files := sorted(folder.glob("*.jsonl"))):
             raise DataError(
-                f"config.report.peers = {settings.peers!r} is not a folder with *.jsonl files; set it to one."
+                f"config.{run.stage}.peers = {settings.peers!r} is not a folder with *.jsonl files; set it to one."
             )
         note("the outputs of other systems", folder, files)
 
@@ -118,7 +118,7 @@ def run(settings: Settings, run: RunContext) -> None:
         | findings.find_peak_memory(files, stages),
         paper=paper,
         paper_row=settings.paper_row,
-        peers=score_peers(expand(settings.peers), cache=files.stage("report") / "peers", settings=settings.scoring())
+        peers=score_peers(expand(settings.peers), cache=run.directory / "peers", settings=settings.scoring())
         if settings.peers
         else {},
         peer_sets=read_peer_sets(expand(settings.peers)) if settings.peers else {},

@@ -16,6 +16,7 @@ from empax.core.types import Instance, Prediction
 from empax.data.empathetic_dialogues import Corpus
 from empax.evaluation.comparing import check_compared, compare_systems
 from empax.evaluation.normalisation import beside_peers
+from empax.evaluation.pairing import pair_rows
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import METRICS, VARIANTS, Scores, ScoringSettings, score
 from empax.evaluation.verdict import verdict
@@ -122,21 +123,23 @@ def score_file(
     files = _labelled([source, *others.files])
     instances, name = (corpus.instances, corpus.name) if corpus else (None, "")
     systems = {label: _read(path, instances, skip_bad_lines) for label, path in files.items()}
+    first, *rest = systems
+    for other in rest:  # compare_systems does the same, but only after the judges
+        pair_rows(systems[first], systems[other], (first, other))
+    peers = _read_peers(others.peers, instances, taken=systems) if others.peers else {}
+    scorer = BartScorer.load(bart_score) if bart_score else None
     about: dict[str, Any] = {}
     if judge:
         jury = judging.find_jury(judge, data)
         systems = {label: jury(rows) for label, rows in systems.items()}
         about = jury.about()
-    if bart_score:
-        scorer = BartScorer.load(bart_score)
+    if scorer:
         systems = {label: bart_scored(rows, scorer) for label, rows in systems.items()}
-    rows = next(iter(systems.values()))
+    rows = systems[first]
     scores = score(rows, settings=settings)
     verdicts = {label: verdict(own) for label, own in systems.items()}
     comparison: dict[str, Any] = {}
     if others.files or others.peers:
-        peers = _read_peers(others.peers, instances, taken=systems) if others.peers else {}
-        first, *rest = systems
         pairs = None if others.all_pairs else [(first, other) for other in rest]
         comparison = compare_systems(systems, pairs, peers=peers, settings=settings, names=names)
         comparison |= {"corpus": name, "peers": list(peers), "verdicts": verdicts}

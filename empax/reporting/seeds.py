@@ -24,10 +24,10 @@ def summarize(paths: Sequence[Path]) -> Summary:
       paths: `report.json` of each run, or the work directories that hold them; at least two.
 
     Returns:
-      `system`; `rows`, the test rows, as from `pairing.describe_rows`; `runs`, for each its `name` (the folder's),
-      `seed` and `commit`; and by name `metrics` and `variants`, each with `mean`, `std`, `low`, `high` (see
-      `significance.mean_interval`) and `values` in the order of the runs; `evaluations`, by stage the same two;
-      `left_out`, metrics that not every run has.
+      `system`; `corpus`, empty if unknown; `rows`, the test rows, as from `pairing.describe_rows`; `runs`, for each its
+      `name` (the folder's), `seed` and `commit`; and by name `metrics` and `variants`, each with `mean`, `std`, `low`,
+      `high` (see `significance.mean_interval`) and `values` in the order of the runs; `evaluations`, by stage the same
+      two; `left_out`, metrics that not every run has.
 
     Raises:
       DataError: there are fewer than two reports, a file is not a report, a run is given twice, or test rows differ.
@@ -41,6 +41,7 @@ def summarize(paths: Sequence[Path]) -> Summary:
     left_out: list[str] = []
     summary: Summary = {
         "system": reports[0]["system"],
+        "corpus": reports[0].get("test_set", {}).get("corpus", ""),
         "rows": reports[0].get("rows", {}),
         "runs": [
             {
@@ -83,8 +84,12 @@ def _check_one_recipe(files: Sequence[Path], reports: Sequence[Mapping[str, Any]
                     f"{where} are from different systems ({other['system']!r} there, {report['system']!r} here); only "
                     "runs of one system are averaged."
                 )
-            if rows := other_rows(other, report):
-                raise DataError(f"{where} are over different test rows ({rows}); give runs on the same rows.")
+            parts = {"": (other, report)}
+            for stage in filter(report["evaluations"].get, other["evaluations"]):
+                parts[f"{stage}: "] = (other["evaluations"][stage], report["evaluations"][stage])
+            for name, (one, two) in parts.items():
+                if rows := other_rows(one, two):
+                    raise DataError(f"{where} are over different test rows ({name}{rows}); give runs on the same rows.")
             found = list(differences(other["config"], report["config"]))
             recipe = [difference(*one) for one in found if not one[0].endswith("seed")]
             if recipe:
@@ -136,8 +141,8 @@ def tables(summary: Summary, *, variants: bool = False) -> list[tuple[str, str, 
         shown = {**group["metrics"], **(group["variants"] if variants else {})}
         about = f"Text: {text_note(shown)}."
         if group.get("rows"):
-            about = describe(group["rows"], shown, over="seeds")
-        elif "corpus" in group:
+            about = describe(group["rows"], shown, corpus=group["corpus"], over="seeds")
+        elif "split" in group:
             corpus = group["corpus"] or "the run's own"
             about = f"Corpus: {corpus}, {group['split']} split. {about}"
         made.append((title, about, head, [_row(name, over) for name, over in shown.items()]))

@@ -119,7 +119,6 @@ def working_folder(workdir: Path | str | None, inputs: str, *, learning_rate: fl
       DataError: the system refuses to write to it.
       Interrupted, NonFiniteError: re-raised from the body, with advice for the caller.
     """
-    kept = "nothing was kept" if workdir is None else "the same call continues from the last checkpoint"
     try:
         own = None if workdir is None else given_folder(workdir, "workdir")
         with tempfile.TemporaryDirectory() if own is None else contextlib.nullcontext(own) as place:
@@ -130,7 +129,9 @@ def working_folder(workdir: Path | str | None, inputs: str, *, learning_rate: fl
                 _check_same(folder, inputs)
                 yield folder
     except NonFiniteError as error:
-        raise NonFiniteError(f"{error.__cause__ or error}. Lower learning_rate = {learning_rate:g}; {kept}.") from error
+        advice = f"Lower learning_rate = {learning_rate:g}"
+        advice += "; nothing was kept." if workdir is None else ", and name another workdir for it."
+        raise NonFiniteError(f"{error.__cause__ or error}. {advice}") from error
     except Interrupted as interrupted:
         if workdir is not None:
             raise

@@ -20,7 +20,6 @@ from empax.interop.pretrained_encoders import Dtype, EncoderSettings, load_encod
 from empax.interop.sentence_modules import read_modules
 from empax.models.bert import BertConfig
 from empax.parts.generator.parts import own_options
-from empax.serving.answering import MAX_TOKENS
 from empax.serving.text_model import TextModel
 
 
@@ -35,7 +34,7 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
       dtype: data type of the arithmetic.
 
     Raises:
-      ConfigError: the model does not exist, or its kind is not supported.
+      ConfigError: the model does not exist, or its kind is not supported, such as a run's retriever.
       DataError: its files are broken.
     """
     if name == "":
@@ -60,9 +59,7 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
     settings = GeneratorSettings(architecture="pretrained", pretrained=name, dtype=dtype)
     generator = load_generator(settings, tokenizer)
     assert generator.params is not None
-    decoding = DecodeSettings(max_tokens=MAX_TOKENS)
-    if folder.is_dir():
-        decoding, _ = own_options(generation_folder(folder), tokenizer, generator.model)
+    decoding, _ = own_options(generation_folder(folder), tokenizer, generator.model)
     return TextModel(generator.model, generator.params, tokenizer, decoding, name, fields)
 
 
@@ -70,6 +67,11 @@ def _load_run(workdir: Path, dtype: Dtype) -> TextModel:
     from empax.serving.export import trained_model  # imports the whole pipeline
 
     found = trained_model(workdir)
+    if found.what == "retriever":
+        raise ConfigError(
+            f"{workdir} trained a retriever last, which generates no text; `python -m empax.export` writes it as a "
+            "folder, which embeds texts."
+        )
     if found.passages:
         raise ConfigError(
             f"{workdir} holds a generator that reads {found.passages} exemplars with each text; Session.load gives it "

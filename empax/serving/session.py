@@ -99,7 +99,7 @@ class Session:
         verify(about)
         head = read_json(about).get("emotion_head", "")
         if head:
-            verify(files.predictions)
+            verify(files.predictions, stage=files.stage(context.stage))
             head = head if beats_chance(read_jsonl(files.predictions)) else ""
         annotates = "annotate" in stages
         return cls(answerer, judges, threshold, head, plan.seed, before, after, annotates, of_replies, mark)
@@ -189,6 +189,8 @@ def beats_chance(rows: Iterable[Mapping[str, Any]]) -> bool:
 def why_of(found: Prediction) -> dict[str, Any]:
     """Returns the explanation of a reply, as far as the system provides one."""
     notes = found.notes
+    spans = [Span(*s) for s in notes.get("reasons", ())]
+    turns = marked(found.context, spans)
     kept = [
         {"said": e["context"][-1], "reply": e["response"], "emotion": e.get("emotion", ""),
          "score": e.get("score"), "source": e.get("id", "")}
@@ -200,6 +202,6 @@ def why_of(found: Prediction) -> dict[str, Any]:
         "exemplars": kept,
         "facts": [f"{fact['words']} ({fact['relation']})" for fact in notes.get("facts", ())],
         "intents": [notes[name] for name in ("intent_first", "intent_second", "intent_prediction") if name in notes],
-        "reasons": marked(found.context, (Span(*s) for s in notes["reasons"]))[-1] if notes.get("reasons") else "",
+        "reasons": " … ".join(turns[turn] for turn in sorted({span.turn for span in spans})),
     }
     return {name: value for name, value in why.items() if value}

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from empax.core import distributed
 from empax.core.config import ConfigError
-from empax.core.manifest import read_sealed, write_sealed
+from empax.core.manifest import read_sealed, remedy, write_sealed
 from empax.core.memory import HostMemory, give_back_freed_memory
 from empax.core.progress import Progress
 from empax.core.protocols import Examples, ReinforcedTask, SummarizingTask, Task
@@ -358,7 +358,7 @@ class _Run:
         except NonFiniteError as error:
             raise NonFiniteError(
                 f"{self.stage}: {error}; nothing was saved since. Try a lower optimizer.learning_rate, more "
-                "warmup_steps or a smaller clip_norm; run again to continue from the last checkpoint."
+                f"warmup_steps or a smaller clip_norm. {remedy(self.stage)}"
             ) from error
         now = time.monotonic()
         self.counters.seconds += now - self.since

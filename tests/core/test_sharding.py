@@ -46,7 +46,8 @@ def test_minus_one_is_the_rest_of_the_devices():
     ("values", "says"),
     [
         ({"fsdp": 3}, r"8 devices cannot be divided by fsdp \* tensor = 3 \* 1"),
-        ({"data": 8, "fsdp": 2}, "needs 16 devices, but there are 8"),
+        ({"data": 8, "fsdp": 2}, "needs 16 devices, but there are 8; make mesh.data smaller, or -1"),
+        ({"data": 1, "fsdp": 8, "tensor": 2}, "needs 16 devices, but there are 8; make fsdp or tensor smaller"),
         ({"data": 0}, r"config\.mesh: data = 0 must be -1"),
         ({"tensor": 0}, "must be at least 1"),
         ({"logical": {"mlp": "datta"}}, "'mlp' = 'datta' is not allowed; axes of parameters are embed, .* data, fsdp"),

@@ -65,6 +65,8 @@ def test_fields_of_your_own_reach_every_instance_whatever_they_hold(folder):
     assert [i.id for i in asked] == ["own#2", "own#4"]
     assert [i.id for i in example_rows(str(folder), ())] == ["car-0-0#2", "car-0-1#2"]
     assert [i.id for i in example_rows(str(folder), {"nothing"})] == ["car-0-0#2", "car-0-1#2"]
+    write(folder / "train-5.jsonl", [row("told", situation="I met a bear.") | {"utterances": ["a", "b", "c", "d"]}])
+    assert [i.id for i in example_rows(str(folder), {"situation"})] == ["told#2", "told#4"]
 
 
 def test_pairs_may_have_fields_too(tmp_path):

@@ -1,5 +1,7 @@
 """Retrieval measured: the place of the gold response, and what exemplars are like."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -74,6 +76,16 @@ def test_without_a_later_turn_there_is_no_overlap_to_tell():
 def test_unknown_emotions_match_nothing():
     told = with_intervals(statistics(wanted=np.full(3, -1)), np.array([40, 40, 50]))
     assert not any("match" in name for name in told)
+
+
+def test_one_long_text_makes_no_other_text_large():
+    """A corpus may hold texts of 100,000 characters: 300 times that would be 120 MB."""
+    tracemalloc.start()
+    found = statistics(texts=[*TEXTS, *map(str, range(300)), "x" * 100_000], emotions=np.full(306, 7))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 10e6
+    assert estimate(found["exemplar_distinct"]) == pytest.approx(100 * 4 / 11)
 
 
 def test_intervals_draw_whole_dialogues():

@@ -58,7 +58,8 @@ def test_a_sound_run_passes_every_check_and_says_how_many():
         (changed(emotion_prediction="sad"), "one class: emotion predictions", "all 32 emotion predictions are 'sad'"),
         (changed(emotion_prediction="sad"), "chance: emotion head", "accuracy of the emotion head is 3.1%"),
         (noted(intent_prediction="wishing"), "chance: intent head", "50.0%, of the most frequent label 50.0%: at"),
-        (changed(attributes={"sentiment": "low"}), "one class: sentiment levels of contexts", "are 'low'"),
+        ([dataclasses.replace(row, attributes={"sentiment": "low"}) for row in healthy(400)],
+         "one class: sentiment levels of contexts", "all 400 sentiment levels of contexts are 'low'"),
         (noted(response_attributes=dict.fromkeys(MECHANISMS, "low")), "one class: exploration levels of replies",
          "all 32 exploration levels of replies are 'low'"),
         (changed(exemplars=()), "exemplars", "32 of 32 rows have no exemplar"),
@@ -106,6 +107,25 @@ def test_too_few_rows_are_not_judged_by_their_spread():
 
 def test_one_class_is_no_fault_where_the_labels_have_one_too():
     assert not verdict(changed(emotion="sad", emotion_prediction="sad"))["degenerate"]
+
+
+@pytest.mark.parametrize(("usual", "judged"), [(22, "sound"), (21, "degenerate")])
+def test_one_class_is_a_fault_beyond_doubt(usual, judged):
+    """Eight equal labels are at least 0.676 of all, by Wilson's interval: 22 of 32 true ones are more, 21 are less."""
+    gold = ["low"] * usual + ["high"] * (32 - usual)
+    rows = [
+        dataclasses.replace(
+            row,
+            attributes={"exploration": "low"},  # as of 95% of contexts
+            notes={
+                **row.notes,
+                "reference_attributes": {"exploration": level},
+                "response_attributes": {"exploration": "low"} if i < 8 else {},
+            },
+        )
+        for i, (row, level) in enumerate(zip(healthy(), gold, strict=True))
+    ]
+    assert failed(verdict(rows)) == ["one class: exploration levels of replies"] * (judged == "degenerate")
 
 
 def first(count, rows, **fields):

@@ -174,6 +174,9 @@ EMPRL = {
     **{name: ({"ppo.rewards": rewards}, message) for name, (rewards, message) in REWARDS.items()},
     "a source among passages": ({"ppo.index": "reindex", "ppo.rollout.encoder_repetition_penalty": 1.2},
         r"several passages; set them to 0 and 1 in config\.ppo\.rollout"),
+    "a source among passages, where replies are kept in training": (
+        {"ppo.index": "reindex", "emprl.decoding.encoder_no_repeat_ngram": 3, "evaluate.decoding": {"max_tokens": 9}},
+        r"several passages; set them to 0 and 1 in config\.emprl\.decoding"),
     "contexts and buckets": ({"ppo.buckets": (24,)},
         r"config\.emprl\.layout\.max_context_tokens = \d+ is more than the longest of config\.ppo\.buckets, 24"),
     "answers without positions": (
@@ -389,6 +392,11 @@ def test_a_reward_that_wants_a_field_which_no_row_will_have_is_told_before_any_w
     lines[2]["topic"] = 3  # on which the function fails
     (tmp_path / "own" / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert "the reward topical:of_topic raised TypeError" in refused(config, tmp_path / "run")
+
+
+def test_a_reward_may_ask_for_the_situation_that_dialogues_tell(emprl, tmp_path, monkeypatch):
+    rewards = own_rewards("telling", monkeypatch, told=lambda c, r, g, situation: [len(one) for one in situation])
+    assert not list(run.find_problems(make_plan(changed(emprl, {"ppo.rewards": rewards})), WorkDir(tmp_path / "run")))
 
 
 def test_identifiers_that_read_otherwise_cannot_reward_together(emprl, tmp_path, refused):

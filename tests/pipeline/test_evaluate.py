@@ -11,6 +11,7 @@ from empax.core.manifest import write_sealed
 from empax.core.system import AnswerOptions, RunContext, Stage, TaskSpec
 from empax.core.types import MECHANISMS, Instance, Prediction
 from empax.data.dialogues import instance_to_row
+from empax.data.epitome import FILES
 from empax.data.sample import load_annotated_pairs
 from empax.data.store import load_instances
 from empax.evaluation.rows import read_predictions
@@ -288,3 +289,17 @@ def test_a_run_that_names_no_folder_of_data_has_a_jury_too(tmp_path, monkeypatch
     assert asked == ["", ""]
     with pytest.raises(ConfigError, match="has no stage 'identifiers'; it has: prepare"):
         judging.find_jury(str(tmp_path / "identifiers"))
+
+
+def test_the_linear_judge_is_trained_on_the_runs_epitome_unless_the_folder_given_holds_one(tmp_path, monkeypatch):
+    stages = {"system": "attributes", "attributes": {}, "run": ["prepare"], "prepare": {"kind": "prepare"}}
+    write_json(tmp_path / "config.json", {"seed": 0, "data": {"name": "sample", "dir": "of the run"}, **stages})
+    asked = []
+    monkeypatch.setattr(judging, "find_judges", lambda workdir: ["neural"])
+    monkeypatch.setattr(judging, "load_linear", lambda data_dir: asked.append(data_dir) or LinearJudge(None, {}))
+    for _ in range(2):
+        judging.find_jury(str(tmp_path), str(tmp_path / "data"))
+        (tmp_path / "data").mkdir(exist_ok=True)
+        for name in FILES.values():
+            (tmp_path / "data" / name).touch()
+    assert asked == ["of the run", str(tmp_path / "data")]

@@ -277,6 +277,18 @@ def test_report_of_little_has_no_empty_sections(pages):
         made(paper_row="T6")
 
 
+def test_the_time_of_answers_is_speed_and_no_emotion_head():
+    found = {"data": {"answered": 9}, "responses_per_second": 4.0, "seconds": 2.25}
+    tables = content.facts(made(notes={"evaluate": found}))
+    assert "Emotion heads" not in tables
+    assert tables["Speed"][-2:] == [("answers · responses_per_second", "4"), ("answers · seconds", "2.25")]
+    assert ("answered", "9") in tables["Rows scored"]
+    found |= {"emotion_head": "generator", "emotion_head_validation_accuracy": {"generator": 40.0}}
+    assert content.facts(made(notes={"evaluate": found}))["Emotion heads"] == [
+        ("emotion_head", "generator"), ("emotion_head_validation_accuracy · generator", "40"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("recipe", "form", "shows"),
     [(reg_transformer, "tiny", True), (reg_transformer, "no_retrieval,tiny", False), (lempex, "tiny", True),
@@ -316,7 +328,8 @@ def test_run_reads_the_work_directory(tmp_path):
         "annotate": {"kind": "annotate"}, "assess": {"kind": "assess"}, "index": {"kind": "index"},
         "evaluate": {"kind": "evaluate", "stage": "joint", "index": "index"},
     }  # fmt: skip
-    report.run(settings, RunContext(files, plan_of(config), "report"))
+    report.run(settings, RunContext(files, plan_of(config), "summary"))
+    assert len(list((tmp_path / "summary" / "peers").glob("*.json"))) == 2  # --redo=summary scores them again
     found = read_json(tmp_path / "report.json")
     assert found["test_set"]["title"] == "the built-in sample, test split, 6 rows"
     assert set(found["controls"]["controls"]) >= {"canned", "random_training", "first_exemplar"}

@@ -95,6 +95,13 @@ def test_the_tables_hold_what_the_summary_holds(paths, tmp_path):
     assert "## dailydialog" in lines
 
 
+def test_the_corpus_is_the_one_that_the_reports_name(paths):
+    change(paths[0], "test_set", {"corpus": "EmpatheticDialogues", "split": "test"})
+    assert seeds.text(seeds.summarize(paths)).splitlines()[1].startswith("Corpus: EmpatheticDialogues; 9 rows of 3 ")
+    change(paths[0], "rows", {})  # as in older reports
+    assert seeds.text(seeds.summarize(paths)).splitlines()[1].startswith("Text: lower case")
+
+
 def test_an_evaluation_that_a_run_lacks_is_left_out(paths):
     change(paths[2], "evaluations", ...)
     found = seeds.summarize(paths)
@@ -117,6 +124,14 @@ def test_an_evaluation_that_a_run_lacks_is_left_out(paths):
 def test_what_does_not_belong_together_is_refused(paths, where, new, says):
     change(paths[2], where, new)
     with pytest.raises((ConfigError, DataError), match=says):
+        seeds.summarize(paths)
+
+
+def test_other_rows_of_another_corpus_are_refused(paths):
+    for path, sha256 in zip(paths, ("5e", "5e", "77"), strict=True):
+        change(path, "evaluations.dailydialog.rows", {"sha256": sha256})
+    assert seeds.summarize(paths[:2])["evaluations"]
+    with pytest.raises(DataError, match=r"different test rows \(dailydialog: rows\.sha256: '5e' there, '77' here\)"):
         seeds.summarize(paths)
 
 

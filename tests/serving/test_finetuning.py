@@ -199,11 +199,16 @@ def test_interrupted_it_says_what_is_kept(model, tmp_path, monkeypatch):
     assert (tmp_path / "run" / "finetune" / "checkpoints" / "1").is_dir()
 
 
-def test_where_it_diverges_the_advice_has_the_callers_names(model):
+def test_where_it_diverges_the_advice_has_the_callers_names(model, tmp_path):
     broken = dataclasses.replace(model, params=jax.tree.map(lambda leaf: leaf * np.inf, model.params))
     with pytest.raises(NonFiniteError, match=r"at step 1\. Lower learning_rate = 0\.001; nothing was kept") as error:
         broken.finetune(PAIRS, epochs=1, lora=2)
     assert "optimizer" not in str(error.value)
+    with (
+        pytest.raises(NonFiniteError, match=r"Lower learning_rate = 0\.1, and name another workdir for it"),
+        working_folder(tmp_path, "", learning_rate=0.1),
+    ):
+        raise NonFiniteError("not finite")
 
 
 def test_a_home_folder_is_found(model, tmp_path, monkeypatch):

@@ -11,12 +11,14 @@ import torch
 import transformers
 
 import empax
+from empax.data.bpe import train_bpe
 from empax.data.words import train_words
 from empax.decoding.settings import DecodeSettings
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder
 from empax.serving import answering
 from empax.serving.answering import TextGenerator
+from tests.interop.test_gguf import tiny_llama, written
 from tests.serving.models import PAIRS, saved
 
 TEXTS = ["I feel sad today", "no", "oh no what happened to you and to me, I feel so sad"]
@@ -146,6 +148,16 @@ def test_a_folder_without_the_file_gets_one_that_knows_its_ends(folder, tmp_path
     fields = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
     assert (fields["eos_token_id"], fields["pad_token_id"]) == (1, 0)
     assert "max_new_tokens" not in fields
+
+
+def test_a_gguf_file_has_the_options_of_its_folder(tmp_path):
+    tokenizer = train_bpe(TEXTS, vocab_size=300)
+    tokenizer.save(tmp_path)
+    written(tmp_path / "a.gguf", tiny_llama(vocab_size=tokenizer.vocab_size))
+    file, folder = (empax.load(path).generator for path in (tmp_path / "a.gguf", tmp_path))
+    assert file.call({}) == folder.call({})
+    assert file.generation().fields() == folder.generation().fields()
+    assert [file.call({}).settings.max_tokens, file.reply_call({}).settings.max_tokens] == [20, 64]
 
 
 def test_a_text_that_fills_max_length_is_named(model):

@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 
 from empax.chat import describe
 from empax.core.config import ConfigError
+from empax.core.files import DataError
 from empax.core.types import ATTRIBUTES, EMOTIONS, Prediction
+from empax.pipeline import annotate, evaluate
 from empax.serving import safety
 from empax.serving.safety import ANSWER
 from empax.serving.session import Session, beats_chance, why_of
@@ -91,6 +94,18 @@ def test_an_emotion_head_at_chance_is_not_quoted(finished, session):
     rows = [json.loads(line) for line in (finished / "predictions.jsonl").read_text().splitlines()]
     assert bool(session.head) == beats_chance(rows)
     assert dataclasses.replace(session, head="").reply(["Hello there."]).emotion_prediction == ""
+
+
+def test_predictions_that_have_changed_are_not_read(finished, tmp_path, monkeypatch):
+    """They decide whether an emotion is quoted."""
+    monkeypatch.setattr(evaluate, "load_answerer", lambda *_: None)
+    monkeypatch.setattr(annotate, "load_judges", lambda *_: ())
+    shutil.copytree(finished, tmp_path / "run")
+    path = tmp_path / "run" / "predictions.jsonl"
+    Session.load(tmp_path / "run", before=None)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(DataError, match=r"predictions\.jsonl has \d+ bytes instead of \d+.*--redo=evaluate"):
+        Session.load(tmp_path / "run", before=None)
 
 
 def rows_of(count, right, *, most=0.05):
@@ -215,6 +230,9 @@ def test_a_prediction_tells_what_stands_behind_its_reply():
         {"said": "My cat died.", "reply": "Oh no.", "emotion": "sad", "score": 0.9, "source": "d1#2"}
     ]
     assert (why["emotion"], why["intents"], why["facts"]) == ("sad", ["ask"], ["dog (IsA pet)"])
-    assert "lost" in why["reasons"]
+    assert why["reasons"] == "I <em>lost</em> it."
     assert json.dumps(why)
+    earlier = Prediction(("I lost it.", "Oh.", "It was mine.", "I see.", "Yes."), "Hm.", "",
+                         notes={"reasons": [[0, 2, 6], [2, 7, 11]]})  # fmt: skip
+    assert why_of(earlier)["reasons"] == "I <em>lost</em> it. … It was <em>mine</em>."
     assert why_of(Prediction(("x",), "y", "")) == {}

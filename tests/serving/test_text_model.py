@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import peft
@@ -235,6 +236,14 @@ def test_what_cannot_be_is_said(folder):
             call()
     assert model.generate([]) == []
     assert np.isnan(model.nll([], []).perplexity)
+
+
+def test_a_run_that_trained_a_retriever_last_is_no_model_of_texts(tmp_path, monkeypatch):
+    found = SimpleNamespace(what="retriever", model=object(), passages=0)
+    monkeypatch.setattr("empax.serving.export.trained_model", lambda workdir: found)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(empax.ConfigError, match="trained a retriever last, which generates no text"):
+        empax.load(tmp_path)
 
 
 def test_importing_brings_no_model_library():

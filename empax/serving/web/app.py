@@ -47,6 +47,8 @@ class _Server:
     """State of the routes; two systems are compared side by side."""
 
     def __init__(self, systems: Sequence[System], settings: ServerSettings):
+        if len(systems) == 2 and (silent := [system.name for system in systems if not system.options]):
+            raise ConfigError(f"{silent[0]} is an encoder and writes no replies to compare; leave out --compare.")
         self.systems, self.settings = {system.name: system for system in systems}, settings
         self.votes = Votes(settings.votes, (systems[0].name, systems[1].name)) if len(systems) == 2 else None
         self.numbers, self.batcher = Numbers(), Batcher(settings.places)
@@ -201,7 +203,7 @@ def make_app(systems: Sequence[System], settings: ServerSettings) -> FastAPI:
     """Builds the ASGI application for one system, or for two that the page shows side by side.
 
     Raises:
-      ConfigError: two systems have the same name, or the folder has votes on other systems.
+      ConfigError: two systems have the same name, one of two is an encoder, or the folder has votes on other systems.
     """
     server = _Server(systems, settings)
 

@@ -216,6 +216,7 @@ at("text").addEventListener("keydown", (event) => {
   at("say").requestSubmit();
 });
 at("vote").addEventListener("submit", guarded(async () => {
+  if (running) throw new Error("Vote once both replies are there.");
   const answers = Object.fromEntries(new FormData(at("vote")));
   const rater = stored(localStorage, "rater", Array.from(crypto.getRandomValues(new Uint8Array(6)), (n) => n.toString(16)).join(""));
   const who = await (await fetched("votes", { conversation, rater, answers })).json();

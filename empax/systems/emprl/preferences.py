@@ -114,7 +114,7 @@ def kto_loss(
 
 
 def read_pairs(path: Path) -> tuple[list[Instance], list[str]]:
-    """Reads preferences from a file: instances with the preferred responses, and the rejected responses.
+    """Reads preferences from a file: instances with the preferred responses, and the rejected ones, which may be blank.
 
     Raises:
       DataError: a line lacks `context`, a list of texts, or the texts `chosen` and `rejected`; or there is no line.
@@ -123,13 +123,13 @@ def read_pairs(path: Path) -> tuple[list[Instance], list[str]]:
     for number, row in enumerate(read_jsonl(path), start=1):
         context = row.get("context")
         turns: list[Any] = context if isinstance(context, list) and context else [None]
-        texts = (*turns, row.get("chosen"), row.get("rejected"))
-        if not all(isinstance(text, str) and text.strip() for text in texts):
+        texts, other = (*turns, row.get("chosen")), row.get("rejected")
+        if not isinstance(other, str) or not all(isinstance(text, str) and text.strip() for text in texts):
             raise DataError(
                 f"{path}, pair {number}: must have context (a list of texts) and the texts chosen and rejected."
             )
         instances.append(Instance(f"pair{number}#{len(turns) + 1}", tuple(turns), row["chosen"], ""))
-        rejected.append(row["rejected"])
+        rejected.append(other)
     if not instances:
         raise DataError(f"{path} has no pairs; give a file with one per line.")
     note("the preferences", path)

@@ -286,5 +286,10 @@ class PreferenceTaskSettings(PolicyTaskSettings):
                 f"pairs and {odd} do not go together: responses from a file have no KL, exemplars or dialogue; set "
                 "pairs = '', or loss = 'dpo', index = '' and whole_dialogues = False."
             )
+        if not self.pairs and not self.rewards:
+            raise ConfigError(
+                "rewards = () rates all responses alike, so that none is preferred and nothing is learnt; name a "
+                "reward, or a file of pairs."
+            )
         if self.pairs and self.rewards not in ((), PolicyTaskSettings.rewards):
             raise ConfigError(f"rewards rate sampled responses, but those of pairs = {self.pairs!r} come from a file.")

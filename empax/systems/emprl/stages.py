@@ -76,6 +76,8 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
     if (parts := check_models(run)) is not None:
         check_answers(run, parts, [run.named(run.stage)], **{f"{where}.max_tokens": stage.rollout.max_tokens})
     _check_decoding(stage.rollout, where, stage, run.stage, run)
+    if stage.replies and parts is not None:  # evaluations may have a decoding of their own
+        _check_decoding(parts.settings.decoding, f"{run.shared}.decoding", stage, run.stage, run)
     steps = run.named(run.stage).loop.steps
     if isinstance(stage, PpoTaskSettings) and stage.value_warmup_steps >= steps:
         raise ConfigError(
@@ -105,7 +107,8 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
     asked = _sketch_contexts(len(TWO_ROWS), source=(8,), target=8)
     rollout = dataclasses.replace(_sketch_rollout(asked, stage.rollout.max_tokens, has_values=False), scores=None)
     data = run.plan.data
-    rows = functools.partial(own.example_rows, data.dir) if data.name == "jsonl" else lambda fields: TWO_ROWS
+    told = [dataclasses.replace(row, notes={"situation": row.context[0]}) for row in TWO_ROWS]
+    rows = functools.partial(own.example_rows, data.dir) if data.name == "jsonl" else lambda fields: told
     try_functions(stage.rewards, rows, rollout, later=planned_notes(run))
 
 

@@ -418,3 +418,12 @@ def test_guesses_of_a_token_are_counted_and_reading_is_not():
 def test_two_systems_need_names_of_their_own(tmp_path):
     with pytest.raises(ConfigError, match="give their folders different names"):
         make_app([Stub(), Stub()], ServerSettings(votes=tmp_path))
+
+
+def test_an_encoder_is_not_compared(tmp_path):
+    silent = Stub("silent")
+    silent.options = frozenset()
+    with pytest.raises(ConfigError, match="silent is an encoder and writes no replies to compare; leave out --compare"):
+        make_app([Stub(), silent], ServerSettings(votes=tmp_path / "votes"))
+    assert not (tmp_path / "votes").exists()
+    make_app([silent], ServerSettings())

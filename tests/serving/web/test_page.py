@@ -159,6 +159,30 @@ def test_neither_of_two_replies_is_seen_before_both_are_whole(browser, served, t
 
 
 @pytest.mark.slow
+def test_a_vote_waits_for_replies_that_are_being_written(browser, served, tmp_path):
+    stubs = Stub("ours"), Stub("theirs")
+    _, url = served(*stubs, votes=tmp_path)
+    page, _, errors = opened(browser, url)
+    say(page, "Hello.")
+    for row in page.get_by_role("radiogroup").all():
+        row.get_by_label("A", exact=True).check()
+    for stub in stubs:
+        stub.going_on.clear()
+    page.locator("#text").fill("And now?")
+    page.locator("#text").press("Enter")
+    page.get_by_role("button", name="Vote").click()
+    page.locator("#status.error", has_text="Vote once both replies are there.").wait_for()
+    assert not list(tmp_path.glob("answers-*.json"))
+    for stub in stubs:
+        stub.going_on.set()
+    page.locator("#status:empty").wait_for(state="attached")
+    page.get_by_role("button", name="Vote").click()
+    page.locator("#status", has_text="Thank you").wait_for()
+    assert page.locator("#vote").is_hidden()
+    assert errors == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_cut_from_narrow_to_wide(browser, served, scheme, tmp_path):
     _, url = served(Telling("ours"), Telling("theirs"), votes=tmp_path, safety="One line of safety. " * 5)

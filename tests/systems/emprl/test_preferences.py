@@ -168,6 +168,10 @@ def test_a_file_of_pairs_is_read_or_its_bad_line_named(toy, tmp_path):
     np.testing.assert_array_equal(ids, [[[5, 6], [7, toy.EOS]]])  # cut where the answer may not be longer
     begun = preferences.given_answers([instance], rejected, toy.Words(), 2, 9)
     np.testing.assert_array_equal(begun, [[[9, 5], [9, 7]]])
+    path.write_text(json.dumps({**row, "rejected": ""}) + "\n")  # a system had no reply
+    (instance,), rejected = preferences.read_pairs(path)
+    ids = preferences.given_answers([instance], rejected, toy.Words(), 2)
+    np.testing.assert_array_equal(ids, [[[5, 6], [toy.EOS, toy.PAD]]])
     preferences.check_apart(path, [instance], [Instance("a#2", ("Hello.",), "Hi.", "")])
     with pytest.raises(DataError, match=r"1 of 1 contexts of .* are in the test split"):
         preferences.check_apart(path, [instance], [Instance("a#4", tuple(row["context"]), "Hi.", "")])

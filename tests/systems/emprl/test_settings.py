@@ -71,6 +71,7 @@ OWN = RewardSettings("text", function="a:b")
         (PreferenceTaskSettings, {"rewards": (OWN,), "pairs": "f"}, "but those of pairs = 'f' come from a file"),
         (PreferenceTaskSettings, {**SHIFTS, "whole_dialogues": True}, "shift_penalty goes with PPO"),
         (PreferenceTaskSettings, {"beta": 0.0}, "beta = 0.0 must be"),
+        (PreferenceTaskSettings, {"rewards": ()}, "all responses alike, so that none is preferred and nothing"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, changes, message):
