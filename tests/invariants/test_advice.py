@@ -234,7 +234,12 @@ RECIPES = [
         {"lempex.generator": {"architecture": "t5", "preset": "t5-tiny"}}, of="lempex",
     ),
     recipe_case(
-        "systems/reg/stages.py", "would learn nothing; set it to 'response'", DENSE, {**DENSE, "reg.key": "response"},
+        "parts/exemplars/dense.py", "would learn nothing; set it to 'response'", DENSE,
+        {**DENSE, "reg.key": "response"},
+    ),
+    recipe_case(
+        "parts/exemplars/dense.py", "would learn nothing; set it to 'response'",
+        {"lempex.key": "exchange"}, {"lempex.key": "response"}, of="lempex",
     ),
     Case(
         "pipeline/index.py", "leave that stage out, or name a stage that trains one",

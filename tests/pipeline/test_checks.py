@@ -120,6 +120,8 @@ REG = {
         r"generator\.buckets, 80, which cuts contexts; set it to at most 76, or add 81 to the buckets"),
     "contexts and buckets of exemplars": ({"joint.buckets": (24,)},
         r"max_context_tokens = 32, with 4 tokens beside it, is more than the longest of config\.joint\.buckets, 24"),
+    "contexts and buckets of trials": ({"retriever.buckets": (24,)},
+        r"= 32, with 4 tokens beside it, is more than the longest of config\.retriever\.buckets, 24, which cuts cont"),
     "adapters": ({"reg.lora": {"rank": 2}}, r"config\.reg\.lora adapts a pretrained generator"),
     "model": ({"reg.retriever.pretrained": "./nowhere"}, "'./nowhere' is neither a folder nor"),
     "first token": ({"reg.decoding.first_token": 10**6}, r"reg\.decoding\.first_token names the token 1000000; it"),
@@ -203,6 +205,8 @@ EMPRL = {
 OTHERS = {
     "room for an exemplar in a prompt": (reg_llm, {"reg.layout.max_passage_tokens": 48},
         r"max_context_tokens = 56, with 48 tokens beside it, is more than the longest of config\.exemplars"),
+    "room for an exemplar in a trial": (reg_llm, {"retriever.buckets": (87,)},
+        r"= 56, with 32 tokens beside it, is more than the longest of config\.retriever\.buckets, 87, which cuts con"),
     "identifiers and buckets": (empathy_identifiers, {"identifiers.max_context_tokens": 17}, "set it to at most 16"),
     **{f"tokens that no vocabulary of {recipe.__name__} has": (recipe, {f"{name}.decoding.suppress_tokens": [10**6]},
         rf"config\.{name}\.decoding\.suppress_tokens names the token 1000000; it must be below")
@@ -221,6 +225,12 @@ def test_a_mistake_is_told_before_any_work(reg, emprl, tmp_path, system, name, r
     config, (changes, message) = (reg, REG[name]) if system == "reg" else (emprl, EMPRL[name])
     found = refused(changed(config, changes), tmp_path / "run")
     assert re.search(message, found), found
+
+
+def test_a_retriever_that_no_stage_reads_need_not_be_there(tmp_path):
+    config = plain(reg_transformer.get_config("no_retrieval,tiny"))
+    for away in ({"reg.retriever.pretrained": "./nowhere"}, {"reg.layout.max_query_tokens": 300}):
+        assert not list(run.find_problems(make_plan(changed(config, away)), WorkDir(tmp_path / "run")))
 
 
 CUT = "which cuts contexts"

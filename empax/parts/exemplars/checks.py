@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from empax.core.config import ConfigError
-from empax.core.system import RunContext
+from empax.core.system import RunContext, Stage
 from empax.data.store import check_prepared, may_load, run_tokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.interop.pretrained import check_fits, check_weights
 from empax.interop.pretrained_encoders import LoadedEncoder, check_prompts, load_encoder
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.retrieval.encode import BUCKETS
+
+
+def embeds(stage: Stage) -> bool:
+    """Whether a stage embeds texts with the retriever, or trains it."""
+    return stage.kind == "index" or (stage.spec is not None and stage.spec.encoder is not None)
 
 
 def check_retriever(run: RunContext) -> LoadedEncoder | None:
@@ -25,9 +30,8 @@ def check_retriever(run: RunContext) -> LoadedEncoder | None:
     check_prepared(run)
     settings = run.shared_settings(RetrievalSettings)
     name, layout = settings.retriever.pretrained, settings.layout
-    for stage in run.plan.stages.values():
-        if stage.kind == "index" or (stage.spec is not None and stage.spec.encoder is not None):
-            check_marked(run.at(stage.name))
+    for stage in filter(embeds, run.plan.stages.values()):
+        check_marked(run.at(stage.name))
     for setting in ("max_query_tokens", "max_key_tokens"):
         if getattr(layout, setting) > BUCKETS[-1]:
             raise ConfigError(

@@ -133,13 +133,18 @@ def check_queries(run: RunContext) -> None:
 
 
 def check_dense(negatives: Sequence[Negative], run: RunContext) -> None:
-    """Checks that a stage that trains a dense retriever can read its contexts and draw its negatives.
+    """Checks that a stage that trains a dense retriever reads responses alone, whole contexts, and its negatives.
 
     Raises:
-      ConfigError: contexts do not fit the buckets, or a split has too few emotions to draw from.
+      ConfigError: keys are exchanges, contexts do not fit the buckets, or a split has too few emotions to draw from.
     """
     check_prepared(run)
     check_queries(run)
+    if run.shared_settings(RetrievalSettings).key == "exchange":
+        raise ConfigError(
+            f"{run.shared}.key = 'exchange': an exchange holds the context that searches for it, so {run.stage!r} "
+            "would learn nothing; set it to 'response'."
+        )
     least = 2 if "other_emotion" in negatives else 1
     if negatives:
         for split in ("train", "validation"):

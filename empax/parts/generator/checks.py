@@ -108,11 +108,14 @@ def check_answers(run: RunContext, parts: GeneratorParts, reading: Sequence[Stag
         check_fits(model, **{f"prompt{among} + {stage.name}.buckets + answer": tokens})
 
 
-def check_layout(run: RunContext) -> None:
-    """Applies `check_contexts`, with the tokens that the generator's form has beside a context."""
+def check_layout(run: RunContext, *, exemplars: bool | None = None) -> None:
+    """Applies `check_contexts`, with the tokens that the generator's form has beside a context.
+
+    `exemplars` is whether its sources have room for an exemplar; None = if the stage answers with exemplars.
+    """
     if (parts := check_models(run)) is None:
         return
-    form = parts.form(exemplars=_reads_exemplars(run.named(run.stage), run))
+    form = parts.form(exemplars=_reads_exemplars(run.named(run.stage), run) if exemplars is None else exemplars)
     if isinstance(form, TaggedForm) and not any(stage.kind == "annotate" for stage in run.plan.stages.values()):
         form = dataclasses.replace(form, attributes=False)  # no text has attributes
     check_contexts(run, beside=form.beside)

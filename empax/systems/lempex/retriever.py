@@ -109,7 +109,8 @@ def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
     """Checks that the stage has its training data.
 
     Raises:
-      ConfigError: contexts do not fit the buckets, a split names no emotion, or the Reddit pairs are missing.
+      ConfigError: keys are exchanges, contexts do not fit the buckets, a split names no emotion, or the Reddit pairs
+        are missing.
     """
     dense.check_dense(stage.negatives, run)
     for split in ("train", "validation"):

@@ -38,8 +38,7 @@ def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptio
         encoder = load_encoder_of(run, "")
     elif stage.passage_encoder == "frozen":
         # Query-side training: the passages keep the embeddings of the retriever that joint training started from.
-        began = parts.corpus_encoder(parts.retriever_params(run, stage.retriever)) if stage.retriever else None
-        made_by = (began or load_encoder_of(run, "")).hash
+        made_by = load_encoder_of(run, stage.retriever).hash
     search = ExemplarSearch.of(run, made, options.index, buckets=options.buckets, encoder=encoder, made_by=made_by)
     params = {**params, "generator": made.lowered(params["generator"])}
     task = joint_task(parts, stage)

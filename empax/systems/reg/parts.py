@@ -17,6 +17,7 @@ from empax.data.exemplars import emotion_ids
 from empax.data.store import run_tokenizer
 from empax.models.heads import EMOTION_HEAD
 from empax.parts.exemplars.parts import RetrievalParts
+from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.parts import GeneratorParts
 from empax.retrieval.encode import CorpusEncoder
 from empax.systems.reg.encoder import EmotionEncoder
@@ -83,8 +84,12 @@ class RegParts(EmotionParts):
 
     @classmethod
     def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> RegParts:
-        """Returns the parts of `run`; `with_params` loads pretrained weights, the generator's placed as in training."""
-        generator = GeneratorParts.of(run, with_params=with_params, planned=planned)
+        """Returns the parts of `run`; `with_params` loads pretrained weights.
+
+        The generator's are loaded beneath adapters alone, placed as in training: else an earlier stage has its weights.
+        """
+        adapted = run.shared_settings(RetrievalSettings).lora is not None
+        generator = GeneratorParts.of(run, with_params=with_params and adapted, planned=planned)
         retrieval = RetrievalParts.of(run, generator.tokenizer, with_params=with_params, planned=planned)
         return cls(retrieval, generator)
 

@@ -122,7 +122,8 @@ class JointTaskSettings(ResponseTaskSettings):
     Attributes:
       generator: the stage that trained G1, which judges candidates and initializes G2. From a stage of this task, G2 is
         taken.
-      warm_up: False trains G2 from scratch (the paper's "scratch" row; the judge stays G1).
+      warm_up: False trains G2 from the weights that G1 began with, random or pretrained (the paper's "scratch" row; the
+        judge stays G1).
       retriever: the stage that trained the retriever; empty = the pretrained one.
       index: the stage that searched the exemplars.
       retriever_weight: alpha of Eq. 7; 0 = the retriever learns nothing, and G2 reads the exemplars from the index.

@@ -33,7 +33,7 @@ from empax.parts.generator.checks import (
     check_losses,
     decoding_of,
 )
-from empax.parts.generator.stages import begun_with, generator_params, sketch_frozen_generator, sketched
+from empax.parts.generator.stages import begun_with, generator_params, pretrained, sketch_frozen_generator, sketched
 from empax.retrieval.filters import find_exemplars, load_filter
 from empax.retrieval.index import build_index, load_index
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
@@ -104,12 +104,13 @@ def check_emotions(stage: EmotionTaskSettings, run: RunContext) -> None:
 
 
 def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
-    """Checks that the stages that the retriever learns from exist.
+    """Checks that the stages that the retriever learns from exist, and that no context is cut in a trial.
 
     Raises:
       ConfigError: one is missing, comes later or trains something else; or the settings do not fit together.
     """
     _check_earlier(stage, run)
+    check_layout(run, exemplars=True)
     if run.named(run.stage).loop.best_metric == "loss" and not stage.distillation.emotion_weight:
         raise ConfigError(
             f"config.{run.stage}.best_metric = 'loss': no candidate is tried out on validation, where the loss is "
@@ -214,17 +215,8 @@ def dense_task(parts: EmotionParts, stage: DenseTaskSettings) -> DenseTask:
 
 
 def check_dense(stage: DenseTaskSettings, run: RunContext) -> None:
-    """Checks that keys are responses alone and that the stage to start from exists; see also `dense.check_dense`.
-
-    Raises:
-      ConfigError: the keys are exchanges, or the stage is missing.
-    """
+    """Raises ConfigError if the stage to start from is missing; see also `dense.check_dense`."""
     dense.check_dense(stage.negatives, run)
-    if run.shared_settings(RetrievalSettings).key == "exchange":
-        raise ConfigError(
-            f"{run.shared}.key = 'exchange': an exchange holds the context that searches for it, so {run.stage!r} "
-            "would learn nothing; set it to 'response'."
-        )
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=RETRIEVER_TASKS)
 
@@ -262,8 +254,11 @@ def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:
     refresh = Refresh(EmotionParts(parts.retrieval.without_params()), run, stage, train)
 
     def initial(params: Params) -> Params:
-        drawn = params["generator"]
-        generator = begun_with(drawn, judge) if stage.warm_up else drawn
+        generator = params["generator"]
+        if stage.warm_up:
+            generator = begun_with(generator, judge)
+        elif made.settings.generator.loads_weights:  # as a first stage begins
+            generator = {**generator, "model": {**generator["model"], **pretrained(run)}}
         return {"retriever": parts.retriever_params(run, stage.retriever), "generator": generator}
 
     if made.settings.lora is None:
@@ -310,17 +305,20 @@ class Refresh:
     def _make(self, params: Params) -> np.ndarray:
         encoder, mesh = self.parts.corpus_encoder(trained_whole(params)["retriever"]), local_mesh()
         index = load_index(self.run.files.index(self.stage.index), mesh=mesh)
-        corpus = self.train.corpus
+        corpus, filter = self.train.corpus, load_filter(self.run.files.stage(self.stage.index))
         if self.stage.passage_encoder == "trained":
             keys = encoder.embed_keys(corpus.instances, progress="refresh", mesh=mesh)
             index = build_index(keys, index.settings, groups=corpus.groups, encoder_hash=encoder.hash, mesh=mesh)
+            if filter is not None and filter.weights is not None:
+                contexts = encoder.embed_queries(corpus.instances, progress="refresh", mesh=mesh)
+                filter = filter.refitted(contexts)
         queries = encoder.embed_queries(self.train.instances, progress="refresh", mesh=mesh)
         found = find_exemplars(
             index,
             queries,
             self.train.candidates.shape[1],
             **traits(self.train.instances),
-            filter=load_filter(self.run.files.stage(self.stage.index)),
+            filter=filter,
         )
         return np.asarray(found.ids)
 

@@ -1,6 +1,7 @@
 """REG's stages put together from a finished run: what begins where, and what a switch changes."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +15,13 @@ from empax.core.tree import hash_tree
 from empax.data import features
 from empax.data.batches import draw
 from empax.data.store import PrepareSettings, load_candidates, load_instances
+from empax.interop.pretrained_encoders import load_encoder
 from empax.parts.generator.settings import GeneratorTaskSettings
 from empax.parts.generator.stages import build_generator
 from empax.pipeline import evaluate
 from empax.pipeline.plan import make_plan
-from empax.retrieval.index import StaleIndexError
+from empax.retrieval.filters import ExemplarFilter
+from empax.retrieval.index import IndexSettings, StaleIndexError, build_index
 from empax.systems.reg.parts import RegParts
 from empax.systems.reg.settings import EmotionTaskSettings, JointTaskSettings, RetrieverTaskSettings
 from empax.systems.reg.stages import (
@@ -118,6 +121,14 @@ def test_attributes_false_removes_every_attribute_token(finished):
         assert (counts == (4 if shown else 0)).all()
 
 
+def test_pretrained_weights_of_a_generator_are_not_read_where_an_earlier_stage_has_trained_it(finished, monkeypatch):
+    """What a stage holds stays in memory beside the training state."""
+    known = {**read_json(finished / "config.json")["reg"]["generator"], "embeddings": "minilm"}
+    monkeypatch.setattr("empax.interop.pretrained.word_embeddings", lambda *_: pytest.fail("weights are read"))
+    build_retriever(RetrieverTaskSettings(), context(finished, "retriever", reg__generator=known))
+    build_joint(JointTaskSettings(), context(finished, "joint", reg__generator=known))
+
+
 def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
     run = context(finished, "retriever")
     assembly = build_retriever(RetrieverTaskSettings(candidates=3), run)
@@ -146,6 +157,16 @@ def test_joint_training_begins_where_its_settings_say(finished):
     assert same(scratch.frozen["generator"], load_params(finished / "generator"))  # the judge stays G1
     untrained = build_joint(JointTaskSettings(retriever=""), run).initial(FRESH)
     assert same(untrained["retriever"], RegParts.of(run).retriever_params(run, ""))
+
+
+def test_without_warm_up_a_pretrained_generator_begins_as_pretrained(finished, monkeypatch):
+    """As the stage "generator" does: a T5 with random weights is no "scratch" row of the paper."""
+    known = {**read_json(finished / "config.json")["reg"]["generator"], "embeddings": "minilm"}
+    assembly = build_joint(JointTaskSettings(warm_up=False), context(finished, "joint", reg__generator=known))
+    monkeypatch.setattr("empax.systems.reg.stages.pretrained", lambda run: {"token_embedding": 7})
+    fresh = {**FRESH, "generator": {"model": {"token_embedding": 1, "encoder": 2}, "emotion": 3}}
+    begun = assembly.initial(fresh)["generator"]
+    assert begun == {"model": {"token_embedding": 7, "encoder": 2}, "emotion": 3}
 
 
 def test_the_distillation_settings_of_a_stage_reach_its_task(finished):
@@ -202,6 +223,27 @@ def test_a_refresh_searches_once_and_a_resumed_run_reads_what_it_found(finished,
         refresh(6, other)
 
 
+def test_a_refresh_of_trained_passages_predicts_emotions_from_their_vectors(finished, tmp_path):
+    """The weights in the index stage are for its own vectors, here of another size."""
+    run = context(finished, "joint")
+    instances = load_instances(run, "train")
+    emotions = np.unique([i.emotion for i in instances], return_inverse=True)[1]
+    known = dict(zip((i.id for i in instances), emotions, strict=True))
+    embed = lambda some, **_: np.eye(32, dtype=np.float32)[[known[i.id] for i in some]]  # noqa: E731
+    encoder = SimpleNamespace(hash="now", embed_queries=embed, embed_keys=embed)
+    run = dataclasses.replace(run, files=WorkDir(tmp_path))
+    rows, groups = len(instances), np.arange(len(instances))
+    before = build_index(np.ones((rows, 2), np.float32), IndexSettings("exact"), groups=groups, encoder_hash="before")
+    before.save(run.files.index("reindex"))
+    ExemplarFilter("predicted_emotion", rows, emotions, np.zeros((3, 32))).save(run.files.stage("reindex"))
+    corpus = SimpleNamespace(instances=instances, groups=groups, emotions=emotions)
+    train = SimpleNamespace(instances=instances[:8], corpus=corpus, candidates=np.full((8, 2), -1))
+    parts = SimpleNamespace(corpus_encoder=lambda params: encoder)
+    found = Refresh(parts, run, JointTaskSettings(passage_encoder="trained"), train)._make({"retriever": {}})
+    assert (found >= 0).all()
+    np.testing.assert_array_equal(emotions[found], np.tile(emotions[:8, None], 2))
+
+
 def test_the_pretrained_encoder_is_the_same_in_every_process(finished):
     run = context(finished, "index")
     assert load_encoder_of(run, "").hash == load_encoder_of(run, "").hash
@@ -232,6 +274,24 @@ def test_the_index_must_be_of_the_encoder_that_joint_training_began_with(finishe
     trained = context(finished, "evaluate", joint__passage_encoder="trained")
     with pytest.raises(StaleIndexError):  # its own encoder, which no index here is of
         answering(trained, "joint")
+
+
+def test_the_index_of_an_encoder_that_no_stage_trained_is_recognised_by_its_pretrained_weights(finished, monkeypatch):
+    """Beside a share of emotions, the stage "emotions" trains another encoder than the one that embeds exemplars."""
+    drawn = load_encoder_of(context(finished, "index"), "").params["encoder"]
+    weights = jax.tree.map(lambda leaf: leaf + 1.0, drawn)
+
+    def pretrained(*given, with_params=True, **options):
+        found = load_encoder(*given, with_params=with_params, **options)
+        return dataclasses.replace(found, params=weights if with_params else None)
+
+    asked = []
+    monkeypatch.setattr("empax.parts.exemplars.parts.load_encoder", pretrained)
+    monkeypatch.setattr("empax.systems.reg.answers.ExemplarSearch.of", lambda *_, made_by, **__: asked.append(made_by))
+    monkeypatch.setattr("empax.systems.reg.answers.answerer_of", lambda *_: None)
+    run = context(finished, "evaluate", joint__retriever="emotions")
+    answering(run, "joint")
+    assert asked == [load_encoder_of(run, "emotions").hash]
 
 
 @pytest.mark.slow
