@@ -47,14 +47,15 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     torch.set_num_threads(cores())
     torch.set_float32_matmul_precision("highest")
     rng = np.random.default_rng(0)
-    rows, queries = (unit(rng.standard_normal((n, options.dim), np.float32)) for n in (options.rows, 256))
+    sizes = (options.rows, max([256, *options.queries]))
+    rows, queries = (unit(rng.standard_normal((n, options.dim), np.float32)) for n in sizes)
     measured = {}
     for store in options.store:
         stored = rows.astype(store)
         for count in options.queries:
             measured[f"{store}, {count} a call"] = measure(stored, queries[:count], options.calls, options.rounds)
-    sizes = f"{options.rows} rows of {options.dim} numbers"
-    return report("exact", measured, (*HELD_EQUAL, sizes), smoke=options.smoke, device=options.device)
+    what = f"{options.rows} rows of {options.dim} numbers"
+    return report("exact", measured, (*HELD_EQUAL, what), smoke=options.smoke, device=options.device)
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

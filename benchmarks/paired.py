@@ -132,7 +132,8 @@ def arguments(
       doc: description of the benchmark.
       held_equal: conditions that are equal on both sides.
       rounds: measurements of each side; a benchmark's default ends within ten minutes on two cores.
-      devices: whether both sides also support a GPU: `--device`, for `benchmarks.sides.use`.
+      devices: whether both sides also support a GPU: `--device`, for `benchmarks.sides.use`. If not, JAX computes on
+        the CPU, unless JAX_PLATFORMS says otherwise.
       thorough: options that `--thorough` sets, besides three times as many rounds.
     """
     thorough = {"rounds": 3 * rounds, **thorough}
@@ -149,8 +150,20 @@ def arguments(
         parser.add_argument(
             "--device", choices=("cpu", "gpu"), default=here, help=f"device of both sides (here {here})"
         )
+    else:
+        _compute_on_cpu()
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     return parser
+
+
+def _compute_on_cpu() -> None:
+    """Makes JAX compute on the CPU, also in processes started later, unless JAX_PLATFORMS is set.
+
+    The baselines run on the CPU; an accelerator on one side alone would make the comparison unfair.
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if jax := sys.modules.get("jax"):  # imported before, so it has read the variable already
+        jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 
 
 def report(name: str, rows: Mapping[str, Row], held_equal: Sequence[str], **facts: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from jax.typing import DTypeLike
 
 from benchmarks.paired import DisagreementError, cores
 from benchmarks.shapes import auto_class, kind_of
-from empax.core.machine import has_gpu
 from empax.interop.huggingface import model_config
 from empax.interop.parameters import import_params
 from empax.models.bert import BertEncoder
@@ -62,7 +61,7 @@ def use(device: str) -> None:
     Raises:
       DisagreementError: the device is a GPU, and one of the sides has none.
     """
-    if device == "cpu" and has_gpu():
+    if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
     backend = jax.default_backend()
     if device == "gpu" and not (backend == "gpu" and torch.cuda.is_available()):

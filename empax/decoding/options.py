@@ -91,8 +91,9 @@ def call_of(
 ) -> Call:
     """Combines the options of a call with those of the model, which are the defaults.
 
-    A name of transformers has the same meaning as there; None means not specified. Departures: `num_beams` alone means
-    beam search, even if the model's folder sets `do_sample`; a length of the call overrides any length of the folder.
+    A name of transformers has the same meaning as there. Departures: None means not specified, except that `top_k=None`
+    keeps all tokens, as there; `num_beams` alone means beam search, even if the model's folder sets `do_sample`; a
+    length of the call overrides any length of the folder.
 
     The options of the model are `fields`, under transformers' names, of which those that the method does not read are
     ignored, and `own`, for options that transformers does not have. `eos_id` is the tokenizer's.
@@ -113,11 +114,11 @@ def call_of(
                 raise ConfigError(f"generate: {length} = {given[length]} has no effect beside {new}; give one of them.")
         if "top_k" in changes and changes["top_k"] is None:
             changes["top_k"] = 0
-        base = {name: value for name, value in fields.items() if name != "num_return_sequences"}
+        base = {name: value for name, value in fields.items() if value is not None and name != "num_return_sequences"}
         for both in (LENGTHS[:2], LENGTHS[2:]):
             if any(changes.get(name) is not None for name in both):
                 base = {name: value for name, value in base.items() if name not in both}
-        whole = {name: value for name, value in {**base, **changes}.items() if value is not None}
+        whole = {**base, **{name: value for name, value in changes.items() if value is not None}}
         num_texts = whole.pop("num_return_sequences", 1)
         found = decoding_of(whole, _CALLER, encoder_decoder=encoder_decoder)
         settings = _with_ours(found, given, own, num_texts, encoder_decoder=encoder_decoder)

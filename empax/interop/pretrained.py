@@ -28,6 +28,7 @@ from empax.interop.huggingface import (
 )
 from empax.interop.pretrained_encoders import RUN_SETTINGS, Dtype, word_embeddings
 from empax.interop.readers import is_adapter, open_tensors
+from empax.interop.sentence_modules import read_modules
 from empax.models.attention_kernels import AttentionKernel
 from empax.models.bert import BertConfig
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
@@ -210,13 +211,15 @@ def _module(config: TransformerConfig | DecoderOnlyConfig) -> EncoderDecoder | D
 def check_weights(model: str) -> None:
     """Opens the files of a pretrained model and of an adapter on it without reading weights; does nothing for "".
 
+    Of a sentence-transformers folder, these are the files of its encoder.
+
     Raises:
       DataError: files are missing or broken.
       ConfigError: the model does not exist, or the kind of adapter is not supported.
     """
     if not model:
         return
-    folder = resolve(model)
+    folder = read_modules(resolve(model), pooling=False).encoder
     if is_adapter(folder):
         open_adapter(folder)
         folder = adapter_base(folder)

@@ -132,7 +132,7 @@ def load_encoder(
     if not sentences:
         said = SentenceModules(folder, said.pooling)
     model, config = _encoder_of(model_config(load_config(folder), **run), settings)
-    params = {"encoder": load_pretrained(folder, config).params, **said.params()} if with_params else None
+    params = {"encoder": load_pretrained(folder, config).params, **said.params(config.d_model)} if with_params else None
     own = load_tokenizer(folder)
     own = own.lower_cased() if said.lower_case else own
     own.reading = said.reading
@@ -193,6 +193,7 @@ def word_embeddings(pretrained: str, tokenizer: Tokenizer, size: int) -> Float[n
 
     A token's embedding is the mean over its pieces in the encoder's tokenizer, projected on the `size` directions of
     greatest variance; those of special tokens are random. Their overall standard deviation is size ** -0.5.
+    With fewer tokens than `size`, there are fewer directions; the other entries are 0.
 
     Raises:
       ConfigError: the encoder's embeddings have fewer than `size` dimensions.
@@ -206,7 +207,8 @@ def word_embeddings(pretrained: str, tokenizer: Tokenizer, size: int) -> Float[n
     known = np.array([bool(ids) for ids in pieces])
     means = np.stack([table[ids].mean(axis=0) for ids in pieces if ids])
     means -= means.mean(axis=0)
-    reduced = means @ np.linalg.svd(means, full_matrices=False)[2][:size].T
+    directions = np.linalg.svd(means, full_matrices=False)[2][:size]
+    reduced = np.pad(means @ directions.T, ((0, 0), (0, size - len(directions))))
     vectors = np.random.default_rng(0).normal(size=(tokenizer.vocab_size, size))
     vectors[known] = reduced / reduced.std()
     return (vectors * size**-0.5).astype(np.float32)

@@ -79,15 +79,15 @@ class SentenceModules:
     reading: Reading = dataclasses.field(default_factory=Reading)
     lower_case: bool = False
 
-    def params(self) -> Params:
-        """Reads the weights of the projections, under the names of DualEncoder.
+    def params(self, width: int) -> Params:
+        """Reads the weights of the projections, under the names of DualEncoder; `width`: entries of an encoder's state.
 
         Raises:
           DataError: they are missing or have wrong shapes.
         """
-        return {
-            f"dense_{i}": _read_dense(*pair) for i, pair in enumerate(zip(self.files, self.projections, strict=True))
-        }
+        inputs = [width, *(projection.features for projection in self.projections)]
+        given = zip(self.files, self.projections, inputs, strict=False)
+        return {f"dense_{i}": _read_dense(*one) for i, one in enumerate(given)}
 
 
 def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
@@ -252,17 +252,17 @@ def _dense(path: Path) -> Projection:
     return Projection(size, _ACTIVATIONS[kind], use_bias=_switch(path, said, "bias", absent=True))
 
 
-def _read_dense(folder: Path, projection: Projection) -> Params:
+def _read_dense(folder: Path, projection: Projection, inputs: int) -> Params:
     tensors = open_tensors(folder)
     names = {"kernel": "linear.weight", "bias": "linear.bias"}
     wanted = {ours: names[ours] for ours in (("kernel", "bias") if projection.use_bias else ("kernel",))}
     if set(tensors) != set(wanted.values()):
         raise DataError(f"{folder} holds {', '.join(sorted(tensors))}; it must hold {', '.join(wanted.values())}.")
     read = {ours: np.asarray(tensors[theirs], np.float32) for ours, theirs in wanted.items()}
-    if read["kernel"].ndim != 2 or read["kernel"].shape[0] != projection.features:
-        raise DataError(
-            f"{folder}: linear.weight has shape {list(read['kernel'].shape)}, but out_features = {projection.features}."
-        )
+    shapes = {"kernel": (projection.features, inputs), "bias": (projection.features,)}
+    for ours, array in read.items():
+        if array.shape != shapes[ours]:
+            raise DataError(f"{folder}: {names[ours]} has shape {list(array.shape)}, must be {list(shapes[ours])}.")
     return {name: jnp.asarray(array.T) for name, array in read.items()}
 
 

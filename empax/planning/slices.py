@@ -23,7 +23,15 @@ import jax.numpy as jnp
 from empax.core.config import ConfigError
 from empax.core.machine import planned_for
 from empax.core.protocols import ReinforcedTask
-from empax.core.sharding import LOGICAL, batch_sharding, bytes_on_one, make_mesh, replicated, shard_params
+from empax.core.sharding import (
+    LOGICAL,
+    batch_sharding,
+    batch_shards,
+    bytes_on_one,
+    make_mesh,
+    replicated,
+    shard_params,
+)
 from empax.core.system import RunPlan, Stage
 from empax.core.tree import count_params
 from empax.core.types import TrainState
@@ -32,6 +40,7 @@ from empax.pipeline.plan import make_plan
 from empax.planning.ahead_of_time import compile_elsewhere, compile_into, libtpu_environment
 from empax.planning.hlo import Work
 from empax.planning.sketches import optimizer_of, sketch_stage, step_flops, trial_flops
+from empax.training.settings import check_batch_sizes
 from empax.training.step import make_train_step
 
 
@@ -183,9 +192,14 @@ def estimate(plan: RunPlan, stage: Stage, topology: str) -> Estimate:
 
 
 def lay_out(plan: RunPlan, stage: Stage, devices: Sequence[Any]) -> _Laid:
-    """Builds the step of a stage, and the shapes of its arguments, placed on `devices`."""
+    """Builds the step of a stage, and the shapes of its arguments, placed on `devices`.
+
+    Raises:
+      ConfigError: the devices do not have the mesh, or training could not split the batches over them.
+    """
     options = plan.options
     mesh = make_mesh(options.mesh, devices)
+    check_batch_sizes(stage.loop, batch_shards(mesh), where=f"config.{stage.name}")
     logical = {**LOGICAL, **options.mesh.logical}
     loop, found = stage.loop, sketch_stage(plan, stage)
     sketch, params = found.sketch, found.params

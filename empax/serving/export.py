@@ -16,6 +16,7 @@ from empax.interop.export import Format, Generation, export_generator, export_re
 from empax.interop.huggingface import load_config, resolve
 from empax.interop.peft import HUB_NAMES, base_beneath, export_adapters
 from empax.interop.safetensors_out import SHARD_BYTES, check_new
+from empax.interop.sentence_modules import read_modules
 from empax.models.decoder_only import DecoderOnly
 from empax.parts.generator.trained import Trained
 from empax.pipeline import evaluate
@@ -88,7 +89,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     if report.exists() and files.stage("report").is_dir():
         verify(report, stage=files.stage("report"))
     card = model_card(about, plan.config, read_json(report) if report.exists() else None)
-    base = load_config(resolve(found.base)) if found.base else None
+    base = load_config(read_modules(resolve(found.base), pooling=False).encoder) if found.base else None
     options: dict[str, Any] = {"format": settings.format, "max_shard_bytes": settings.max_shard_bytes}
     options |= {"base": base, "card": card}
     t = found.tokenizer

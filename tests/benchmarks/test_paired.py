@@ -1,10 +1,13 @@
 """Ratios, turns, and the line of JSON."""
 
+import importlib
 import json
+import os
 
 import numpy as np
 import pytest
 
+import benchmarks
 from benchmarks.paired import DisagreementError, Row, arguments, in_turns, report, timed
 
 
@@ -57,6 +60,15 @@ def test_thorough_measures_more_and_what_is_said_behind_it_counts():
     default, thorough = parser.parse_args([]), parser.parse_args(["--thorough", "--rounds=4"])
     assert (default.rounds, default.batches) == (3, 2)
     assert (thorough.rounds, thorough.batches) == (4, 6)
+
+
+def test_only_benchmarks_without_a_device_are_bound_to_the_cpu(monkeypatch):
+    monkeypatch.setattr(os, "environ", {})
+    importlib.reload(benchmarks)
+    arguments("", (), rounds=3, devices=True)
+    assert "JAX_PLATFORMS" not in os.environ
+    arguments("", (), rounds=3)
+    assert os.environ["JAX_PLATFORMS"] == "cpu"
 
 
 def test_help_says_what_is_held_equal(capsys):

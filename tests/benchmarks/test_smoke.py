@@ -50,6 +50,21 @@ def test_the_last_line_is_the_promised_object(name, capsys):
         assert f"{place}/" not in line
 
 
+@pytest.mark.oracle
+def test_a_call_of_exact_search_has_as_many_queries_as_its_row_says(monkeypatch):
+    exact = importlib.import_module("benchmarks.exact")
+    asked = []
+
+    def measure(rows, queries, calls, rounds):
+        asked.append(len(queries))
+        return exact.Row([1.0], [1.0], "seconds")
+
+    monkeypatch.setattr(exact, "measure", measure)
+    found = exact.main(["--smoke", "--device=cpu", "--queries", "1", "300"])
+    assert asked == [1, 300]
+    assert list(found["rows"]) == ["float32, 1 a call", "float32, 300 a call"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_help_says_what_is_held_equal(name, capsys):
     module = importlib.import_module(f"benchmarks.{name}")

@@ -104,6 +104,19 @@ def test_a_length_of_the_call_goes_before_one_of_the_folder():
     assert settings({"min_new_tokens": 5}, min_length=3).min_tokens == 2
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_beams": 4, "max_new_tokens": 40, "length_penalty": 2.0, "suppress_tokens": [5]},
+        {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "max_length": 30, "repetition_penalty": 1.2},
+        {"eos_token_id": [EOS, 8], "decoder_start_token_id": 3, "forced_bos_token_id": 7},
+    ],
+)
+def test_none_leaves_an_option_to_the_folder(fields):
+    assert call(fields, **dict.fromkeys(fields)) == call(fields)
+    assert settings({"do_sample": True, "top_k": 7}, top_k=None).top_k == 0  # as in transformers
+
+
 def test_behind_a_prompt_lengths_count_it():
     counted = call(FOLDER, encoder_decoder=False)
     assert (counted.settings.max_tokens, counted.counts_prompt) == (40, {"max_tokens"})

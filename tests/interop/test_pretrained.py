@@ -89,6 +89,10 @@ def test_a_generator_from_scratch_may_start_from_an_encoders_word_embeddings(min
         tokenizer.vocab_size, d_model=64, num_heads=4, head_dim=16, d_ff=1024, num_encoder_layers=4,
         num_decoder_layers=4, start_id=tokenizer.start_id,
     )  # fmt: skip
+    # A small corpus has fewer tokens than dimensions.
+    wide = load_generator(GeneratorSettings(d_model=384, embeddings="minilm"), tokenizer).params
+    assert wide is not None
+    np.testing.assert_allclose(wide["token_embedding"].std(), 384**-0.5, rtol=0.1)
     with pytest.raises(ConfigError, match="384 dimensions, d_model = 400"):
         load_generator(GeneratorSettings(d_model=400, embeddings="minilm"), tokenizer)
 

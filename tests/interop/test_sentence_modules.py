@@ -20,6 +20,7 @@ from empax.data.exemplars import encode_keys, encode_queries
 from empax.data.features import encode_for_bert, pad
 from empax.interop.export import export_retriever
 from empax.interop.own_format import load_exported
+from empax.interop.pretrained import check_weights
 from empax.interop.pretrained_encoders import EncoderSettings, check_prompts, load_encoder
 from empax.interop.sentence_modules import read_modules
 from empax.models.dual_encoder import DualEncoder, Projection
@@ -276,6 +277,17 @@ def test_fields_that_say_nothing_are_no_reason_to_refuse(tmp_path):
     assert read_modules(folder_of(tmp_path / "m", **files)).truncate == 0
 
 
+def test_weights_may_lie_in_a_folder_of_the_encoder(tmp_path):
+    folder = folder_of(tmp_path / "m")
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([modules[0] | {"path": "0_Transformer"}, *modules[1:]]))
+    (folder / "0_Transformer").mkdir()
+    with pytest.raises(DataError, match="0_Transformer holds no weights"):
+        check_weights(str(folder))
+    torch.save({"a": torch.zeros(1)}, folder / "0_Transformer" / "pytorch_model.bin")
+    check_weights(str(folder))
+
+
 def test_a_module_outside_its_folder_and_a_broken_list_are_refused(tmp_path):
     folder = folder_of(tmp_path / "m")
     (folder / "modules.json").write_text(json.dumps([{"type": "x.Transformer", "path": "../other"}]))
@@ -287,6 +299,22 @@ def test_a_module_outside_its_folder_and_a_broken_list_are_refused(tmp_path):
     (folder / "modules.json").write_text("[1]")
     with pytest.raises(DataError, match=r"modules\.json must hold a list of objects; fetch the model again"):
         read_modules(folder)
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "message"),
+    [
+        ((4, WIDTH), 4, r"linear.weight has shape \[4, 18\], must be \[3, 18\]"),
+        ((3, 20), 3, r"linear.weight has shape \[3, 20\], must be \[3, 18\]"),
+        ((3, WIDTH), 4, r"linear.bias has shape \[4\], must be \[3\]"),
+    ],
+)
+def test_a_dense_layer_of_another_size_is_refused(weight, bias, message, tmp_path):
+    folder = folder_of(tmp_path / "m", **with_dense())
+    tensors = {"linear.weight": torch.zeros(weight), "linear.bias": torch.zeros(bias)}
+    torch.save(tensors, folder / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(DataError, match=message):
+        read_modules(folder).params(WIDTH)
 
 
 def test_old_switches_and_folders_without_modules(tmp_path):

@@ -63,6 +63,13 @@ def test_a_plan_for_a_slice_has_the_work_of_a_chip_at_its_peaks(config, monkeypa
     assert "tried out" not in said
 
 
+@pytest.mark.multidevice
+def test_batches_that_training_could_not_split_are_refused(config):
+    plan = make_plan(changed(config, {"generator.accumulate": 4}))
+    with pytest.raises(ConfigError, match=r"config\.generator: batch_size / .* = 2 cannot be split over 4 devices"):
+        slices.lay_out(plan, plan.stages["generator"], jax.devices()[:4])
+
+
 @pytest.mark.slow
 def test_the_models_flops_are_those_without_recomputation(config):
     plan = make_plan(config)
