@@ -185,10 +185,8 @@ def read_knowledge(path: Path, instances: Sequence[Instance]) -> Knowledge:
             raise DataError(f"{where}: unknown field {unknown[0]!r}; a line has id, facts and source.")
         if not isinstance(row.get("id"), str) or row["id"] in found:
             raise DataError(f"{where}: id = {_shown(row.get('id'))} must be a text unique to this line.")
-        if not isinstance(row.get("source"), str) or not row["source"].strip():
-            raise DataError(f"{where}: source = {_shown(row.get('source'))} must say who made the facts.")
-        source = source or row["source"]
-        if row["source"] != source:
+        source = source or _source(row, where)
+        if _source(row, where) != source:
             raise DataError(
                 f"{where}: source = {row['source']!r}, but the first line has {source!r}; a file has only one."
             )
@@ -201,6 +199,22 @@ def read_knowledge(path: Path, instances: Sequence[Instance]) -> Knowledge:
             "with an empty list where nothing is known."
         )
     return Knowledge(found, source)
+
+
+def source_of(path: Path) -> str:
+    """Returns the source in the first line of a file of facts; empty if it has no line.
+
+    Raises:
+      DataError: if the line is broken or has no source.
+    """
+    lines = parse_jsonl(read_lines(path), name=str(path))
+    return next((_source(row, f"{path}, line {number}") for number, row in lines), "")
+
+
+def _source(row: Mapping[str, Any], where: str) -> str:
+    if not isinstance(row.get("source"), str) or not row["source"].strip():
+        raise DataError(f"{where}: source = {_shown(row.get('source'))} must say who made the facts.")
+    return row["source"]
 
 
 def exchanged(instances: Sequence[Instance], rows: Sequence[Sequence[Fact]]) -> list[list[Fact]]:

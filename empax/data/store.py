@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -116,6 +117,15 @@ def read_corpus(data: DataSettings, split: str) -> Iterable[Dialogue] | None:
         return own.read_dialogues(data.dir, split)
     archive = empathetic_dialogues.given_archive(data.dir)
     return None if archive is None else empathetic_dialogues.read_dialogues(archive, split)
+
+
+def note_corpus(data: DataSettings) -> None:
+    """Records the corpus as an input of a stage that depends on its contents but not on `prepare`, if it is there."""
+    with contextlib.suppress(ConfigError, DataError):
+        if data.name == "jsonl":
+            own.find_files(data.dir)
+        elif data.name == "empathetic_dialogues":
+            empathetic_dialogues.given_archive(data.dir)
 
 
 def has_emotions(data: DataSettings, split: str, least: int = 1) -> bool:

@@ -63,10 +63,7 @@ def load_vectors(name: str, tokenizer: Tokenizer, size: int) -> Embeddings:
     known = np.zeros(len(table), bool)
     for word, vector in found:
         row = words[word]
-        if len(vector) != size:
-            raise ConfigError(
-                f"the vectors of {name!r} have {len(vector)} dimensions, but d_model = {size}; set it to {len(vector)}."
-            )
+        _check_size(name, len(vector), size)
         if not known[row]:
             table[row], known[row] = vector, True
     if not known.any():
@@ -77,13 +74,33 @@ def load_vectors(name: str, tokenizer: Tokenizer, size: int) -> Embeddings:
     return Embeddings(table.astype(np.float32), known)
 
 
-def check_vectors(name: str) -> None:
-    """Raises ConfigError if there are no such vectors; does not read them."""
+def check_vectors(name: str, size: int = 0) -> None:
+    """Raises ConfigError if there are no such vectors, or not of `size` (0 = any); reads at most their first lines."""
     if name and name not in VECTORS and not expand(name).is_file():
         known = ", ".join(VECTORS)
         raise ConfigError(f"vectors = {name!r} is not a file; give a text file of vectors, or one of {known}.")
     if name:
         note(f"the vectors {name!r}", VECTORS[name]() if name in VECTORS else expand(name))
+    if name and size and (found := _first_size(name)):
+        _check_size(name, found, size)
+
+
+def _first_size(name: str) -> int:
+    """Returns the number of dimensions, of a file by the first line that is not empty; 0 if that has no numbers."""
+    if name in _SIZES:
+        return _SIZES[name]
+    for number, line in read_lines(expand(name)):
+        parts = _GAPS.split(line.rstrip(" \t"))
+        if number == 1 and len(parts) == 2 and all(part.isdecimal() for part in parts):  # word2vec's
+            return int(parts[1])
+        if parts != [""]:
+            return _numbers_behind(parts)
+    return 0
+
+
+def _check_size(name: str, found: int, size: int) -> None:
+    if found != size:
+        raise ConfigError(f"the vectors of {name!r} have {found} dimensions, but d_model = {size}; set it to {found}.")
 
 
 def _from_text(name: str, words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
@@ -171,6 +188,7 @@ def _from_glove(words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
             yield word, np.asarray(table[row])
 
 
+_SIZES = {SPACY_MD: 300, GLOVE_50: 50}
 _WHEELS: dict[str, Callable[[Mapping[str, int]], Iterator[tuple[str, np.ndarray]]]] = {
     SPACY_MD: _from_spacy,
     GLOVE_50: _from_glove,

@@ -345,6 +345,17 @@ def test_what_nobody_labels_has_no_weight_in_lempex(form, tmp_path, refused):
     assert not list(run.find_problems(plan, WorkDir(tmp_path / "run")))
 
 
+def test_judges_with_a_preset_have_the_vocabulary_of_their_folder(tmp_path):
+    t5 = {"pretrained": lempex.WHEEL, "preset": "flan-t5-small"}
+    changes = {
+        "lempex.generator": {"architecture": "t5", "pretrained": lempex.WHEEL},
+        "prepare.tokenizer": {"pretrained": lempex.WHEEL, "tags": False},
+        **{f"{name}.encoder": t5 for name in ("judges", "sentiment")},
+    }
+    plan = make_plan(changed(plain(lempex.get_config("no_exemplars,tiny")), changes))
+    assert not list(run.find_problems(plan, WorkDir(tmp_path / "run")))
+
+
 def test_preferences_about_contexts_of_the_test_are_told_before_any_work(tmp_path, refused):
     config = plain(emprl_transformer.get_config("dpo,tiny")) | {"mesh": {"data": 1}}
     config["ppo"]["pairs"] = str(tmp_path / "pairs.jsonl")

@@ -54,7 +54,7 @@ def test_facts_become_notes_with_their_source_and_reports_count_them(run, tmp_pa
     assert found[2][:2] == [("xReact", "mood 2"), ("IsA", "hand tool")]
     row = next(iter(read_jsonl(run.files.notes("facts", "test"))))
     assert set(row) == {"id", "facts", "source"}
-    assert row["source"] == "file {split}.facts.jsonl; WordNet"
+    assert row["source"] == "us, file {split}.facts.jsonl; WordNet"
     about = count_instances(run.files, ["facts"])["facts"]
     assert about["source"] == row["source"]
     assert about["test"]["with_facts"] == 1.0
@@ -122,6 +122,9 @@ def test_the_check_names_what_is_missing_before_any_work(run, tmp_path, monkeypa
         in problem(entity=comet)
     )
     assert "'llm' has facts about people" in problem(entity=SourceSettings("llm", "smollm2"))
+    assert "smollm2 is not an encoder-decoder; source" in problem(social=SourceSettings("comet", "smollm2"))
+    t5 = SourceSettings("llm", "flan-t5-small-titles")
+    assert "flan-t5-small-titles is not a decoder-only model; source" in problem(social=t5)
     with pytest.raises(ConfigError, match="no stage 'prepare' before"):
         knowledge.check(knowledge.Settings(entity=wordnet), dataclasses.replace(run, stage="prepare"))
 

@@ -25,7 +25,7 @@ from empax.data import features
 from empax.data.batches import draw
 from empax.data.epitome import find_epitome, load_epitome, split_by_seeker
 from empax.data.exemplars import padded
-from empax.data.store import check_prepared, load_instances
+from empax.data.store import check_prepared, load_instances, note_corpus
 from empax.evaluation.empathy import sentiment
 from empax.interop.pretrained_encoders import EncoderSettings
 from empax.models.heads import ClassificationHead
@@ -107,6 +107,7 @@ def check_sentiment(stage: SentimentTaskSettings, run: RunContext) -> None:
         load_epitome(find_epitome(run.plan.data.dir))
     else:
         check_prepared(run)
+        note_corpus(run.plan.data)
     check_encoder(stage.encoder, run, max_tokens=stage.max_tokens)
     check_buckets(run, max_tokens=stage.max_tokens)
 

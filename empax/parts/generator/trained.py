@@ -55,8 +55,7 @@ def check_adapters(lacking: bool, run: RunContext, what: str) -> None:
     """Raises ConfigError if the current stage of `run` is `lacking` the requested adapters."""
     if lacking:
         raise ConfigError(
-            f"the {what} of stage {run.stage!r} has no adapters: it was trained whole. Export it with --lora=merged "
-            f"({run.shared}.lora makes a run train adapters of its generator)."
+            f"the {what} of stage {run.stage!r} has no adapters: it was trained whole. Export it with --lora=merged."
         )
 
 

@@ -61,6 +61,8 @@ class Writer:
         self, sources: Sequence[Sequence[int]], *, progress: str | None = None
     ) -> list[list[tuple[str, float]]]:
         """Returns texts with their log-probabilities for each source; a source that is too long keeps its last ids."""
+        if not sources:
+            return []
         nothing = [[self.tokenizer.eos_id]] * len(sources)
         examples = SequenceExamples(sources, nothing, pad_id=self.tokenizer.pad_id, max_target_tokens=1)
         found: list[list[tuple[str, float]]] = [[] for _ in sources]
@@ -78,8 +80,7 @@ class Writer:
 def load_writer(settings: SourceSettings, decoding: DecodeSettings, *, prefix: str = "") -> Writer:
     """Loads the model of `settings`, or raises ConfigError; a decoder-only one reads `prefix` before every text."""
     tokenizer = load_tokenizer(resolve(settings.path))
-    generator = GeneratorSettings("pretrained", settings.path, dropout=0.0)
-    loaded = load_generator(generator, tokenizer)
+    loaded = load_generator(_generator(settings), tokenizer)
     model: Reader
     if isinstance(loaded.model, DecoderOnly):
         model, start_id = PromptedDecoder(loaded.model, tuple(tokenizer.encode(prefix))), None
@@ -87,6 +88,29 @@ def load_writer(settings: SourceSettings, decoding: DecodeSettings, *, prefix: s
         model, start_id = loaded.model, loaded.model.config.start_id
     decoder = Decoder(decoding, start_id, tokenizer.eos_id, tokenizer.pad_id)
     return Writer(model, loaded.params, tokenizer, decoder, settings.batch_size)
+
+
+def _generator(settings: SourceSettings) -> GeneratorSettings:
+    return GeneratorSettings("pretrained", settings.path, dropout=0.0)
+
+
+def check_model(settings: SourceSettings) -> None:
+    """Raises ConfigError if the source cannot ask the model of `settings`; reads no weights."""
+    loaded = load_generator(_generator(settings), load_tokenizer(resolve(settings.path)), with_params=False)
+    _check_kind(settings, loaded.model)
+
+
+def _check_kind(settings: SourceSettings, model: Reader | DecoderOnly) -> None:
+    """Raises ConfigError unless the model of "comet" is an encoder-decoder, and that of "llm" is not."""
+    coded = isinstance(model, EncoderDecoder)
+    if settings.source == "comet" and not coded:
+        raise ConfigError(
+            f'source = "comet": {settings.path} is not an encoder-decoder; source = "llm" prompts other models.'
+        )
+    if settings.source == "llm" and coded:
+        raise ConfigError(
+            f'source = "llm": {settings.path} is not a decoder-only model; source = "comet" asks other models.'
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,10 +133,7 @@ class Comet:
         things = any(relation not in SOCIAL_RELATIONS for relation in relations)
         decoding = DecodeSettings("beam", 24, num_beams=settings.tails)
         writer = load_writer(settings, decoding)
-        if not isinstance(writer.model, EncoderDecoder):
-            raise ConfigError(
-                f'source = "comet": {settings.path} is not an encoder-decoder; source = "llm" prompts other models.'
-            )
+        _check_kind(settings, writer.model)
         wordnet = WordNet(Path(settings.entities)) if things else None
         return cls(writer, f"COMET {settings.path}", relations, settings.tails, wordnet)
 
@@ -179,10 +200,7 @@ class Prompted:
         """Loads the model that `settings` name; raises ConfigError if it is not decoder-only."""
         shown = "".join(f"{question(text)} {tails[0]}\n{_rest(tails)}\n\n" for text, tails in _SHOWN)
         writer = load_writer(settings, DecodeSettings("greedy", 48), prefix=shown)
-        if not isinstance(writer.model, PromptedDecoder):
-            raise ConfigError(
-                f'source = "llm": {settings.path} is not a decoder-only model; source = "comet" asks other models.'
-            )
+        _check_kind(settings, writer.model)
         return cls(writer, f"{settings.path}, three examples shown")
 
     @property

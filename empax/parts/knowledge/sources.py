@@ -29,12 +29,14 @@ from empax.data.knowledge import (
     facts_from,
     ranked,
     read_knowledge,
+    source_of,
 )
 from empax.data.store import may_load
 from empax.data.wordnet import WordNet
 from empax.interop.pretrained import check_weights
+from empax.parts.encoder.stages import check_encoder
 from empax.parts.knowledge import atomic
-from empax.parts.knowledge.generated import Comet, Prompted
+from empax.parts.knowledge.generated import Comet, Prompted, check_model
 from empax.parts.knowledge.settings import SourceSettings
 from empax.parts.knowledge.vectors import TextEncoder
 
@@ -64,14 +66,18 @@ class Files:
 
     settings: SourceSettings
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
-        return f"file {Path(self.settings.path).name}"
+        made_by = filter(None, dict.fromkeys(map(source_of, self._paths())))
+        return ", ".join([*made_by, f"file {Path(self.settings.path).name}"])
 
     @property
     def hash(self) -> str:
+        return hash_json([self.settings.source, [hash_file(path) for path in self._paths()]])
+
+    def _paths(self) -> list[Path]:
         paths = dict.fromkeys(self.path(split) for split in ("train", "validation", "test"))
-        return hash_json([self.settings.source, [hash_file(path) for path in paths if path.is_file()]])
+        return [path for path in paths if path.is_file()]
 
     def path(self, split: str) -> Path:
         """Returns the file of a split."""
@@ -172,10 +178,10 @@ class OfClauses:
 
     @property
     def hash(self) -> str:
-        return hash_json(["clauses", self.source.hash])
+        return hash_json(["clauses, each once", self.source.hash])
 
     def find(self, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
-        asked = [(row, text) for row, i in enumerate(instances) for text in clauses(i.context[-1])]
+        asked = [(row, text) for row, i in enumerate(instances) for text in dict.fromkeys(clauses(i.context[-1]))]
         texts = list(dict.fromkeys(text for _, text in asked))
         found = list(self.source.find(instances, split))
         told = self.source.find([Instance(text, (text,), "", "") for text in texts], split) if texts else []
@@ -246,10 +252,12 @@ def check_source(settings: SourceSettings, run: RunContext, *, social: bool) -> 
             raise ConfigError(
                 f"config.{run.stage}: a random encoder finds no event; set encoder.pretrained, for example to 'minilm'."
             )
+        check_encoder(settings.encoder, run)
     elif name == "wordnet":
         WordNet(Path(settings.path))
     elif name in ("comet", "llm") and may_load(run, settings.path):
         check_weights(settings.path)
+        check_model(settings)
 
 
 def _atomic_folder(settings: SourceSettings, run: RunContext) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -98,7 +98,7 @@ class ConceptPicker:
 
 
 def check_intensity(name: str) -> None:
-    """Raises ConfigError if the file does not exist."""
+    """Raises ConfigError if the file does not exist, and DataError if it has another layout."""
     if name == "vader":
         return
     if not expand(name).is_file():
@@ -107,6 +107,8 @@ def check_intensity(name: str) -> None:
             'on each line, or "vader".'
         )
     note(f"the intensities {name!r}", expand(name))
+    for _ in _rated(name):
+        pass
 
 
 @functools.cache
@@ -127,7 +129,11 @@ def _intensities(name: str) -> Mapping[str, float]:
     check_intensity(name)
     if name == "vader":
         return {word: abs(valence) / 4.0 for word, valence in vader_lexicon().items()}
-    found = {}
+    return dict(_rated(name))
+
+
+def _rated(name: str) -> Iterator[tuple[str, float]]:
+    """Yields the words of a file with their intensities."""
     for number, line in read_lines(expand(name)):
         fields = line.split("\t") if "\t" in line else line.split()
         try:
@@ -139,5 +145,4 @@ def _intensities(name: str) -> Mapping[str, float]:
         if not (0 <= valence <= 1 and 0 <= arousal <= 1):
             raise DataError(f"{name}, line {number}: {valence}, {arousal} must lie in [0, 1], as NRC_VAD's do.")
         intensity = (math.hypot(valence - 0.5, arousal / 2) - _LEAST) / _RANGE
-        found[fields[0].strip().lower()] = min(max(intensity, 0.0), 1.0)
-    return found
+        yield fields[0].strip().lower(), min(max(intensity, 0.0), 1.0)

@@ -44,12 +44,12 @@ TOKEN_LOSSES = ("nll", "frequency")
 
 
 def check_system(run: RunContext) -> None:
-    """Raises ConfigError unless the tokenizer splits into words, and the word vectors and the lexicon exist."""
+    """Raises ConfigError unless the tokenizer splits into words, and word vectors and other files exist and fit."""
     check_prepared(run)
     settings = run.shared_settings(ClassicSettings)
     if run.settings("prepare", PrepareSettings).tokenizer.kind != "words":
         raise ConfigError('config.prepare.tokenizer.kind must be "words" for the models of config.classic; change it.')
-    check_vectors(settings.vectors)
+    check_vectors(settings.vectors, settings.d_model)
     if settings.reads_lexicon:
         check_lexicon(settings.lexicon)
     if settings.reads_concepts:

@@ -51,8 +51,7 @@ class TowerParts:
         retrieval = RetrievalParts.of(run, tokenizer, with_params=with_params, planned=planned)
         keys = None if settings.towers == "shared" else retrieval.encoder
         if settings.key_pretrained:
-            chosen = dataclasses.replace(settings.retriever, pretrained=settings.key_pretrained)
-            keys = load_encoder(chosen, None, with_params=with_params and not planned, planned=planned)
+            keys = _key_encoder(settings, with_params=with_params and not planned, planned=planned)
         return cls(retrieval, keys)
 
     @property
@@ -66,6 +65,12 @@ class TowerParts:
 
     def corpus_encoder(self, params: Params) -> CorpusEncoder:
         return self.retrieval.corpus_encoder(self.towers, params, params)
+
+
+def _key_encoder(settings: LempexSettings, *, with_params: bool, planned: bool = False) -> LoadedEncoder:
+    """Loads the encoder that `key_pretrained` names, which needs nothing from the run."""
+    chosen = dataclasses.replace(settings.retriever, pretrained=settings.key_pretrained)
+    return load_encoder(chosen, None, with_params=with_params, planned=planned)
 
 
 def pretrained_towers(run: RunContext) -> CorpusEncoder:
@@ -93,7 +98,7 @@ def check_towers(run: RunContext) -> None:
     if first is None or not other or not may_load(run, other):
         return
     check_weights(other)
-    second = cast(LoadedEncoder, TowerParts.of(run, with_params=False).keys)
+    second = _key_encoder(settings, with_params=False)
     if first.model.width != second.model.width:
         raise ConfigError(
             f"{where} = {other!r} makes vectors of {second.model.width}, {name} of {first.model.width}: they cannot be "

@@ -99,7 +99,8 @@ def _check_vocabularies(stage: LempexTaskSettings, run: RunContext) -> None:
         return
     tokenizer = run_tokenizer(run, planned=True)
     for name, encoder in encoders.items():
-        own = load_stage_encoder(encoder, run, planned=True).tokenizer
+        # A preset has no vocabulary, only its size with padding.
+        own = load_stage_encoder(encoder, run, with_params=False, planned=not encoder.pretrained).tokenizer
         same = own.vocab_size == tokenizer.vocab_size
         if same and isinstance(own, SubwordTokenizer) and isinstance(tokenizer, SubwordTokenizer):
             same = own.extends(tokenizer)

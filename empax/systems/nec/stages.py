@@ -17,6 +17,7 @@ from empax.data.store import check_prepared, has_emotions, load_instances
 from empax.decoding.settings import DecodeSettings
 from empax.models.decoder_only import DecoderOnly
 from empax.models.transformer import EncoderDecoder
+from empax.parts.encoder.stages import check_encoder
 from empax.parts.generator import checks
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.parts import GeneratorParts
@@ -110,10 +111,11 @@ def check_system(run: RunContext) -> None:
 
 
 def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
-    """Checks that the facts, the ranker and the stage to start from exist, and that sources fit the buckets.
+    """Checks that the facts, their selector and ranker and the stage to start from exist, and that sources fit.
 
     Raises:
-      ConfigError: one of them is missing or does not fit.
+      ConfigError: one of them is missing, or contexts with their facts do not fit the buckets.
+      DataError: files of the selector are missing or broken.
     """
     check_prepared(run)
     settings = run.shared_settings(NecSettings)
@@ -123,6 +125,8 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
         )
     check_lengths(stage, run)
     check_knowledge(run, **{kind: f"{run.shared}.{kind} to False" for kind in settings.kinds_of_facts})
+    if settings.kinds_of_facts and settings.selector.pretrained:
+        check_encoder(settings.selector, run)
     if settings.ranker:
         run.earlier("ranker", settings.ranker, tasks=("ranker",))
     if stage.start_from:

@@ -37,7 +37,7 @@ class ReflectSettings:
         if self.decoding.reads_source:
             raise ConfigError(
                 "encoder_no_repeat_ngram and encoder_repetition_penalty count the source's words, which ReflectDiffu "
-                "copies; set them to 0 and 1 in config.reflectdiffu.decoding."
+                "copies; set decoding.encoder_no_repeat_ngram to 0 and decoding.encoder_repetition_penalty to 1."
             )
 
 

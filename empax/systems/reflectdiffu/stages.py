@@ -143,9 +143,10 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
 
 
 def check_system(run: RunContext) -> None:
-    """Checks that the initial word vectors exist and that the tokenizer marks turns."""
+    """Checks that the initial word vectors exist and fit the model, and that the tokenizer marks turns."""
     check_prepared(run)
-    check_vectors(run.shared_settings(ReflectSettings).model.vectors)
+    model = run.shared_settings(ReflectSettings).model
+    check_vectors(model.vectors, model.d_model)
     if not run.settings("prepare", PrepareSettings).tokenizer.tags:
         raise ConfigError("config.prepare.tokenizer.tags = False, but ReflectDiffu marks who speaks; set it to True.")
 

@@ -157,7 +157,8 @@ class ReflectDiffu(ResponseTask):
         mask, added, reasoning, stage = batch.source_mask, None, None, self.stage
         if self.annotator is not None:
             reasoning, reasons = self.annotated(params, batch)
-            reasons = shown_tags(reasons, mask, batch.number, stage.reason_tags)
+            words = mask if batch.place is None else batch.place >= 0
+            reasons = shown_tags(reasons, words, batch.number, stage.reason_tags)
             added = self.ask(params, "contagion", "added", reasons)
         states = apply(self.model, params["model"], batch.source, mask, added=added, method="encode", rng=rng)
         if reasoning is None:
@@ -383,21 +384,19 @@ class ReflectDiffu(ResponseTask):
 
 def shown_tags(
     tags: Int[Array, "B S"],
-    mask: Bool[Array, "B S"],
+    words: Bool[Array, "B S"],
     numbers: Int[Array, " B"],
     which: Literal["marked", "none", "shuffled"],
 ) -> Int[Array, "B S"]:
-    """Returns the tags as "marked", "none" of them, or "shuffled" over the words by the instance's number.
-
-    Padding is on the right.
-    """
+    """Returns the tags as "marked", "none" of them, or "shuffled" over the `words` by the instance's number."""
     if which == "none":
         return jnp.zeros_like(tags)
     if which == "marked":
         return tags
     draw = lambda number: jax.random.uniform(jax.random.fold_in(jax.random.key(1), number), tags.shape[1:])  # noqa: E731
-    order = jnp.argsort(jnp.where(mask, jax.vmap(draw)(numbers), 2.0), axis=1)
-    return jnp.take_along_axis(tags, order, axis=1)
+    drawn = jnp.argsort(jnp.where(words, jax.vmap(draw)(numbers), 2.0), axis=1)
+    places = jnp.argsort(~words, axis=1, stable=True)  # words first, then the rest, as in `drawn`
+    return jnp.take_along_axis(tags, jnp.take_along_axis(drawn, jnp.argsort(places, axis=1), axis=1), axis=1)
 
 
 def standardized(vectors: Float[Array, "B D"]) -> Float[Array, "B D"]:

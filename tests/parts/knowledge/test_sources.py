@@ -71,6 +71,8 @@ def test_sentences_of_a_turn_are_asked_of_too_and_head_their_facts():
         ("I hate to lose a dog", "sad"),
     ]  # fmt: skip
     assert second == source.source.find(rows, "test")[1][0]  # a single sentence is the turn
+    twice = Instance("c#2", ("We win! We win!",), "", "")
+    assert [fact.head for fact in source.find([twice], "test")[0][0]] == ["PersonX wins the game", "We win!"]
     assert source.hash != source.source.hash
     assert source.name == "ATOMIC, nearest event, by clause"
     lossy = SimpleNamespace(find=lambda rows, split: [([], 1) for _ in rows])
@@ -123,6 +125,16 @@ def test_comet_is_asked_of_the_last_turn_and_of_each_thing_in_its_context(tmp_pa
     people = dataclasses.replace(source, wordnet=None, relations=("xReact",))
     assert [f.relation for f in people.find(rows, "test")[0][0]] == ["xReact"]
     assert people.hash != source.hash
+
+
+def test_of_a_context_without_things_nothing_is_asked(tmp_path):
+    from empax.data.wordnet import WordNet
+
+    tokenizer = Plain()
+    tokenizer.eos_id = tokenizer.pad_id = 0
+    writer = Writer(None, None, tokenizer, None, 4)
+    source = Comet(writer, "COMET x", ("ObjectUse",), 5, WordNet(small_wordnet.write(tmp_path / "wordnet")))
+    assert source.find([Instance("chat#1", ("Hi.",), "", "")], "") == [([], 0)]
 
 
 def test_what_a_prompted_model_writes_is_parsed_strictly():

@@ -34,6 +34,14 @@ def test_recipes_are_right(name):
     assert problems(name) == []
 
 
+@pytest.mark.parametrize("lines", ["sad 1 2 3\n", "9 3\nsad 1 2 3\n"])
+def test_word_vectors_of_another_size_are_named_before_any_work(lines, tmp_path):
+    (path := tmp_path / "vectors.txt").write_text(lines)
+    (found,) = problems("transformer", classic__vectors=str(path))
+    assert "have 3 dimensions, but d_model = 32; set it to 3" in found
+    assert problems("transformer", classic__vectors=str(path), classic__d_model=3) == []
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
@@ -67,6 +75,12 @@ def test_recipes_are_right(name):
 def test_what_does_not_fit_is_named(name, changes, message):
     (found,) = problems(name, **changes)
     assert message in found
+
+
+def test_a_file_of_intensities_is_read_before_any_work(tmp_path):
+    (path := tmp_path / "vad.txt").write_text("word valence arousal\nsad 0.1\n")
+    (found,) = problems("kemp", classic__concepts={"intensity": str(path)})
+    assert "line 2: 'sad 0.1' must be a word, its valence, its arousal" in found
 
 
 def test_emotions_that_no_dialogue_names_cannot_be_learnt(tmp_path):

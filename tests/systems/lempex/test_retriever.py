@@ -323,15 +323,14 @@ def test_two_folders_of_a_dpr_are_two_towers(prepared, tmp_path):
         ({"words": "c d e f"}, "reads other ids than .*; name two encoders with one vocabulary"),
     ],
 )
-def test_two_towers_that_do_not_belong_together_are_refused(prepared, tmp_path, changes, said):
+def test_two_towers_that_do_not_belong_together_are_refused(tmp_path, changes, said):
     dpr_folder(tmp_path / "q", "Question")
     dpr_folder(tmp_path / "k", "Context", **changes)
     dpr_folder(tmp_path / "advised", "Context")
-    _, files = prepared
 
     def check(folder):
         chosen = {"retriever": {"pretrained": str(tmp_path / "q")}, "key_pretrained": str(tmp_path / folder)}
-        check_towers(RunContext(files, make_plan(tiny(lempex=chosen)), "index"))
+        check_towers(RunContext(WorkDir(tmp_path / "run"), make_plan(tiny(lempex=chosen)), "index"))
 
     with pytest.raises(ConfigError, match=said):
         check("k")

@@ -1,6 +1,7 @@
 """NEC's stages: which facts are read, what is wrong before any work, and a whole run in small."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from empax.parts.knowledge.finder import with_facts
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
 from empax.systems.nec.facts import Chooser
-from empax.systems.nec.settings import CandidateSettings, ContrastiveTaskSettings, NecSettings
-from empax.systems.nec.stages import exploring
+from empax.systems.nec.settings import CandidateSettings, ContrastiveTaskSettings, NecSettings, NecTaskSettings
+from empax.systems.nec.stages import exploring, trained_nec
 from tests.own_corpus import write_rows
 
 FACTS = [Fact("it", "xReact", "sad"), Fact("it", "xReact", "glad"), Fact("it", "xWant", "home"),
@@ -110,6 +111,11 @@ def test_what_is_wrong_is_said_before_any_work(tmp_path):
     assert "form = 'dialogue' and an encoder-decoder" in first
     assert "is not supported by NEC; set it to 0" in problems(config(nec__logits_at_once=8), tmp_path)[0]
     assert "config.generator.ranker = 'other'" in problems(config(nec__ranker="other"), tmp_path)[0]
+    nowhere = {"nec__selector": {"pretrained": "./nowhere"}}
+    found = problems(config(**nowhere), tmp_path)
+    assert len(found) == 2  # of both stages
+    assert all("'./nowhere' is neither a folder nor" in said for said in found)
+    assert problems(config(**nowhere, nec__social=False, nec__entity=False), tmp_path) == []
     nothing = {"in_batch": False, "different": 0, "frequent": 0, "own": 0}
     assert "contrast has no candidates" in problems(config(contrastive__contrast=nothing), tmp_path)[0]
     own = {**nothing, "own": 2}
@@ -187,6 +193,11 @@ def test_without_contrast_as_many_examples_are_read_and_nothing_is_reranked():
     assert "contrastive" not in form.run
     assert "rerank" not in form.nec.decoding
     assert ContrastiveTaskSettings(contrast=CandidateSettings()).start_from == "generator"
+
+
+def test_adapters_that_nec_never_has_are_refused_without_advice_to_train_them():
+    with pytest.raises(ConfigError, match=r"has no adapters: it was trained whole\. Export it with --lora=merged\.$"):
+        trained_nec(NecTaskSettings(), SimpleNamespace(stage="generator", shared="config.nec"), adapters=True)
 
 
 def test_own_candidates_are_as_many_beams_begun_as_answers_are():

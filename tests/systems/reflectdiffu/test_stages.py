@@ -109,6 +109,7 @@ REFUSED = {
         "reflectdiffu.model": {"dropout": 0.1}
     },
     "config.generator.judges = 'intents'": {"generator.reward": "empathy", "generator.judges": ["intents"]},
+    "copies; set decoding.encoder_no_repeat_ngram to 0": {"evaluate.decoding": {"encoder_no_repeat_ngram": 3}},
     "has no response intents": {"data.name": "jsonl"},
     "are each other's negatives": {"generator.accumulate": 2},
     "buckets end at 20": {"reasons.buckets": [20]},

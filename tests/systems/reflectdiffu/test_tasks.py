@@ -483,6 +483,11 @@ def test_shown_tags_are_as_many_on_other_words_or_none():
     np.testing.assert_array_equal(shuffled.sum(axis=1), tags.sum(axis=1))
     assert not np.array_equal(shuffled, tags)
     assert not np.asarray(shuffled * ~mask).any()
+    words = mask & (jnp.arange(12) % 4 != 1)[None]  # the others are speakers' tokens
+    many = jnp.where(words & (jnp.arange(12) > 0)[None], 1, 0)
+    among = shown_tags(many, words, numbers, "shuffled")
+    np.testing.assert_array_equal(among.sum(axis=1), many.sum(axis=1))
+    assert not np.asarray(among * ~words).any()
     np.testing.assert_array_equal(shown_tags(tags[::-1], mask[::-1], numbers[::-1], "shuffled"), shuffled[::-1])
     assert not np.asarray(shown_tags(tags, mask, numbers, "none")).any()
     np.testing.assert_array_equal(shown_tags(tags, mask, numbers, "marked"), tags)
