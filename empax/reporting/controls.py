@@ -21,7 +21,7 @@ CONTROLS = {
 }
 """Controls of a report, in order, and their titles."""
 
-JUDGES = {"": "identifiers", "second_seed": "identifiers, second seed", "linear": "linear judge, reply alone"}
+JUDGES = {"": "neural judge", "second_seed": "neural judge, second seed", "linear": "linear judge, reply alone"}
 """Judges of the mechanisms by the prefix of their notes; in report.json the first is called "first"."""
 
 

@@ -555,7 +555,7 @@ def test_levels_stand_beside_their_controls_and_judges_beside_each_other(pages):
     assert found["empathy"]["first"]["kappa"] == pytest.approx(0.0)
     for text in pages(found):
         for part in ("Empathy by the linear judge", "majority level", "own levels, shuffled", "Agreement of the judges",
-                     "35.0 (0.000)", "88.88", "identifiers and linear judge"):  # fmt: skip
+                     "35.0 (0.000)", "88.88", "neural judge and linear judge"):  # fmt: skip
             assert part in text
     assert "Absent: EPITOME" in markdown.markdown(made(notes={"linear_judge": {"absent": "EPITOME is not there"}}))
     assert made()["empathy"] == {}
