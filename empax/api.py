@@ -97,7 +97,7 @@ def run(
       workdir: folder of the run.
       settings: changed settings by path: `{"generator.steps": 100}`.
       reuse: a run whose finished stages are reused where they match.
-      redo: stages to redo, with all later ones.
+      redo: stages to redo, with all later ones; leave it out to resume.
 
     Returns:
       The work directory, for `Session.load`.

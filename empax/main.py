@@ -5,7 +5,7 @@ r"""Runs a recipe, or resumes a run.
   empax plan RECIPE[:ARG] [--config.a.b=VALUE ...]
 
 RECIPE is a file, or the name of a recipe that comes with empax. --config.a.b=VALUE changes one of its settings.
-After an interruption, the same command resumes the run.
+After an interruption, the same command without --redo resumes the run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CONFIG = flags.DEFINE_string(
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "The run's work directory; default runs/RECIPE.")
 _REUSE = flags.DEFINE_string("reuse", None, "Earlier workdir, whose matching finished stages a new one starts with.")
-_REDO = flags.DEFINE_multi_string("redo", [], "A stage to redo, with all later ones.")
+_REDO = flags.DEFINE_multi_string("redo", [], "A stage to redo, with all later ones; leave it out to resume.")
 _MODE = flags.DEFINE_enum("mode", "run", ["run", "plan"], "plan: show what would be done; allocate nothing.")
 
 
@@ -84,7 +84,8 @@ def main(argv: list[str]) -> None:
         reuse = expand(_REUSE.value) if _REUSE.value else None
         run.run(values, workdir, reuse=reuse, redo=_REDO.value, command=command)
     except Interrupted as interrupted:
-        print(f"{interrupted}", file=sys.stderr)
+        again = f" Leave out --redo={_REDO.value[0]}, which would begin anew." if _REDO.value else ""
+        print(f"{interrupted}{again}", file=sys.stderr)
         sys.exit(interrupted.exit_code)
 
 

@@ -100,6 +100,18 @@ def test_on_a_gpu_the_recorded_command_names_another_recipe_and_the_same_folder(
     assert said.stdout.splitlines()[-1] == expected, said.stderr
 
 
+def test_who_is_interrupted_in_a_redo_is_told_how_to_go_on(command, tmp_path):
+    program = (
+        "import sys; from empax import main; from empax.pipeline import run; from empax.training import loop\n"
+        "def stop(*_, **__): raise loop.Interrupted('joint: stopped.', step=3)\n"
+        f"run.run, sys.argv = stop, ['main', {TINY!r}, '--workdir={tmp_path}/run', '--redo=joint']\n"
+        "main.command_line()"
+    )
+    result = command("-c", program)
+    assert result.returncode == 130, result.stderr
+    assert result.stderr.splitlines()[-1] == "joint: stopped. Leave out --redo=joint, which would begin anew."
+
+
 @pytest.mark.parametrize("flag", ["--workdri=x", "--mode=pln"])
 def test_a_mistyped_flag_fails_at_once(command, flag):
     result = command("-m", "empax.main", TINY, flag)

@@ -34,6 +34,7 @@ from empax.reporting.tables import (
     intervals,
     markdown_table,
     metric_title,
+    text_note,
 )
 
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -109,8 +110,10 @@ def _scored(table: Table, results: Path) -> list[Any]:
 
 def _about(table: Table, results: Path, names: Sequence[str], notes: Sequence[str] = ()) -> list[str]:
     """Returns a note on the corpus, the rows, the meaning of ± and brackets, the text normalisation, and `notes`."""
-    if any("evaluation" in row for row in table["rows"]):
-        return []
+    if other := next((row for row in table["rows"] if "evaluation" in row), None):
+        found = _read(_path(other, results))["evaluations"][other["evaluation"]]
+        where = f"Corpus: {found['corpus']}, {found['split']} split"
+        return ["", " ".join([f"{where}. Text: {text_note(names)}. ±: standard deviation over seeds.", *notes])]
     scored = _scored(table, results)
     if not scored:
         return []
@@ -288,7 +291,8 @@ def _benchmark(table: Table, results: Path) -> list[str]:
         one = found[name]["rows"][key]
         unit = f" {one['unit']}".replace(" seconds", " s")
         spread = f"{one['ratio']:.2f} ({one['lowest_ratio']:.2f}–{one['highest_ratio']:.2f})"
-        ours, theirs = (f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in (one["ours"], one["theirs"]))
+        # 999.5 with three digits is 1e+03
+        ours, theirs = (f"{value:.3g}" if value < 999.5 else f"{value:,.0f}" for value in (one["ours"], one["theirs"]))
         rows.append([title, ours + unit, theirs + unit, spread])
     command = ", ".join(f"`{one['command']}`" for one in found.values())
     return [*markdown_table(["", "empax", table["other"], "ratio"], rows), "", f"Command: {command}"]

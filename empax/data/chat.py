@@ -86,7 +86,7 @@ _SIZES = (3, 1, 5)
 
 
 _TEMPLATE = "the tokenizer's chat template"
-_REFUSED = "{} {}. Give the model another template, or none (tokenizer_config.json)."
+_REFUSED = "{} {}. Give the model another template, or none (chat_template.jinja, or else tokenizer_config.json)."
 
 
 @functools.lru_cache(maxsize=32)

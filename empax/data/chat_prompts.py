@@ -12,7 +12,7 @@ from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
 from empax.core.types import Instance
 from empax.data import features
-from empax.data.chat import ChatTemplate
+from empax.data.chat import PLAIN, ChatTemplate
 from empax.data.sources import ExemplarLayout, LayoutSettings, Row, Text
 
 TOLD = "told"
@@ -81,9 +81,13 @@ class ChatForm:
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """Ids before every source; the model adds them."""
+        """Ids before every source; the model adds them.
+
+        A template begins the text itself; without one, the tokenizer does (<s> of a Llama), as in `PlainForm`.
+        """
+        first = self.tokenizer.framing[0] if self.template == PLAIN else []
         opened = self._frames.opened(self.instruction)
-        return tuple(self.tokenizer.encode(opened.removesuffix(self._opening_text)))
+        return (*first, *self.tokenizer.encode(opened.removesuffix(self._opening_text)))
 
     @property
     def _ending(self) -> list[int]:

@@ -55,8 +55,10 @@ def is_speakers(turn: int, num_turns: int) -> bool:
     return (num_turns - 1 - turn) % 2 == 0
 
 
-def read_spans(path: Path, instances: Iterable[Instance]) -> list[SpanExample]:
+def read_spans(path: Path, instances: Iterable[Instance], *, some: bool = False) -> list[SpanExample]:
     """Reads the instances with spans in a file. A line is {"id", "turn", "start", "end"}, in characters of the turn.
+
+    `some`: whether `instances` are a part of the corpus; spans in others are then left out.
 
     Raises:
       DataError: if a line has another form, an id has no instance, or a span is not within a speaker's turn.
@@ -67,6 +69,8 @@ def read_spans(path: Path, instances: Iterable[Instance]) -> list[SpanExample]:
         where = f"{path}, row {number}"
         if set(row) != {"id", "turn", "start", "end"}:
             raise DataError(f"{where}: a span has the fields id, turn, start, end; found {', '.join(row) or 'none'}.")
+        if some and isinstance(row["id"], str) and row["id"] not in by_id:
+            continue
         if not isinstance(row["id"], str) or row["id"] not in by_id:
             raise DataError(f"{where}: there is no instance {row['id']!r}; spans must be in the run's own instances.")
         if not all(type(row[name]) is int for name in ("turn", "start", "end")):

@@ -36,6 +36,13 @@ def leave_out_absent(plan: RunPlan, files: WorkDir) -> RunPlan:
             left_out = [m for m in MECHANISMS if m in lost | set(settings.left_out)]
             changes[name] = {"classifiers": kept, "left_out": left_out}
     for name, mechanisms in gone.items():
+        if not epitome.is_absent(plan.data.dir):
+            log.warning(
+                "%s stays left out, and so do its attributes %s: this run began without EPITOME, which is there now. A "
+                "new --workdir includes them.",
+                name, ", ".join(mechanisms),
+            )  # fmt: skip
+            continue
         log.warning(
             "%s is left out, and so are its attributes %s: EPITOME, their training data, is missing (put its files "
             "into config.data.dir). --config.%s.data=epitome requires it.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,6 @@ from empax.core.system import AnswerOptions, RunContext, RunPlan
 from empax.core.types import Instance
 from empax.data import dailydialog, own
 from empax.data.batches import DRAWN, draw_dialogues
-from empax.data.epitome import find_epitome
 from empax.data.store import check_prepared, load_instances, may_load
 from empax.decoding.settings import DecodeSettings
 from empax.evaluation.rows import released
@@ -88,7 +86,8 @@ def check(settings: Settings, run: RunContext) -> None:
 
     Raises:
       ConfigError: a stage is missing or trains something else, nothing reads `index`, or `config.data.dir` lacks
-        DailyDialog.
+        DailyDialog or has only a part of EPITOME.
+      DataError: a file of DailyDialog, or of EPITOME for the linear judge, is damaged.
     """
     check_prepared(run)
     decoded = decoded_by(settings, run)
@@ -108,8 +107,7 @@ def check(settings: Settings, run: RunContext) -> None:
     if settings.bart_score and may_load(run, settings.bart_score):
         check_bart(settings.bart_score)
     if settings.linear_judge:
-        with contextlib.suppress(ConfigError):  # without EPITOME there is no such judge
-            find_epitome(run.plan.data.dir)
+        judging.check_linear(run.plan.data.dir)
     if settings.corpus:
         dailydialog.load_instances(dailydialog.find_dailydialog(run.plan.data.dir, split=settings.split))
 
@@ -211,10 +209,9 @@ def find_instances(settings: Settings, run: RunContext) -> tuple[list[Instance],
 def head_accuracies(instances: Sequence[Instance], found: Sequence[Mapping[str, str]]) -> dict[str, float]:
     """Computes the accuracy of each emotion head in percent, from its output `found`, where the emotion is known.
 
-    Accuracy is 0 if no emotion is known; the result is empty without a head that has learnt emotions.
+    The result is empty if no emotion is known, or without a head that has learnt emotions.
     """
     known = [(i.emotion, by_head) for i, by_head in zip(instances, found, strict=True) if i.emotion]
-    return {
-        head: 100.0 * float(np.mean([by_head[head] == emotion for emotion, by_head in known])) if known else 0.0
-        for head in found[0]
-    }
+    if not known:
+        return {}
+    return {head: 100.0 * float(np.mean([by_head[head] == emotion for emotion, by_head in known])) for head in found[0]}

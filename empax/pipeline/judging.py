@@ -145,6 +145,17 @@ class Jury:
         return {name: dict(found) for name, found in self.linear.held_out.items()}
 
 
+def check_linear(data_dir: str) -> None:
+    """Checks the EPITOME in `data_dir` (as `config.data.dir`); without it there is no linear judge.
+
+    Raises:
+      ConfigError: some of its files are missing.
+      DataError: one is damaged.
+    """
+    if not epitome.is_absent(data_dir):
+        epitome.load_epitome(epitome.find_epitome(data_dir))
+
+
 def linear_jury(data_dir: str) -> Jury:
     """Trains the linear judge on the EPITOME in `data_dir` (as `config.data.dir`); empty jury without it."""
     try:

@@ -229,7 +229,8 @@ class Records:
             modules = sorted({module for name in names for module in stale[name]})
             log.warning(
                 "THE CODE HAS CHANGED since these stages were made: %s (%s). Their old results are used. "
-                "--redo=%s makes them anew.",
+                "--redo=%s makes them anew. What EMPAX_CACHE_DIR keeps (annotations, facts, embeddings) is used again, "
+                "whatever the code: set it to an empty folder to have that made anew, too.",
                 ", ".join(names), _few(modules), names[0],
             )  # fmt: skip
 

@@ -23,7 +23,7 @@ from empax.pipeline.absent import leave_out_absent
 from empax.pipeline.plan import make_plan, plain
 from empax.pipeline.records import differences
 from empax.pipeline.run import find_inputs, find_problems
-from empax.pipeline.workdirs import alike, made_from_others, other_input
+from empax.pipeline.workdirs import alike, check_resumable, made_from_others, other_input
 
 _LONGEST = 120  # maximum length of a folder name; file systems allow 255 bytes
 
@@ -163,11 +163,18 @@ def describe(runs: Sequence[Run], folder: Path) -> str:
 
 
 def problems(runs: Sequence[Run]) -> Iterator[ConfigError | DataError]:
-    """Yields the problems of each arm that are known before any run; those of unfinished seeds are the same."""
-    unfinished = (run for run in runs if not run.is_finished())
+    """Yields the problems that are known before any run: of each arm, and of work directories with other settings."""
+    unfinished = [run for run in runs if not run.is_finished()]
     for _, group in itertools.groupby(unfinished, key=lambda run: run.arm):
         run = next(group)
         yield from find_problems(run.plan, WorkDir(run.folder), planned=True)
+    for run in unfinished:
+        try:
+            check_resumable(WorkDir(run.folder), run.plan, run.inputs if run.folder.exists() else {})
+        except (ConfigError, DataError) as error:
+            yield ConfigError(
+                f"{error} A sweep takes no --redo: give it to `empax run` with this run's folder, or delete the folder."
+            )
 
 
 def make(runs: Sequence[Run], execute: Callable[[Sequence[str]], int] | None = None) -> dict[str, int]:

@@ -82,18 +82,25 @@ def claim(
         check_origins(files, [plan.stages[name] for name in kept])
     _forget(files, unwanted)
     run = _description(files)
-    if old is not None and run and files.checksums.is_file() and old.config == plan.config:
+    redone = any(plan.stages[name].kind != "report" for name in order[first:])  # a report describes what made the rest
+    if old is not None and run and files.checksums.is_file() and old.config == plan.config and not redone:
         return
     if not run and old is not None:
         log.warning("%s was damaged; it now describes this process.", files.provenance)
     if not run:
         run = describe_run(plan, command)
-    elif old is not None and any(differences(old.config, plan.config)):
-        reused = {"reused": run["reused"]} if "reused" in run else {}
-        run = {**describe_run(plan, command), **reused, "earlier": [*run.pop("earlier", []), run]}
+    elif old is not None and (redone or any(differences(old.config, plan.config))):
+        run = {**describe_run(plan, command), **_still_reused(run, kept), "earlier": [*run.pop("earlier", []), run]}
     if old is None and reuse is not None:  # before config.json, which marks the work directory as used
         run["reused"] = take_stages(WorkDir(reuse), files, plan, inputs)
     write_config(files, plan.config, run)
+
+
+def _still_reused(run: Mapping[str, Any], kept: Sequence[str]) -> dict[str, Any]:
+    """Returns the `reused` of a description with the stages in `kept` alone; empty without any."""
+    reused = run.get("reused", {})
+    stages = [name for name in reused.get("stages", []) if name in kept]
+    return {"reused": {**reused, "stages": stages}} if stages else {}
 
 
 def _known_plan(files: WorkDir) -> RunPlan | None:
@@ -124,6 +131,12 @@ def check_same(files: WorkDir, plan: RunPlan) -> None:
         raise ConfigError(
             f"{path}: {was!r} in the first process, {now!r} in this one; give all processes the same command."
         )
+
+
+def check_resumable(files: WorkDir, plan: RunPlan, inputs: AllInputs) -> None:
+    """Raises ConfigError if the work directory comes from another config or from other files; writes nothing."""
+    if (old := _known_plan(files)) is not None:
+        _check_inputs(files, plan, inputs, _check_same(files, old, plan, inputs, list(plan.stages)))
 
 
 def _check_same(files: WorkDir, old: RunPlan, plan: RunPlan, inputs: AllInputs, wanted: Sequence[str]) -> list[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from empax.data.chat import PLAIN
 from empax.data.chat_prompts import INSTRUCTION
 from empax.data.sources import ExemplarLayout
 from empax.decoding.settings import DecodeSettings
@@ -49,7 +51,9 @@ class Exported:
       exemplars: their layout, see `data.sources.ExemplarLayout`.
       before: text that starts each source.
       framed: whether each passage has the tokenizer's special tokens around it.
-      prompted: whether the generator is a decoder-only model, prompted by a chat template.
+      prompted: whether the generator is a decoder-only model.
+      template: whether its tokenizer has a chat template.
+      plain: whether the generator reads plain texts, without tags or an instruction.
       size: number of parameters.
       lora: settings of the trained adapters; None = the weights themselves were trained.
       adapters: whether the folder holds only the adapters; else they are merged into the weights.
@@ -70,6 +74,8 @@ class Exported:
     before: str = ""
     framed: bool = False
     prompted: bool = False
+    template: bool = True
+    plain: bool = False
     lora: LoraSettings | None = None
     adapters: bool = False
     rounded: bool = False
@@ -182,24 +188,38 @@ def _use(about: Exported) -> str:
                 " Two encoders were exported apart: `--what=retriever` for queries, `key_retriever` for keys."
             )
         return f"```python\n{call}\n```\n\n{about_texts}\n"
-    call = _loading(about) + (_CHAT if about.prompted else _ANSWER.format(before=about.before))
+    call = _loading(about) + _answering(about)
     notes = " ".join(filter(None, (_on_adapters(about), _layout(about))))
     return f"```python\n{call}\n```\n\n{notes}".rstrip() + "\n"
 
 
+_MESSAGE = "I lost my job."
 _CHAT = (
-    f'turns = [("system", "{INSTRUCTION}"), ("user", "I lost my job.")]\n'
-    'chat = [{"role": role, "content": content} for role, content in turns]\n'
+    "turns = {turns}\n"
+    'chat = [{{"role": role, "content": content}} for role, content in turns]\n'
     "prompt = tokenizer.apply_chat_template(\n"
     '    chat, add_generation_prompt=True, return_tensors="pt", return_dict=True\n)\n'
-    "answer = model.generate(**prompt)[0, prompt.input_ids.shape[1] :]\n"
-    "print(tokenizer.decode(answer, skip_special_tokens=True))"
 )
+_CONTINUATION = "answer = model.generate(**prompt)[0, prompt.input_ids.shape[1] :]\n"
 _ANSWER = (
     'source = tokenizer("{before}<speaker> I lost my job.", add_special_tokens=False, return_tensors="pt")\n'
     "answer = model.generate(input_ids=source.input_ids)[0]\n"
-    "print(tokenizer.decode(answer, skip_special_tokens=True))"
 )
+_PLAIN_ANSWER = f'source = tokenizer("{_MESSAGE}", return_tensors="pt")\nanswer = model.generate(**source)[0]\n'
+
+
+def _answering(about: Exported) -> str:
+    """Returns code lines that print the answer to one message."""
+    if not about.prompted:
+        lines = _PLAIN_ANSWER if about.plain else _ANSWER.format(before=about.before)
+    elif about.template:
+        system = [] if about.plain else [("system", INSTRUCTION)]
+        lines = _CHAT.format(turns=json.dumps([*system, ("user", _MESSAGE)])) + _CONTINUATION
+    else:
+        framed = PLAIN.opened(INSTRUCTION) + PLAIN.continued([_MESSAGE], INSTRUCTION)
+        text = json.dumps(_MESSAGE if about.plain else framed)
+        lines = f'prompt = tokenizer({text}, return_tensors="pt")\n{_CONTINUATION}'
+    return lines + "print(tokenizer.decode(answer, skip_special_tokens=True))"
 
 
 def _loading(about: Exported) -> str:
@@ -237,6 +257,16 @@ def _on_adapters(about: Exported) -> str:
 
 def _layout(about: Exported) -> str:
     """Describes the model's input."""
+    if about.plain:
+        if about.prompted and about.template:
+            return ""
+        layout = (
+            "A source is a text as the tokenizer encodes it. The turns of a conversation are lines of it, or have "
+            '" | " between them if the tokenizer has no line break.'
+        )
+        if about.passages:
+            layout += f" Trained as Fusion-in-Decoder on {about.passages} passages: that, behind one exemplar each."
+        return layout
     if about.prompted and about.passages:
         if about.exemplars == "turns":
             return f"It reads {about.passages} exemplars as earlier turns of the chat."

@@ -78,6 +78,8 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         framed=bool(found.base),
         size=count_params(found.params),
         prompted=isinstance(found.model, DecoderOnly),
+        template=found.tokenizer.chat_template is not None,
+        plain=getattr(plan.system_settings, "form", "") == "plain",
         lora=found.lora,
         adapters=adapters,
         rounded=adapters and (found.lora.int8 or found.base in HUB_NAMES),

@@ -165,10 +165,17 @@ class Checkpointer:
             found = [step for step, _ in _complete(self._directory / _FOLDERS["best"]) if step <= int(path.name)]
             record = {**record, "best": max(found, default=None)}
         write_sealed(path / _COMPLETE, {**record, "checksums": _checksums(path)})
-        for _, old in list(_complete(self._directory / _FOLDERS["last"]))[:-_KEPT]:
-            _remove(old)
         if path.parent.name == _FOLDERS["last"]:
+            self._drop_others(int(path.name))
             self._drop_old_best()
+
+    def _drop_others(self, newest: int) -> None:
+        """Keeps the last checkpoints up to step `newest`; a run that reaches it has refused all later ones."""
+        found = list(_complete(self._directory / _FOLDERS["last"]))
+        kept = [step for step, _ in found if step <= newest][-_KEPT:]
+        for step, path in found:
+            if step not in kept:
+                _remove(path)
 
     def _best_problem(self, step: int, best: int | None) -> str:
         """Describes the damage to the best parameters (of step `best`) until `step`; empty without any."""

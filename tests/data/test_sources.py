@@ -288,6 +288,13 @@ def framed(before, behind):
     return SubwordTokenizer(backend, pad="<pad>", eos="</s>", start="<pad>")
 
 
+def test_a_prompt_without_a_template_begins_as_every_text_of_the_tokenizer():
+    ours = framed("<s>", "")
+    instruction = tuple(ours.encode(INSTRUCTION))
+    assert ChatForm(ours, LAYOUT, False, PLAIN).prefix == (ours.token_id("<s>"), *instruction)
+    assert ChatForm(ours, LAYOUT, False, ChatTemplate("", "[", "]", "[", "]")).prefix == instruction
+
+
 @pytest.mark.parametrize(("before", "behind"), [("", "</s>"), ("<s>", "</s>"), ("", "")], ids=["t5", "bart", "bare"])
 @pytest.mark.parametrize("layout", ["apart", "joined"])
 def test_every_passage_of_a_pretrained_model_stands_in_its_frame(before, behind, layout):

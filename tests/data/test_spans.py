@@ -24,6 +24,9 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     example = SpanExample("a#4", CONTEXT, (Span(0, 3, 11), Span(2, 2, 6)))
     write_jsonl(path, ({"id": "a#4", **span._asdict()} for span in example.spans))
     assert spans.read_spans(path, [INSTANCE, Instance("b#2", ("x",), "y", "")]) == [example]
+    write_jsonl(path, [{"id": "c#2", "turn": 0, "start": 0, "end": 1}, {"id": "a#4", "turn": 0, "start": 3, "end": 11}])
+    # Of a limited run: the corpus has more instances.
+    assert spans.read_spans(path, [INSTANCE], some=True) == [SpanExample("a#4", CONTEXT, (Span(0, 3, 11),))]
 
 
 @pytest.mark.parametrize(

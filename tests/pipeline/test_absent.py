@@ -80,14 +80,17 @@ def test_a_plan_for_devices_elsewhere_leaves_nothing_out(own, tmp_path):
     assert decide(changed(own, {"plan.topology": "v5e:2x4"}), tmp_path / "run")["run"] == own["run"]
 
 
-def test_a_work_directory_goes_on_as_it_began(own, tmp_path, monkeypatch):
+def test_a_work_directory_goes_on_as_it_began(own, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(prepare, "run", lambda settings, run: {})
     short = changed(own, {"run": ["prepare", "attributes", "annotate"]})
     monkeypatch.setattr(run, "_run_stages", lambda *_: None)
     run.run(short, tmp_path / "without")
     add_epitome(tmp_path / "data")
     run.run(short, tmp_path / "with")
+    caplog.clear()
     run.run(short, tmp_path / "without")
+    assert "attributes stays left out" in caplog.text
+    assert "EPITOME, their training data, is missing" not in caplog.text
     for name in FILES.values():
         (tmp_path / "data" / FOLDER / name).unlink()
     assert read_json(tmp_path / "without" / "config.json")["run"] == ["prepare", "annotate"]

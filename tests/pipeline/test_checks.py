@@ -23,10 +23,11 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir
 from empax.core.system import RunContext
 from empax.core.types import EMOTIONS, MECHANISMS
-from empax.data import empathetic_dialogues, sample
+from empax.data import empathetic_dialogues, epitome, sample
 from empax.data.store import load_instances, planned_instances
 from empax.pipeline import evaluate, prepare, run
 from empax.pipeline.plan import make_plan, plain
+from tests.data.test_epitome import write
 from tests.end_to_end.conftest import write_model
 from tests.own_corpus import HEADER, archive_of, write_own_corpus, write_rows
 from tests.plans import changed
@@ -526,6 +527,17 @@ def test_other_corpora_are_read_before_any_work(reg, tmp_path, refused):
     assert "reccon_dailydialog_valid" in refused(config, tmp_path / "run")
     (tmp_path / "reccon_dailydialog_valid.json").write_text("{}")
     assert "reccon_dailydialog_test" in refused(config, tmp_path / "run")  # the annotator is measured at its end
+
+
+def test_half_of_epitome_or_a_broken_file_is_refused_where_a_linear_judge_would_learn_from_it(reg, refused, tmp_path):
+    config = changed(reg, {"evaluate.linear_judge": True, "data.dir": str(tmp_path)})
+    assert not list(run.find_problems(make_plan(config), WorkDir(tmp_path / "run")))  # nobody needs the judge
+    write(tmp_path, ["0120", "2101", "1022"])
+    path = tmp_path / epitome.FILES["exploration"]
+    path.write_text(path.read_text().replace(",2,", ",3,"))
+    assert "level is '3', must be 0, 1 or 2" in refused(config, tmp_path / "run")
+    path.unlink()
+    assert "holds no EPITOME" in refused(config, tmp_path / "run")
 
 
 def test_finished_stages_are_not_checked_again(reg, tmp_path):

@@ -177,10 +177,14 @@ def test_answers_of_another_model_or_to_other_instances_are_not_kept(run):
     assert len({first, *others}) == 6
 
 
-def test_without_any_known_emotion_no_head_is_better():
+def test_without_any_known_emotion_no_head_predicts(run):
     unknown = [Instance("validation#2", ("x",), "y", "")]
     found = Parrot().emotions(unknown, batch_size=1)
-    assert evaluate.head_accuracies(unknown, found) == {"generator": 0.0, "retriever": 0.0}
+    assert evaluate.head_accuracies(unknown, found) == {}
+    write_jsonl(run.files.instances("validation"), map(instance_to_row, unknown))
+    _, _, rows = evaluated(run)
+    assert {row["emotion_prediction"] for row in rows} == {""}
+    assert not [name for name in read_json(run.directory / "evaluate.json") if "head" in name]
 
 
 def test_a_judge_levels_responses_and_references(run, monkeypatch):

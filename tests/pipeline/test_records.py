@@ -215,7 +215,7 @@ def test_changed_code_is_told_with_the_stages(files, caplog):
     with_other_code(files.done("generator"))
     records_of(files).check(first=True)
     assert "THE CODE HAS CHANGED since these stages were made: generator (empax.core.files)" in caplog.text
-    assert "--redo=generator" in caplog.text
+    assert "--redo=generator makes them anew. What EMPAX_CACHE_DIR keeps" in caplog.text
 
 
 @pytest.mark.parametrize(("source", "told"), [("of yesterday", True), (None, False)])

@@ -120,7 +120,13 @@ def test_finished_runs_are_not_made_again_and_a_failed_one_is(tmp_path):
     assert not sweep.make(more, pretend(more, calls))
     assert [f"{call[1]}" for call in calls] == [f"--workdir={more[i].folder}" for i in (1, 4, 5)]
     other = made(tmp_path, **{"generator.batch_size": "4"})
-    assert not any(run.is_finished() for run in other)  # `empax.main` says why it refuses them
+    assert not any(run.is_finished() for run in other)
+    refused = list(map(str, sweep.problems(other)))  # before any of them runs
+    assert len(refused) == len(other)
+    for run, said in zip(other, refused, strict=True):
+        assert f"{run.folder} was made with another config (config.generator.batch_size: " in said
+        assert "A sweep takes no --redo" in said
+    assert not list(sweep.problems(made(tmp_path, {"generator.steps": ["4", "5"]})))
 
 
 def test_a_run_on_another_corpus_is_not_finished_and_two_corpora_are_two_arms(tmp_path):

@@ -238,6 +238,21 @@ def test_redo_makes_what_it_names_and_all_that_follows_anew_and_nothing_before(c
         claim(finished, config, redo=["generatr"])
 
 
+def test_what_is_redone_is_described_by_the_process_that_redoes_it(config, finished, tmp_path):
+    claim(finished, config, redo=["report"], command="the page alone")
+    assert read_json(finished.provenance)["command"] == "the first"
+    claim(finished, config, redo=["ppo"], command="the second")
+    described = read_json(finished.provenance)
+    assert (described["command"], [one["command"] for one in described["earlier"]]) == ("the second", ["the first"])
+    finish(finished, config)
+    files, stages = taken(config, finished, tmp_path)
+    assert "generator" in stages
+    claim(files, config, redo=["generator"])
+    assert read_json(files.provenance)["reused"]["stages"] == stages[: stages.index("generator")]
+    claim(files, config, redo=["prepare"])
+    assert "reused" not in read_json(files.provenance)
+
+
 def test_a_redo_that_is_killed_leaves_no_curve_of_what_it_removes(config, finished, monkeypatch):
     rename = os.rename
 

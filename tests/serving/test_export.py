@@ -227,6 +227,12 @@ def test_a_card_says_over_which_rows_its_metrics_are():
         ({"exemplars": "joined"}, "on 2 passages: that, `<sep>`, and one exemplar each, `[attributes] <speaker> … <li"),
         ({"prompted": True, "exemplars": "turns"}, "It reads 2 exemplars as earlier turns of the chat.\n"),
         ({"prompted": True}, "It was trained with 2 exemplars behind the instruction.\n"),
+        ({"prompted": True, "passages": 0}, 'turns = [["system", "You talk with somebody'),
+        ({"prompted": True, "template": False, "passages": 0}, r"\n\nThey:\nI lost my job.\n\nYou:\n"),
+        ({"prompted": True, "template": False, "plain": True, "passages": 0}, 'prompt = tokenizer("I lost my job.",'),
+        ({"prompted": True, "plain": True, "passages": 0}, 'turns = [["user", "I lost my job."]]\n'),
+        ({"plain": True, "passages": 0}, 'source = tokenizer("I lost my job.", return_tensors="pt")\n'),
+        ({"plain": True}, "on 2 passages: that, behind one exemplar each.\n"),
         ({"what": "retriever"}, "pipeline_tag: sentence-similarity\n"),
         ({"what": "retriever"}, "a key is the same with the response behind it. The dot product is the relevance.\n"),
         ({"what": "retriever", "key": "response", "towers": "separate"}, "a key is a response alone. The dot product"),
@@ -247,6 +253,8 @@ def test_a_card_says_what_the_model_reads_and_stands_on(about, said):
     assert ("Two encoders" in card) == ("towers" in about)
     assert ("rounded" in card) == ("rounded" in about)
     assert ("BASE" in card) == ("/home" in about.get("base", ""))
+    assert "plain" not in about or "<speaker>" not in card
+    assert about.get("template", True) or "apply_chat_template" not in card
 
 
 def test_a_card_names_the_licence_of_the_data_if_it_is_known_and_where_facts_are_from():

@@ -110,9 +110,29 @@ def test_a_table_may_tell_the_kappa_of_a_judge(tmp_path):
     assert "| small | 2.00 (1.00–3.00) | 0.250 |\n| canned | 0.50 |  |" in made
 
 
+def test_a_table_of_another_corpus_tells_it_and_the_text_normalisation(tmp_path):
+    results = make_results(tmp_path, 2.0)
+    found = {"corpus": "dailydialog", "split": "test", "metrics": {"bleu_2": {"mean": 2.0, "std": 0.5}}, "variants": {}}
+    rows = {"sha256": "0" * 16}
+    write_json(results / "runs/reg/small/seeds.json", {"seeds": ["0"], "rows": rows, "evaluations": {"talk": found}})
+    row = {"name": "small", "seeds": "reg/small", "evaluation": "talk"}
+    write_json(results / "tables.json", {"talk": {"kind": "scores", "metrics": ["bleu_2"], "rows": [row]}})
+    made = fill(document("talk"), results)
+    assert "| small | 2.00 ± 0.50 |" in made
+    assert "Corpus: dailydialog, test split. Text: lower case, NLTK words (BLEU). ±: standard deviation" in made
+
+
 def test_a_table_that_there_is_not_is_named(tmp_path):
     with pytest.raises(DataError, match="no table 'large'; it has commands, judged, small"):
         fill(document("large"), make_results(tmp_path, 2.0))
+
+
+def test_a_benchmark_is_told_without_powers_of_ten(tmp_path):
+    one = {"ours": 999.6, "theirs": 99.4, "unit": "queries/s", "ratio": 9.0, "lowest_ratio": 9.0, "highest_ratio": 9.0}
+    write_json(tmp_path / "benchmarks/m/search.json", {"command": "a command", "rows": {"exact": one}})
+    table = {"kind": "benchmark", "machine": "m", "other": "FAISS", "rows": [["search", "exact", "exact search"]]}
+    write_json(tmp_path / "tables.json", {"speed": table})
+    assert "| exact search | 1,000 queries/s | 99.4 queries/s |" in fill(document("speed"), tmp_path)
 
 
 def test_a_table_over_other_test_rows_is_refused_until_it_is_two(tmp_path):

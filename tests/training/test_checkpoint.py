@@ -126,6 +126,19 @@ def test_all_damaged_starts_anew_and_says_so(tmp_path, caplog):
     assert restore(tmp_path / "nothing") is None
 
 
+def test_a_run_that_starts_anew_beside_damaged_checkpoints_keeps_its_own(tmp_path):
+    saved(tmp_path, 6, 9, best=(6,))
+    for step in ("6", "9"):
+        damage(tmp_path / "checkpoints" / step, "flipped bit")
+    assert restore(tmp_path) is None
+    saved(tmp_path, 3, best=(2,))
+    assert steps_in(tmp_path / "checkpoints") == ["3"]
+    assert restore(tmp_path)[0] == 3
+    saved(tmp_path, 4)  # and a fallback
+    damage(tmp_path / "checkpoints" / "4", "flipped bit")
+    assert restore(tmp_path)[0] == 3
+
+
 def test_a_record_with_a_changed_bit_counts_no_more(tmp_path, caplog):
     """Whichever bit it is: what is the best, the history, the shapes, the checksums, the names of all these."""
     for step in (3, 6):

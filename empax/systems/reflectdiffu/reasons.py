@@ -166,7 +166,7 @@ def load_examples(stage: ReasonTaskSettings, run: RunContext, split: str) -> lis
         return spans.sample_examples("train" if split == "train" else "test")
     instances = load_instances(run, split)
     if stage.data == "file":
-        return spans.read_spans(expand(stage.spans) / f"{split}.jsonl", instances)
+        return spans.read_spans(expand(stage.spans) / f"{split}.jsonl", instances, some=bool(run.plan.data.limit))
     return spans.lexicon_examples(instances, stage.least_valence)
 
 

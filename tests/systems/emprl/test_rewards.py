@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import re
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -174,6 +176,14 @@ def test_parts_are_summed_with_their_weights(toy):
     assert reward.names == ("constant", "lengths_of_texts", "scorer")
     np.testing.assert_allclose(reward.rate_parts(reward.frozen(), rollout), [[2, 2, 24], [2, 0, 16]])
     np.testing.assert_allclose(reward.rate(reward.frozen(), rollout), [0.5 * 2 + 2.0 * 2 - 24, 0.5 * 2 - 16])
+
+
+def test_the_guides_function_of_arrays_gives_a_number_for_each_row():
+    page = (Path(__file__).resolve().parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    names = {}
+    exec(re.search(r"```python\n([^`]*\(rollout\)[^`]*)```", page)[1], names)
+    rollout = types.SimpleNamespace(mask=np.array([[True, True, True], [True, True, False], [False] * 3]))
+    np.testing.assert_allclose(names["brief"](rollout), [1 / 3, 1 / 2, 1.0])
 
 
 def test_parts_have_the_names_of_their_functions_or_kinds():
