@@ -73,6 +73,18 @@ def real_data(real_data_if_any: Path | None) -> Path:
     return real_data_if_any
 
 
+@pytest.fixture
+def no_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user has named no folder of corpora."""
+    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What another test has put into the cache is not found."""
+    monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="session")
 def load_module() -> Callable[[Path], ModuleType]:
     """Imports a file that stands beside tests, so that what it defines can be used in other processes too."""

@@ -6,13 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from empax import serve
-from empax.core.config import ConfigError
 from tests.conftest import ROOT
 
 BUSY = """
@@ -28,6 +25,16 @@ batcher.LEFT_SECONDS = 0.2
 stub = Stub()
 stub.free.wait = lambda _: time.sleep(600)
 serve.serve(make_app([stub], ServerSettings()), serve._place())
+"""
+
+TWO = """
+from absl import flags
+from empax import serve
+
+flags.FLAGS(["serve", "--port=0"])
+first = serve._place()
+flags.FLAGS.port = first.getsockname()[1]
+serve._place()
 """
 
 
@@ -64,13 +71,9 @@ def test_what_cannot_be_served_is_one_line_before_anything_is_loaded(command_lin
     assert [path.name for path in votes.iterdir()] == ["key.json"]
 
 
-def test_a_port_is_taken_before_anything_is_served(monkeypatch):
-    monkeypatch.setattr(serve, "_HOST", SimpleNamespace(value="127.0.0.1"))
-    monkeypatch.setattr(serve, "_PORT", SimpleNamespace(value=0))
-    with serve._place() as first:
-        monkeypatch.setattr(serve, "_PORT", SimpleNamespace(value=first.getsockname()[1]))
-        with pytest.raises(ConfigError, match="use another host or port"):
-            serve._place()
+def test_a_port_is_taken_before_anything_is_served():
+    result = subprocess.run([sys.executable, "-c", TWO], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "Address already in use; use another host or port" in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

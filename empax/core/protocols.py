@@ -137,10 +137,6 @@ class InstanceEncoder(Protocol):
 class AnswerStore(Protocol):
     """Answers stored across processes (`pipeline.answers.KeptAnswers`)."""
 
-    def __len__(self) -> int:
-        """Returns the number of answers that were stored at the start."""
-        ...
-
     def get(self, batch: int) -> Mapping[int, Prediction] | None:
         """Returns the answers of a batch, by the position of their instance; None = not answered yet."""
         ...

@@ -90,13 +90,12 @@ _REFUSED = "{} {}. Give the model another template, or none (chat_template.jinja
 
 
 @functools.lru_cache(maxsize=32)
-def chat_template(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_TOKEN, **tokens: str) -> ChatTemplate:
+def chat_template(source: str, *, where: str = _TEMPLATE, **tokens: str) -> ChatTemplate:
     """Extracts the frames of a Hugging Face chat template by rendering chats with marked turns.
 
     Args:
       source: the Jinja text, `chat_template` in tokenizer_config.json.
       where: name of the template in messages: its file.
-      pad_token: as `tokens`.
       tokens: special tokens that it may refer to: `bos_token`, `eos_token`.
 
     Raises:
@@ -106,7 +105,7 @@ def chat_template(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_T
     with_system = [[("system", _SYSTEM), *_chat(_TURNS[:size])] for size in _SIZES]
     # Some templates do not support a system message, or drop it: its text is then put before the user's first turn.
     without = [_chat([f"{_SYSTEM}\n\n{_TURNS[0]}", *_TURNS[1:size]]) for size in _SIZES]
-    rendered = _render(source, [*with_system, *without], {"pad_token": pad_token, **tokens}, where)
+    rendered = _render(source, [*with_system, *without], tokens, where)
     found = _frames(rendered[:3], _SYSTEM)
     if isinstance(found, str):
         found = _frames(rendered[3:], _SYSTEM)
@@ -116,12 +115,12 @@ def chat_template(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_T
 
 
 @functools.lru_cache(maxsize=32)
-def without_system(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_TOKEN, **tokens: str) -> ChatTemplate:
+def without_system(source: str, *, where: str = _TEMPLATE, **tokens: str) -> ChatTemplate:
     """Returns a template's frames for chats without a system message; a default system message is in `opening`.
 
     Arguments and errors as in `chat_template`.
     """
-    rendered = _render(source, [_chat(_TURNS[:size]) for size in _SIZES], {"pad_token": pad_token, **tokens}, where)
+    rendered = _render(source, [_chat(_TURNS[:size]) for size in _SIZES], tokens, where)
     found = _frames(rendered, "")
     if isinstance(found, str):
         raise ConfigError(_REFUSED.format(where, found))
@@ -129,12 +128,12 @@ def without_system(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_
 
 
 @functools.lru_cache(maxsize=32)
-def single_turn(source: str, *, where: str = _TEMPLATE, pad_token: str = PAD_TOKEN, **tokens: str) -> tuple[str, str]:
+def single_turn(source: str, *, where: str = _TEMPLATE, **tokens: str) -> tuple[str, str]:
     """Returns the text that a template puts before and after the single turn of a new chat.
 
     Arguments and errors as in `chat_template`.
     """
-    (rendered,) = _render(source, [[("user", _TURNS[0])]], {"pad_token": pad_token, **tokens}, where)
+    (rendered,) = _render(source, [[("user", _TURNS[0])]], tokens, where)
     if "error" in rendered:
         problem = f"cannot be rendered: {rendered['error']}"
     elif rendered["text"].count(_TURNS[0]) != 1:
@@ -189,7 +188,7 @@ def _render(
     request = {
         "source": source,
         "chats": [[{"role": role, "content": content} for role, content in chat] for chat in chats],
-        "tokens": tokens,
+        "tokens": {"pad_token": PAD_TOKEN, **tokens},
         "cpu_seconds": CPU_SECONDS,
         "memory_bytes": MEMORY_BYTES,
         "most_characters": _MOST_CHARACTERS,

@@ -191,13 +191,13 @@ def check_sole(run: RunContext) -> None:
         )
 
 
-def check_candidates(run: RunContext, index: str, splits: Sequence[str], least: int) -> None:
+def check_candidates(run: RunContext, index: str, least: int) -> None:
     """Raises ConfigError unless the stage `index`, named by `config.STAGE.index`, will write enough candidates.
 
-    These are at least `least` candidates for each instance of `splits`.
+    These are at least `least` candidates for each instance of training and validation.
     """
     settings = run.earlier("index", index, kind="index").settings
-    if missing := [split for split in splits if split not in settings.queries]:
+    if missing := [split for split in ("train", "validation") if split not in settings.queries]:
         raise ConfigError(
             f"config.{index}.queries lacks {', '.join(missing)}, which config.{run.stage} needs; set it to the number "
             "of instances to search, 0 for all."

@@ -261,9 +261,7 @@ def _forget_root_files(files: WorkDir, name: str) -> None:
         (files.root / made_name).unlink(missing_ok=True)
 
 
-def take_stages(
-    other: WorkDir, files: WorkDir, plan: RunPlan, inputs: AllInputs = MappingProxyType({})
-) -> dict[str, Any]:
+def take_stages(other: WorkDir, files: WorkDir, plan: RunPlan, inputs: AllInputs) -> dict[str, Any]:
     """Starts the new work directory `files` with finished stages of `other`, so that ablations share common stages.
 
     It takes the stages up to the first that differs in name, settings or contents of its inputs, or that is not
@@ -298,7 +296,7 @@ def take_stages(
     return {"stages": taken, "commit": _description(other).get("commit", "")}
 
 
-def alike(other: WorkDir, plan: RunPlan, inputs: AllInputs = MappingProxyType({})) -> tuple[list[str], str]:
+def alike(other: WorkDir, plan: RunPlan, inputs: AllInputs) -> tuple[list[str], str]:
     """Returns the finished stages of `other` that a run of `plan` can reuse, and the reason against the first other."""
     old = read_plan(other)
     taken: list[str] = []

@@ -8,10 +8,7 @@ import pytest
 from empax.core import inputs
 from empax.core.inputs import Input, digest, note, note_known, noting
 
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def sha(text):

@@ -10,11 +10,7 @@ from empax.data.dailydialog import find_dailydialog
 from empax.data.epitome import FILES, find_epitome
 from empax.data.spans import find_causes
 
-
-@pytest.fixture(autouse=True)
-def nothing_named(monkeypatch):
-    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
-
+pytestmark = pytest.mark.usefixtures("no_data_dir")
 
 CORPORA = {
     "DailyDialog": (lambda *given: find_dailydialog(*given).parent, "dailydialog", ["dialogues_test.txt"]),

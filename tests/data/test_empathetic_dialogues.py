@@ -14,6 +14,8 @@ from empax.data import empathetic_dialogues
 from empax.data.empathetic_dialogues import ARCHIVE_NAME, archive_hash, find_archive, load_dialogues, read_dialogues
 from tests.own_corpus import HEADER, archive_of
 
+pytestmark = pytest.mark.usefixtures("no_data_dir", "own_cache")
+
 TRAIN = [
     # Nine columns, worker numbers, out of order, a lone quote that CSV quoting would stumble over.
     'hit:1_conv:2,1,afraid,I_comma_ alone at night,17, He said "hello_comma_ you,5|5|5_2|2|5,,cand one|cand two',
@@ -23,12 +25,6 @@ TRAIN = [
     "hit:0_conv:1,1,proud,My dog,3,He learned\u2028 to sit.,,",
     "hit:0_conv:1,2,proud,My dog,4,Good boy!,,",
 ]
-
-
-@pytest.fixture(autouse=True)
-def own_folders(monkeypatch, tmp_path):
-    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
-    monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def write_archive(folder, rows=TRAIN, header=HEADER):

@@ -15,7 +15,11 @@ from empax.pipeline import train
 from empax.pipeline.plan import make_plan, plain
 from empax.training import loop
 
-pytestmark = [pytest.mark.multidevice, pytest.mark.slow]  # eight devices on two cores, stage by stage
+pytestmark = [
+    pytest.mark.multidevice,
+    pytest.mark.slow,  # eight devices on two cores, stage by stage
+    pytest.mark.usefixtures("own_cache"),  # what one run embeds, no other takes
+]
 
 REG = ("attributes", "generator", "emotions", "retriever", "joint")
 STAGES = (*REG, "identifiers", "ppo")
@@ -48,12 +52,6 @@ def train_on(workdir, stage, mesh):
 def curve(workdir):
     """Split and step → loss."""
     return {(row["split"], row["step"]): row["loss"] for row in read_jsonl(workdir / "metrics.jsonl")}
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """What one run embeds, no other takes from a cache."""
-    monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path / "cache"))
 
 
 class Workdirs:

@@ -17,10 +17,7 @@ from tests.data.test_epitome import write
 from tests.own_corpus import write_own_corpus
 from tests.pipeline.test_checks import changed
 
-
-@pytest.fixture(autouse=True)
-def _nowhere(monkeypatch):
-    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
+pytestmark = pytest.mark.usefixtures("no_data_dir")
 
 
 @pytest.fixture

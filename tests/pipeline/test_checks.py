@@ -32,6 +32,8 @@ from tests.end_to_end.conftest import write_model
 from tests.own_corpus import HEADER, archive_of, write_own_corpus, write_rows
 from tests.plans import changed
 
+pytestmark = pytest.mark.usefixtures("no_data_dir")
+
 
 @pytest.fixture(scope="module")
 def reg():
@@ -43,11 +45,6 @@ def emprl():
     config = plain(emprl_transformer.get_config("tiny"))
     config["mesh"]["data"] = 1
     return config
-
-
-@pytest.fixture(autouse=True)
-def _nowhere(monkeypatch):
-    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
 
 
 @pytest.fixture

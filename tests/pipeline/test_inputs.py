@@ -14,10 +14,7 @@ from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
 from tests.plans import changed
 
-
-@pytest.fixture(autouse=True)
-def _nowhere(monkeypatch):
-    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
+pytestmark = pytest.mark.usefixtures("no_data_dir")
 
 
 def inputs_of(config, tmp_path):

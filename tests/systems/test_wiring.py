@@ -19,7 +19,7 @@ from empax.data.epitome import EpitomePair
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.parts.attributes import pairs
-from empax.parts.attributes.identifier import Identifier, _probabilities
+from empax.parts.attributes.identifier import Identifier, make_probabilities
 from empax.parts.attributes.pairs import JudgeTaskSettings, label_batch
 from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.exemplars.settings import RetrievalSettings
@@ -280,7 +280,7 @@ def test_rewards_read_the_mechanisms_in_their_order_whoever_says_them():
     reward = EmpathyReward((FIRST, SECOND), None)
     np.testing.assert_array_equal(reward._levels([("a",)] * 2, ["b", "c"]), [[0, 1, 2]] * 2)
     given = [jnp.asarray(np.eye(3)[list(judge.levels)] * 9.0) for judge in (FIRST, SECOND)]
-    found = _probabilities.__wrapped__((FIRST, SECOND))(given, None, None, None, None)
+    found = make_probabilities((FIRST, SECOND))(given, None, None, None, None)
     np.testing.assert_array_equal(np.asarray(found).argmax(axis=2), [[0, 1, 2]] * 2)
     assert Identifier.mechanisms.fget(types.SimpleNamespace(model=FIRST)) == FIRST.mechanisms
 

@@ -273,12 +273,7 @@ def make_probabilities(judges: Sequence[IdentifierJudge]) -> Probabilities:
     The parameters are those of each of the judges, which cover each mechanism once; the probabilities are in the order
     of MECHANISMS and LEVELS.
     """
-    return _probabilities(tuple(judge.task for judge in judges))
-
-
-@functools.lru_cache(maxsize=8)
-def _probabilities(tasks: tuple[Identifier, ...]) -> Probabilities:
-    """Returns one compiled function for the same tasks: a reward on the host requests it with every batch."""
+    tasks = [judge.task for judge in judges]
     covered = [mechanism for task in tasks for mechanism in task.mechanisms]
     order = np.array([covered.index(mechanism) for mechanism in MECHANISMS])
 

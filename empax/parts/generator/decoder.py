@@ -58,18 +58,14 @@ class Decoder:
         mask: Bool[Array, "..."],
         rng: Randomness,
         *,
-        exemplars: tuple[Int[Array, "B K T"], Bool[Array, "B K T"]] | None = None,
         limits: Limits | None = None,
     ) -> Generated:
         """Decodes from `source` with `model`, a Reader ([B, S]) or a Fusion ([B, K, S]).
 
-        `exemplars` are responses with the mask of their tokens, for `rerank_exemplars`; `limits` as in
-        `decoding.search.generate`.
+        `limits` as in `decoding.search.generate`.
         """
         states = model.apply({"params": params}, source, mask, method="encode", deterministic=True)
-        return self.from_states(
-            model, params, states, mask, rng, exemplars=exemplars, limits=limits, **self.looked_at(source, mask)
-        )
+        return self.from_states(model, params, states, mask, rng, limits=limits, **self.looked_at(source, mask))
 
     def looked_at(self, source: Int[Array, "..."], mask: Bool[Array, "..."]) -> dict[str, Any]:
         """Returns `source` and `prompt` of `decoding.search.search_of`."""

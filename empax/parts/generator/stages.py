@@ -18,7 +18,7 @@ from empax.data.store import load_instances
 from empax.parts.generator.answerer import Answerer, AnswerExamples, MakeExamples, ShowsExemplars
 from empax.parts.generator.checks import check_evaluation, check_generator
 from empax.parts.generator.parts import GeneratorParts
-from empax.parts.generator.settings import GeneratorTaskSettings
+from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettings
 from empax.parts.generator.task import Generator
 from empax.parts.generator.trained import Trained, check_adapters, generator_to_export
 from empax.training.checkpoint import load_params
@@ -26,17 +26,16 @@ from empax.training.lora import AdaptableTask, is_adapted
 
 
 def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
-    # Without weights: what this holds stays in memory beside the training state.
-    parts = GeneratorParts.of(run, with_params=False)
-    if parts.settings.lora is not None:
-        parts = GeneratorParts.of(run)
+    # Weights only beside adapters: what this holds stays in memory beside the training state.
+    adapted = run.shared_settings(DialogueSettings).lora is not None
+    parts = GeneratorParts.of(run, with_params=adapted)
     form = parts.form(exemplars=False)
     splits = load_instances(run, "train"), draw(load_instances(run, "validation"), stage.max_validation_examples)
     train, validation = (ContextExamples(instances, form) for instances in splits)
     initial: Callable[[Params], Params] | None = None
     if stage.start_from:
         initial = lambda params: begun_with(params, load_params(run.files.stage(stage.start_from)))  # noqa: E731
-    if parts.settings.lora is not None:
+    if adapted:
         task = parts.with_lora(_task(parts, stage, run))
         if initial is None and (kept := parts.generator.adapters) is not None:
             initial = lambda params: {**params, "adapters": {"model": kept}}  # noqa: E731

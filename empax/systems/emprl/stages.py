@@ -94,7 +94,7 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
         return
     if stage.index:
         check_fusion(run)
-        check_candidates(run, stage.index, ("train", "validation"), run.shared_settings(RetrievalSettings).passages)
+        check_candidates(run, stage.index, run.shared_settings(RetrievalSettings).passages)
     for part in stage.rewards:
         if part.kind == "empathy":
             found = check_identifiers(run, "rewards.stages", part.stages)

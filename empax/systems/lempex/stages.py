@@ -60,7 +60,7 @@ def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
     settings = run.shared_settings(LempexSettings)
     check_contexts(run)
     if stage.index:
-        check_candidates(run, stage.index, ("train", "validation"), settings.passages)
+        check_candidates(run, stage.index, settings.passages)
     if stage.losses == "none":
         return
     annotate = next((one for one in map(run.named, run.before()) if one.kind == "annotate"), None)

@@ -175,7 +175,7 @@ def _check_exemplars(stage: RetrieverTaskSettings | JointTaskSettings, run: RunC
         _check_encoder(stage.index, getattr(stage, stage.begins), run)
     settings = run.shared_settings(RetrievalSettings)
     check_fusion(run)
-    check_candidates(run, stage.index, ("train", "validation"), max(settings.passages, stage.candidates))
+    check_candidates(run, stage.index, max(settings.passages, stage.candidates))
     if 0 < stage.candidates < settings.passages:
         raise ConfigError(
             f"config.{run.stage}.candidates = {stage.candidates} must be at least passages = {settings.passages}, or 0."
