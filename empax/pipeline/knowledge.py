@@ -32,12 +32,13 @@ def check(settings: Settings, run: RunContext) -> None:
 
 def run(settings: Settings, run: RunContext) -> None:
     finder = Finder.of(settings, run)
-    about: dict[str, Any] = {"source": finder.name}
+    source = finder.name
+    about: dict[str, Any] = {"source": source}
     for split in own.SPLITS:
         instances = prepared_instances(run, split)
         rows, dropped = finder(instances, split)
         lines = (
-            {"id": instance.id, "facts": [fact.row() for fact in facts], "source": finder.name}
+            {"id": instance.id, "facts": [fact.row() for fact in facts], "source": source}
             for instance, facts in zip(instances, rows, strict=True)
         )
         write_jsonl(run.files.notes(run.stage, split), lines)

@@ -66,7 +66,7 @@ class Files:
 
     settings: SourceSettings
 
-    @functools.cached_property
+    @property
     def name(self) -> str:
         made_by = filter(None, dict.fromkeys(map(source_of, self._paths())))
         return ", ".join([*made_by, f"file {Path(self.settings.path).name}"])
