@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import http.client
 import itertools
 import json
 import os
@@ -216,11 +217,13 @@ _SERVERS: dict[int, int] = {}
 
 
 def _answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
+    """Whether the server answers; it takes the port before its model is loaded."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=1)) as asked:
+        try:
+            asked.request("GET", "/healthz")
+            return asked.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
 
 
 def _resident_megabytes(port: int) -> float:

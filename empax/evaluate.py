@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from empax.core.command import in_one_line, run_command
-from empax.core.paths import expand, report_folder
+from empax.core.paths import expand, given_folder, report_folder
 
 if TYPE_CHECKING:
     from empax.data.empathetic_dialogues import Corpus
@@ -68,7 +68,8 @@ def main(argv: list[str]) -> int:
         print(f"error: {wrong}", file=sys.stderr)
         return 2
     files = [expand(word) for word in words]
-    output = report_folder(_OUTPUT.value, "--output") if _OUTPUT.value else None
+    checked = given_folder if _SEEDS.value else report_folder  # --seeds writes no report.json
+    output = checked(_OUTPUT.value, "--output") if _OUTPUT.value else None
     return _sum_up(files, output) if _SEEDS.value else _evaluate(files, output)
 
 

@@ -311,6 +311,8 @@ def test_the_report_of_a_run_is_not_overwritten(tmp_path, refused):
     (tmp_path / "run.json").write_text("{}")
     assert "whose own report would be lost; name another folder." in refused(path, output=str(tmp_path))
     assert run(path, output=str(tmp_path / "scores")) == 0
+    seeds = [write(tmp_path / f"{n}.jsonl", [GOOD | {"response": f"{n}"}]) for n in "ab"]
+    assert "own report" not in refused(*seeds, seeds=True, output=str(tmp_path))  # there would be no report
 
 
 def test_the_report_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

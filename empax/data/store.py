@@ -134,12 +134,12 @@ def has_emotions(data: DataSettings, split: str, least: int = 1) -> bool:
     Always True unless the corpus is the user's own.
 
     Raises:
-      ConfigError: they have, but not those that `data.limit` draws.
+      ConfigError: they have, but not those that `data.limit` draws. Not checked with `data.beam`: no job starts here.
     """
     if data.name != "jsonl":
         return True
     found = own.has_emotions(data.dir, split, least)
-    if found and data.limit and len({i.emotion for i in _drawn(data, split)} - {""}) < least:
+    if found and data.limit and not data.beam and len({i.emotion for i in _drawn(data, split)} - {""}) < least:
         raise ConfigError(
             f"config.data.limit = {data.limit} draws instances of the split {split!r} with fewer than {least} "
             "emotions, though the corpus has more; set it higher, or to 0."

@@ -242,7 +242,12 @@ def adapter_base(folder: Path) -> Path:
 
 
 def generation_folder(folder: Path) -> Path:
-    """Returns the folder with the model's decoding settings: an adapter without them uses those of its base model."""
+    """Returns the folder with the model's decoding settings: for a GGUF file, the folder that holds it.
+
+    An adapter without them uses those of its base model.
+    """
+    if folder.is_file():
+        return folder.parent
     return adapter_base(folder) if not (folder / "generation_config.json").is_file() and is_adapter(folder) else folder
 
 

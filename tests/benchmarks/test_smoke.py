@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import socket
 import tempfile
 from pathlib import Path
 
@@ -63,6 +64,12 @@ def test_a_call_of_exact_search_has_as_many_queries_as_its_row_says(monkeypatch)
     found = exact.main(["--smoke", "--device=cpu", "--queries", "1", "300"])
     assert asked == [1, 300]
     assert list(found["rows"]) == ["float32, 1 a call", "float32, 300 a call"]
+
+
+def test_a_port_that_is_taken_while_the_model_loads_is_no_server_yet():
+    serve = importlib.import_module("benchmarks.serve")
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        assert not serve._answers(place.getsockname()[1])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -236,5 +236,6 @@ def test_emotions_are_those_of_the_instances_that_a_limit_draws(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.limit = 1 draws instances of the split 'train' with fewer than 1"):
         store.has_emotions(data, "train")
     assert store.has_emotions(DataSettings("jsonl", str(tmp_path)), "train")
+    assert store.has_emotions(DataSettings("jsonl", str(tmp_path), beam=("--runner=DirectRunner",), limit=1), "train")
     labelled(drawn)
     assert store.has_emotions(data, "train")

@@ -158,6 +158,8 @@ def test_a_gguf_file_has_the_options_of_its_folder(tmp_path):
     assert file.call({}) == folder.call({})
     assert file.generation().fields() == folder.generation().fields()
     assert [file.call({}).settings.max_tokens, file.reply_call({}).settings.max_tokens] == [20, 64]
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 7}')
+    assert empax.load(tmp_path / "a.gguf").generator.call({}).settings.max_tokens == 7
 
 
 def test_a_text_that_fills_max_length_is_named(model):
