@@ -132,35 +132,22 @@ def has_emotions(data: DataSettings, split: str, least: int = 1) -> bool:
     """Whether the dialogues of a split with a reply have `least` different emotions.
 
     Always True unless the corpus is the user's own.
-
-    Raises:
-      ConfigError: they have, but not those that `data.limit` draws. Not checked with `data.beam`: no job starts here.
     """
-    if data.name != "jsonl":
-        return True
-    found = own.has_emotions(data.dir, split, least)
-    if found and data.limit and not data.beam and len({i.emotion for i in _drawn(data, split)} - {""}) < least:
-        raise ConfigError(
-            f"config.data.limit = {data.limit} draws instances of the split {split!r} with fewer than {least} "
-            "emotions, though the corpus has more; set it higher, or to 0."
-        )
-    return found
+    return data.name != "jsonl" or own.has_emotions(data.dir, split, least)
 
 
 def planned_instances(run: RunContext, split: str) -> list[Instance]:
     """Returns the instances that `prepare` has written or will write; none if the corpus has yet to be downloaded."""
     if run.files.done("prepare").exists() and "prepare" not in run.redone:
         return load_instances(run.at("prepare"), split)
+    data = run.plan.data
     with noting():  # the corpus is an input of `prepare` alone
-        return _drawn(run.plan.data, split)
-
-
-def _drawn(data: DataSettings, split: str) -> list[Instance]:
-    if data.name == "jsonl":  # the random draw depends on the order, which TFDS defines
-        dialogues = own.load_dialogues(data.dir, beam=data.beam)[split]
-    else:
-        dialogues = read_corpus(data, split) or ()
-    return draw_dialogues(to_instances(dialogues, moel_compat=data.moel_compat), data.limit)
+        if data.name == "jsonl":  # the random draw depends on the order, which TFDS defines
+            dialogues = own.load_dialogues(data.dir, beam=data.beam)[split]
+        else:
+            dialogues = read_corpus(data, split) or ()
+        made = to_instances(dialogues, moel_compat=data.moel_compat)
+    return draw_dialogues(made, data.limit)
 
 
 def planned_notes(run: RunContext) -> list[str]:

@@ -5,12 +5,8 @@ import shutil
 
 import pytest
 
-from empax.core.config import ConfigError
 from empax.core.files import DataError
-from empax.core.settings import DataSettings
 from empax.core.types import Utterance
-from empax.data import store
-from empax.data.batches import draw_dialogues
 from empax.data.dialogues import to_instances
 from empax.data.own import (
     SPLITS,
@@ -220,22 +216,3 @@ def test_an_emotion_counts_where_somebody_answers(tmp_path):
     assert not has_emotions(tmp_path, "train", least=2)
     write(tmp_path / "train.jsonl", [{"id": i, "emotion": i, "utterances": ["x", "y"]} for i in ("sad", "proud")])
     assert has_emotions(tmp_path, "train", least=2)
-
-
-def test_emotions_are_those_of_the_instances_that_a_limit_draws(tmp_path):
-    def labelled(*names):
-        rows = [row(f"car-{i}", **({"emotion": "sad"} if f"car-{i}" in names else {})) for i in range(4)]
-        for split in SPLITS:
-            write(tmp_path / f"{split}.jsonl", rows)
-
-    data = DataSettings("jsonl", str(tmp_path), limit=1)
-    labelled()
-    assert not store.has_emotions(data, "train")
-    (drawn,) = {i.dialogue_id for i in draw_dialogues(to_instances(load_dialogues(str(tmp_path))["train"]), 1)}
-    labelled(*{f"car-{i}" for i in range(4)} - {drawn})
-    with pytest.raises(ConfigError, match=r"data\.limit = 1 draws instances of the split 'train' with fewer than 1"):
-        store.has_emotions(data, "train")
-    assert store.has_emotions(DataSettings("jsonl", str(tmp_path)), "train")
-    assert store.has_emotions(DataSettings("jsonl", str(tmp_path), beam=("--runner=DirectRunner",), limit=1), "train")
-    labelled(drawn)
-    assert store.has_emotions(data, "train")
