@@ -82,8 +82,10 @@ def test_a_batch_that_nobody_waits_for_does_not_hold_it_up(number):
     with subprocess.Popen([sys.executable, "-c", BUSY], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             (url,) = re.findall(r"http\S+", process.stderr.readline())
-            with httpx.Client(base_url=url) as client, pytest.raises(httpx.ReadTimeout):
-                client.post("/v1/chat/completions", json=said, timeout=httpx.Timeout(20, read=1))
+            with httpx.Client(base_url=url) as client:
+                assert client.get("/healthz", timeout=60).is_success  # the port is taken before anybody answers
+                with pytest.raises(httpx.ReadTimeout):
+                    client.post("/v1/chat/completions", json=said, timeout=httpx.Timeout(20, read=1))
             process.send_signal(number)
             assert process.wait(20) in (0, -signal.SIGTERM)
         finally:

@@ -103,8 +103,8 @@ class TextModel:
           seed: seed of sampling.
           options: fields of `decoding.settings.DecodeSettings`, or options of transformers' `generate` with the same
             meaning: `num_beams=4, max_new_tokens=60`, or `do_sample=True, temperature=0.7, top_p=0.9`. None = not
-            given. Options that are not given have the values of the model's folder; without a length there, an answer
-            has at most 20 tokens, as in transformers.
+            given, but `top_k=None` keeps all tokens. Options that are not given have the values of the model's folder;
+            without a length there, an answer has at most 20 tokens, as in transformers.
 
         Returns:
           An answer for each text; with `num_return_sequences=k`, k answers for each, those of the first text first.
