@@ -59,7 +59,7 @@ def test_what_a_thread_frees_it_gets_again_without_page_faults():
     assert _faults("keep", MALLOC_MMAP_THRESHOLD_="1048576") > pages  # the user's choice is left alone
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux has this file")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="compares with Linux's /proc/self/status")
 def test_the_peak_is_in_bytes():
     highest = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert 0.5 < peak_memory() / (1024 * int(highest[1])) < 100
