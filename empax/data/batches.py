@@ -11,7 +11,7 @@ from jaxtyping import Int
 from empax.core.config import ConfigError
 from empax.core.protocols import Examples
 from empax.core.types import AnyBatch, Batch, Instance
-from empax.data.features import pad, render_target
+from empax.data.features import pad
 
 T = TypeVar("T")
 
@@ -231,7 +231,7 @@ class SequenceExamples:
 
     Args:
       sources: ids of each source; one longer than its bucket keeps its last ids.
-      targets: ids of each target, the end-of-sequence id included; a truncated target keeps its last id.
+      targets: ids of each target, the end-of-sequence id included; a truncated target loses its last ids.
       pad_id: padding id.
       max_target_tokens: maximum number of ids of a target. Targets are padded to the next multiple of 8, or to this.
 
@@ -254,7 +254,7 @@ class SequenceExamples:
         if max_target_tokens < 1:
             raise ConfigError(f"max_target_tokens = {max_target_tokens} must be at least 1.")
         self.sources = sources
-        self.targets = [render_target(ids[:-1], ids[-1], max_target_tokens) for ids in targets]
+        self.targets = [list(ids[:max_target_tokens]) for ids in targets]
         self.pad_id, self.max_target_tokens = pad_id, max_target_tokens
         self.lengths = np.fromiter(map(len, sources), np.int64, len(sources))
 

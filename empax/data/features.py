@@ -148,9 +148,13 @@ def render_source(
 
 
 def render_target(ids: Sequence[int], eos_id: int, max_tokens: int) -> list[int]:
-    """Truncates `ids` on the right and appends the end-of-sequence id: at most `max_tokens` ids in total."""
+    """Appends the end-of-sequence id and keeps the first `max_tokens` ids.
+
+    A truncated target has no end: a model trained with one would learn to stop there. (Hugging Face tokenizers with
+    `truncation` keep it.)
+    """
     _at_least("max_tokens", max_tokens, 1)
-    return [*ids[: max_tokens - 1], eos_id]
+    return [*ids, eos_id][:max_tokens]
 
 
 def plain_context(context: Sequence[str]) -> str:

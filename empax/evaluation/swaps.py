@@ -19,7 +19,7 @@ from empax.evaluation.statistics import DifferenceStatistic, Statistic, mean_sta
 from empax.evaluation.words import tokenize
 
 PARTS = ("first", "rest", "end")
-"""Parts of a response: its first token, its end token, and all tokens between them."""
+"""Parts of a response: its first token, all tokens between it and the end, and its end token."""
 
 BESIDE = ("own", "none")
 """The baselines of all comparisons."""

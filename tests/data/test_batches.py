@@ -186,7 +186,7 @@ def test_collate():
     batch = examples.collate(np.array([1, -1]), 4, rng)
     np.testing.assert_array_equal(batch.source, [[8, 0, 0, 0], [0, 0, 0, 0]])
     np.testing.assert_array_equal(batch.source_mask, [[1, 0, 0, 0], [0, 0, 0, 0]])
-    np.testing.assert_array_equal(batch.target, [[6] * 11 + [9], [0] * 12])
+    np.testing.assert_array_equal(batch.target, [[6] * 12, [0] * 12])
     np.testing.assert_array_equal(batch.target_mask.sum(axis=1), [12, 0])
     np.testing.assert_array_equal(batch.valid, [True, False])
     # Targets go up to a multiple of 8; a source that is too long keeps its newest ids.

@@ -135,9 +135,10 @@ def test_source_without_room_is_refused():
         render_source([50], [10], sep_id=SEP, max_tokens=2)
 
 
-def test_target_keeps_its_end():
-    assert render_target([7, 8], 1, 9) == [7, 8, 1]
-    assert render_target([7, 8, 9], 1, 3) == [7, 8, 1]
+def test_a_whole_target_ends_and_a_truncated_one_does_not():
+    assert render_target([7, 8], 1, 9) == render_target([7, 8], 1, 3) == [7, 8, 1]
+    assert render_target([7, 8, 9], 1, 3) == [7, 8, 9]
+    assert render_target([7, 8, 9], 1, 2) == [7, 8]
     assert render_target([], 1, 1) == [1]
 
 

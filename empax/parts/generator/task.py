@@ -223,12 +223,13 @@ class ResponseTask:
 
         Returns:
           `nll` and `num_tokens` of each row, and `nll_first`, `nll_rest`, `nll_end`, whose sum is `nll`. An empty
-          response has the end token alone.
+          response has the end token alone, a truncated one has none.
         """
         log_probs = self._log_probs(params, batch, self.encode(params, batch, None))
         last = batch.target_mask.sum(axis=1, keepdims=True) - 1
         place = jnp.arange(batch.target.shape[1])[None]
-        parts = {"first": (place == 0) & (place < last), "rest": (place > 0) & (place < last), "end": place == last}
+        end = (place == last) & (batch.target == self.decoder.eos_id)
+        parts = {"first": (place == 0) & ~end, "rest": (place > 0) & ~end, "end": end}
         return {
             **_summed(log_probs, batch),
             **{f"nll_{name}": -jnp.where(there, log_probs, 0.0).sum(axis=1) for name, there in parts.items()},

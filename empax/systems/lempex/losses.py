@@ -120,7 +120,7 @@ class EmpathyLosses:
         soft = soft_tokens(
             logits, form=settings.soft, axis=settings.softmax_axis, temperature=settings.temperature, rng=sampling
         )
-        count = batch.target_mask.sum(axis=1) - 1  # without the end token
+        count = batch.target_mask.sum(axis=1) - 1  # without the end token, or a truncated target's last
         levels: dict[str, Array] = {}
         for name, judge in self.classifiers:
             start, most = batch.judged_start, batch.judged.shape[1] // 2

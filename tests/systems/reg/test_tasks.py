@@ -740,6 +740,16 @@ def test_of_an_empty_response_the_end_alone_counts():
     np.testing.assert_array_equal(found["nll_end"], found["nll"])
 
 
+def test_a_truncated_response_has_no_share_of_the_end():
+    batch = apart()
+    place = jnp.arange(batch.target.shape[1])[None]
+    cut = batch.replace(target_mask=batch.target_mask & (place < batch.target_mask.sum(axis=1, keepdims=True) - 1))
+    found, whole = weighed(cut), weighed(batch)
+    np.testing.assert_array_equal(found["nll_end"], 0.0)
+    for part in ("first", "rest"):
+        np.testing.assert_allclose(found[f"nll_{part}"], whole[f"nll_{part}"], rtol=1e-5)
+
+
 CONTRASTIVE = EmotionEncoder(ENCODER, HEAD, share=0.4)
 
 
