@@ -70,7 +70,7 @@ def get_config():
     config.prepare.tokenizer.vocab_size = 3000
     config.reg.generator.update({{"d_model": {size}, "num_heads": {size} // 64, "d_ff": 4 * {size}, "embeddings": "",
                                  "num_encoder_layers": {layers}, "num_decoder_layers": {layers}, "dtype": "float32"}})
-    config.generator.update({{"steps": 1, "log_every_steps": 1, "max_validation_examples": 1, "buckets": (64,),
+    config.generator.update({{"steps": 1, "log_every_steps": 1, "max_validation_examples": 1, "buckets": (72,),
                              "best_metric": None}})
     del config.evaluate, config.longer, config.report
     return config
