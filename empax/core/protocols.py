@@ -103,7 +103,8 @@ class Examples(Protocol):
     """Tokenised examples with random access, from which batches are made.
 
     `lengths[N]` is the source length of each example in tokens, the bucketing key. `lengths[N, 2]` is source and target
-    length; a bucket's batches then hold targets of similar length. `order_lengths` stays fixed if `lengths` change.
+    length; batches of an evaluation then hold targets of similar length. `order_lengths` stays fixed if `lengths`
+    change.
     """
 
     lengths: np.ndarray

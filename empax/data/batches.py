@@ -18,7 +18,7 @@ T = TypeVar("T")
 _TARGET_MULTIPLE = 8
 
 WINDOW_BATCHES = 64
-"""Examples are sorted by length within windows of this many batches: little padding, and nearly random batches."""
+"""Examples are sorted by bucket within windows of this many batches: little padding, and nearly random batches."""
 
 
 def padded_lengths(longest: int, *, least: int, most: int | None = None) -> tuple[int, ...]:
@@ -35,8 +35,11 @@ def padded_lengths(longest: int, *, least: int, most: int | None = None) -> tupl
 class BatchPlan:
     """The examples and the padded source length of each step's batch.
 
-    Each epoch is a seeded permutation, sorted by length within windows and split into batches, whose order is shuffled
+    Each epoch is a seeded permutation, sorted by bucket within windows and split into batches, whose order is shuffled
     again; it contains every example exactly once. Filler rows (-1) complete the last batch.
+
+    Targets stay in random order. A loss is the mean over the target tokens of its batch: in a batch of short targets
+    alone, each token would count more, and the model would learn to answer too briefly.
 
     Args:
       lengths: see `core.protocols.Examples`.
@@ -63,7 +66,7 @@ class BatchPlan:
             raise ConfigError(f"seed = {seed} must be at least 0.")
         self.batch_size, self.buckets, self.seed = batch_size, tuple(buckets), seed
         self.lengths = _source_lengths(lengths)
-        self._ranks = _length_ranks(lengths if order_lengths is None else order_lengths, self.buckets)
+        self._ranks = _bucket_numbers(lengths if order_lengths is None else order_lengths, self.buckets)
         self.steps_per_epoch = -(-len(self.lengths) // batch_size)
         self._epochs: dict[int, np.ndarray] = {}
 
@@ -99,10 +102,8 @@ def _source_lengths(lengths: np.ndarray) -> Int[np.ndarray, " N"]:
     return lengths if lengths.ndim == 1 else lengths[:, 0]
 
 
-def _length_ranks(lengths: np.ndarray, buckets: Sequence[int]) -> Int[np.ndarray, " N"]:
-    """Returns sort keys: the bucket, then the target length if there is one (else the source's); ties share a key."""
-    bucket = np.searchsorted(buckets, np.minimum(_source_lengths(lengths), buckets[-1]))
-    return bucket * (lengths.max(initial=0) + 1) + (lengths if lengths.ndim == 1 else lengths[:, 1])
+def _bucket_numbers(lengths: np.ndarray, buckets: Sequence[int]) -> Int[np.ndarray, " N"]:
+    return np.searchsorted(buckets, np.minimum(_source_lengths(lengths), buckets[-1]))
 
 
 def bucket_of(length: int, buckets: Sequence[int]) -> int:
@@ -146,14 +147,16 @@ def train_batches(
 def eval_batches(
     examples: Examples, *, batch_size: int, buckets: Sequence[int]
 ) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
-    """Yields every example once, shortest first, with the example of each row (-1 = filler, in the last batch).
+    """Yields every example once, with the example of each row (-1 = filler, in the last batch).
+
+    They are sorted by bucket, then by target length if there is one (else the source's).
 
     Raises:
       ConfigError: if there are no examples, or values are out of range.
     """
     _check(len(examples), batch_size, buckets)
     lengths = _source_lengths(examples.lengths)
-    order = np.argsort(_length_ranks(examples.lengths, buckets), kind="stable")
+    order = np.lexsort((examples.lengths.reshape(len(lengths), -1)[:, -1], _bucket_numbers(examples.lengths, buckets)))
 
     def make(number: int) -> tuple[Int[np.ndarray, " B"], Batch]:
         rows = order[number * batch_size : (number + 1) * batch_size]

@@ -33,6 +33,7 @@ class Hypotheses:
       encode: returns the model's encoding of texts, (ids[N, T], mask) to [N, D]; called only by rules that need it.
       rng: randomness for rules that sample.
       exemplars: M responses per context, ids [B, M, S] with their mask; None = no exemplars.
+      ended: [B, K], False where the maximum length cut a hypothesis; None = all have ended.
     """
 
     tokens: Int[Array, "B K T"]
@@ -42,6 +43,7 @@ class Hypotheses:
     encode: Callable[[Int[Array, "N T"], Bool[Array, "N T"]], Float[Array, "N D"]]
     rng: Randomness
     exemplars: tuple[Int[Array, "B M S"], Bool[Array, "B M S"]] | None = None
+    ended: Bool[Array, "B K"] | None = None
 
 
 Reranker: TypeAlias = Callable[[Hypotheses], Float[Array, "B K"]]
@@ -58,6 +60,9 @@ class Consensus:
     much of the probability mass agrees on to the single most probable one, which in dialogue is one of the same few
     sentences for every context. Source: Kumar and Byrne 2004; with samples, Eikema and Aziz 2020, Sec. 6. The exemplars
     z, human responses in similar situations, are ours.
+
+    Hypotheses that were cut come after all that have ended: they are the longest, so the power would prefer half
+    sentences. Ours.
 
     Attributes:
       utility: F, of token ids. Equal hypotheses count as often as they occur.
@@ -77,7 +82,10 @@ class Consensus:
             present = hypotheses.exemplars[1].any(axis=2)[:, None]
             found = jnp.where(present, self._agreement(hypotheses, *hypotheses.exemplars), 0.0).sum(axis=2)
             worth += self.exemplar_weight * found / jnp.maximum(present.sum(axis=2), 1)
-        return worth * jnp.maximum(made.sum(axis=2), 1) ** self.length_power
+        worth *= jnp.maximum(made.sum(axis=2), 1) ** self.length_power
+        if hypotheses.ended is None:
+            return worth
+        return jnp.where(hypotheses.ended, worth, worth - jnp.ptp(worth, axis=1, keepdims=True) - 1.0)
 
     def _agreement(self, hypotheses: Hypotheses, others: Array, mask: Array) -> Float[Array, "B K M"]:
         """Returns F for every hypothesis and every one of `others`."""

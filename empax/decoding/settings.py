@@ -62,8 +62,9 @@ class DecodeSettings:
       first_token: first token of every response (`forced_bos_token_id`, BART); None = any.
       end_at_limit: the last of `max_tokens` must be the end-of-sequence token (`forced_eos_token_id`, BART).
       rerank: rule that puts one of several hypotheses first (`decoding.rerank`; applied by the caller of the search):
-        "consensus" the one that agrees most with the others, "likelihood" the likeliest, "similarity" a likely one
-        whose encoding is near that of the context, "random" any of them (a control); "" keeps the order of the search.
+        "consensus" the one that agrees most with the others (one cut at max_tokens only if all are), "likelihood" the
+        likeliest, "similarity" a likely one whose encoding is near that of the context, "random" any of them (a
+        control); "" keeps the order of the search.
       rerank_length: "consensus" ranks by agreement * length ** rerank_length (ours, because agreement alone prefers
         short replies), "likelihood" by log-probability / length ** rerank_length.
       rerank_similarity: weight of the cosine in "similarity", in [0, 1]; the likelihood has the rest.

@@ -110,18 +110,20 @@ def test_sorting_in_windows_saves_padding():
     assert np.sum(np.diff(buckets) < 0) > 10  # but steps do not go from short to long
 
 
-def test_targets_of_like_length_share_a_batch():
+def test_batches_of_training_have_about_equally_many_target_tokens():
+    """In a batch of short targets alone, each token would count more in the mean over its tokens."""
     rng = np.random.default_rng(1)
-    sources, targets = rng.integers(1, 41, 4096), rng.integers(1, 41, 4096)
+    lengths = rng.integers(1, 41, (4096, 2))
+    plan = BatchPlan(lengths, 32, BUCKETS, seed=0)
+    means = [lengths[plan.plan(step)[0], 1].mean() for step in range(plan.steps_per_epoch)]
+    assert np.std(means) < 1.15 * lengths[:, 1].std() / np.sqrt(32)  # as in random batches
 
-    def padding(lengths):
-        plan = BatchPlan(lengths, 8, BUCKETS, seed=0)
-        rows = [plan.plan(step) for step in range(plan.steps_per_epoch)]
-        return sum(targets[i].max() * 8 for i, _ in rows), sum(length for _, length in rows)
 
-    alone, both = padding(sources), padding(np.stack([sources, targets], axis=1))
-    assert both[0] < 0.7 * alone[0]
-    assert both[1] <= 1.05 * alone[1]
+def test_targets_of_like_length_share_a_batch_of_an_evaluation():
+    made = make_examples(400)
+    made.lengths = np.stack([made.lengths, list(map(len, made.targets))], axis=1)
+    found = [made.lengths[rows[rows >= 0]] for rows, _ in eval_batches(made, batch_size=8, buckets=BUCKETS)]
+    assert sum(np.ptp(rows[:, 1]) > 1 for rows in found) <= len(BUCKETS)
 
 
 def test_batches_do_not_depend_on_the_first_step():

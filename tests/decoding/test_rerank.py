@@ -68,6 +68,22 @@ def test_a_length_power_prefers_what_says_more(power, first):
     np.testing.assert_array_equal(found.tokens[0, 0], first)
 
 
+def test_a_cut_hypothesis_comes_after_all_that_have_ended():
+    tokens = jnp.asarray([[[2, 3, 4, 4], [2, 3, 4, EOS], [5, EOS, PAD, PAD], [2, 3, 4, 3]]], jnp.int32)
+    given = Generated(tokens, jnp.zeros((1, 4)))
+    reranker = Consensus(token_f1, length_power=1.0)
+    np.testing.assert_array_equal(ranked(given, reranker).tokens[0, :, 0], [2, 2, 2, 5])
+
+    def order(ended):
+        made = (tokens != EOS) & (tokens != PAD)
+        unread = (lambda: None), (lambda ids, mask: None), jax.random.key(0)
+        worth = reranker(Hypotheses(tokens, made, jnp.zeros((1, 4)), *unread, ended=jnp.asarray([ended])))
+        return np.argsort(-np.asarray(worth[0]), kind="stable").tolist()
+
+    assert order([True] * 4) == order([False] * 4) == [0, 3, 1, 2]
+    assert order([False, True, True, False]) == [1, 2, 0, 3]
+
+
 @pytest.mark.parametrize(("power", "order"), [(0.0, [0, 1, 2]), (1.0, [2, 1, 0])])
 def test_likelihood_counts_whole_or_by_the_token(power, order):
     tokens = jnp.asarray([[[2, EOS, PAD, PAD], [3, 3, EOS, PAD], [4, 4, 4, 4]]], jnp.int32)

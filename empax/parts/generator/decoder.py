@@ -146,5 +146,6 @@ class Decoder:
 
         compared = compared or ((lambda: pool(states, mask)), encode)
         drawn = folded(rng, self.settings.max_tokens)  # the search folds in each position below it
-        hypotheses = Hypotheses(found.tokens, self.made(found.tokens), found.log_probs, *compared, drawn, exemplars)
+        made, ended = self.made(found.tokens), jnp.isin(found.tokens, jnp.array(self.eos_ids)).any(axis=2)
+        hypotheses = Hypotheses(found.tokens, made, found.log_probs, *compared, drawn, exemplars, ended)
         return rerank(found, reranker(hypotheses))

@@ -59,8 +59,9 @@ def test_every_end_token_is_an_end_and_no_word(monkeypatch, more):
     @jax.jit
     def said(params):
         Decoder(settings, START, EOS, PAD)(MODEL, params, source, source > 0, jax.random.key(1))
-        return seen[0].tokens, seen[0].mask
+        return seen[0].tokens, seen[0].mask, seen[0].ended
 
-    tokens, mask = map(np.asarray, said(params))
+    tokens, mask, ended = map(np.asarray, said(params))
     assert np.isin(tokens, (5, 7)).any()
     np.testing.assert_array_equal(mask, ~np.isin(tokens, (EOS, PAD, *more)))
+    np.testing.assert_array_equal(ended, np.isin(tokens, (EOS, *more)).any(axis=2))
