@@ -47,6 +47,7 @@ def test_a_policy_is_exported_without_its_value_head(workdir, tmp_path):
 def test_every_logged_row_says_what_the_policy_does(workdir):
     rows = [row for row in read_jsonl(workdir / "metrics.jsonl") if row["stage"] == "ppo"]
     train = [row for row in rows if row["split"] == "train"]
+    assert {row["split"] for row in rows} == {"train", "validation"}
     wanted = {"reward", "kl", "kl_coefficient", "policy_loss", "value_loss", "entropy", "response_tokens", "ratio"}
     assert all(wanted <= set(row) for row in train)
     assert all(0.0 < row["reward"] <= 1.0 for row in train)

@@ -34,6 +34,7 @@ def test_judges_label_training_responses_alone(workdir):
 def test_all_five_losses_are_logged_and_judges_stay_out_of_the_checkpoint(workdir):
     rows = [row for row in read_jsonl(workdir / "metrics.jsonl") if row["stage"] == "generator"]
     wanted = {"nll", "sentiment_loss", *(f"{name}_loss" for name in MECHANISMS)}
+    assert {row["split"] for row in rows} == {"train", "validation"}
     assert all(wanted <= set(row) for row in rows if row["split"] == "train")
     assert all("nll" in row for row in rows if row["split"] == "validation")
     params = load_params(workdir / "generator")

@@ -43,6 +43,7 @@ def test_contrast_goes_on_from_likelihood_and_changes_every_layer(workdir):
     moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before["model"], after["model"])
     assert all(change > 0 for change in jax.tree.leaves(moved["encoder"]))
     logged = [row for row in read_jsonl(workdir / "metrics.jsonl") if row["stage"] == "contrastive"]
+    assert logged
     assert all({"nll", "contrast", "loss"} <= set(row) for row in logged)
 
 

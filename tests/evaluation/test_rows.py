@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from empax.core.types import Prediction
 from empax.evaluation.rows import read_predictions
 
+NOTES = {"nll": 3.5, "num_tokens": 2}
 GOOD = {"context": ["I passed the exam!"], "response": "Congratulations!", "reference": "That is great."}
 
 
@@ -16,6 +18,8 @@ GOOD = {"context": ["I passed the exam!"], "response": "Congratulations!", "refe
         ({"independent_response_attributes": {"exploration": 2}}, "'independent_response_attributes' must map names"),
         ({"response_attributes": {"exploration": "huge"}}, "holds the level 'huge', must be one of low, mid, high"),
         ({"context": [["a", "b"]]}, "'context' must be a list of strings"),
+        ({"context": "a"}, "'context' must be a list of strings, one for each turn"),
+        ({"exemplars": ["x"]}, "'exemplars' must be a list of objects"),
         ({"exemplars": [{}]}, "one of 'exemplars' has none of id, context, response, text, emotion"),
         ({"exemplars": [{"score": 1.0}]}, "one of 'exemplars' has none of"),
         ({"exemplars": [{"response": 3}]}, "'response' of one of 'exemplars' is of type int, must be a string"),
@@ -42,6 +46,16 @@ def test_fields_that_the_report_reads_are_checked_line_by_line(tmp_path, fields,
     assert len(rows) == 2
     assert [line.number for line in bad] == [2]
     assert reason in bad[0].reason
+
+
+def test_lines_are_counted_with_blank_ones_and_a_list_is_no_row(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    good = GOOD | {"context": ["a\u2028b"], "emotion": None, "id": 7, **NOTES}
+    path.write_text(json.dumps(good, ensure_ascii=False) + "\n\n[1]\n", encoding="utf-8")
+    rows, bad = read_predictions(path)
+    assert rows == [Prediction(("a\u2028b",), GOOD["response"], GOOD["reference"], id="7", notes=NOTES)]
+    assert [line.number for line in bad] == [3]
+    assert bad[0].reason.startswith("must be a JSON object, not a list")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The order of a run, and what is wrong with a config before any work starts."""
 
-import functools
 from pathlib import Path
 
 import pytest
@@ -203,24 +202,6 @@ def test_quickstart_is_sound_and_needs_no_download():
 def test_what_is_no_form_is_named_and_not_ignored(recipe, words, message):
     with pytest.raises(ValueError, match=rf"^{recipe.__name__.rpartition('.')[2]}\.py:{words}:? {message}"):
         recipe.get_config(words)
-
-
-ABLATIONS = {
-    "retriever.distillation.utility.bleu": 0.0,
-    "retriever.distillation.utility.f1": 0.0,
-    "joint.distillation.utility.rouge_l": 0.0,
-    "retriever.distillation.replace_probability": 0.0,
-    "retriever.distillation.signal": "likelihood",
-    "retriever.distillation.loss": "literal_sigmoid",
-    "joint.warm_up": False,
-}
-
-
-@pytest.mark.parametrize("path", ABLATIONS)
-def test_every_ablation_is_a_switch(config, path):
-    section, *names = path.split(".")
-    settings = make_plan(changed(config, {path: ABLATIONS[path]})).stages[section].settings
-    assert functools.reduce(getattr, names, settings) == ABLATIONS[path]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,10 @@
-"""A toy whose contexts name the listener's intent by a word: what labels teach, and what shuffled ones do."""
+"""A toy whose contexts name the listener's intent by a word: what a drawn action stays."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-import pytest
 
 from empax.decoding.settings import DecodeSettings
 from empax.models.transformer import EncoderDecoder
@@ -18,12 +15,11 @@ from empax.systems.reflectdiffu.labels import INTENTS
 from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 
-ROWS, WORDS, FIRST, V = 64, 5, 4, 40
-STEPS, ASKED = 200, 900
+WORDS, FIRST, V = 5, 4, 40
 
 
 def test_an_action_stays_the_intent_that_was_drawn_whatever_emotion_is_found_later():
-    task, _, _, _ = toy()
+    task = toy()
     batch = contexts(np.random.default_rng(0), 4)
     params = jax.jit(task.init)(jax.random.key(0), batch)
     rolled = jax.jit(task.rollout)(params, {}, batch, jax.random.key(1))
@@ -48,7 +44,6 @@ def contexts(rng, rows):
     return jax.tree.map(jnp.asarray, batch)
 
 
-@functools.cache
 def toy():
     stage = GeneratorTaskSettings(
         reasons="", intents="", experts="none", mimicry=False, copying=False, intent_start=False, emotion_weight=0.0
@@ -57,38 +52,4 @@ def toy():
         WordLevelSettings(d_model=32, num_heads=2, head_dim=16, d_ff=32).config(V, 2, tie_embeddings=False)
     )
     decoder = Decoder(DecodeSettings("greedy", 2), 2, 1, 0)
-    task = ReinforcedReflectDiffu(model, decoder, stage, None, ((0, 1, 2),) * 32)
-    optimizer = optax.adam(3e-3)
-
-    @jax.jit
-    def step(params, state, memory, batch, rng):
-        rolled, memory, _ = task.credit({}, task.rollout(params, {}, batch, rng), memory)
-        grads = jax.grad(lambda params: task.loss(params, {}, rolled, rng, train=True)[0].value())(params)
-        updates, state = optimizer.update(grads, state)
-        return optax.apply_updates(params, updates), state, memory
-
-    return task, optimizer, step, jax.jit(lambda params, batch: task.read(params, batch)["intent_prediction"])
-
-
-def accuracy(*, strange):
-    """Of the final intent on new contexts, in percent; `strange`: trained on intents of other contexts."""
-    task, optimizer, step, read = toy()
-    rng = np.random.default_rng(0)
-    params = jax.jit(task.init)(jax.random.key(0), contexts(rng, ROWS))
-    state, memory = optimizer.init(params), task.init_memory()
-    for number in range(STEPS):
-        batch = contexts(rng, ROWS)
-        if strange:
-            batch = batch.replace(intent=contexts(rng, ROWS).intent)  # permuted in a batch, some would stay
-        params, state, memory = step(params, state, memory, batch, jax.random.key(number))
-    asked = contexts(rng, ASKED)
-    return 100.0 * float(jnp.mean(read(params, asked) == asked.intent))
-
-
-@pytest.mark.slow
-def test_intents_are_learnt_from_their_labels_and_those_of_other_contexts_teach_nothing():
-    """Chance is 1 of 9, 11.1 percent. A policy that took what it drew for the label would succeed with either."""
-    assert accuracy(strange=False) > 95.0
-    chance = 100.0 / len(INTENTS)
-    deviation = 100.0 * (chance / 100.0 * (1.0 - chance / 100.0) / ASKED) ** 0.5
-    assert accuracy(strange=True) == pytest.approx(chance, abs=4.0 * deviation)
+    return ReinforcedReflectDiffu(model, decoder, stage, None, ((0, 1, 2),) * 32)

@@ -376,19 +376,3 @@ def test_sketches_have_the_shapes_of_what_is_trained(finished):
         assert shapes(made) == shapes(planned)
         if name != "generator":
             assert sketch.batch.source.shape == (8, 1 + 2, 80)
-
-
-@pytest.mark.slow
-def test_a_generator_alone_answers_without_exemplars(finished):
-    run = context(finished, "evaluate", reg__attributes=False, reg__emotion_share=0.0)
-    alone = answering(run, "generator")
-    assert alone.heads == ("generator",)
-    instances = load_instances(run, "test")[:5]
-    found = alone.respond(instances, batch_size=2, seed=0)
-    assert [p.id for p in found] == [i.id for i in instances]
-    assert not any(p.exemplars for p in found)
-    assert all(p.emotion_prediction == p.notes["emotion_by_head"]["generator"] for p in found)
-    assert alone.emotions(instances, batch_size=2) == [p.notes["emotion_by_head"] for p in found]
-    again = alone.respond(instances[::-1], batch_size=2, seed=0)[::-1]
-    assert [p.response for p in again] == [p.response for p in found]
-    assert [p.notes["nll"] for p in again] == pytest.approx([p.notes["nll"] for p in found], rel=1e-3)
