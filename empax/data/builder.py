@@ -88,7 +88,7 @@ class OwnDialogues(DialogueBuilder):
     ABOUT: ClassVar[dict[str, Any]] = {"description": "Dialogues from a folder of JSON-lines files."}
     IN_ORDER = False
     HAS_NOTES = True
-    VERSION = tfds.core.Version("1.1.0")
+    VERSION = tfds.core.Version("1.2.0")
 
 
 def _to_dialogue(row: dict[str, Any]) -> Dialogue:

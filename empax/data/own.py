@@ -3,7 +3,8 @@
 One dialogue per line: `utterances`, a list of texts, the speaker's first; `id`; optionally `emotion` and `situation`.
 Or one pair per line: `source` and `target`. Other fields become notes of the dialogue, for rewards. A split is all
 files whose names begin with its name: `train.jsonl`, or `train-00.jsonl`, `train-01.jsonl`, ... A single file is split
-by its lines: of every ten, the ninth is for validation and the tenth for the test.
+by its contexts, all turns but the last: of every ten different ones, the ninth is for validation and the tenth for the
+test. So no context of the test has another reply in training.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.settings import cache_dir
 from empax.core.text_files import DataError, located, parse_object, read_lines
-from empax.core.types import EMOTIONS, Dialogue, Instance
+from empax.core.types import EMOTIONS, Dialogue, Instance, Utterance
 from empax.data.dialogues import STAGE_NOTES, alternate, example_of, to_instances
 
 SPLITS = ("train", "validation", "test")
@@ -109,25 +110,36 @@ def read_split(path: str | os.PathLike[str], split: str, *, alone: bool) -> Iter
     dialogues = read_file(path)
     if not alone:
         return dialogues
-    return (dialogue for number, dialogue in enumerate(dialogues) if _LINE_SPLITS[number % 10] == split)
+    numbers: dict[tuple[Utterance, ...], int] = {}
+    numbered = ((numbers.setdefault(_context(dialogue), len(numbers)), dialogue) for dialogue in dialogues)
+    return (dialogue for number, dialogue in numbered if _SPLITS_OF_TEN[number % 10] == split)
 
 
-_LINE_SPLITS = (*["train"] * 8, "validation", "test")
+_SPLITS_OF_TEN = (*["train"] * 8, "validation", "test")
+
+
+def _context(dialogue: Dialogue) -> tuple[Utterance, ...]:
+    return dialogue.utterances[:-1]
 
 
 def check_files(folder: str | os.PathLike[str]) -> None:
     """Reads the first thousand dialogues of every file.
 
     Raises:
-      DataError: see `find_files` and `read_file`; also if a single file is too short to be split.
+      DataError: see `find_files` and `read_file`; also if a single file has too few contexts to be split.
     """
     alone = expand(folder).is_file()
     for path in dict.fromkeys(path for paths in find_files(folder).values() for path in paths):
-        read = sum(1 for _ in itertools.islice(read_file(path), 1000))
-        if alone and read < len(_LINE_SPLITS):
+        contexts: set[tuple[Utterance, ...]] = set()
+        for number, dialogue in enumerate(read_file(path), start=1):
+            contexts.add(_context(dialogue))
+            if number >= 1000 and (not alone or len(contexts) >= len(_SPLITS_OF_TEN)):
+                break
+        if alone and len(contexts) < len(_SPLITS_OF_TEN):
             raise DataError(
-                f"{folder}: {read} pairs or dialogues are too few; of every ten, the ninth is for validation and the "
-                "tenth for the test: give at least ten, or a folder with train.jsonl, validation.jsonl and test.jsonl."
+                f"{folder}: {len(contexts)} pairs or dialogues are too few; of every ten with different contexts, the "
+                "ninth is for validation and the tenth for the test: give at least ten, or a folder with train.jsonl, "
+                "validation.jsonl and test.jsonl."
             )
 
 

@@ -26,6 +26,8 @@ POOL = 2500
 """Number of training responses, sampled with the run's seed, among which a gold response is ranked."""
 
 _BLOCK = 512
+_TIE = 1e-5
+"""Relative difference of scores up to which they are equal: equal texts differ by rounding, see `encode.embed`."""
 
 
 def text_numbers(texts: Sequence[str]) -> Int[np.ndarray, " N"]:
@@ -46,8 +48,8 @@ def gold_ranks(
 ) -> Int[np.ndarray, " Q"]:
     """Returns the rank of each context's gold response among it and all keys, 1 = first.
 
-    Keys with the text of the gold response, or from the context's own dialogue, are ignored. In ties the gold response
-    is first.
+    Keys with the text of the gold response, or from the context's own dialogue, are ignored. Half of the keys with the
+    gold response's score come before it (of one: none), so an encoder that gives all texts one vector finds nothing.
 
     Args:
       queries: vectors of contexts; all three may be sparse, like those of `bm25_vectors`.
@@ -63,7 +65,8 @@ def gold_ranks(
         part = slice(start, start + _BLOCK)
         own, scores = _scores(queries[part], gold[part], keys)
         counts = (key_texts[None, :] != gold_texts[part, None]) & (key_groups[None, :] != groups[part, None])
-        ranks[part] += ((scores > own[:, None]) & counts).sum(axis=1)
+        ahead, tie = scores - own[:, None], _TIE * np.abs(own)[:, None]
+        ranks[part] += ((ahead > tie) & counts).sum(axis=1) + ((np.abs(ahead) <= tie) & counts).sum(axis=1) // 2
     return ranks
 
 

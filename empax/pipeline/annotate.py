@@ -200,6 +200,7 @@ def _annotated(
 def held_out_quality(stages: Sequence[str], run: RunContext, judges: Sequence[attributes.Judge]) -> dict[str, Any]:
     """Computes accuracy, weighted F1 (also for two classes) and confusion by judge and mechanism, on held-out posts.
 
+    They are slightly too high: a judge's best checkpoint was chosen on the same posts.
     With two classes, mid and high are merged, as in LEMPEx' released code. A second judge of a mechanism has the key
     "STAGE/MECHANISM".
     """

@@ -67,11 +67,13 @@ def _kappa(part: Mapping[str, Any]) -> str:
     return f"{round(part['kappa'], 3) + 0.0:.3f}"  # avoids "-0.000"
 
 
+def _scores(part: Mapping[str, Any]) -> list[str]:
+    return [f"{part['weighted_f1']:.2f}", f"{part['macro_f1']:.2f}", _kappa(part)]
+
+
 def _agreement(judge: str, found: Mapping[str, Any]) -> Table:
     parts = {"this system": found, "majority level": found["majority"], "own levels, shuffled": found["shuffled"]}
-    rows = [
-        [name, f"{part['weighted_f1']:.2f}", f"{part['macro_f1']:.2f}", _kappa(part)] for name, part in parts.items()
-    ]
+    rows = [[name, *_scores(part)] for name, part in parts.items()]
     note = (
         "Means over the three mechanisms, of the levels in replies against those in references, as a judge (a "
         "classifier) sees them. Weighted F1 favours the majority level; kappa is the agreement beyond the marginals."
@@ -83,8 +85,7 @@ def _levels(judge: str, found: Mapping[str, Any]) -> Table:
     rows = []
     for name, one in found["mechanisms"].items():
         shares = [f"{one['replies'][level]:.1f} ({one['references'][level]:.1f})" for level in LEVELS]
-        numbers = [f"{one['weighted_f1']:.2f}", f"{one['macro_f1']:.2f}", _kappa(one)]
-        rows.append([name.replace("_", " "), *shares, *numbers, f"{one['majority']['weighted_f1']:.2f}"])
+        rows.append([name.replace("_", " "), *shares, *_scores(one), f"{one['majority']['weighted_f1']:.2f}"])
     head = ["", *(f"{level} %" for level in LEVELS), "Weighted F1", "Macro F1", "Kappa", "Majority F1"]
     note = "Shares of each level among replies, in brackets among references."
     return Table(f"Levels by the {judge}", note, head, rows)
@@ -108,13 +109,7 @@ def _between(empathy: Mapping[str, Any]) -> list[Table]:
     if "absent" in about:
         made.append(Table("Linear judge", f"Absent: {about['absent']}.", [], []))
     elif about:
-        rows = [
-            [
-                name.replace("_", " "), f"{one['weighted_f1']:.2f}", f"{one['macro_f1']:.2f}", _kappa(one),
-                f"{one['pairs']:,}",
-            ]
-            for name, one in about.items()
-        ]  # fmt: skip
+        rows = [[name.replace("_", " "), *_scores(one), f"{one['pairs']:,}"] for name, one in about.items()]
         note = "TF-IDF and logistic regression on the reply alone; its scores on a held-out fifth of EPITOME's posts."
         head = ["", "Weighted F1 ↑", "Macro F1 ↑", "Kappa ↑", "Pairs"]
         made.append(Table("Linear judge, held out", note, head, rows))

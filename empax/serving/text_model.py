@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -16,7 +15,7 @@ from jaxtyping import Float
 from empax.core.config import ConfigError
 from empax.core.files import hash_json
 from empax.core.paths import given_folder
-from empax.core.tree import hash_tree
+from empax.core.tree import count_params, hash_tree
 from empax.core.types import Batch, Params
 from empax.data.batches import SequenceExamples
 from empax.data.sources import LayoutSettings, PlainForm
@@ -87,9 +86,8 @@ class TextModel:
         return TextGenerator(self.model, self.params, self.tokenizer, self.decoding, self.source)
 
     def __repr__(self) -> str:
-        size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.params))
         kind = self.fields.get("model_type", "from scratch")
-        return f"TextModel({self.source!r}, {kind}, {size / 1e6:.1f} M parameters)"
+        return f"TextModel({self.source!r}, {kind}, {count_params(self.params) / 1e6:.1f} M parameters)"
 
     def generate(self, texts: Texts, *, batch_size: int = 8, seed: int = 0, **options: Any) -> list[str]:
         """Answers each text.

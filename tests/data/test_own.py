@@ -17,6 +17,7 @@ from empax.data.own import (
     has_emotions,
     load_dialogues,
     read_file,
+    read_split,
 )
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -157,7 +158,7 @@ def test_every_split_must_be_there(folder):
         find_files(folder / "pairs.jsonl")
 
 
-def test_pairs_of_one_file_are_split_by_their_lines(tmp_path):
+def test_pairs_of_one_file_are_split_by_their_contexts(tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(json.dumps({"source": f"s{i}", "target": f"t{i}"}) + "\n" for i in range(20)))
     splits = load_dialogues(str(file))
@@ -194,8 +195,20 @@ def test_a_single_file_has_a_line_for_each_split(tmp_path, count):
             DataError, match=rf"few\.jsonl: {count} pairs .* too few; .* give at least ten, or a folder"
         ):
             read(str(tmp_path / "few.jsonl"))
-    write(tmp_path / "few.jsonl", pairs * 10)
+    write(tmp_path / "few.jsonl", pairs * 1000)
+    with pytest.raises(DataError, match=f"{count} pairs or dialogues are too few; of every ten with different"):
+        check_files(tmp_path / "few.jsonl")
+    write(tmp_path / "few.jsonl", [{"source": f"I lost key {i}.", "target": "Oh no!"} for i in range(10)])
     check_files(tmp_path / "few.jsonl")
+
+
+def test_all_replies_to_a_context_are_in_one_split_of_a_single_file(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    write(file, [{"source": f"s{i}", "target": f"t{i} {n}"} for n in range(3) for i in range(20)])
+    found = {split: [d.utterances[0].text for d in read_split(file, split, alone=True)] for split in SPLITS}
+    assert found["validation"] == ["s8", "s18"] * 3
+    assert found["test"] == ["s9", "s19"] * 3
+    assert len(found["train"]) == 48
 
 
 def test_a_row_of_another_form_is_told_both_forms(tmp_path):

@@ -13,7 +13,7 @@ from empax.core.files import read_json, read_jsonl
 def test_a_folder_learns_pairs_and_is_exported(form, command, t5, tmp_path):
     file, run, output = tmp_path / "pairs.jsonl", tmp_path / "run", tmp_path / "model"
     file.write_text(
-        "".join(json.dumps({"source": f"say {i % 4}", "target": f"{i % 4} it is"}) + "\n" for i in range(60))
+        "".join(json.dumps({"source": f"say {i % 20}", "target": f"{i % 20} it is"}) + "\n" for i in range(60))
     )
     small = ["--config.generator.steps=6", "--config.generator.batch_size=8", "--config.generator.buckets=(32,)",
              "--config.evaluate.buckets=(32,)", "--config.seq2seq.decoding.max_tokens=6"]  # fmt: skip

@@ -58,9 +58,10 @@ def test_a_chat_finds_facts_and_shows_them(workdir, monkeypatch):
     assert all(f"knows: {fact['words']} ({fact['relation']})" in told for fact in said.notes["facts"])
 
 
-def test_a_finished_run_is_loaded_as_the_model_without_facts(workdir):
+def test_a_finished_run_is_loaded_as_the_model_without_facts(workdir, caplog):
     assert trained_model(workdir).before == "query:"
     model = empax.load(workdir)
+    assert "trained its generator on tagged dialogues, but empax.load gives it the bare text" in caplog.text
     assert model.generate(["I lost my dog."]) == model.generate(["I lost my dog."])
 
 

@@ -104,7 +104,10 @@ def test_tables_call_it_by_its_function_and_promise_no_direction():
 
 
 def test_pages_show_it(tmp_path, settings):
-    made = report.of_predictions(ROWS, score(ROWS, settings=settings), system="mine", config={}, run={}, comparisons={})
+    made = report.build_report(
+        system="mine", predictions=ROWS, scores=score(ROWS, settings=settings), history=(), config={}, data={},
+        speed={}, paper={}, peers={}, run={}, notes={},
+    )  # fmt: skip
     report.write_report(made, tmp_path)
     for page in ("report.md", "report.html"):
         assert "questions" in (tmp_path / page).read_text(encoding="utf-8")

@@ -30,6 +30,15 @@ def test_the_place_of_the_gold_response_among_all_others():
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-7])
+def test_an_encoder_with_one_vector_for_all_texts_finds_no_gold_response(noise):
+    rng = np.random.default_rng(0)
+    vectors = 0.5 + noise * rng.normal(size=(300, 4))
+    kinds = {"gold_texts": np.arange(9), "key_texts": np.arange(9, 291), "groups": np.arange(9)}
+    ranks = gold_ranks(vectors[:9], vectors[9:18], vectors[18:], **kinds, key_groups=np.arange(9, 291))
+    np.testing.assert_array_equal(ranks, 1 + 282 // 2)
+
+
 def test_recall_is_the_share_of_contexts_whose_response_is_among_the_first():
     found = recall_statistics(np.array([1, 2, 10, 11, 101]), "all")
     values = {name: estimate(statistic) for name, statistic in found.items()}

@@ -100,6 +100,12 @@ def test_a_recipe_says_what_does_not_go_together(name, forms, message):
         TOGETHER[name][0].get_config(forms)
 
 
+def test_a_classifier_whose_probabilities_are_read_is_selected_by_its_likelihood():
+    config = reflectdiffu.get_config()
+    assert (config.intents.best_metric, config.intents.best_mode) == ("loss", "min")
+    assert (config.reasons.best_metric, config.reasons.best_mode) == ("span_f1", "max")
+
+
 @pytest.mark.parametrize(("name", "forms"), [("nec", "no_contrast,no_rerank"), ("reflectdiffu", "no_experts,plain")])
 def test_what_is_left_out_may_be_left_out_twice(name, forms):
     TOGETHER[name][0].get_config(forms)

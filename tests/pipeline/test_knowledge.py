@@ -11,6 +11,7 @@ from empax.core.types import Instance
 from empax.data.dialogues import instance_to_row
 from empax.data.knowledge import Fact, facts_of
 from empax.data.store import load_instances
+from empax.parts.knowledge.finder import find_finder, with_facts
 from empax.parts.knowledge.settings import SourceSettings
 from empax.pipeline import knowledge
 from empax.reporting.findings import count_instances
@@ -72,6 +73,21 @@ def test_exchanged_facts_are_named_and_belong_to_others(run, tmp_path):
     assert sorted(map(str, control)) == sorted(map(str, real))
     assert control[0] == [] == real[0]
     assert read_json(run.directory / "knowledge.json")["source"].endswith("; tails exchanged between dialogues")
+
+
+def test_the_control_exchanges_the_facts_of_another_corpus_and_not_those_of_a_chat(run, tmp_path):
+    wordnet = {"source": "wordnet", "path": str(small_wordnet.write(tmp_path / "wordnet"))}
+    facts = {"kind": "knowledge", "entity": wordnet, "shuffled": True}
+    plan = plan_of({"prepare": {"kind": "prepare"}, "facts": facts})
+    finder = find_finder(dataclasses.replace(run, plan=plan, stage="later"))
+
+    def kinds(*names):
+        texts = ("A dog!", "My knife is gone.")
+        asked = [Instance(f"{name}#2", (text,), "", "") for name, text in zip(names, texts, strict=True)]
+        return [next(f.tail for f in facts_of(i) if f.relation == "IsA") for i in with_facts(finder, asked)]
+
+    assert kinds("one", "two") == ["hand tool", "animal"]
+    assert kinds("chat", "chat") == ["animal", "hand tool"]
 
 
 def test_other_gold_responses_change_no_fact(run, tmp_path):

@@ -35,6 +35,7 @@ from empax.parts.exemplars.parts import RetrievalParts
 from empax.pipeline.plan import make_plan, plain
 from empax.pipeline.records import settings_hash
 from empax.reporting.model_card import Exported, model_card
+from empax.serving import export
 from empax.serving.export import ExportSettings, export_run
 from empax.training.checkpoint import Checkpointer, CheckpointError
 
@@ -131,6 +132,15 @@ def test_the_model_that_was_asked_for_is_written(made, stage, what, pick, tmp_pa
     assert ("has not finished" in line) == (stage in ("generator", "retriever"))
 
 
+def test_an_encoder_of_responses_alone_keeps_the_start_of_a_long_text(made, tmp_path, monkeypatch):
+    files, _ = made
+    found = export._trained(files.root, ExportSettings(stage="retriever"))
+    for what, side in (("retriever", "left"), ("key_retriever", "right")):
+        monkeypatch.setattr(export, "_trained", lambda *_, what=what: (*found[:2], what, found[3]))
+        export_run(files.root, tmp_path / what, ExportSettings(stage="retriever"))
+        assert read_json(tmp_path / what / "tokenizer_config.json")["truncation_side"] == side
+
+
 def test_config_and_generation_are_those_of_the_run(made, tmp_path):
     files, _ = made
     export_run(files.root, tmp_path / "out", ExportSettings())
@@ -219,7 +229,8 @@ def test_a_card_says_over_which_rows_its_metrics_are():
     ("about", "said"),
     [
         ({"passages": 0, "before": "Reply: "}, "A source is `Reply: <speaker> … <listener> … <speaker> …`. No end"),
-        ({"passages": 0, "before": "Reply: "}, 'tokenizer("Reply: <speaker> I lost my job."'),
+        ({"passages": 0, "before": "Reply: "}, 'tokenizer("Reply: <speaker> I lost my job.", add_special_tokens=False'),
+        ({"framed": True}, 'tokenizer("<speaker> I lost my job.", return_tensors="pt")'),
         ({"passages": 0}, "A source is `[attributes] <speaker> … <listener> … <speaker> …`; attributes are"),
         ({"framed": True}, "special tokens stand around every passage (`</s>` behind those of a T5). Trained as"),
         ({"exemplars": "apart"}, "on 3 passages: that, and each exemplar, `[attributes] <exemplar_speaker> … <exempla"),
@@ -305,6 +316,10 @@ def test_the_card_says_what_the_run_does_beyond_the_model():
     settings = {"emotion_share": 0.5}
     card = model_card(dataclasses.replace(ABOUT, what="retriever"), {**CONFIG, "reg": settings}, None)
     assert "0.5 of a score is the probability that a context has the exemplar's emotion" in card
+    counting = {**CONFIG, "reg": {"decoding": {"no_repeat_ngram": 3, "repetition_penalty": 1.2}}}
+    for changes, said in (({"prompted": True}, True), ({"prompted": True, "plain": True}, False), ({}, False)):
+        card = model_card(dataclasses.replace(ABOUT, **changes), counting, None)
+        assert ("`no_repeat_ngram_size` and `repetition_penalty` counted the answer alone" in card) is said
     for what in ("generator", "retriever"):
         plain_card = model_card(dataclasses.replace(ABOUT, what=what), CONFIG, None)
         assert "In the run" not in plain_card

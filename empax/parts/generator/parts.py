@@ -57,6 +57,7 @@ class GeneratorParts:
 
     Attributes:
       first_token: token that the folder of a generator on plain texts forces at the start of answers; None = none.
+      annotated: False leaves attributes out, whatever the settings and the instances' notes say.
     """
 
     settings: DialogueSettings
@@ -64,6 +65,7 @@ class GeneratorParts:
     generator: LoadedGenerator
     mesh: MeshSettings
     first_token: int | None = None
+    annotated: bool = True
 
     @classmethod
     def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> GeneratorParts:
@@ -81,6 +83,13 @@ class GeneratorParts:
         first_token = forced_token(settings, tokenizer, generator.model)
         settings = with_own_decoding(settings, tokenizer, generator.model, silent=True)
         return cls(settings, tokenizer, generator, mesh, first_token)
+
+    def trained_at(self, run: RunContext) -> GeneratorParts:
+        """Returns the parts for answers of the stage of `run`, with attributes only if it was trained with some.
+
+        An annotate stage may come between training and evaluation; its attributes would be new to the model.
+        """
+        return dataclasses.replace(self, annotated=any(run.named(name).kind == "annotate" for name in run.before()))
 
     def for_answers(self, buckets: Sequence[int] = (), *, passages: int = 0) -> GeneratorParts:
         """Returns the parts without cutting references, so that the likelihood covers all of their words.
@@ -174,7 +183,7 @@ class GeneratorParts:
     def form(self, *, exemplars: bool = True) -> TaggedForm | PlainForm | ChatForm:
         """Returns the form of the generator's sources; without `exemplars`, rows have no room for one."""
         settings, tokenizer = self.settings, self.tokenizer
-        prompted = isinstance(self.generator.model, DecoderOnly)
+        prompted, attributes = isinstance(self.generator.model, DecoderOnly), settings.attributes and self.annotated
         if settings.form == "plain":
             assert isinstance(tokenizer, SubwordTokenizer)
             return PlainForm(
@@ -182,14 +191,14 @@ class GeneratorParts:
             )
         if not prompted:
             framed = bool(settings.generator.pretrained)
-            return TaggedForm(tokenizer, settings.layout, settings.attributes, settings.exemplars, framed)
+            return TaggedForm(tokenizer, settings.layout, attributes, settings.exemplars, framed)
         template = PLAIN
         if isinstance(tokenizer, SubwordTokenizer) and tokenizer.chat_template:
             where = f"the chat template of {tokenizer.source}"
             template = chat_template(tokenizer.chat_template, where=where, **tokenizer.template_tokens)
         shots = settings.exemplars if exemplars else None
         told = tuple(question.name for question in settings.ask_first)
-        return ChatForm(tokenizer, settings.layout, settings.attributes, template, shots, told=told)
+        return ChatForm(tokenizer, settings.layout, attributes, template, shots, told=told)
 
     @property
     def reader(self) -> Reader:

@@ -31,6 +31,7 @@ class Trained:
       passages: K of a generator that reads exemplars, else 0.
       exemplars: layout of these exemplars, see `data.sources.ExemplarLayout`.
       before: text that starts each source of a generator.
+      plain: whether a generator was trained on plain texts, without tags or an instruction.
       max_tokens: maximum tokens of a text for a retriever.
       lora: settings of the adapters that the stage trained; None = it trained the weights.
       adapters: whether `params` are the adapters; else they are merged into the weights.
@@ -46,6 +47,7 @@ class Trained:
     passages: int = 0
     exemplars: ExemplarLayout = "apart"
     before: str = ""
+    plain: bool = False
     max_tokens: int = 0
     lora: LoraSettings | None = None
     adapters: bool = False
@@ -62,18 +64,25 @@ def check_adapters(lacking: bool, run: RunContext, what: str) -> None:
 def generator_to_export(
     parts: GeneratorParts, stage: str, params: Params, *, passages: int, adapters: bool = False
 ) -> Trained:
-    """Returns a stage's generator, which reads `passages` at once; `params` are adapters alone if `adapters` is set."""
-    settings = parts.settings
+    """Returns a stage's generator, which reads `passages` at once; `params` are adapters alone if `adapters` is set.
+
+    Its decoding forces the token that targets began with in training, if there is one: likelihoods and further training
+    outside the run begin with what decoding forces.
+    """
+    settings, decoding = parts.settings, parts.settings.decoding
+    if parts.first_token is not None:
+        decoding = dataclasses.replace(decoding, first_token=parts.first_token)
     return Trained(
         stage,
         "generator",
         parts.generator.model,
         params,
         cast(SubwordTokenizer, parts.tokenizer),
-        settings.decoding,
+        decoding,
         settings.generator.pretrained,
         passages=passages,
         exemplars=settings.exemplars,
+        plain=settings.form == "plain",
         lora=settings.lora,
         adapters=adapters,
     )

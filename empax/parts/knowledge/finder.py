@@ -75,13 +75,15 @@ def with_facts(finder: Finder | None, instances: Sequence[Instance]) -> list[Ins
 
 
 def find_finder(run: RunContext) -> Finder | None:
-    """Returns a finder of facts about new contexts, as in the run's "knowledge" stage; None if there is none."""
+    """Returns the finder of the run's "knowledge" stage, for new contexts; None if there is none.
+
+    If that exchanges facts, so does this, between dialogues that are asked about together. Those of a chat, which share
+    an id, keep theirs.
+    """
     stages = _stages(run)
     if not stages:
         return None
-    settings = run.settings(stages[0].name, KnowledgeSettings)
-    # A single context has no other to exchange facts with.
-    return Finder.of(dataclasses.replace(settings, shuffled=False), run.at(stages[0].name))
+    return Finder.of(run.settings(stages[0].name, KnowledgeSettings), run.at(stages[0].name))
 
 
 def check_knowledge(run: RunContext, **needed: str) -> None:

@@ -71,10 +71,10 @@ def chat_request(body: Any) -> ChatRequest:
         raise wrong("top_p", "0 must be above 0; temperature = 0 takes the likeliest tokens.")
     if temperature == 0 and top_p not in (None, 1):
         raise wrong("top_p", f"{top_p} has no effect with temperature = 0, which draws nothing.")
-    most, other = whole(body, "max_tokens", 1, 2**20), whole(body, "max_completion_tokens", 1, 2**20)
+    most, other = (number(body, name, 1, 2**20, int) for name in ("max_tokens", "max_completion_tokens"))
     if most is not None and other is not None:
         raise wrong("max_completion_tokens", "give it once: max_tokens is the same.")
-    choices, seed = whole(body, "n", 1, MOST_CHOICES) or 1, whole(body, "seed", -(2**63), 2**63)
+    choices, seed = number(body, "n", 1, MOST_CHOICES, int) or 1, number(body, "seed", -(2**63), 2**63, int)
     stop = body.get("stop")
     stop = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or len(stop) > 4 or not all(isinstance(text, str) and text for text in stop):
@@ -228,21 +228,11 @@ def known(body: Any, names: Sequence[str]) -> None:
         raise wrong(name, f"is unknown; there are {', '.join(names)}.")
 
 
-def number(body: Mapping[str, Any], name: str, least: float, most: float) -> float | None:
-    """Returns a field that is a number or absent."""
-    value = _between(body, name, least, most, int | float, "a number")
-    return None if value is None else float(value)
-
-
-def whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
-    """Returns a field that is an integer or absent."""
-    return _between(body, name, least, most, int, "a whole number")
-
-
-def _between(body: Mapping[str, Any], name: str, least: float, most: float, kind: Any, what: str) -> Any:
+def number(body: Mapping[str, Any], name: str, least: float, most: float, kind: Any = int | float) -> Any:
+    """Returns a field that is a number (of the `kind` int: a whole one) or absent."""
     value = body.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most):
-        raise wrong(name, f"{value!r:.40} must be {what} from {least} to {most}.")
+        raise wrong(name, f"{value!r:.40} must be a {'whole ' * (kind is int)}number from {least} to {most}.")
     return value
 
 

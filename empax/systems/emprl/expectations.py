@@ -100,32 +100,38 @@ class Novelty:
 
     with lambda_b the expected count of the pair b in n gold responses: a pair adds a distinct one only if no other
     response has it. So neither long nor short responses are rewarded as such. A pair that no gold response has would
-    also add one, but is not rewarded: from a model it is more likely an error than a discovery.
+    also add one, but is not rewarded: from a model it is more likely an error than a discovery. As in Distinct-2, the
+    end token is in no pair: else responses would earn most by ending without a full stop, after a word that is rarely
+    the last one.
     Source: ours.
 
     Attributes:
       params: {"new": [2 ** 20]}, exp(-lambda) of each pair's slot, or 0; placed like any other frozen parameters.
       share: D of the policy.
       pairs: mean T, the average number of pairs of a gold response.
+      eos_id: the end token.
     """
 
     params: Params
     share: float
     pairs: float
+    eos_id: int
 
     @classmethod
-    def of(cls, responses: Sequence[Sequence[int]], *, outputs: int, share: float) -> Novelty:
-        """Counts the pairs of the gold responses, ids with the end of sequence; `outputs` is n, `share` is D."""
+    def of(cls, responses: Sequence[Sequence[int]], *, outputs: int, share: float, eos_id: int) -> Novelty:
+        """Counts the pairs of the gold responses, ids without an end; `outputs` is n, `share` is D."""
         counts = np.zeros(2**_BITS, np.float64)
         pairs = [slots(np.array(ids[:-1]), np.array(ids[1:])) for ids in responses]
         np.add.at(counts, np.concatenate(pairs), outputs / len(responses))
         new = np.where(counts > 0, np.exp(-counts), 0.0)
-        return cls({"new": jnp.asarray(new, jnp.float32)}, share, sum(map(len, pairs)) / len(responses))
+        total = max(sum(map(len, pairs)), 1)  # responses of one token have no pairs
+        return cls({"new": jnp.asarray(new, jnp.float32)}, share, total / len(responses), eos_id)
 
     def __call__(self, params: Params, rollout: Rollout) -> Float[Array, " B"]:
         """Returns R of each response, 0 on filler rows."""
         gained = params["new"][slots(rollout.tokens[:, :-1], rollout.tokens[:, 1:])] - self.share
-        return jnp.where(rollout.mask[:, 1:], gained, 0.0).sum(axis=1) / self.pairs
+        counted = rollout.mask[:, 1:] & (rollout.tokens[:, 1:] != self.eos_id)
+        return jnp.where(counted, gained, 0.0).sum(axis=1) / self.pairs
 
 
 def slots(first: Array | np.ndarray, second: Array | np.ndarray) -> UInt32[Array, "..."] | np.ndarray:

@@ -31,7 +31,10 @@ Found: TypeAlias = tuple[Tokens, Tokens | None, Float[Array, "B T V"]]
 """Log-probabilities of tokens, the value before each token, and all logits."""
 
 LEAST = {"distinct_responses": 0.2, "entropy": 0.1, "response_tokens": 3.0}
-"""Below any of these, a policy has collapsed or is about to. It logs a warning, since only its user can tell."""
+"""Below any of these, a policy has collapsed or is about to. It logs a warning, since only its user can tell.
+
+No rollout is shorter than its `min_tokens` and an end, so that `response_tokens` must also be a token above that.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +233,9 @@ class Policy:
                 )
 
     def check_progress(self, metrics: Mapping[str, float], *, step: int) -> None:
-        signs = [(name, metrics[name], least) for name, least in LEAST.items() if metrics[name] < least]
+        tokens = max(LEAST["response_tokens"], self.settings.rollout.min_tokens + 2.0)
+        least_of = {**LEAST, "response_tokens": tokens}
+        signs = [(name, metrics[name], least) for name, least in least_of.items() if metrics[name] < least]
         if signs:
             low = ", ".join(f"{name} = {value:.3g} (below {least:g})" for name, value, least in signs)
             advice = "the policy may have collapsed at step %d: %s; raise %s or lower the learning rate."

@@ -50,7 +50,7 @@ def ratio_is_near(log_probs: Tokens, old_log_probs: Tokens, mask: Mask) -> Bool[
 
     It is the `keep` of all its losses.
     """
-    ratio = jnp.exp(jax.lax.stop_gradient(_log_ratio(log_probs, old_log_probs, mask)))
+    ratio = jnp.exp(jax.lax.stop_gradient(kl_penalty(log_probs, old_log_probs, mask)))
     return Mean.of(ratio, mask).value() <= MAX_RATIO
 
 
@@ -97,7 +97,7 @@ def policy_loss(
         return jnp.minimum(ratio * advantages, jnp.clip(ratio, 1.0 - clip, 1.0 + high) * advantages)
 
     def ratios(counted: Mask) -> Tokens:
-        log_ratio = _log_ratio(log_probs, old_log_probs, counted)
+        log_ratio = kl_penalty(log_probs, old_log_probs, counted)  # k1 is the logarithm of the ratio
         if importance_sampling_level == "sequence":
             length = jnp.maximum(jnp.sum(counted.astype(jnp.float32), axis=1, keepdims=True), 1.0)
             log_ratio = jnp.broadcast_to(jnp.sum(log_ratio, axis=1, keepdims=True) / length, log_ratio.shape)
@@ -105,7 +105,7 @@ def policy_loss(
 
     loss = reduce_tokens(real(-surrogate(ratios(counted)), counted), mask, reduction)
 
-    log_ratio = jax.lax.stop_gradient(_log_ratio(log_probs, old_log_probs, mask))
+    log_ratio = jax.lax.stop_gradient(kl_penalty(log_probs, old_log_probs, mask))
     ratio = jax.lax.stop_gradient(ratios(mask))
     cut = surrogate(ratio) != ratio * advantages
     return loss, {
@@ -223,7 +223,3 @@ def mean_length(mask: Mask) -> Mean:
     """Returns tokens per response, including the end-of-sequence token; `mask` is `response_mask`."""
     lengths = jnp.sum(mask.astype(jnp.float32), axis=1)
     return Mean.of(lengths, lengths > 0.0)
-
-
-def _log_ratio(log_probs: Tokens, old_log_probs: Tokens, mask: Mask) -> Tokens:
-    return real(log_probs, mask) - jax.lax.stop_gradient(real(old_log_probs, mask))

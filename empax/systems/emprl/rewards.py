@@ -312,8 +312,8 @@ def make_reward(
             made = EmpathyReward(found, tokenizer, part.shift_penalty, part.goal, expects)
         elif part.kind == "novelty":
             assert responses is not None
-            said = [[*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(responses())]
-            made = CompiledReward(Novelty.of(said, outputs=part.outputs, share=part.share))
+            said, sizes = tokenizer.encode_batch(responses()), {"outputs": part.outputs, "share": part.share}
+            made = CompiledReward(Novelty.of(said, **sizes, eos_id=tokenizer.eos_id))
         elif part.kind == "compiled":
             made = CompiledReward(load_function(part.function))
         else:

@@ -137,6 +137,11 @@ class PolicyTaskSettings:
             raise ConfigError(
                 "rollout.more_eos_ids must be empty: training responses end with the tokenizer's end token."
             )
+        if self.rollout.end_at_limit:
+            raise ConfigError(
+                "rollout.end_at_limit = True puts an end behind answers that max_tokens cuts, and a policy would learn "
+                "to stop there; set it to False."
+            )
         if self.rollout.rerank:
             raise ConfigError(
                 f"rollout.rerank = {self.rollout.rerank!r} must be empty: a policy learns from all answers of a group."

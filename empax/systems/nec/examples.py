@@ -32,7 +32,8 @@ class NecBatch(LabelledBatch):
     """A batch with M facts about people for each row, and with candidate responses.
 
     `different` are responses to dialogues of other emotions, `frequent` frequent clauses, `own` outputs of the current
-    model; None = no such candidates. Like targets, candidates end with the end-of-sequence id and have no start id.
+    model; None = no such candidates. Like targets, candidates that were not truncated end with the end-of-sequence id;
+    none has a start id.
     """
 
     facts: Int[Array, "B M F"] | None = None

@@ -218,7 +218,7 @@ def answer_nec(stage: NecTaskSettings, run: RunContext, options: AnswerOptions) 
     """Builds the answerer of a finished stage; the facts of new contexts are retrieved when they are answered."""
     parts = NecParts.of(run)
     params = load_params(run.files.stage(options.stage))
-    form = parts.form(parts.dialogue.for_answers())
+    form = parts.form(parts.dialogue.trained_at(run.at(options.stage)).for_answers())
     chooser = functools.cache(lambda: Chooser.of(run))
     finder = functools.cache(lambda: find_finder(run))
 

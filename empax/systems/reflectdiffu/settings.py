@@ -209,11 +209,6 @@ class GeneratorTaskSettings:
             )
 
     @property
-    def splits_batches(self) -> bool:
-        """False with experts: NT-Xent compares the rows of a batch, and their majority may choose the expert."""
-        return self.experts == "none"
-
-    @property
     def reinforced(self) -> bool:
         """Whether a policy learns from rewards."""
         return self.second_intent and not self.constant_second and self.policy_weight * self.twice_weight > 0

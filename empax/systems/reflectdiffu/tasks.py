@@ -81,7 +81,8 @@ class ReflectDiffu(ResponseTask):
 
     @property
     def splits_batches(self) -> bool:
-        return self.stage.splits_batches
+        """False with experts: NT-Xent compares the rows of a batch, and their majority may choose the expert."""
+        return self.experts is None
 
     @functools.cached_property
     def intents(self) -> IntentTwice:

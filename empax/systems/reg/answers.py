@@ -30,7 +30,7 @@ def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptio
       StaleIndexError: the index was built with another encoder than the stage's.
     """
     parts = RegParts.of(run, with_params=False)
-    made = parts.generator
+    made = parts.generator.trained_at(run.at(options.stage))
     params = made.stage_params(run, options.stage)
     encoder: Any = parts.corpus_encoder(params["retriever"])
     made_by = ""

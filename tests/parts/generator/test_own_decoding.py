@@ -25,6 +25,7 @@ from empax.parts.exemplars.checks import check_vectors
 from empax.parts.generator import checks, parts
 from empax.parts.generator.parts import with_own_decoding
 from empax.parts.generator.settings import DialogueSettings, GeneratorTaskSettings
+from empax.parts.generator.trained import generator_to_export
 
 
 def settings(folder, own):
@@ -67,6 +68,8 @@ def test_a_run_on_plain_texts_trains_on_the_token_that_its_folder_forces(tmp_pat
         (target,) = ContextExamples([Instance("a#2", ("no",), "oh no", "")], found.form(exemplars=False)).targets
         assert target == [*first, *tokenizer.encode("oh no"), 1]
         assert found.settings.decoding.first_token == (2 if first and own else None)
+        exported = generator_to_export(found, "generator", {}, passages=0)
+        assert exported.decoding.first_token == (2 if first else None)
 
 
 def test_answers_begin_as_targets_do(monkeypatch):

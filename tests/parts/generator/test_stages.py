@@ -49,6 +49,18 @@ def test_a_generator_that_goes_on_has_the_head_of_the_stage_before(first, second
     assert stages._task(parts, stage, run).heads == ("generator",) * bool(first or second)
 
 
+@pytest.mark.parametrize(("stage", "shown"), [("generator", False), ("joint", True)])
+def test_an_answer_shows_attributes_only_to_a_generator_that_was_trained_with_some(stage, shown, monkeypatch):
+    _, run, parts = planned(reg_transformer, "", {}, "evaluate")
+    assert parts.form().attributes
+    assert parts.trained_at(run.at(stage)).form().attributes == shown
+    monkeypatch.setattr(GeneratorParts, "of", lambda *_, **__: parts)
+    monkeypatch.setattr(GeneratorParts, "stage_params", lambda *_: {})
+    monkeypatch.setattr(stages, "answerer_of", lambda parts, *_: parts.form(exemplars=False).attributes)
+    first = run.named("generator").settings
+    assert stages.answer_generator(first, run, AnswerOptions(stage, "", (80,))) == shown
+
+
 def test_known_parameters_take_the_place_of_drawn_ones_and_new_ones_stay():
     drawn = {"a": {"x": 1, "y": 2}, "b": 3}
     assert stages.overlaid(drawn, {"a": {"x": 10}}) == {"a": {"x": 10, "y": 2}, "b": 3}

@@ -136,12 +136,12 @@ def distinct_2(rates):
 
 
 def test_it_is_the_derivative_of_distinct_2():
-    gold, answers = said(300), said(40, seed=1)
+    gold, answers = [ids[:-1] for ids in said(300)], said(40, seed=1)
     rates = pair_rates(gold)
-    answers = [ids for ids in answers if set(itertools.pairwise(ids)) <= set(rates)]
+    answers = [ids for ids in answers if set(itertools.pairwise(ids[:-1])) <= set(rates)]
     assert len(answers) > 5
     share = distinct_2(rates)
-    novelty = Novelty.of(gold, outputs=OUTPUTS, share=share)
+    novelty = Novelty.of(gold, outputs=OUTPUTS, share=share, eos_id=EOS)
     tokens = np.zeros((len(answers) + 1, 10), np.int32)  # the last row is a filler
     for row, ids in zip(tokens, answers, strict=False):
         row[: len(ids)] = ids
@@ -150,11 +150,21 @@ def test_it_is_the_derivative_of_distinct_2():
     step, scale = 1e-6, sum(rates.values()) / (sum(map(len, gold)) / len(gold) - 1)
     for ids, gained in zip(answers, found, strict=False):
         more = dict(rates)
-        for pair in itertools.pairwise(ids):
+        for pair in itertools.pairwise(ids[:-1]):
             more[pair] = more.get(pair, 0.0) + step
         np.testing.assert_allclose(gained, scale * (distinct_2(more) - share) / step, atol=2e-4)
     assert np.ptp(found) > 0.1
     assert found[-1] == 0.0
+
+
+def test_an_end_is_no_novelty_whatever_word_it_follows(toy):
+    gold = [[5, 6, 9]] * 40 + [[5, 6]]  # only one leaves the full stop, 9, out
+    novelty = Novelty.of(gold, outputs=OUTPUTS, share=0.05, eos_id=EOS)
+    rollout = toy.saying([[5, 6, EOS, 0], [5, 6, 0, 0], [5, 6, 9, EOS], [5, 6, 9, 0]])
+    bare, cut, whole, cut_whole = np.asarray(novelty(novelty.params, rollout))
+    assert bare == cut
+    assert whole == cut_whole
+    assert bare - whole < 0.06  # the share of one pair, as in Distinct-2, not that of a pair that nobody else has
 
 
 def test_a_part_of_the_reward_counts_gold_responses(toy):
@@ -165,9 +175,10 @@ def test_a_part_of_the_reward_counts_gold_responses(toy):
         instances=[],
         judges=lambda stage: None,
         encoder=dict,
-        responses=lambda: ["w20"] * 4,
+        responses=lambda: ["w20 w20"] * 4,
     )
     assert not reward.on_host
-    rollout = toy.saying([[20, EOS, 0], [20, 20, EOS]])
-    # Nobody has said "w20 w20".
-    np.testing.assert_allclose(reward.rate(reward.frozen(), rollout), [0.5 * np.exp(-1.0)] * 2, rtol=1e-6)
+    rollout = toy.saying([[20, EOS, 0, 0], [20, 20, EOS, 0], [20, 20, 21, EOS]])
+    # Nobody has said "w20 w21".
+    rated = reward.rate(reward.frozen(), rollout)
+    np.testing.assert_allclose(rated, np.exp(-1.0) * np.array([0.0, 0.5, 0.5]), rtol=1e-6)

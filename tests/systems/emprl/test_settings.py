@@ -50,6 +50,11 @@ OWN = RewardSettings("text", function="a:b")
         (PolicyTaskSettings, {"rewards": (RewardSettings(),) * 2}, "two parts of kind = 'empathy'"),
         (PpoTaskSettings, {"rollout": DecodeSettings("greedy")}, "must be 'sample'"),
         (PpoTaskSettings, {"rollout": DecodeSettings("sample", num_samples=2)}, "groups are GRPO's"),
+        (
+            PpoTaskSettings,
+            {"rollout": DecodeSettings("sample", end_at_limit=True)},
+            "puts an end behind answers that max_tokens cuts, and a policy would learn to stop there",
+        ),
         (PpoTaskSettings, {"lam": 1.5}, r"lie in \[0, 1\]"),
         (PpoTaskSettings, {"value_clip": 0.0}, "None switches clipping off"),
         (GrpoTaskSettings, {"rollout": DecodeSettings("sample")}, "at least 2: a group"),

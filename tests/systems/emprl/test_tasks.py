@@ -368,6 +368,16 @@ def test_a_collapse_is_a_warning(toy, caplog, sign, value, least):
     assert hasattr(PreferenceTaskSettings(), Preference.tie)
 
 
+def test_replies_nearly_as_short_as_rollouts_may_be_are_a_collapse(toy, caplog):
+    policy = toy.policy(rollout=dataclasses.replace(toy.ROLLOUT, min_tokens=4))
+    sound = {"distinct_responses": 0.9, "entropy": 2.0}
+    with caplog.at_level(logging.WARNING, logger="empax"):
+        policy.check_progress({**sound, "response_tokens": 6.0}, step=5)
+        assert not caplog.records
+        policy.check_progress({**sound, "response_tokens": 5.5}, step=5)
+    assert "collapsed at step 5: response_tokens = 5.5 (below 6)" in caplog.text
+
+
 def test_the_settings_of_credit_reach_the_advantages(toy, rolled):
     _, _, frozen, rollout = rolled
 
