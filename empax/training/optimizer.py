@@ -65,6 +65,7 @@ class OptimizerSettings:
       decay_rate: for "adafactor": the second moment decays by 1 - n ** -decay_rate at update n.
       clip_threshold: for "adafactor": maximum root mean square of a parameter's update.
       scale_parameter: for "adafactor": whether updates scale with the root mean square of the parameter, at least 1e-3.
+        A parameter that starts at 0 then hardly moves at usual rates: set it to False with adapters (`lora`).
       min_dim_size_to_factor: for "adafactor": a parameter whose second largest axis is shorter keeps its full second
         moment.
       clip_norm: maximum global norm of a gradient, above 0; None = unlimited.

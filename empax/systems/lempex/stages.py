@@ -140,6 +140,17 @@ def load_judges(stage: LempexTaskSettings, run: RunContext) -> Params:
     return params
 
 
+def started(params: Params, loaded: Params, *, pretrained: bool) -> Params:
+    """Returns the parameters with the weights `loaded` in the generator and in the encoder of exemplars.
+
+    A pretrained model starts unchanged: its speaker embeddings are zeros.
+    """
+    found = overlaid(params, {"model": loaded, "fusion": {"encoder": loaded}})
+    if pretrained and "speakers" in found:
+        found = {**found, "speakers": np.zeros(found["speakers"].shape, np.float32)}
+    return found
+
+
 def build_generator(stage: LempexTaskSettings, run: RunContext) -> Assembly:
     parts = GeneratorParts.of(run, with_params=False)
     task = generator_task(parts, stage, run, empathy_losses(stage, run))
@@ -156,8 +167,9 @@ def build_generator(stage: LempexTaskSettings, run: RunContext) -> Assembly:
     known = {"judges": load_judges(stage, run)} if stage.losses == "judges" else {}
 
     def initial(params: Params) -> Params:
-        loaded = pretrained(run) if parts.settings.generator.loads_weights else {}
-        return overlaid(params, {"model": loaded, "fusion": {"encoder": loaded}, **known})
+        settings = parts.settings.generator
+        loaded = pretrained(run) if settings.loads_weights else {}
+        return overlaid(started(params, loaded, pretrained=bool(settings.pretrained)), known)
 
     return Assembly(
         task,

@@ -12,17 +12,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from empax.core.types import Params
 from empax.losses.cross_entropy import cross_entropy
 from empax.models.arithmetic import rows_of
 from empax.models.layers import apply
+from empax.models.transformer_config import TransformerConfig
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.task import Keys, Losses, ResponseTask
-from empax.systems.lempex.examples import LISTENER
+from empax.systems.lempex.examples import LISTENER, NOBODY
 from empax.systems.lempex.exemplar_fusion import ExemplarFusion
 from empax.systems.lempex.losses import EmpathyLosses
+
+
+def draw_speakers(rng: jax.Array, config: TransformerConfig) -> Float[Array, "3 D"]:
+    """Draws the speaker embeddings as large as those of words; that of frame and padding is zero.
+
+    From zero, an optimizer whose steps are relative to a parameter's size (Adafactor) would hardly move them.
+    """
+    drawn = config.initial_embedding_stddev() * jax.random.normal(rng, (LISTENER + 1, config.d_model))
+    return drawn.at[NOBODY].set(0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +56,7 @@ class LempexGenerator(ResponseTask):
         first, second = jax.random.split(rng)
         params, size = super().init(first, batch), self.model.config.d_model
         if self.speakers:
-            # Zeros, so that a pretrained model starts unchanged.
-            params["speakers"] = jnp.zeros((LISTENER + 1, size))
+            params["speakers"] = draw_speakers(jax.random.fold_in(second, 2), self.model.config)
         if self.fusion is not None:
             states = jnp.zeros((*batch.source.shape, size))
             exemplars = batch.exemplar, batch.exemplar_mask

@@ -127,6 +127,9 @@ class JointTaskSettings(ResponseTaskSettings):
       retriever: the stage that trained the retriever; empty = the pretrained one.
       index: the stage that searched the exemplars.
       retriever_weight: alpha of Eq. 7; 0 = the retriever learns nothing, and G2 reads the exemplars from the index.
+        Retriever and G2 share no parameters, and the optimizers' steps do not depend on a gradient's scale: in
+        training, values between 0 and 1 differ by `clip_norm` alone. The balance is the `learning_rate_scale` of the
+        group "^retriever/".
       exemplar_probability: probability that a training row shows its exemplars. Below 1, the generator can answer
         without exemplars too, but they stay less familiar, which costs likelihood wherever they are shown.
       candidates, passage_encoder: see RetrieverTaskSettings.

@@ -9,11 +9,14 @@ import pytest
 
 from configs import lempex
 from empax.models.heads import EMOTION_HEAD
+from empax.models.t5 import t5_from_scratch
 from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.task import Generator
 from empax.pipeline.plan import make_plan, plain
 from empax.planning.sketches import sketch_stage
-from empax.systems.lempex.tasks import LempexGenerator
+from empax.systems.lempex.examples import NOBODY
+from empax.systems.lempex.stages import started
+from empax.systems.lempex.tasks import LempexGenerator, draw_speakers
 from tests.systems.learning import keys, learn, random_like
 from tests.systems.lempex import toy
 
@@ -65,6 +68,20 @@ def test_speakers_and_exemplars_change_what_is_read_of_their_row_alone(whole):
     swapped = read(params, batch.replace(exemplar=batch.other, exemplar_mask=batch.other_mask))
     np.testing.assert_array_equal(found["nll_of_other_exemplars"], swapped["nll"])
     assert np.abs(found["nll_of_other_exemplars"] - found["nll"]).min() > 1e-4
+
+
+def test_speakers_begin_as_large_as_words_and_at_zero_beside_pretrained_weights():
+    """Adafactor's steps are relative to a parameter's size: from zero, a short run would leave them near zero."""
+    drawn = np.asarray(draw_speakers(jax.random.key(0), t5_from_scratch(20, d_model=300)))
+    np.testing.assert_array_equal(drawn[NOBODY], 0.0)
+    np.testing.assert_allclose(np.delete(drawn, NOBODY, axis=0).std(axis=1), 1.0, atol=0.15)  # a T5's words have 1
+
+    table = np.ones((20, 300), np.float32)
+    params = {"model": {"token_embedding": table}, "speakers": drawn}
+    for pretrained, speakers in ((False, drawn), (True, np.zeros_like(drawn))):
+        found = started(params, {"token_embedding": 2 * table}, pretrained=pretrained)
+        np.testing.assert_array_equal(found["speakers"], speakers)
+        np.testing.assert_array_equal(found["model"]["token_embedding"], 2 * table)
 
 
 @pytest.mark.slow
