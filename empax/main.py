@@ -69,7 +69,8 @@ def main(argv: list[str]) -> None:
         if _MODE.value == "plan":
             from empax.planning.plan import show
 
-            sys.exit(show(leave_out_absent(make_plan(values), WorkDir(workdir)), workdir, _REDO.value))
+            plan = leave_out_absent(make_plan(values), WorkDir(workdir), planned=True)
+            sys.exit(show(plan, workdir, _REDO.value))
         check_folder(workdir, "--workdir")
         if RunOptions.of(values).deterministic:
             make_deterministic()  # before anything queries the devices

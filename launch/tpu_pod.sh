@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The same command on every worker of a Cloud TPU slice:
-#   TPU_NAME=NAME ZONE=us-west4-a launch/tpu_pod.sh --config=configs/reg_t5.py:xl --workdir=/mnt/shared/runs/reg_t5
+#   TPU_NAME=NAME ZONE=us-west4-a launch/tpu_pod.sh --config=configs/reg_t5.py:xl,machine=v5e:16x16 --workdir=DIR
+# `machine=` names the slice (configs/layouts.py has some); without it, every chip holds all weights.
 # Once before: PREPARE=1 copies this folder to the workers, without its runs and caches, and installs it. The work
 # directory and the data must be where all workers see them, on Filestore or another NFS: metrics are appended to, which
 # a mounted bucket cannot do.

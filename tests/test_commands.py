@@ -190,6 +190,12 @@ def test_help_and_the_version_are_said_at_any_place(command):
     assert "workdir" in flags_of(behind.stdout)
 
 
+def test_benchmarks_bring_the_server_that_one_of_them_measures():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert "empax.serve" in (ROOT / "benchmarks" / "serve.py").read_text(encoding="utf-8")
+    assert "empax[serve]" in extras["benchmarks"]
+
+
 def test_a_recipe_that_needs_an_argument_says_so(tmp_path):
     with pytest.raises(ConfigError, match="finetune needs a model; write finetune:FOLDER"):
         load_recipe("finetune")

@@ -15,19 +15,25 @@ from empax.pipeline.plan import changed_plan, read_plan
 log = logging.getLogger("empax")
 
 
-def leave_out_absent(plan: RunPlan, files: WorkDir) -> RunPlan:
+def leave_out_absent(plan: RunPlan, files: WorkDir, *, planned: bool = False) -> RunPlan:
     """Returns the plan in which each attribute classifier is either trained or listed in `left_out`.
 
     This decides the stages with `data = "if_there"` that an annotate stage names. With EPITOME, they are trained on it.
     Without it, they are removed, and `left_out` of the annotate stage lists their mechanisms. An existing work
     directory has already decided, so that a resumed run stays the same.
+
+    Args:
+      plan: the plan of a config.
+      files: work directory.
+      planned: whether the plan is only shown. If it is for devices elsewhere, the corpus may be there, too.
     """
     annotating = {name: stage.settings for name, stage in plan.stages.items() if stage.kind == "annotate"}
     wanted = dict.fromkeys(stage for settings in annotating.values() for stage in settings.classifiers)
+    elsewhere = planned and bool(plan.options.plan.topology)
     undecided = {name: plan.stages[name].settings for name in wanted if _is_undecided(plan, name)}
     if not undecided:
         return plan
-    gone = {name: one.mechanisms for name, one in undecided.items() if not _is_there(plan, files, name)}
+    gone = {name: one.mechanisms for name, one in undecided.items() if not _is_there(plan, files, name, elsewhere)}
     changes: dict[str, dict[str, Any]] = {name: {"data": None} for name in undecided if name not in gone}
     for name, settings in annotating.items():
         lost = {m for stage in settings.classifiers for m in gone.get(stage, ())}
@@ -56,10 +62,10 @@ def _is_undecided(plan: RunPlan, name: str) -> bool:
     return isinstance(settings, JudgeTaskSettings) and settings.data == IF_THERE
 
 
-def _is_there(plan: RunPlan, files: WorkDir, name: str) -> bool:
+def _is_there(plan: RunPlan, files: WorkDir, name: str, elsewhere: bool) -> bool:
     """Whether the run contains the stage: according to its work directory or, for a new one, to the corpus."""
     try:
         return name in read_plan(files).stages
     except (FileNotFoundError, DataError):
         begun = files.stage(name).is_dir()  # config.json may be missing
-    return begun or bool(plan.options.plan.topology) or not epitome.is_absent(plan.data.dir)
+    return begun or elsewhere or not epitome.is_absent(plan.data.dir)

@@ -8,13 +8,12 @@ Markdown with 95% intervals (Wilson 1927).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from absl import flags
 from jaxtyping import Bool
 
-from empax.core.command import run_command
+from empax.core.command import in_one_line, run_command
 from empax.data import empathetic_dialogues
 from empax.evaluation.reply_checks import wilson_low
 from empax.pipeline.run import quiet_logging
@@ -53,16 +52,19 @@ def _percent(hits: int, count: int) -> str:
     return f"{100 * share:.1f}% ({100 * low:.1f}–{100 * high:.1f})"
 
 
+@in_one_line
 def main(argv: list[str]) -> None:
     quiet_logging()
-    examples = read_examples()
-    listed = np.array([in_list(example.text) for example in examples])
-    print("\n".join(table(examples, listed, by_other_half(examples))))
-    if _DATA.value:
-        dialogues = empathetic_dialogues.load_dialogues(Path(_DATA.value))["test"]
+    turns: list[str] = []
+    if _DATA.value:  # before the examples, which take longer
+        dialogues = empathetic_dialogues.load_dialogues(_DATA.value)["test"]
         turns = sorted(
             {turn.text for dialogue in dialogues for turn in dialogue.utterances if turn.speaker == "speaker"}
         )
+    examples = read_examples()
+    listed = np.array([in_list(example.text) for example in examples])
+    print("\n".join(table(examples, listed, by_other_half(examples))))
+    if turns:
         said = np.array([in_list(turn) for turn in turns])
         reader = load_nearest()
         assert reader is not None  # by_other_half has used its wheel

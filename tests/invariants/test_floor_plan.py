@@ -2,6 +2,7 @@
 
 import graphlib
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,10 @@ def test_no_module_imports_itself_by_way_of_others():
         found = imported(source) & names
         graph[name] = {one for one in found if not any(other.startswith(f"{one}.") for other in found)} - {name}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_contracts_on_packages_from_elsewhere_hold_for_every_module():
+    settings = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = {one["name"]: one for one in settings["tool"]["importlinter"]["contracts"]}
+    for name in ("No PyTorch, no TensorFlow", "Transformers for tokenizers alone"):
+        assert contracts[name]["source_modules"] == ["empax"]

@@ -1,6 +1,7 @@
 """The files that start a run on many machines, as far as they can be checked without any."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from configs import reg_t5
 
 FOLDER = Path(__file__).resolve().parents[2] / "launch"
 SCRIPTS = sorted(path for path in FOLDER.iterdir() if path.suffix in (".sh", ".sbatch"))
@@ -152,6 +155,12 @@ def test_slurm_starts_the_command_everywhere(start):
     code, lines = start("slurm.sbatch", "--config=a.py", SLURM_CPUS_PER_TASK="32")
     command = "srun --kill-on-bad-exit=1 --cpus-per-task=32 python -m empax.main --config=a.py"
     assert (code, lines) == (0, [f"  1  {command}"])
+
+
+def test_the_example_for_tpus_is_laid_out_for_a_slice():
+    (argument,) = re.findall(r"configs/reg_t5\.py:(\S+)", (FOLDER / "tpu_pod.sh").read_text())
+    assert reg_t5.get_config(argument).plan.topology in argument
+    assert reg_t5.get_config(argument).mesh.fsdp > 1
 
 
 def test_tpu_workers_get_what_they_need_of_the_folder(start, tmp_path):

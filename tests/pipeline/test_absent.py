@@ -74,7 +74,15 @@ def test_who_insists_is_refused_and_so_is_half_of_epitome(own, tmp_path):
 
 
 def test_a_plan_for_devices_elsewhere_leaves_nothing_out(own, tmp_path):
-    assert decide(changed(own, {"plan.topology": "v5e:2x4"}), tmp_path / "run")["run"] == own["run"]
+    config = changed(own, {"plan.topology": "v5e:2x4"})
+    shown = leave_out_absent(make_plan(config), WorkDir(tmp_path / "run"), planned=True)
+    assert list(shown.stages) == list(own["run"])
+
+
+def test_a_run_laid_out_for_a_slice_has_its_data_here(own, tmp_path):
+    found = decide(changed(own, {"plan.topology": "v5e:2x4"}), tmp_path / "run")
+    assert "attributes" not in found["run"]
+    assert not list(run.find_problems(make_plan(found), WorkDir(tmp_path / "run")))
 
 
 def test_a_work_directory_goes_on_as_it_began(own, tmp_path, monkeypatch, caplog):

@@ -5,8 +5,11 @@ import functools
 import importlib
 import itertools
 import pkgutil
+import re
+from pathlib import Path
 
 import pytest
+from ml_collections import ConfigDict
 
 import configs
 from configs import (
@@ -214,3 +217,13 @@ def test_other_choices_among_beams_are_of_the_same_model(form, changed):
     before, after = make_plan(whole).stages, make_plan(other).stages
     for name in ("knowledge", "generator", "contrastive"):
         assert settings_hash(before[name]) == settings_hash(after[name])
+
+
+def test_the_documents_contrast_for_reg_splits_no_batch():
+    page = (Path(__file__).parents[2] / "docs" / "nec.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    config = reg_transformer.get_config()
+    exec(example, {"config": config, "ConfigDict": ConfigDict})  # the page is ours
+    stage = make_plan(plain(config)).stages["joint"]
+    assert stage.settings.contrast is not None
+    assert stage.loop.accumulate * stage.loop.minibatches == 1  # see `training.settings.check_whole_batches`

@@ -1,6 +1,9 @@
 """The table of how often the readers are wrong."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 
 from empax.serving import safety_rates
 from empax.serving.nearest import Example, read_examples
@@ -32,3 +35,13 @@ def test_misses_and_alarms_are_counted_by_kind():
     assert rows[5].startswith("| **answered without need** | 1 | 0.0% (0.0–79.3) | 100.0%")
     assert len(rows) == 7
     assert len(read_examples()) > 1000
+
+
+def test_a_folder_without_the_corpus_is_one_line_before_any_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(safety_rates, "_DATA", SimpleNamespace(value=str(tmp_path)))
+    monkeypatch.setattr(safety_rates, "quiet_logging", lambda: None)
+    monkeypatch.setattr(safety_rates, "read_examples", lambda: pytest.fail("the examples are classified first"))
+    assert safety_rates.main([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert str(tmp_path) in line
