@@ -14,6 +14,7 @@ from empax.core.protocols import Reading, Tokenizer
 from empax.core.types import Params
 from empax.data.store import PlannedTokenizer
 from empax.data.tokenizer_folders import load_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.architectures import with_dropout
 from empax.interop.grown_vocabulary import check_vocabulary, grow_vocabulary
 from empax.interop.huggingface import load_config, load_pretrained, model_config, resolve
@@ -191,8 +192,9 @@ def check_prompts(reading: Reading, name: str) -> None:
 def word_embeddings(pretrained: str, tokenizer: Tokenizer, size: int) -> Float[np.ndarray, "V D"]:
     """Returns embeddings for the vocabulary of `tokenizer` from those of a pretrained encoder.
 
-    A token's embedding is the mean over its pieces in the encoder's tokenizer, projected on the `size` directions of
-    greatest variance; those of special tokens are random. Their overall standard deviation is size ** -0.5.
+    A token that the encoder's vocabulary has keeps its embedding; others have the mean over their pieces there. All are
+    projected on the `size` directions of greatest variance; those of special tokens are random. Their overall standard
+    deviation is size ** -0.5.
     With fewer tokens than `size`, there are fewer directions; the other entries are 0.
 
     Raises:
@@ -203,7 +205,13 @@ def word_embeddings(pretrained: str, tokenizer: Tokenizer, size: int) -> Float[n
     table = np.asarray(encoder.params["encoder"]["token_embedding"])
     if table.shape[1] < size:
         raise ConfigError(f"the embeddings of {pretrained} have {table.shape[1]} dimensions, d_model = {size} is more.")
-    pieces = encoder.tokenizer.encode_batch([tokenizer.decode([i]).strip() for i in range(tokenizer.vocab_size)])
+    own, texts = encoder.tokenizer, [tokenizer.decode([i]).strip() for i in range(tokenizer.vocab_size)]
+    # As a text, "##ing" would be three pieces, two of them "#".
+    whole = own.backend.get_vocab() if isinstance(own, SubwordTokenizer) else {}
+    pieces = [
+        [whole[text]] if len(ids) > 1 and text in whole else ids
+        for text, ids in zip(texts, own.encode_batch(texts), strict=True)
+    ]
     known = np.array([bool(ids) for ids in pieces])
     means = np.stack([table[ids].mean(axis=0) for ids in pieces if ids])
     means -= means.mean(axis=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -21,6 +22,13 @@ def masked_max(states: Float[Array, "B S D"], mask: Bool[Array, "B S"]) -> Float
     """Computes the feature-wise maximum over real tokens, in float32; zeros for a row without any."""
     highest = jnp.max(jnp.where(mask[:, :, None], states.astype(jnp.float32), MASKED), axis=1)
     return jnp.where(mask.any(axis=1, keepdims=True), highest, 0.0)
+
+
+def unit_variance(vectors: Float[Array, "N D"]) -> Float[Array, "N D"]:
+    """Scales vectors so that their entries have a mean square of 1, and a new linear head learns at its usual rate."""
+    # Not through a norm: its gradient at zero (a filler row) is NaN.
+    square = jnp.sum(vectors**2, axis=-1, keepdims=True)
+    return vectors * jax.lax.rsqrt(jnp.maximum(square, 1e-12)) * vectors.shape[-1] ** 0.5
 
 
 class ClassificationHead(nn.Module):

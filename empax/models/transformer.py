@@ -43,7 +43,8 @@ def scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
 def word_level(vocab_size: int, **changes: Any) -> TransformerConfig:
     """Returns the settings of MoEL's lineage: pre-norm, attention without biases, sinusoids, projected embeddings.
 
-    `changes` are the sizes, and any other fields of TransformerConfig.
+    An output layer that is not tied begins with Xavier's variance, 2 / (V + D): a larger one would give each rare word
+    a logit of its own before the word is seen. `changes` are the sizes, and any other fields of TransformerConfig.
     Source: the released code of MoEL (Lin et al. 2019), which MIME, EmpDG, CEM and ReflectDiffu follow.
     """
     lineage: dict[str, Any] = {
@@ -51,6 +52,7 @@ def word_level(vocab_size: int, **changes: Any) -> TransformerConfig:
         "position": "sinusoidal",
         "embed_scale": True,
         "embedding_projection": True,
+        "output_stddev": (2 / (vocab_size + changes["d_model"])) ** 0.5,
     }
     return TransformerConfig(vocab_size, **{**lineage, **changes})
 
@@ -65,7 +67,7 @@ class EncoderDecoder(nn.Module):
         init = normal(c.initial_embedding_stddev())
         self.token_embedding = self.param("token_embedding", init, (c.vocab_size, c.d_model))
         if not c.tie_embeddings:
-            outward = normal(c.d_model**-0.5)
+            outward = normal(c.initial_output_stddev())
             self.output_embedding = self.param("output_embedding", outward, (c.vocab_size, c.d_model))
         if c.position == "learned" and c.shared_positions:
             self.position_embedding = self.param("position_embedding", init, (c.position_rows(), c.d_model))

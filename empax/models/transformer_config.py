@@ -61,6 +61,7 @@ class TransformerConfig:
       output_bias: whether a constant is added to the logits (BART's `final_logits_bias`); it is never trained.
       init_scale: factor on every initial weight except embeddings.
       embedding_stddev: standard deviation of initial embeddings; None = d_model ** -0.5.
+      output_stddev: that of an initial output layer that is not tied; None = d_model ** -0.5.
       start_id: the first token that the decoder reads.
       attention: the program that computes attention, see `models.attention_kernels.AttentionKernel`.
       remat: the parts of the layers that the backward pass recomputes, see `models.scanned.rematerialized`.
@@ -107,6 +108,7 @@ class TransformerConfig:
     final_norm: bool = True
     init_scale: float = 1.0
     embedding_stddev: float | None = None
+    output_stddev: float | None = None
     start_id: int = 0
     attention: AttentionKernel = "auto"
     remat: Remat = "none"
@@ -146,6 +148,10 @@ class TransformerConfig:
     def initial_embedding_stddev(self) -> float:
         """Returns the standard deviation of initial token and position embeddings."""
         return self.d_model**-0.5 if self.embedding_stddev is None else self.embedding_stddev
+
+    def initial_output_stddev(self) -> float:
+        """Returns the standard deviation of an initial output layer that is not tied."""
+        return self.d_model**-0.5 if self.output_stddev is None else self.output_stddev
 
     def position_rows(self) -> int:
         """Returns the number of rows of the table of learned positions."""

@@ -16,7 +16,8 @@ def test_a_folder_learns_pairs_and_is_exported(form, command, t5, tmp_path):
         "".join(json.dumps({"source": f"say {i % 20}", "target": f"{i % 20} it is"}) + "\n" for i in range(60))
     )
     small = ["--config.generator.steps=6", "--config.generator.batch_size=8", "--config.generator.buckets=(32,)",
-             "--config.evaluate.buckets=(32,)", "--config.seq2seq.decoding.max_tokens=6"]  # fmt: skip
+             "--config.evaluate.buckets=(32,)", "--config.seq2seq.layout.max_context_tokens=32",
+             "--config.seq2seq.decoding.max_tokens=6"]  # fmt: skip
     words = [f"--config=finetune:{t5}{form}", f"--config.data.dir={file}", f"--workdir={run}", *small]
     made = command("-m", "empax", "run", *words)
     assert made.returncode == 0, made.stderr[-3000:]

@@ -135,7 +135,7 @@ def test_ctrl_c_has_all_save_and_leave(launched, tmp_path):
     workdir = tmp_path / "run"
     flags = ("--config=configs/reg_transformer.py:tiny", f"--workdir={workdir}")
     rhythm = ("steps=100000", "eval_every_steps=100000", "checkpoint_every_steps=100000")  # nothing is saved unasked
-    process = launched(*flags, *(f"--config.attributes.{setting}" for setting in rhythm))
+    process = launched(*flags, *(f"--config.generator.{setting}" for setting in rhythm))
     deadline = time.monotonic() + 300
     metrics = workdir / "metrics.jsonl"
     while not metrics.exists() or not metrics.stat().st_size:
@@ -145,5 +145,5 @@ def test_ctrl_c_has_all_save_and_leave(launched, tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: the script and the processes at once
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 130, said
-    assert "attributes: stopped and saved after step" in said
-    assert list((workdir / "attributes" / "checkpoints").glob("*/COMPLETE"))
+    assert "generator: stopped and saved after step" in said
+    assert list((workdir / "generator" / "checkpoints").glob("*/COMPLETE"))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from empax.data.store import PlannedTokenizer
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.parameters import export_params
 from empax.interop.pretrained import GeneratorSettings, load_generator
-from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder, word_embeddings
 from empax.models.bert import BertEncoder
 from empax.models.decoder_only import DecoderOnly
 from empax.models.t5 import t5_from_scratch
@@ -95,6 +96,16 @@ def test_a_generator_from_scratch_may_start_from_an_encoders_word_embeddings(min
     np.testing.assert_allclose(wide["token_embedding"].std(), 384**-0.5, rtol=0.1)
     with pytest.raises(ConfigError, match="384 dimensions, d_model = 400"):
         load_generator(GeneratorSettings(d_model=400, embeddings="minilm"), tokenizer)
+
+
+def test_a_piece_within_a_word_keeps_its_embedding(minilm):
+    texts = ["walk", "##ing", "ing", "#", "talk"]
+    few = types.SimpleNamespace(vocab_size=len(texts), decode=lambda ids: texts[ids[0]])
+    found = word_embeddings("minilm", few, 384)
+    loaded = load_encoder(EncoderSettings(pretrained="minilm"), TOKENIZER)
+    rows = np.asarray(loaded.params["encoder"]["token_embedding"])[[*map(loaded.tokenizer.token_id, texts)]]
+    products = [x @ x.T / np.square(x).sum() for x in (found, rows - rows.mean(axis=0))]
+    np.testing.assert_allclose(*products, atol=1e-5)
 
 
 def test_a_random_t5_grows_with_a_larger_tokenizer():

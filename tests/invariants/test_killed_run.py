@@ -10,7 +10,7 @@ from empax.core.files import read_json, read_jsonl
 from empax.training.checkpoint import load_params
 
 BETWEEN = ("prepare", "annotate", "index", "reindex")
-STAGES = ("attributes", "generator", "retriever", "joint")
+STAGES = ("generator", "attributes", "exemplars", "emotions", "retriever", "joint")
 
 RECIPE = """
 from configs import reg_transformer
@@ -18,16 +18,14 @@ from configs import reg_transformer
 def get_config():
     config = reg_transformer.get_config("tiny")
     config.run = config.run[: config.run.index("joint") + 1]
-    del config.evaluate, config.report
+    del config.evaluate, config.swaps, config.report
     return config
 """
 
-# One signal for each process; checkpoints are made after steps 2 and 4, the joint stage refreshes before step 3.
+# One signal for each process, in the order of the stages; checkpoints are made after steps 2 and 4, the joint stage
+# refreshes before step 3.
 STOPS = (
-    ("attributes:3:SIGKILL", -9),
-    ("generator:3:SIGKILL", -9),
-    ("retriever:3:SIGKILL", -9),
-    ("joint:3:SIGKILL", -9),
+    *((f"{stage}:3:SIGKILL", -9) for stage in STAGES),
     ("joint:3:SIGINT", 130),  # saves after step 3: what it goes on from lies between two refreshes
 )
 

@@ -249,12 +249,13 @@ def test_default_preset_size():
 )
 def test_weights_begin_with_the_spread_of_their_inputs(changes, wider):
     sizes = {"d_model": 40, "num_heads": 4, "head_dim": 12, "d_ff": 60, "num_encoder_layers": 2}
-    options = {"init_scale": 2.0, "tie_embeddings": False, "embedding_projection": True, **changes}
+    changes = {"tie_embeddings": False, "output_stddev": 0.3, **changes}
+    options = {"init_scale": 2.0, "embedding_projection": True, **changes}
     model, (source, mask, target) = EncoderDecoder(scratch(200, **sizes, **options)), example()
     params = named_leaves(jax.jit(model.init)(jax.random.key(0), source, mask, target)["params"])
     inputs = {"key": 40, "value": 40, "out": 48, "embedding_projection": 40, "relative_bias": 40, **wider}
     wanted = {part: 2.0 * number**-0.5 for part, number in inputs.items()}
-    wanted |= dict.fromkeys(("token_embedding", "output_embedding"), 40**-0.5)
+    wanted |= {"token_embedding": 40**-0.5, "output_embedding": 0.3}
     found = {name: np.std(leaf) for name, leaf in params.items() if name.rsplit("/", 1)[-1] in wanted}
     assert {name.rsplit("/", 1)[-1] for name in found} == wanted.keys()
     for name, spread in found.items():

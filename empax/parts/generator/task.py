@@ -17,7 +17,7 @@ from empax.decoding.neighbours import States
 from empax.decoding.sampling import Randomness
 from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy, token_log_probs
 from empax.models.fusion_in_decoder import FusionInDecoder
-from empax.models.heads import ClassificationHead, masked_mean
+from empax.models.heads import ClassificationHead, masked_mean, unit_variance
 from empax.models.layers import apply
 from empax.models.prompted import FusionInPrompt, PromptedDecoder, pooled_states
 from empax.models.transformer import EncoderDecoder
@@ -294,9 +294,13 @@ class Generator(ResponseTask):
         return parts, metrics
 
     def emotions(self, params: Params, batch: Any, read: Read, rng: jax.Array | None) -> Float[Array, "B E"]:
-        """Returns the logits of the emotion head."""
+        """Returns the logits of the emotion head, which reads the pooled encoding at unit variance.
+
+        The states of a T5's encoder are small: on them as they are, a new head would learn nothing for hundreds of
+        updates.
+        """
         pooled = masked_mean(pooled_states(read.states), context_mask(self.model, batch, read.mask))
-        return apply(self.head, params["emotion"], pooled, rng=rng)
+        return apply(self.head, params["emotion"], unit_variance(pooled), rng=rng)
 
     def labels(self, params: Params, batch: Any, read: Read) -> dict[str, Array]:
         return {"generator": self.emotions(params, batch, read, None).argmax(axis=-1)}

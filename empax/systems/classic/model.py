@@ -148,7 +148,8 @@ class Classic(nn.Module):
             self.copy_gate = Linear(1)
         if self.adversary is not None:
             self.critic, self.emotion_critic = (Critic(self.adversary.width) for _ in range(2))
-        self.output_embedding = self.param("output_embedding", normal(c.d_model**-0.5), (c.vocab_size, c.d_model))
+        outward = normal(c.initial_output_stddev())
+        self.output_embedding = self.param("output_embedding", outward, (c.vocab_size, c.d_model))
         self.output_bias = self.param("output_bias", nn.initializers.zeros, (c.vocab_size,))
 
     @property

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Params
 from empax.models.dual_encoder import DualEncoder
-from empax.models.heads import EMOTION_HEAD, ClassificationHead
+from empax.models.heads import EMOTION_HEAD, ClassificationHead, unit_variance
 from empax.models.layers import apply
 
 
@@ -95,10 +95,3 @@ class EmotionEncoder:
 
     def _classify(self, params: Params, vectors: Float[Array, "N D"], rng: jax.Array | None) -> Float[Array, "N C"]:
         return apply(self.head, params["emotion"], unit_variance(vectors), rng=rng)
-
-
-def unit_variance(vectors: Float[Array, "N D"]) -> Float[Array, "N D"]:
-    """Scales vectors so that their entries have a mean square of 1, and a new linear head learns at its usual rate."""
-    # Not through a norm: its gradient at zero (a filler row) is NaN.
-    square = jnp.sum(vectors**2, axis=-1, keepdims=True)
-    return vectors * jax.lax.rsqrt(jnp.maximum(square, 1e-12)) * vectors.shape[-1] ** 0.5

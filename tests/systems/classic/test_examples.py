@@ -32,7 +32,8 @@ def test_a_row_is_a_first_token_and_the_words_of_all_turns():
     said = "[CLS] " + "<speaker> " * 5 + "<listener> " * 3 + "<speaker> " * 5
     assert words(batch.speaker[0]) == [*said.split(), "<pad>", "<pad>"]
     assert [w for w, kept in zip(words(batch.source[0]), batch.emotional[0], strict=True) if kept] == ["lost", "sad"]
-    assert words(batch.target[0])[:4] == ["i", "am", "sorry", "</s>"]
+    assert words(batch.target[0])[:4] == ["i", "am", "sorry", "."]  # truncated, so without an end
+    assert words(batch.target[2])[:3] == ["great", "!", "</s>"]
     assert batch.target_mask.sum(axis=1).tolist() == [4, 0, 3]
     assert batch.valid.tolist() == [True, False, True]
     assert batch.emotion.tolist() == [27, -1, 26]

@@ -13,7 +13,7 @@ from empax.core.config import ConfigError, to_settings
 from empax.core.tree import count_params, named_leaves
 from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
 from empax.training.optimizer import OptimizerSettings, learning_rate
-from tests.systems.classic.small import FORMS, START, make, token_nll
+from tests.systems.classic.small import FORMS, START, VOCAB, make, token_nll
 
 
 def rarely(*forms):
@@ -27,6 +27,12 @@ def test_the_lineages_sizes():
     words = {"core/token_embedding", "output_embedding", "output_bias"}
     rest = {name: leaf for name, leaf in named_leaves(one.params).items() if name not in words}
     assert count_params(rest) == 508_900  # encoder and decoder of one layer: MoEL's code
+
+
+def test_the_output_layer_begins_as_the_lineages():
+    model = make("transformer", d_model=300).model
+    made = model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), method=lambda one, ids: one.core.embed(ids))
+    np.testing.assert_allclose(np.std(made["params"]["output_embedding"]), (2 / (VOCAB + 300)) ** 0.5, rtol=0.05)
 
 
 def test_listeners_without_convolution_decode_too():
