@@ -213,7 +213,7 @@ class Stack(nn.Module):
         c = self.config
         self.layers = Layer(c, cross=self.decoder)
         if c.position == "relative":
-            init = normal(c.init_scale * c.d_model**-0.5)
+            init = self._slopes if c.relative_slopes else normal(c.init_scale * c.d_model**-0.5)
             self.relative_bias = self.param("relative_bias", init, (c.relative_buckets, c.num_heads))
         if c.position == "learned" and not c.shared_positions:
             init = normal(c.initial_embedding_stddev())
@@ -240,13 +240,29 @@ class Stack(nn.Module):
             states = states + self.position_embedding[positions + c.position_offset][None]
         return self.embedding_norm(states) if c.embedding_norm else states
 
-    def _bias(self, queries: Int[Array, " T"], keys: Int[Array, " S"]) -> Float[Array, "1 H T S"] | None:
+    @nn.nowrap
+    def _buckets(self, distance: Int[Array, "T S"]) -> Int[Array, "T S"]:
         c = self.config
-        if c.position != "relative":
-            return None
-        distance = keys[None, :] - queries[:, None]
         sizes = {"num_buckets": c.relative_buckets, "max_distance": c.relative_max_distance}
-        bucket = relative_bucket(distance, bidirectional=not self.decoder, **sizes)
+        return relative_bucket(distance, bidirectional=not self.decoder, **sizes)
+
+    @nn.nowrap
+    def _slopes(self, rng: jax.Array, shape: tuple[int, int]) -> Float[Array, "K H"]:
+        """Returns an initial bias of -slope * distance, by the least distance of each bucket.
+
+        The slopes of H heads are 2 ** (-8 h / H), h = 1 to H. Source: ALiBi (Press et al. 2022), Sec. 3.
+        """
+        del rng
+        buckets, heads = shape
+        most = self.config.relative_max_distance
+        distance = jnp.arange(-most, most + 1)
+        least = jnp.full(buckets, most).at[self._buckets(distance[None])[0]].min(jnp.abs(distance))
+        return -least[:, None] * 2.0 ** (-8.0 * jnp.arange(1, heads + 1) / heads)
+
+    def _bias(self, queries: Int[Array, " T"], keys: Int[Array, " S"]) -> Float[Array, "1 H T S"] | None:
+        if self.config.position != "relative":
+            return None
+        bucket = self._buckets(keys[None, :] - queries[:, None])
         return jnp.transpose(rows_of(self.relative_bias, bucket), (2, 0, 1))[None]
 
     def _scan(self, function: Any, carry: Any, per_layer: Any, *shared: Any) -> Any:

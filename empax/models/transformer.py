@@ -36,6 +36,7 @@ def scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
         num_decoder_layers=4,
         inner_dropout=False,
         embed_scale=True,
+        relative_slopes=True,
     )
     return dataclasses.replace(defaults, **changes)
 
