@@ -134,7 +134,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "d_ff": 50,
             "num_encoder_layers": 1,
             "num_decoder_layers": 1,
-            "vectors": "spacy-md",  # ours: GloVe 6B, 300-d, is in no package
+            "vectors": "minilm",  # ours: GloVe 6B, 300-d, is in no package
             "max_context_tokens": 128,  # ours: 99% of contexts have at most 116 words
             "max_target_tokens": 50,  # ours: 99.6% of responses
             "decoding": {"method": "greedy", "max_tokens": 50},  # MIME's code

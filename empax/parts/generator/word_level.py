@@ -1,12 +1,19 @@
-"""Settings of the word-level Transformer of MoEL's lineage."""
+"""Settings and initial word vectors of the word-level Transformer of MoEL's lineage."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from empax.core.config import check_numbers
-from empax.interop.pretrained_encoders import Dtype
+import numpy as np
+from jaxtyping import Float
+
+from empax.core.config import ConfigError, check_numbers
+from empax.core.protocols import Tokenizer
+from empax.data.wheels import MINILM, MPNET
+from empax.data.word_vectors import check_vectors, load_vectors
+from empax.interop.pretrained import check_weights
+from empax.interop.pretrained_encoders import Dtype, word_embeddings
 from empax.models.transformer import word_level
 from empax.models.transformer_config import TransformerConfig
 
@@ -16,7 +23,8 @@ class WordLevelSettings:
     """Sizes of encoder and decoder; the defaults are the lineage's.
 
     Attributes:
-      vectors: initial word vectors, see `data.word_vectors.load_vectors`; empty = random.
+      vectors: initial word vectors: "minilm" or "mpnet", see `interop.pretrained_encoders.word_embeddings`, or one of
+        `data.word_vectors.load_vectors`; empty = random.
       kernel: kernel size of the feed-forward layer's convolutions.
     """
 
@@ -42,3 +50,23 @@ class WordLevelSettings:
         sizes: dict[str, Any] = {name: getattr(self, name) for name in names if name not in ("vectors", "kernel")}
         more = {"feed_forward_kernel": self.kernel, "tie_embeddings": tie_embeddings, "start_id": start_id}
         return word_level(vocab_size, **sizes, **more)
+
+
+_SIZES = {MINILM: 384, MPNET: 768}
+
+
+def check_words(vectors: str, size: int) -> None:
+    """Raises ConfigError or DataError if there are no such initial word vectors of `size` dimensions."""
+    if vectors in _SIZES:
+        if size > _SIZES[vectors]:
+            raise ConfigError(f"{vectors!r} has {_SIZES[vectors]} dimensions, d_model = {size} is more; lower it.")
+        check_weights(vectors)
+    else:
+        check_vectors(vectors, size)
+
+
+def initial_words(vectors: str, tokenizer: Tokenizer, size: int) -> Float[np.ndarray, "V D"]:
+    """Returns the initial word vectors of a tokenizer; for errors see `check_words`."""
+    if vectors in _SIZES:
+        return word_embeddings(vectors, tokenizer, size)
+    return load_vectors(vectors, tokenizer, size).table

@@ -20,11 +20,11 @@ from empax.core.types import EMOTIONS, Instance, Params
 from empax.data.batches import draw
 from empax.data.knowledge import SOCIAL_RELATIONS, facts_of, told
 from empax.data.store import PrepareSettings, check_prepared, has_emotions, load_instances, run_tokenizer
-from empax.data.word_vectors import check_vectors, load_vectors
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.checks import check_contexts
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
+from empax.parts.generator.word_level import check_words, initial_words
 from empax.parts.knowledge.finder import check_knowledge, find_finder, with_facts
 from empax.systems.classic.adversary import LOSSES
 from empax.systems.classic.concepts import ConceptPicker, check_intensity
@@ -49,7 +49,7 @@ def check_system(run: RunContext) -> None:
     settings = run.shared_settings(ClassicSettings)
     if run.settings("prepare", PrepareSettings).tokenizer.kind != "words":
         raise ConfigError('config.prepare.tokenizer.kind must be "words" for the models of config.classic; change it.')
-    check_vectors(settings.vectors, settings.d_model)
+    check_words(settings.vectors, settings.d_model)
     if settings.reads_lexicon:
         check_lexicon(settings.lexicon)
     if settings.reads_concepts:
@@ -157,8 +157,8 @@ class ClassicParts:
 
     def initial(self, params: Params) -> Params:
         """Returns `params` with the word vectors in place of random embeddings."""
-        found = load_vectors(self.settings.vectors, self.tokenizer, self.settings.d_model)
-        return {**params, "core": {**params["core"], "token_embedding": found.table}}
+        table = initial_words(self.settings.vectors, self.tokenizer, self.settings.d_model)
+        return {**params, "core": {**params["core"], "token_embedding": table}}
 
 
 def build_generator(stage: ClassicTaskSettings, run: RunContext) -> Assembly:

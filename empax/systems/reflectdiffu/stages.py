@@ -18,7 +18,6 @@ from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch
 from empax.core.types import EMOTIONS, Instance, Params
 from empax.data.batches import draw
 from empax.data.store import PrepareSettings, check_prepared, load_instances, run_tokenizer
-from empax.data.word_vectors import check_vectors, load_vectors
 from empax.interop.pretrained_encoders import LoadedEncoder
 from empax.models.transformer import EncoderDecoder
 from empax.parts.attributes import check_identifiers, load_identifiers
@@ -27,6 +26,7 @@ from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.checks import check_contexts
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
+from empax.parts.generator.word_level import check_words, initial_words
 from empax.systems.reflectdiffu.examples import NO_PRIOR, ReflectBatch, ReflectExamples
 from empax.systems.reflectdiffu.intents import load_guesser
 from empax.systems.reflectdiffu.labels import (
@@ -146,7 +146,7 @@ def check_system(run: RunContext) -> None:
     """Checks that the initial word vectors exist and fit the model, and that the tokenizer marks turns."""
     check_prepared(run)
     model = run.shared_settings(ReflectSettings).model
-    check_vectors(model.vectors, model.d_model)
+    check_words(model.vectors, model.d_model)
     if not run.settings("prepare", PrepareSettings).tokenizer.tags:
         raise ConfigError("config.prepare.tokenizer.tags = False, but ReflectDiffu marks who speaks; set it to True.")
 
@@ -160,7 +160,7 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
 
     def initial(params: Params) -> Params:
         settings = parts.settings.model
-        table = load_vectors(settings.vectors, parts.tokenizer, settings.d_model).table
+        table = initial_words(settings.vectors, parts.tokenizer, settings.d_model)
         model = params["model"]
         inner = {**(model["model"] if stage.copying else model), "token_embedding": table}
         return {**params, "model": {**model, "model": inner} if stage.copying else inner}
