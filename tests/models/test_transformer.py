@@ -10,7 +10,7 @@ from empax.core.config import ConfigError
 from empax.core.tree import named_leaves
 from empax.models import transformer
 from empax.models.fusion_in_decoder import FusionInDecoder
-from empax.models.layers import logical_axes
+from empax.models.layers import logical_axes, relative_bucket
 from empax.models.memory_attention import Memory
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
 
@@ -250,7 +250,7 @@ def test_default_preset_size():
 def test_weights_begin_with_the_spread_of_their_inputs(changes, wider):
     sizes = {"d_model": 40, "num_heads": 4, "head_dim": 12, "d_ff": 60, "num_encoder_layers": 2}
     changes = {"tie_embeddings": False, "output_stddev": 0.3, **changes}
-    options = {"init_scale": 2.0, "embedding_projection": True, **changes}
+    options = {"init_scale": 2.0, "embedding_projection": True, "relative_slopes": False, **changes}
     model, (source, mask, target) = EncoderDecoder(scratch(200, **sizes, **options)), example()
     params = named_leaves(jax.jit(model.init)(jax.random.key(0), source, mask, target)["params"])
     inputs = {"key": 40, "value": 40, "out": 48, "embedding_projection": 40, "relative_bias": 40, **wider}
@@ -260,6 +260,20 @@ def test_weights_begin_with_the_spread_of_their_inputs(changes, wider):
     assert {name.rsplit("/", 1)[-1] for name in found} == wanted.keys()
     for name, spread in found.items():
         np.testing.assert_allclose(spread, wanted[name.rsplit("/", 1)[-1]], rtol=0.2, err_msg=name)
+
+
+def test_the_relative_bias_begins_as_alibis():
+    """-slope * distance, also for far keys, where a bucket holds several distances."""
+    model = EncoderDecoder(scratch(V, d_model=16, num_heads=2, head_dim=8, d_ff=8))
+    params = jax.jit(model.init)(jax.random.key(0), *example())["params"]
+    for stack, sides in (("encoder", (-1, 1)), ("decoder", (-1,))):
+        table = np.asarray(params[stack]["relative_bias"])
+        for distance in (side * d for side in sides for d in range(100)):
+            bucket = relative_bucket(
+                np.array([[distance]]), bidirectional=stack == "encoder", num_buckets=32, max_distance=128
+            )
+            least = table[int(bucket[0, 0])] / -(2.0 ** np.array([-4.0, -8.0]))
+            assert least[0] == least[1] <= abs(distance) <= max(1.6 * least[0], 7)
 
 
 # Fusion-in-Decoder
