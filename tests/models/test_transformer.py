@@ -270,7 +270,7 @@ def test_the_relative_bias_begins_as_alibis():
         table = np.asarray(params[stack]["relative_bias"])
         for distance in (side * d for side in sides for d in range(100)):
             bucket = relative_bucket(
-                np.array([[distance]]), bidirectional=stack == "encoder", num_buckets=32, max_distance=128
+                jnp.array([[distance]]), bidirectional=stack == "encoder", num_buckets=32, max_distance=128
             )
             least = table[int(bucket[0, 0])] / -(2.0 ** np.array([-4.0, -8.0]))
             assert least[0] == least[1] <= abs(distance) <= max(1.6 * least[0], 7)
