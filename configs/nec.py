@@ -129,6 +129,7 @@ def models(model: str) -> ConfigDict:
                 "method": "beam",
                 "num_beams": 5,  # the code's
                 "max_tokens": 30,  # Sec. 4.2
+                "no_repeat_ngram": 3,  # ours: else one reply in 16 says a sentence twice
                 "rerank": "similarity",
                 "rerank_similarity": 0.7,  # alpha, Sec. 4.2
                 "rerank_likelihood": "normalised",  # the code's; Eq. 14 is "probability"
@@ -218,7 +219,7 @@ def change(config: ConfigDict, form: str) -> None:
         both = config.contrastive
         config.generator.steps += both.steps * both.batch_size // config.generator.batch_size
         config.evaluate.stage = "generator"
-        config.nec.decoding = ConfigDict({"method": "beam", "num_beams": 5, "max_tokens": 30})
+        config.nec.decoding = ConfigDict({"method": "beam", "num_beams": 5, "max_tokens": 30, "no_repeat_ngram": 3})
         del config.contrastive
     if form in ("no_entity", "no_social"):
         config.nec[form.removeprefix("no_")] = False

@@ -357,7 +357,7 @@ def _beyond(about: Exported, settings: Mapping[str, Any]) -> str:
 
 
 _COUNTED = {"no_repeat_ngram": "no_repeat_ngram_size", "repetition_penalty": "repetition_penalty"}
-"""Our names of options that look at the answer alone after an instruction, and theirs, which count the prompt, too."""
+"""Our names of options that look at the answer alone in a chat, and theirs, which count the prompt, too."""
 
 
 def _counted(about: Exported, settings: Mapping[str, Any]) -> str:
@@ -366,7 +366,8 @@ def _counted(about: Exported, settings: Mapping[str, Any]) -> str:
     names = [
         f"`{theirs}`" for ours, theirs in _COUNTED.items() if given.get(ours, getattr(off, ours)) != getattr(off, ours)
     ]
-    if not names or not about.prompted or about.plain or about.format != "transformers":
+    text = about.plain and not about.template  # the answer continues it
+    if not names or not about.prompted or text or about.format != "transformers":
         return ""
     return f"\nIn the run, {' and '.join(names)} counted the answer alone; `generate` also counts the prompt.\n"
 

@@ -107,8 +107,13 @@ class TextGenerator:
             return self.tokenizer.continuation(text, ids)
         return self.tokenizer.decode(ids)
 
-    def task(self, settings: DecodeSettings, *, eos_id: int | None = None, start_id: int | None = None) -> Generator:
-        """Returns the generator for training and decoding; None = the ids of the tokenizer and the model."""
+    def task(
+        self, settings: DecodeSettings, *, eos_id: int | None = None, start_id: int | None = None, replies: bool = False
+    ) -> Generator:
+        """Returns the generator for training and decoding; None = the ids of the tokenizer and the model.
+
+        `replies`: options of repetition do not count the turns of a chat before the answer.
+        """
         model, t = self.model, self.tokenizer
         settings = without_unknown(settings, t.unk_id)
         if isinstance(model, DecoderOnly):
@@ -116,7 +121,8 @@ class TextGenerator:
             start_id = None
         else:
             reader, start_id = model, model.config.start_id if start_id is None else start_id
-        decoder = Decoder(settings, start_id, t.eos_id if eos_id is None else eos_id, t.pad_id)
+        counts = not (replies and t.chat_template)
+        decoder = Decoder(settings, start_id, t.eos_id if eos_id is None else eos_id, t.pad_id, counts)
         return Generator(reader, decoder, EMOTION_HEAD, emotion_weight=0.0, heads=())
 
     def examples(
@@ -168,13 +174,15 @@ class TextGenerator:
         seed: int,
         max_tokens: int | None = None,
         least: int = LEAST_LENGTH,
+        replies: bool = False,
     ) -> list[str]:
         """Returns `call.num_texts` consecutive answers to each context.
 
         Contexts are truncated to `max_tokens` and padded to at least `least`, so that few programs are compiled.
+        `replies` as in `task`.
         """
         check_whole("seed", seed, least=0)
-        task = self.task(call.settings, eos_id=call.eos_id, start_id=call.start_id)
+        task = self.task(call.settings, eos_id=call.eos_id, start_id=call.start_id, replies=replies)
         if not contexts:
             return []
         lengths = None if max_tokens is None else {"max_context_tokens": max_tokens}

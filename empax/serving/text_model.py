@@ -140,8 +140,9 @@ class TextModel:
             end. A model with few positions reads what `max_new_tokens` leaves of them; `max_length` counts the
             conversation, too.
           seed: as in `generate`.
-          options: as in `generate`. Returns one answer, of at most 64 tokens if neither the call nor the model's folder
-            has a length.
+          options: as in `generate`, but `no_repeat_ngram_size`, `repetition_penalty` and `bad_words_ids` do not count
+            the turns of a chat. Returns one answer, of at most 64 tokens if neither the call nor the model's folder has
+            a length.
 
         Raises:
           ConfigError: there is no turn, a turn is not a text, the answer leaves no position for the conversation, or
@@ -167,7 +168,8 @@ class TextModel:
                     "conversation needs; lower it."
                 )
             max_source_tokens = min(max_source_tokens, most if counted else left)
-        (answer,) = generator.answers([context], call, batch_size=1, seed=seed, max_tokens=max_source_tokens, least=64)
+        given = {"max_tokens": max_source_tokens, "least": 64, "replies": True}
+        (answer,) = generator.answers([context], call, batch_size=1, seed=seed, **given)
         return answer.strip()
 
     def nll(self, sources: Texts, targets: Texts, *, batch_size: int = 8) -> Likelihoods:

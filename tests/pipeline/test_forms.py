@@ -219,6 +219,12 @@ def test_other_choices_among_beams_are_of_the_same_model(form, changed):
         assert settings_hash(before[name]) == settings_hash(after[name])
 
 
+@pytest.mark.parametrize("form", ["", "scratch", "bart", "no_contrast", "scratch,no_rerank", "scratch,random_beam"])
+def test_necs_beams_say_no_sentence_twice(form):
+    config = plain(nec.get_config(form))
+    assert config["evaluate"].get("decoding", config["nec"]["decoding"])["no_repeat_ngram"] == 3
+
+
 def test_the_documents_contrast_for_reg_splits_no_batch():
     page = (Path(__file__).parents[2] / "docs" / "nec.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

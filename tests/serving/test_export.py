@@ -317,7 +317,8 @@ def test_the_card_says_what_the_run_does_beyond_the_model():
     card = model_card(dataclasses.replace(ABOUT, what="retriever"), {**CONFIG, "reg": settings}, None)
     assert "0.5 of a score is the probability that a context has the exemplar's emotion" in card
     counting = {**CONFIG, "reg": {"decoding": {"no_repeat_ngram": 3, "repetition_penalty": 1.2}}}
-    for changes, said in (({"prompted": True}, True), ({"prompted": True, "plain": True}, False), ({}, False)):
+    chat, text = {"prompted": True, "plain": True}, {"prompted": True, "plain": True, "template": False}
+    for changes, said in (({"prompted": True}, True), (chat, True), (text, False), ({}, False)):
         card = model_card(dataclasses.replace(ABOUT, **changes), counting, None)
         assert ("`no_repeat_ngram_size` and `repetition_penalty` counted the answer alone" in card) is said
     for what in ("generator", "retriever"):

@@ -16,6 +16,7 @@ from tokenizers import processors
 
 import empax
 from empax.data.bpe import train_bpe
+from empax.serving import answering
 from empax.serving.safety import ANSWER
 from tests.serving.models import WIDER, saved
 
@@ -136,6 +137,20 @@ def test_it_replies_to_turns_as_a_chat_or_with_bars(folder):
         assert newest == ours.reply(turns, **options)  # older ones are left out, two at a time
     assert ours.reply(TURNS[0], **options) == ours.reply(TURNS[:1], **options)
     assert ours.reply(TURNS, **options) != ours.reply(TURNS[2:], **options)
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_a_reply_may_begin_and_end_as_the_turns_before_it(folder, monkeypatch):
+    model, counted = empax.load(folder[1]), []
+
+    def ends(task, params, batch, *_):
+        counted.append(task.decoder.counts_prompt)
+        return np.ones((len(batch.source), 1, 1), np.int32)
+
+    monkeypatch.setattr(answering, "answers_of", ends)
+    model.reply(TURNS, before=None, no_repeat_ngram_size=3)
+    model.generate(TEXTS[:1], no_repeat_ngram_size=3)
+    assert counted == [False, True]  # `generate` does as transformers
 
 
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)

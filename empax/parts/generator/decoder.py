@@ -28,12 +28,15 @@ class Decoder:
 
     Attributes:
       start_id: start token of responses; None = the last token of each prompt, which the states have.
+      counts_prompt: whether such a prompt counts for options of repetition, as in transformers. False for a chat: its
+        turns all begin and end with the same tokens, so no reply could begin or end like an earlier turn.
     """
 
     settings: DecodeSettings
     start_id: int | None
     eos_id: int
     pad_id: int
+    counts_prompt: bool = True
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -71,7 +74,7 @@ class Decoder:
         """Returns `source` and `prompt` of `decoding.search.search_of`."""
         read = (source, mask) if self.settings.reads_source else None
         # A prompt whose last token starts the response forms one text with it; an instruction around it would not.
-        return {"source": read, "prompt": (source, mask) if self.start_id is None else None}
+        return {"source": read, "prompt": (source, mask) if self.start_id is None and self.counts_prompt else None}
 
     def search(
         self, model: Any, params: Params, rng: Randomness, start: int | Int[Array, " B"], size: int, **more: Any

@@ -127,7 +127,8 @@ class GeneratorParts:
         reader = self.reader
         # Not the tokenizer's: BART's decoder starts with the end token.
         start_id = reader.start_id if isinstance(reader, PromptedDecoder) else reader.config.start_id
-        return dataclasses.replace(Decoder.of(self.tokenizer, settings), start_id=start_id)
+        chat = isinstance(self.tokenizer, SubwordTokenizer) and bool(self.tokenizer.chat_template)
+        return dataclasses.replace(Decoder.of(self.tokenizer, settings), start_id=start_id, counts_prompt=not chat)
 
     def generator_task(self, stage: ResponseTaskSettings, *, fused: bool = False) -> Generator:
         """Builds the task of a stage; `fused` reads several passages."""

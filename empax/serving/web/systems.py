@@ -174,7 +174,7 @@ class ModelSystem:
         drawn = settings.method == "sample"
         if drawn:
             settings = dataclasses.replace(settings, temperature=1.0, top_p=1.0)
-        task = model.task(settings, eos_id=call.eos_id, start_id=call.start_id)
+        task = model.task(settings, eos_id=call.eos_id, start_id=call.start_id, replies=True)
         ends, examples = task.decoder.eos_ids, self._examples(asked)
         # A small batch gets few padding rows.
         size = min(1 << (len(asked) - 1).bit_length(), self.batch_size)

@@ -43,6 +43,14 @@ def test_a_hypothesis_is_compared_as_one_text_where_prompts_hold_exemplars(monke
     np.testing.assert_allclose(found, hidden.mean(axis=1), atol=1e-5)
 
 
+def test_the_turns_of_a_chat_count_for_no_reply():
+    read = jnp.full((1, 3), 4), jnp.ones((1, 3), bool)
+    settings = DecodeSettings("greedy", 3, no_repeat_ngram=3)
+    for start_id, counts, given in ((None, True, True), (None, False, False), (START, True, False)):
+        prompt = Decoder(settings, start_id, EOS, PAD, counts_prompt=counts).looked_at(*read)["prompt"]
+        assert (prompt is not None) is given
+
+
 @pytest.mark.parametrize("more", [(), (5, 7)])
 def test_every_end_token_is_an_end_and_no_word(monkeypatch, more):
     seen = []
