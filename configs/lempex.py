@@ -204,8 +204,7 @@ def more_steps(config: ConfigDict) -> None:
     """Sets the budget of a GPU: the same models, trained for longer (its code: fifty epochs)."""
     for judge in (config.judges, config.second_seed):
         judge.update({"steps": 600, "eval_every_steps": 150})
-    config.retriever.update({"steps": 2500, "eval_every_steps": 500, "checkpoint_every_steps": 500})
-    config.retriever.optimizer.warmup_steps = 100
+    lempex_retriever.more_steps(config.retriever)
     config.sentiment.update({"steps": 800, "max_examples": 25_600, "eval_every_steps": 200})
     config.generator.update({"steps": 5000, "eval_every_steps": 1000, "checkpoint_every_steps": 1000})
     config.generator.optimizer.warmup_steps = 500

@@ -153,7 +153,7 @@ def generator(model: str) -> ConfigDict:
         learning_rate=1e-3 if model == "scratch" else 3e-4,  # the paper: 1e-5 for BART-base
         best_metric="nll",
         patience=2,
-        optimizer=common.linear(100, weight_decay=0.01),
+        optimizer=common.linear(100, weight_decay=0.01, groups=[common.POSITIONS] if model == "scratch" else []),
     )
 
 

@@ -143,7 +143,7 @@ def generator() -> ConfigDict:
         learning_rate=1e-3,
         best_metric="nll",
         max_validation_examples=1000,
-        optimizer=common.linear(300, weight_decay=0.01),
+        optimizer=common.linear(300, weight_decay=0.01, groups=[common.POSITIONS]),
     )
 
 

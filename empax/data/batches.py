@@ -36,7 +36,8 @@ class BatchPlan:
     """The examples and the padded source length of each step's batch.
 
     Each epoch is a seeded permutation, sorted by bucket within windows and split into batches, whose order is shuffled
-    again; it contains every example exactly once. Filler rows (-1) complete the last batch.
+    again; it contains every example exactly once. Filler rows (-1) complete one batch. Its few examples, each of which
+    counts more there, are drawn from all: they are not sorted.
 
     Targets stay in random order. A loss is the mean over the target tokens of its batch: in a batch of short targets
     alone, each token would count more, and the model would learn to answer too briefly.
@@ -89,10 +90,10 @@ class BatchPlan:
     def _shuffle(self, epoch: int) -> np.ndarray:
         rng = np.random.default_rng([self.seed, epoch])
         order = rng.permutation(len(self.lengths))
-        window = WINDOW_BATCHES * self.batch_size
-        for start in range(0, len(order), window):
-            part = order[start : start + window]
-            order[start : start + window] = part[np.argsort(self._ranks[part], kind="stable")]
+        window, whole = WINDOW_BATCHES * self.batch_size, len(order) - len(order) % self.batch_size
+        for start in range(0, whole, window):
+            part = order[start : min(start + window, whole)]
+            order[start : start + len(part)] = part[np.argsort(self._ranks[part], kind="stable")]
         full = np.full(self.steps_per_epoch * self.batch_size, -1, np.int64)
         full[: len(order)] = order
         return rng.permutation(full.reshape(self.steps_per_epoch, self.batch_size))

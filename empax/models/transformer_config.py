@@ -51,7 +51,7 @@ class TransformerConfig:
       attention_scale: whether attention logits are scaled by head_dim ** -0.5; T5 does not scale them.
       position: "relative" (T5's bias, shared by all layers of a stack), "sinusoidal" or "learned".
       relative_slopes: whether the bias of "relative" starts as ALiBi's, lower for distant keys; else it starts random.
-        Adam moves an entry by at most the learning rate in an update, so a random bias stays weak for long.
+        Ours; a random bias near 0 takes long to grow (`configs.common.POSITIONS`).
       sinusoids: the rates of "sinusoidal", see `models.layers.sinusoidal_positions`.
       max_positions: number of learned positions; the other kinds have no limit.
       position_offset: unused rows before that of the first position (BART: 2).

@@ -58,8 +58,7 @@ def test_each_epoch_holds_every_example_once(number):
         rows = np.concatenate([plan.plan(step)[0] for step in steps])
         assert sorted(rows[rows >= 0]) == list(range(number))
         epochs.append(rows.tolist())
-    if plan.steps_per_epoch > 1:  # one batch alone is sorted
-        assert epochs[0] != epochs[1] != epochs[2]
+    assert epochs[0] != epochs[1] != epochs[2]
 
 
 def test_an_epoch_whose_lengths_change_within_it_holds_every_example_once():
@@ -117,6 +116,16 @@ def test_batches_of_training_have_about_equally_many_target_tokens():
     plan = BatchPlan(lengths, 32, BUCKETS, seed=0)
     means = [lengths[plan.plan(step)[0], 1].mean() for step in range(plan.steps_per_epoch)]
     assert np.std(means) < 1.15 * lengths[:, 1].std() / np.sqrt(32)  # as in random batches
+
+
+def test_an_incomplete_batch_holds_contexts_of_all_lengths():
+    """Its examples count more, each in a mean over few: here as much as the other 32 together."""
+    lengths = np.repeat([4, 20], [22, 11])
+    plan = BatchPlan(lengths, 32, BUCKETS, seed=0)
+    batches = [plan.plan(step)[0] for step in range(2 * 400)]
+    alone = np.concatenate([rows[rows >= 0] for rows in batches if np.sum(rows >= 0) == 1])
+    assert len(alone) == 400
+    assert np.mean(lengths[alone] == 20) == pytest.approx(1 / 3, abs=0.1)  # 1, if the last of a sorted epoch are left
 
 
 def test_targets_of_like_length_share_a_batch_of_an_evaluation():

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import emprl_t5
+from empax.core.config import to_settings
 from empax.core.protocols import OnlineTask, ReinforcedTask
 from empax.core.settings import DataSettings
 from empax.core.sharding import LOGICAL, MeshSettings, make_mesh
@@ -29,6 +31,7 @@ from empax.systems.emprl.tasks import Preference
 from empax.training import loop
 from empax.training.accumulation import TrainingError
 from empax.training.checkpoint import load_params
+from empax.training.optimizer import OptimizerSettings, learning_rate
 from empax.training.programs import make_programs
 from tests.systems.learning import random_like
 
@@ -81,6 +84,13 @@ def test_dialogues_are_drawn_whole_where_they_are_learnt_from_whole(monkeypatch)
         monkeypatch.setattr(stages, "ContextExamples", lambda drawn, _: drawn)
         drawn = stages._examples(parts, None, stage, "train", 30)
         assert (len(drawn), len({one.dialogue_id for one in drawn}) == 10) == (30, whole)
+
+
+def test_the_rates_of_a_t5_sum_to_those_of_the_paper():
+    ppo = emprl_t5.get_config().ppo
+    updates = ppo.steps * ppo.epochs
+    rate = learning_rate(to_settings(OptimizerSettings, ppo.optimizer.to_dict(), where="optimizer"), updates)
+    assert float(jax.vmap(rate)(jnp.arange(updates)).sum()) == pytest.approx(6400 * 1e-5, rel=0.01)
 
 
 @pytest.mark.parametrize(("num_examples", "warm"), [(100, 1), (10**6, 40)])

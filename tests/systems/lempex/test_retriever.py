@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from configs import lempex_retriever
+from configs import lempex, lempex_retriever
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir
 from empax.core.system import RunContext
@@ -194,6 +194,12 @@ def test_a_batch_is_not_cut(tmp_path):
         settings = LoopSettings(steps=1, batch_size=16, buckets=(1,), **{name: 2})
         with pytest.raises(ConfigError, match=rf"config\.retriever\.{name} = 2 splits a batch of 16, .*set {name} = 1"):
             fit(task, train=examples, validation=None, settings=settings, frozen={}, directory=tmp_path / "retriever")
+
+
+@pytest.mark.parametrize("machine", lempex_retriever.MACHINES)
+def test_the_retriever_alone_is_trained_as_that_of_the_whole_system(machine):
+    alone, whole = (recipe.get_config(f"machine={machine}").retriever for recipe in (lempex_retriever, lempex))
+    assert alone.to_dict() == whole.to_dict()
 
 
 def tiny(**sections):
