@@ -130,7 +130,7 @@ def models() -> ConfigDict:
             **lempex_retriever.towers(),
             "layout": {  # ours: nearly all texts fit (its code: 200 and 50, 10 exemplars of any length)
                 "max_context_tokens": 72,
-                "max_passage_tokens": 20,
+                "max_passage_tokens": 32,
                 "max_target_tokens": 32,
                 **lempex_retriever.LAYOUT,
             },

@@ -285,8 +285,10 @@ def ablate(config: ConfigDict, form: str) -> None:
         config.joint.distillation.emotion_weight = 0.0
         config.reg.update({"attributes": False, "emotion_share": 0.0})
     if form == "contrastive":
-        place = config.run.index("retriever")
-        config.run = (*config.run[:place], "contrastive", *config.run[place:])
+        # Before the index, so that the generator learns to read the exemplars that the trained retriever finds.
+        first = ("prepare", "generator", "emotions", "contrastive", "index")
+        config.run = (*first, *(name for name in config.run if name not in first))
+        config.index.encoder = "contrastive"
         config.contrastive = contrastive()
         config.contrastive.update(common.sizes(steps=config.emotions.steps, batch_size=64, evaluations=4))
         config.retriever.start_from = "contrastive"

@@ -12,6 +12,7 @@ from empax.models import transformer
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.layers import logical_axes, relative_bucket
 from empax.models.memory_attention import Memory
+from empax.models.t5 import t5_from_scratch
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
 
 B, S, T, V = 2, 7, 5, 29
@@ -262,9 +263,10 @@ def test_weights_begin_with_the_spread_of_their_inputs(changes, wider):
         np.testing.assert_allclose(spread, wanted[name.rsplit("/", 1)[-1]], rtol=0.2, err_msg=name)
 
 
-def test_the_relative_bias_begins_as_alibis():
+@pytest.mark.parametrize("config", [scratch, t5_from_scratch])
+def test_the_relative_bias_begins_as_alibis(config):
     """-slope * distance, also for far keys, where a bucket holds several distances."""
-    model = EncoderDecoder(scratch(V, d_model=16, num_heads=2, head_dim=8, d_ff=8))
+    model = EncoderDecoder(config(V, d_model=16, num_heads=2, head_dim=8, d_ff=8))
     params = jax.jit(model.init)(jax.random.key(0), *example())["params"]
     for stack, sides in (("encoder", (-1, 1)), ("decoder", (-1,))):
         table = np.asarray(params[stack]["relative_bias"])

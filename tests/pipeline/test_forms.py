@@ -199,6 +199,14 @@ def test_forms_of_reg_share_a_beginning_as_recipes_md_says(recipe, form):
     assert list(config)[: alike.index(False)] == shared
 
 
+@pytest.mark.parametrize("recipe", [reg_transformer, reg_t5])
+def test_a_generator_learns_to_read_the_exemplars_of_a_retriever_trained_by_contrast(recipe):
+    config = recipe.get_config("contrastive")
+    assert config[config.exemplars.index].encoder == "contrastive"
+    order = [config.run.index(stage) for stage in ("contrastive", config.exemplars.index, "exemplars")]
+    assert order == sorted(order)
+
+
 @pytest.mark.parametrize("change", [{"decoding": {"max_tokens": 9}}, {"passages": 2}, {"speakers": False}])
 def test_lempex_retrieves_alike_whatever_reads_the_exemplars(change):
     config = plain(lempex.get_config(""))
@@ -206,6 +214,12 @@ def test_lempex_retrieves_alike_whatever_reads_the_exemplars(change):
     before, after = make_plan(config).stages, make_plan(other).stages
     for name in ("retriever", "index"):
         assert settings_hash(before[name]) == settings_hash(after[name])
+
+
+@pytest.mark.parametrize("form", ["", "t5", "machine=gpu", "full_size"])
+def test_lempex_reads_as_much_of_an_exemplar_as_it_learns_of_a_response(form):
+    layout = lempex.get_config(form).lempex.layout
+    assert layout.max_passage_tokens >= layout.max_target_tokens
 
 
 @pytest.mark.parametrize(

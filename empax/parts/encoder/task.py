@@ -21,7 +21,7 @@ from empax.core.sharding import local_mesh
 from empax.core.tree import hash_tree
 from empax.core.types import AnyBatch, Batch, Mean, Metrics, Params
 from empax.models.dual_encoder import DualEncoder
-from empax.models.heads import ClassificationHead
+from empax.models.heads import ClassificationHead, unit_variance
 from empax.models.layers import apply
 from empax.retrieval.encode import BUCKETS, KEPT_FROM, Encoder, embed
 
@@ -67,16 +67,19 @@ class EncoderTask(abc.ABC):
     def vectors(
         self, params: Params, ids: Any, mask: Bool[Array, "N S"], *, rng: jax.Array | None, **inputs: Any
     ) -> Float[Array, "N D"]:
-        """Returns the inputs of the heads; see `read`."""
+        """Returns the inputs of the heads, before they are scaled; see `read`."""
         return apply(self.encoder, params["encoder"], ids, mask, rng=rng, **inputs)
 
     def read(self, params: Params, ids: Any, mask: Bool[Array, "N S"], rng: jax.Array | None, **inputs: Any) -> Any:
         """Returns what is `said` of texts, ids[N,S]; an `rng` turns on dropout.
 
+        Heads read the vectors at unit variance. On the small states of a T5, or on unit vectors, new heads would learn
+        slowly.
+
         `inputs` may be `embedded`, [N,S,D], which replaces the embeddings of ids; `ids` is then None.
         """
         first, second = (None, None) if rng is None else self.keys(rng)
-        vectors = self.vectors(params, ids, mask, rng=first, **inputs)
+        vectors = unit_variance(self.vectors(params, ids, mask, rng=first, **inputs))
         return self.said(*(apply(head, params[name], vectors, rng=second) for name, head in self.heads.items()))
 
     def keys(self, rng: jax.Array) -> tuple[jax.Array, jax.Array]:

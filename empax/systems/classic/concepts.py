@@ -33,8 +33,8 @@ class ConceptsSettings:
       least: minimum intensity of a concept, in [0, 1]. KEMP takes 0.6 with NRC_VAD; few nouns are in VADER's lexicon.
       intensity: "vader", or a file with a word, its valence and its arousal, in [0, 1], on each line.
       signal: whether every decoder layer reads the emotional signal (without it and the loss "attention": w/o EDD).
-      published: follows the released code: nodes without an edge keep a share of the attention, padding counts in the
-        signal, and attention goes through another softmax before copying.
+      published: follows the released code: nodes without an edge keep a share of the graph's attention, which is not
+        scaled, padding counts in the signal, and attention goes through another softmax before copying.
     """
 
     most: int = 10

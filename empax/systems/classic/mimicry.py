@@ -142,13 +142,16 @@ class Mimicry(Reader):
         return read.replace(states=self.combine(*contexts), emotion=logits, losses=losses)  # type: ignore[attr-defined]
 
     def _drawn(self, gaussians: tuple[Gaussian, Gaussian], train: bool) -> tuple[jax.Array, jax.Array]:
-        """Returns a positive and a negative emotion, [B, D] each."""
-        found = []
+        """Returns a positive and a negative emotion, [B, D] each, scaled as the embeddings of words are.
+
+        Beside the context's normalised states, unscaled ones would have no weight.
+        """
+        found, emotions = [], self.config.d_model**0.5 * self.emotions
         for gaussian, mixture, rows in zip(
             gaussians, (self.mixture_pos, self.mixture_neg), (IS_POSITIVE, ~IS_POSITIVE), strict=True
         ):
             shares = jax.nn.softmax(mixture(draw(gaussian, self.make_rng("draws") if train else None)))
-            found.append(shares @ self.emotions[np.flatnonzero(rows)])
+            found.append(shares @ emotions[np.flatnonzero(rows)])
         return found[0], found[1]
 
     def _refined(

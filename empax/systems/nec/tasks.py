@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from empax.core.types import Mean, Params
-from empax.models.heads import masked_mean
+from empax.models.heads import masked_mean, unit_variance
 from empax.models.layers import apply
 from empax.models.memory_attention import Memory
 from empax.parts.generator.contrast import Candidates, Read, gather, in_batch
@@ -62,7 +62,8 @@ class Nec(ResponseTask):
         read = apply(self.model, own, flat, mask, method="encode", rng=second)
         # Departure: the code takes the state at position 0, a summary at BART's start token. Other models have none
         # there.
-        vectors = masked_mean(read, mask).astype(source.states.dtype).reshape(rows, facts, -1)
+        # At unit variance: the attention to facts is new, and the states of a T5's encoder are too small for it.
+        vectors = unit_variance(masked_mean(read, mask)).astype(source.states.dtype).reshape(rows, facts, -1)
         memory = Memory(vectors, batch.facts_mask.any(axis=2))
         return dataclasses.replace(source, beside={"memories": {SOCIAL: memory}})
 

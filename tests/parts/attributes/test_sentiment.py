@@ -12,6 +12,7 @@ from empax.data.sample import load_annotated_pairs
 from empax.evaluation.empathy import sentiment
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
+from empax.models.heads import unit_variance
 from empax.parts.attributes import judge_kind, judge_stage
 from empax.parts.attributes import sentiment as module
 from empax.parts.attributes.sentiment import (
@@ -51,7 +52,7 @@ def test_the_loss_is_the_squared_error_of_a_tanh(tokenizer):
     embed = jax.jit(task.encoder.apply)
     encoding = embed({"params": params["encoder"]}, batch.source, batch.source_mask)
     expected = np.tanh(
-        np.asarray(encoding) @ np.asarray(params["head"]["out"]) + np.asarray(params["head"]["out_bias"])
+        np.asarray(unit_variance(encoding)) @ np.asarray(params["head"]["out"]) + np.asarray(params["head"]["out_bias"])
     )
     wrong = expected[:2, 0] - np.asarray(batch.compound)[:2]
     assert float(loss.value()) == pytest.approx(np.mean(wrong**2), rel=1e-4)

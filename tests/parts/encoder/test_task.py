@@ -11,7 +11,7 @@ from empax.core.types import Batch, Mean
 from empax.data.bpe import train_bpe
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
-from empax.models.heads import ClassificationHead
+from empax.models.heads import ClassificationHead, unit_variance
 from empax.parts.encoder import task as module
 from empax.parts.encoder.task import EncoderTask, Predictor
 from empax.retrieval.encode import BUCKETS
@@ -91,7 +91,7 @@ def test_the_loss_is_of_what_the_heads_say_of_real_rows_and_drops_out_in_trainin
                    static_argnums=(0, 2))  # fmt: skip
     keys = jax.random.split(jax.random.key(0))
     encode = jax.jit(toy().encoder.apply)
-    encoding = np.asarray(encode({"params": params["encoder"]}, batch.source, batch.source_mask))
+    encoding = np.asarray(unit_variance(encode({"params": params["encoder"]}, batch.source, batch.source_mask)))
     said = encoding @ np.asarray(params["second"]["out"]) + np.asarray(params["second"]["out_bias"])
     calm = loss(toy(), keys[0], False)
     assert float(calm) == pytest.approx(np.mean((said[:2, 0] - 1.0) ** 2), rel=1e-5)
@@ -99,6 +99,16 @@ def test_the_loss_is_of_what_the_heads_say_of_real_rows_and_drops_out_in_trainin
     noisy = {float(loss(toy(made), key, True)) for made in (Toy, Apart) for key in keys}
     assert len(noisy) == 4
     assert float(calm) not in noisy
+
+
+def test_heads_read_small_vectors_as_they_read_large_ones(batch, params, monkeypatch):
+    """The states of a T5's encoder, for example, are a tenth as large as those of a BERT."""
+    read = lambda: toy().read(params, batch.source, batch.source_mask, None)[1]  # noqa: E731
+    vectors = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
+    monkeypatch.setattr(Toy, "vectors", lambda *args, **options: jnp.asarray(vectors))
+    large = read()
+    monkeypatch.setattr(Toy, "vectors", lambda *args, **options: jnp.asarray(0.05 * vectors))
+    np.testing.assert_allclose(read(), large, rtol=1e-4)
 
 
 def test_texts_one_by_one_and_in_batches_are_answered_alike(tokenizer, params):

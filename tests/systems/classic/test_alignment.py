@@ -153,15 +153,24 @@ def test_nearness_matches_torch(published):
 
     (_, found), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(jnp.asarray(first), jnp.asarray(second))
     a, b = (torch.tensor(array, requires_grad=True) for array in (first, second))
-    own = (a * b).sum(dim=-1).sigmoid()
+    near = lambda a, b: ((a * b).sum(dim=-1) * (1.0 if published else 5**-0.5)).sigmoid()  # noqa: E731
+    own = near(a, b)
     expected = 0.0
-    for other in ((a * b[giver]).sum(dim=-1).sigmoid(), (a[giver] * b).sum(dim=-1).sigmoid()):
+    for other in (near(a, b[giver]), near(a[giver], b)):
         distance = (own - other).sigmoid()
         expected = expected - (distance.sigmoid() if published else distance).log()
     expected.sum().backward()
     np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-4)
     np.testing.assert_allclose(grads[0], a.grad.numpy(), rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(grads[1], b.grad.numpy(), rtol=1e-3, atol=1e-6)
+
+
+def test_new_vectors_of_the_recipes_width_have_a_gradient_of_nearness():
+    """Unscaled, the sigmoid of a product of 300 features is 0 or 1."""
+    first, second = jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 300)), jnp.float32)
+    giver = jnp.roll(jnp.arange(64), -1)
+    gradient = jax.jit(jax.grad(lambda a: nearness(a, second, giver, published=False).sum()))(first)
+    assert np.abs(gradient).max(axis=1).min() > 1e-3
 
 
 def test_negatives_are_of_the_next_real_row():

@@ -151,7 +151,7 @@ def test_latents_and_divergence_match_numpy(made):
 
     prior = gaussians(p["prior"], hidden, hidden)
     emotions = [
-        np.asarray(jax.nn.softmax(linear(p[f"mixture_{name}"], mean))) @ p["emotions"][rows]
+        12**0.5 * np.asarray(jax.nn.softmax(linear(p[f"mixture_{name}"], mean))) @ p["emotions"][rows]
         for name, rows, (mean, _) in (("pos", IS_POSITIVE, prior[0]), ("neg", ~IS_POSITIVE, prior[1]))
     ]
     mimicked, other = np.where(positive, *emotions), np.where(positive, *emotions[::-1])

@@ -101,6 +101,7 @@ def test_values_and_gradients_are_those_of_a_bert_that_reads_embeddings(batch, t
     given = torch.tensor(logits, requires_grad=True)
     soft = torch.softmax(given / 0.8, dim=2) @ table
     expected = torch.zeros(())
+    scaled = lambda pooled: pooled / pooled.square().mean(1, keepdim=True).sqrt()  # noqa: E731
     for b, (context, response) in enumerate(zip(CONTEXTS, RESPONSES, strict=True)):
         frame = lambda *ids: table[torch.tensor(ids)]  # noqa: E731
         said, tokens = soft[b, : len(response)], len(response) + 1
@@ -108,12 +109,12 @@ def test_values_and_gradients_are_those_of_a_bert_that_reads_embeddings(batch, t
         reply = torch.cat([frame(toy.CLS), said, frame(toy.SEP)])
         for c, name in enumerate(MECHANISMS):
             if LEVELS_OF[b][c] >= 0:
-                pooled = theirs(inputs_embeds=exchange[None]).last_hidden_state.mean(1)
+                pooled = scaled(theirs(inputs_embeds=exchange[None]).last_hidden_state.mean(1))
                 scores = pooled @ torch.tensor(np.array(heads["judges"]["out"]))
                 scores = (scores + torch.tensor(np.array(heads["judges"]["out_bias"]))).reshape(3, 3)[c]
                 nll = torch.nn.functional.cross_entropy(scores[None], torch.tensor([LEVELS_OF[b][c]]))
                 expected = expected + weights[name] * tokens * nll
-        pooled = theirs(inputs_embeds=reply[None]).last_hidden_state.mean(1)
+        pooled = scaled(theirs(inputs_embeds=reply[None]).last_hidden_state.mean(1))
         score = pooled @ torch.tensor(np.array(heads["sentiment"]["out"]))
         score = torch.tanh(score + torch.tensor(np.array(heads["sentiment"]["out_bias"])))
         expected = expected + weights["sentiment"] * tokens * (score[0, 0] - COMPOUNDS[b]) ** 2

@@ -11,6 +11,7 @@ import pytest
 from empax.core.tree import named_leaves
 from empax.losses.contrastive import rank_margin
 from empax.parts.generator.contrast import Candidates
+from empax.systems.nec.settings import SOCIAL
 from empax.systems.nec.stages import _without_memory
 from tests.systems.learning import learn
 from tests.systems.nec.small import BEAM, EOS, PAD, batch, contrastive, decoder, initial, made_up, model, plain
@@ -76,6 +77,17 @@ def test_the_order_of_facts_and_their_padding_change_nothing(made):
     turned = given.replace(facts=given.facts[:, ::-1], facts_mask=given.facts_mask[:, ::-1])
     for other in (padded, turned):
         assert nll(plain(), params, other) == pytest.approx(nll(plain(), params, given), rel=1e-5)
+
+
+def test_facts_are_read_at_unit_variance_however_small_the_encoders_states_are(made):
+    """The states of FLAN-T5-small have a root mean square of 0.1; in a random model of this size 1 is usual."""
+    _, given, params = made
+    encode = jax.jit(lambda p: plain().encode(p, given, None).beside["memories"][SOCIAL].states)
+    small = {**params["social"]["encoder"]}
+    small["final_norm"] = jax.tree.map(lambda leaf: 0.1 * leaf, small["final_norm"])
+    for encoder in (params["social"]["encoder"], small):
+        states = encode({**params, "social": {"encoder": encoder}})
+        np.testing.assert_allclose(jnp.mean(states**2, axis=-1), 1.0, rtol=1e-4)
 
 
 @pytest.mark.slow
