@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.config import check_numbers
 from empax.core.protocols import Tokenizer
@@ -21,7 +22,9 @@ from empax.core.shapes import shapes_of
 from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import LEVELS, Mean, Metrics, Params
 from empax.data import features
+from empax.models.dual_encoder import pooled
 from empax.models.heads import ClassificationHead
+from empax.models.layers import apply
 from empax.parts.attributes.pairs import (
     AttributeBatch,
     ClassWeights,
@@ -45,7 +48,7 @@ class ClassifierTaskSettings(JudgeTaskSettings):
 
     Attributes:
       hide_response_probability: probability that a training pair is shown without its response.
-      max_tokens: maximum tokens of both texts; the response keeps its start, at most half of them, the context its end.
+      max_tokens: maximum tokens of both texts; the response keeps both ends, at most half of them, the context its end.
     """
 
     hide_response_probability: float = 0.5
@@ -82,7 +85,11 @@ class PairExamples:
 def encode(
     tokenizer: Tokenizer, contexts: Sequence[Sequence[str]], responses: Sequence[str], max_tokens: int
 ) -> list[list[int]]:
-    """Encodes [CLS] context [SEP] response [SEP], or [CLS] context [SEP] without a response; cuts the oldest tokens."""
+    """Encodes [CLS] context [SEP] response [SEP], or [CLS] context [SEP] without a response.
+
+    A long context keeps its newest tokens, a long response both ends: one in eight of EPITOME's emotional reactions
+    begins behind the first 64 tokens.
+    """
     asked = tokenizer.encode_batch([features.plain_context(context) for context in contexts])
     answered = tokenizer.encode_batch(list(responses))
     return [frame(tokenizer, *pair, max_tokens)[0] for pair in zip(asked, answered, strict=True)]
@@ -93,7 +100,9 @@ def frame(
 ) -> tuple[list[int], int]:
     """Returns the row of `encode` from the ids of both texts, and the position of the response in it."""
     first, last = tokenizer.cls_id, tokenizer.sep_id
-    tail = [*response[: max_tokens // 2], last] if response else []
+    cut = max(len(response) - max_tokens // 2, 0)
+    start = (len(response) - cut + 1) // 2
+    tail = [*response[:start], *response[start + cut :], last] if response else []
     room = max_tokens - len(tail) - 2
     head = [first, *context[max(len(context) - room, 0) :], last]
     return [*head, *tail], len(head)
@@ -105,15 +114,43 @@ class Classifier(EncoderTask):
 
     Its outputs are three logits for each mechanism; predictions are log-probabilities, of the context alone if the
     response is empty.
+
+    Attributes:
+      sep_id: the token behind the context.
     """
 
     mechanisms: tuple[str, ...]
     class_weights: ClassWeights = ()
+    _: dataclasses.KW_ONLY
+    sep_id: int
     progress: ClassVar[tuple[str, int]] = ("attributes", 2)
 
     @property
     def heads(self) -> Mapping[str, ClassificationHead]:
         return {"head": ClassificationHead(num_classes=len(self.mechanisms) * len(LEVELS))}
+
+    def vectors(
+        self,
+        params: Params,
+        ids: Any,
+        mask: Bool[Array, "N S"],
+        *,
+        rng: jax.Array | None,
+        start: Int[Array, " N"] | None = None,
+        **inputs: Any,
+    ) -> Float[Array, "N D"]:
+        """Pools the states of the response, which have read the context; without a response those of the context.
+
+        In a mean over both texts, the speaker's feelings would count as the listener's. `start` is the position of the
+        response; None = behind the first separator of `ids`.
+        """
+        states = apply(self.encoder.encoder, params["encoder"]["encoder"], ids, mask, rng=rng, **inputs)
+        places = jnp.arange(mask.shape[1])[None]
+        if start is None:
+            start = jnp.argmax(mask & (ids == self.sep_id) & (places > 0), axis=1) + 1
+        answered = mask & (places >= start[:, None])
+        read = jnp.where(answered.any(axis=1, keepdims=True), answered, mask)
+        return pooled(states, read, self.encoder.pooling)
 
     def said(self, *outputs: Float[Array, "N _"]) -> Float[Array, "N C 3"]:
         return outputs[0].reshape(-1, len(self.mechanisms), len(LEVELS))
@@ -150,7 +187,8 @@ def build_classifier(stage: ClassifierTaskSettings, run: RunContext) -> Assembly
     def examples(pairs: list[Pair], hide: float) -> PairExamples:
         return PairExamples(pairs, encoder.tokenizer, stage.max_tokens, hide_probability=hide)
 
-    task = Classifier(encoder.model, stage.mechanisms, class_weights(stage, train))
+    weights, sep_id = class_weights(stage, train), encoder.tokenizer.sep_id
+    task = Classifier(encoder.model, stage.mechanisms, weights, sep_id=sep_id)
     return assembled(task, encoder, examples(train, stage.hide_response_probability), examples(holdout, 0.0))
 
 
@@ -162,11 +200,11 @@ def sketch_classifier(stage: ClassifierTaskSettings, run: RunContext, batch_size
 def classifier_of(stage: ClassifierTaskSettings, run: RunContext, *, planned: bool = False) -> Classifier:
     """Builds the task of a stage, without parameters; `planned`: from the config alone."""
     encoder = load_stage_encoder(stage.encoder, run, with_params=False, planned=planned)
-    return Classifier(encoder.model, stage.mechanisms)
+    return Classifier(encoder.model, stage.mechanisms, sep_id=encoder.tokenizer.sep_id)
 
 
 def load_classifier(stage: ClassifierTaskSettings, run: RunContext, params: Params, made_by: str) -> ClassifierJudge:
     """Builds the judge of trained parameters; `made_by` is its hash."""
     encoder = load_stage_encoder(stage.encoder, run, with_params=False)
-    task = Classifier(encoder.model, stage.mechanisms)
+    task = Classifier(encoder.model, stage.mechanisms, sep_id=encoder.tokenizer.sep_id)
     return Predictor(task, params, encoder.tokenizer, stage.max_tokens, made_by)

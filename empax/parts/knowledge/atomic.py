@@ -35,10 +35,12 @@ Events = Mapping[str, Sequence[Fact]]
 _VALIDATION_EVERY = 20  # events of training
 
 _PEOPLE = (
-    (re.compile(r"\bPersonX's\b"), "my"),
-    (re.compile(r"\bPersonX\b"), "I"),
-    (re.compile(r"\bPersonY\b"), "them"),
+    (re.compile(r"\bperson ?x's\b", re.IGNORECASE), "my"),
+    (re.compile(r"\bperson ?x\b", re.IGNORECASE), "I"),
+    (re.compile(r"\bperson ?[yz]'s\b", re.IGNORECASE), "their"),
+    (re.compile(r"\bperson ?[yz]\b", re.IGNORECASE), "them"),
 )
+_SUBJECT = re.compile(r"^person ?x\s+(?!and\b)(?=\S)", re.IGNORECASE)
 
 
 def find_files(folder: str | Path, splits: Sequence[str] = ("trn", "dev", "tst")) -> list[Path]:
@@ -105,6 +107,11 @@ def spoken(event: str) -> str:
     for pattern, word in _PEOPLE:
         event = pattern.sub(word, event)
     return event.replace("___", "something")
+
+
+def spoken_tail(tail: str) -> str:
+    """Rewrites a tail in the first person, without its subject: "PersonX thanks PersonY" → "thanks them"."""
+    return spoken(_SUBJECT.sub("", tail.strip()))
 
 
 def prompt(text: str, relation: str) -> str:

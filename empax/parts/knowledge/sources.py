@@ -109,7 +109,7 @@ class Sample:
 class NearestEvent:
     """People's annotations of the ATOMIC event whose text is nearest to the last turn; ours, in place of COMET.
 
-    Only the relations of NEC and CEM are kept.
+    Only the relations of NEC and CEM are kept. Tails are in the first person: word-level models have no word "PersonX".
     """
 
     events: Mapping[str, Sequence[Fact]]
@@ -120,7 +120,7 @@ class NearestEvent:
     @property
     def hash(self) -> str:
         rows = {event: [(fact.relation, fact.tail) for fact in facts] for event, facts in self.events.items()}
-        return hash_json(["atomic", rows, self.encoder.hash, self.tails])
+        return hash_json(["atomic, in the first person", rows, self.encoder.hash, self.tails])
 
     @functools.cached_property
     def _vectors(self) -> np.ndarray:
@@ -131,7 +131,7 @@ class NearestEvent:
         found = []
         for event, similarity in self.nearest([i.context[-1] for i in instances], progress=split or None):
             told = [fact for fact in self.events[names[event]] if fact.relation in SOCIAL_RELATIONS]
-            scored = [dataclasses.replace(fact, score=similarity) for fact in told]
+            scored = [dataclasses.replace(f, tail=atomic.spoken_tail(f.tail), score=similarity) for f in told]
             found.append((ranked(scored, most=self.tails), 0))
         return found
 

@@ -48,8 +48,8 @@ class AlignmentSettings:
       facts: maximum facts of the turn and its clauses; the best-ranked are kept.
       tokens: maximum tokens of the turn, of a clause, or of the feelings of one.
       tail_tokens: maximum tokens of a fact, including its first token; 97% of ATOMIC's fit.
-      published: follows the released code: a difference of probabilities goes through another sigmoid, and products of
-        vectors are not scaled.
+      published: follows the released code: a difference of probabilities goes through another sigmoid, products of
+        vectors and choices are not scaled, and a norm removes the intensities.
     """
 
     clauses: int = 4
@@ -95,11 +95,15 @@ class GraphLayer(nn.Module):
 
 
 def chosen(
-    query: Float[Array, "B D"], memory: Float[Array, "B J D"], mask: Bool[Array, "B J"]
+    query: Float[Array, "B D"], memory: Float[Array, "B J D"], mask: Bool[Array, "B J"], *, published: bool
 ) -> tuple[Float[Array, "B D"], Float[Array, "B J"]]:
-    """Returns the attention-weighted mean of tanh(memory), and the weights; zeros if a row has no memory."""
-    memory = jnp.tanh(memory)
-    logits = jnp.where(mask, jnp.einsum("BD,BJD->BJ", query, memory), MASKED)
+    r"""Returns the attention-weighted mean of tanh(memory), and the weights; zeros if a row has no memory.
+
+    Departure: logits are divided by \sqrt D, in the released code (`published`) they are not. With 300 features, new
+    vectors then give nearly all weight to one node, by chance.
+    """
+    memory, scale = jnp.tanh(memory), 1.0 if published else query.shape[-1] ** -0.5
+    logits = jnp.where(mask, scale * jnp.einsum("BD,BJD->BJ", query, memory), MASKED)
     shares = jnp.where(mask, jax.nn.softmax(logits), 0.0)
     return jnp.einsum("BJ,BJD->BD", shares, memory), shares
 
@@ -156,6 +160,7 @@ class Alignment(Reader):
 
     Departure: layers read the source first, then the graphs; the mean of the feelings excludes padding; the posterior's
     queries have no role embedding; graphs have no dropout. Negatives come from the next row; a batch of one has none.
+    Unless `published`, intensities weigh the words and concepts behind their norm, which would remove them.
     Source: Zhou et al. 2023 (CASE), released code.
     """
 
@@ -183,7 +188,7 @@ class Alignment(Reader):
         cognition = self._cognition(facts, words, train)
         feelings = self._feelings(facts, words, read, train)
         query = jnp.tanh(self.query(read.context))
-        prior = [chosen(query, *graph) for graph in (affection, cognition)]
+        prior = [chosen(query, *graph, published=self.settings.published) for graph in (affection, cognition)]
         (felt, _), (known, _) = prior
         gate = jax.nn.sigmoid(self.gate(self.join(jnp.concatenate([felt, feelings[:, 0]], axis=-1))))
         emotion = gate * felt + (1.0 - gate) * feelings[:, 0]
@@ -213,7 +218,10 @@ class Alignment(Reader):
     def _affection(
         self, batch: ClassicBatch, concepts: ConceptWords, words: EncoderDecoder
     ) -> tuple[Float[Array, "B J D"], Bool[Array, "B J"]]:
-        """Returns the words and concepts, weighted by the intensity of their emotion, and a mask of the real ones."""
+        """Returns the words and concepts, weighted by the intensity of their emotion, and a mask of the real ones.
+
+        The weights have a mean of 1.
+        """
         assert batch.intensity is not None
         nodes, _ = concept_nodes(self.config, batch, concepts, words, self.role)
         mask = jnp.concatenate([batch.source_mask, concepts.mask], axis=1)
@@ -223,7 +231,10 @@ class Alignment(Reader):
         edges = jnp.pad(edges, ((0, 0), (0, concepts.mask.shape[1]), (0, 0)))
         edges = (edges | jnp.swapaxes(edges, 1, 2) | jnp.eye(edges.shape[1], dtype=bool)[None]) & mask[:, None]
         states = self.concept_graph(nodes, edges.astype(jnp.int32))
-        return self.intense(shares[..., None] * states), mask
+        if self.settings.published:
+            return self.intense(shares[..., None] * states), mask
+        weights = shares * mask.sum(axis=1, keepdims=True)
+        return weights[..., None] * self.intense(states), mask
 
     def _cognition(
         self, facts: FactTexts, words: EncoderDecoder, train: bool
@@ -263,7 +274,8 @@ class Alignment(Reader):
             encode_texts(self.follows, words, ids, mask, train=train),
         )
         found = [
-            chosen(states[:, 0].astype(jnp.float32), *graph) for states, graph in zip(queries, graphs, strict=True)
+            chosen(states[:, 0].astype(jnp.float32), *graph, published=self.settings.published)
+            for states, graph in zip(queries, graphs, strict=True)
         ]
         bag = self.bag(jnp.tanh(self.bag_hidden(jnp.concatenate([vector for vector, _ in found], axis=-1))))
         picked = jnp.take_along_axis(jax.nn.log_softmax(bag), batch.target, axis=1)

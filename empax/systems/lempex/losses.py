@@ -126,7 +126,7 @@ class EmpathyLosses:
             start, most = batch.judged_start, batch.judged.shape[1] // 2
             params = judges["classifiers"][name]
             inputs = embed_response(judge.encoder, params, batch.judged, soft, start, jnp.minimum(count, most))
-            found = judge.read(params, None, batch.judged_mask, reading, embedded=inputs)
+            found = judge.read(params, None, batch.judged_mask, reading, embedded=inputs, start=start)
             wanted = settings.weights.mechanisms()
             levels |= {one: found[:, c] for c, one in enumerate(judge.mechanisms) if one in wanted}
         if self.regressor is None:

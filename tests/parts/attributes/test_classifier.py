@@ -1,5 +1,8 @@
 """The classifiers of the mechanisms: what they read, how they learn, how they judge."""
 
+import types
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +32,8 @@ def test_a_pair_is_framed_and_a_lone_context_is_framed_alone(tokenizer, spelled)
 
 
 @pytest.mark.parametrize("max_tokens", [8, 9, 12])
-def test_overlong_pairs_lose_the_oldest_of_the_context_and_the_end_of_the_response(tokenizer, max_tokens, spelled):
+def test_overlong_pairs_lose_the_oldest_of_the_context_and_the_middle_of_the_response(tokenizer, max_tokens, spelled):
+    """Feelings and questions are at the ends of a long response."""
     context, response = "a b c d e f g h i", "j k l m n o p"
     (row,) = encode(tokenizer, [(context,)], [response], max_tokens)
     assert len(row) <= max_tokens
@@ -37,7 +41,8 @@ def test_overlong_pairs_lose_the_oldest_of_the_context_and_the_end_of_the_respon
     assert second == len(row) - 1
     kept = row[1:first]
     assert kept == spelled(context)[-len(kept) :]
-    assert row[first + 1 : second] == spelled(response)[: max_tokens // 2]
+    half = max_tokens // 2
+    assert row[first + 1 : second] == [*spelled(response)[: half - half // 2], *spelled(response)[-(half // 2) :]]
     (short,) = encode(tokenizer, [(context,)], ["j"], max_tokens)
     assert len(short) == max_tokens  # a short response leaves its room to the context
 
@@ -74,6 +79,30 @@ def test_responses_are_hidden_as_often_as_asked(tokenizer):
     np.testing.assert_array_equal(one.source, two.source)
 
 
+STATES = np.random.default_rng(0).normal(size=(4, 7, 2)).astype(np.float32)
+
+
+class Known(nn.Module):
+    """An encoder with known states."""
+
+    config: types.SimpleNamespace
+
+    def __call__(self, ids, mask, *, deterministic=True):
+        return jnp.asarray(STATES)
+
+
+@pytest.mark.parametrize("cls", [2, 3])
+def test_a_speakers_feelings_are_not_the_listeners(cls):
+    """The heads read the states of the response; without a response those of the context, of a filler row zeros."""
+    ids = jnp.array([[cls, 5, 6, 3, 7, 3, 0], [cls, 5, 3, 7, 8, 9, 3], [cls, 5, 6, 3, 0, 0, 0], [0] * 7])
+    task = Classifier(DualEncoder(Known(types.SimpleNamespace(d_model=2))), MECHANISMS, sep_id=3)
+    read = task.vectors({"encoder": {"encoder": {}}}, ids, ids > 0, rng=None)
+    expected = [STATES[0, 4:6].mean(0), STATES[1, 3:].mean(0), STATES[2, :4].mean(0), np.zeros(2)]
+    np.testing.assert_allclose(read, expected, rtol=1e-5)
+    given = task.vectors({"encoder": {"encoder": {}}}, None, ids > 0, rng=None, start=jnp.array([4, 3, 4, 0]))
+    np.testing.assert_allclose(given, expected, rtol=1e-5)
+
+
 # ---------------------------------------------------------------------------------------------------------- the loss
 
 
@@ -88,7 +117,7 @@ def test_the_loss_is_the_sum_of_weighted_cross_entropies():
     batch = jax.tree.map(jnp.asarray, batch)
     weights = ((1.0, 2.0, 3.0), (0.5, 1.0, 4.0), (1.0, 1.0, 7.0))
     config = BertConfig(300, d_model=8, num_heads=2, d_ff=16, num_layers=1, max_positions=16, dropout=0.0)
-    task = Classifier(DualEncoder(BertEncoder(config)), MECHANISMS, weights)
+    task = Classifier(DualEncoder(BertEncoder(config)), MECHANISMS, weights, sep_id=1)
     shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
     params = random_like(shapes, rng, scale=1.0)
     logits = np.asarray(jax.jit(task.read, static_argnums=3)(params, batch.source, batch.source_mask, None))

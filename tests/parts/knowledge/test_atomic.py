@@ -7,7 +7,16 @@ import pytest
 
 from empax.core.files import DataError, read_jsonl
 from empax.data.knowledge import Fact
-from empax.parts.knowledge.atomic import RELATIONS, find_files, pairs, prompt, read_events, spoken, write_pairs
+from empax.parts.knowledge.atomic import (
+    RELATIONS,
+    find_files,
+    pairs,
+    prompt,
+    read_events,
+    spoken,
+    spoken_tail,
+    write_pairs,
+)
 
 HEADER = ",".join(["event", *RELATIONS, "prefix", "split"])
 
@@ -70,6 +79,11 @@ def test_what_is_no_atomic_is_refused_with_its_place(text, said, tmp_path):
 def test_an_event_as_the_one_whom_it_happened_to_tells_it():
     assert spoken("PersonX loses PersonX's dog") == "I loses my dog"
     assert spoken("PersonX gives PersonY a ___") == "I gives them a something"
+    assert spoken("PersonX accepts PersonY's offer") == "I accepts their offer"
+    tails = {"PersonX thanks PersonY": "thanks them", "to dial persony's phone": "to dial their phone",
+             "Person X's dog barks": "my dog barks", "PersonX and PersonY cry": "I and them cry"}  # fmt: skip
+    assert {tail: spoken_tail(tail) for tail in tails} == tails
+    assert spoken_tail(" happy") == "happy"
 
 
 def test_pairs_are_prompts_with_their_tails(tmp_path):

@@ -48,6 +48,9 @@ def test_facts_are_those_of_the_nearest_event_with_its_cosine():
     assert second[0].tail == "happy"
     expected = Letters()(["My dog is gone"])[0] @ Letters()(["I loses my dog"])[0]
     assert first[0].score == pytest.approx(expected)
+    thanked = {"PersonX wins": [Fact("PersonX wins", "xEffect", tail) for tail in ("PersonX cries", "cries", "none")]}
+    ((told, _),) = NearestEvent(thanked, Letters(), tails=2).find(rows[1:], "test")
+    assert [(fact.head, fact.tail) for fact in told] == [("PersonX wins", "cries")]  # once
     assert dataclasses.replace(source, tails=2).hash != source.hash
     assert len(dataclasses.replace(source, tails=2).find(rows, "test")[0][0]) == 2
 

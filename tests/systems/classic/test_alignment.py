@@ -108,14 +108,16 @@ def test_a_layer_with_kinds_of_edges_matches_torch(made):
 
 
 @pytest.mark.oracle
-def test_choices_and_their_divergence_match_torch():
+@pytest.mark.parametrize("published", [False, True])
+def test_choices_and_their_divergence_match_torch(published):
     import torch
 
     query, other = (RNG.normal(size=(2, 6)).astype(np.float32) for _ in range(2))
     memory, mask = RNG.normal(size=(2, 4, 6)).astype(np.float32), np.arange(4) < np.array([[4], [2]])
+    scale = 1.0 if published else 6**-0.5
 
     def loss(query, other, memory):
-        prior, posterior = (chosen(q, memory, jnp.asarray(mask)) for q in (query, other))
+        prior, posterior = (chosen(q, memory, jnp.asarray(mask), published=published) for q in (query, other))
         return mean_divergence(posterior[1], prior[1], jnp.asarray(mask)).sum(), prior
 
     (value, prior), grads = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*map(jnp.asarray, (query, other, memory)))
@@ -123,8 +125,8 @@ def test_choices_and_their_divergence_match_torch():
     total = 0.0
     for row, real in enumerate(mask.sum(axis=1)):
         nodes = m[row, :real].tanh()
-        theirs = (nodes @ o[row]).softmax(dim=0).detach()
-        shares = (nodes @ q[row]).log_softmax(dim=0)
+        theirs = (scale * nodes @ o[row]).softmax(dim=0).detach()
+        shares = (scale * nodes @ q[row]).log_softmax(dim=0)
         total = total + torch.nn.functional.kl_div(shares, theirs, reduction="sum") / real
         np.testing.assert_allclose(prior[0][row], (shares.exp() @ nodes).detach().numpy(), rtol=1e-4, atol=1e-5)
         assert not np.asarray(prior[1])[row, real:].any()
@@ -133,9 +135,9 @@ def test_choices_and_their_divergence_match_torch():
     np.testing.assert_allclose(grads[0], q.grad.numpy(), rtol=1e-3, atol=1e-5)
     assert not np.asarray(grads[1]).any()  # the prior learns from the posterior, never the other way round
     np.testing.assert_allclose(grads[2], m.grad.numpy(), rtol=1e-3, atol=1e-5)
-    same = chosen(*map(jnp.asarray, (query, memory, mask)))[1]
+    same = chosen(*map(jnp.asarray, (query, memory, mask)), published=published)[1]
     np.testing.assert_allclose(mean_divergence(same, same, jnp.asarray(mask)), 0.0, atol=1e-7)
-    nothing = chosen(jnp.asarray(query), jnp.asarray(memory), jnp.zeros((2, 4), bool))
+    nothing = chosen(jnp.asarray(query), jnp.asarray(memory), jnp.zeros((2, 4), bool), published=published)
     assert not any(np.asarray(part).any() for part in nothing)
 
 
@@ -198,7 +200,9 @@ def test_the_decoder_reads_the_context_beside_what_was_chosen_and_the_emotion(ma
     states = np.asarray(made["transformer"].read(one.batch, one.params).states)
     query = np.tanh(linear(p["query"], states[:, 0]))
     affection, cognition = (read.memories[name] for name in ("affection", "cognition"))
-    felt, known = (np.asarray(chosen(query, one.states, one.mask)[0]) for one in (affection, cognition))
+    felt, known = (
+        np.asarray(chosen(query, one.states, one.mask, published=False)[0]) for one in (affection, cognition)
+    )
 
     def feelings(model, batch, read):
         return model.alignment._feelings(batch.cognition, model.core, read, False)
@@ -272,4 +276,8 @@ def test_as_published_the_loss_is_another(made):
     first, second = one.read().losses, literal.read(params=one.params).losses
     for name in ("coarse", "fine"):
         assert not np.allclose(first[name][0], second[name][0], atol=1e-3)
-    np.testing.assert_array_equal(first["emotion"][0], second["emotion"][0])
+    intense = dataclasses.replace(one.batch, intensity=one.batch.intensity.at[:, 1].add(1.0))
+    for form, same in ((one, False), (literal, True)):  # a norm removes the intensities that come before it
+        before, after = (form.read(batch, one.params).memories["affection"] for batch in (one.batch, intense))
+        real = np.asarray(before.mask)
+        assert np.allclose(np.asarray(before.states)[real], np.asarray(after.states)[real], atol=0.02) == same

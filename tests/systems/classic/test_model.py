@@ -235,6 +235,10 @@ def test_the_lineages_training_is_that_of_its_code(form):
 def test_the_lineages_models_are_those_of_its_commands():
     copies = [classic.get_config(f"empdg{flag}").classic.get("copies", False) for flag in ("", ",lineage")]
     assert copies == [False, True]
+    for form in ("multi_trs", "moel", "mime"):  # beside a sum over tokens, their code has a mean over rows
+        weights = [classic.get_config(f"{form}{flag}").generator.weights.emotion for flag in ("", ",lineage")]
+        assert weights == [1 / 15, 1 / 240]
+    assert classic.get_config("mime,lineage").generator.weights.kl == 1 / 15
     moel = classic.get_config("moel,lineage")
     assert (moel.classic.listeners.top, moel.classic.listeners.teacher_decay_steps) == (5, 10_000)
     case = classic.get_config("case,lineage").classic

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import emprl_t5
+from configs import emprl_llm, emprl_t5
 from empax.core.config import to_settings
 from empax.core.protocols import OnlineTask, ReinforcedTask
 from empax.core.settings import DataSettings
@@ -86,8 +86,9 @@ def test_dialogues_are_drawn_whole_where_they_are_learnt_from_whole(monkeypatch)
         assert (len(drawn), len({one.dialogue_id for one in drawn}) == 10) == (30, whole)
 
 
-def test_the_rates_of_a_t5_sum_to_those_of_the_paper():
-    ppo = emprl_t5.get_config().ppo
+@pytest.mark.parametrize("recipe", [emprl_t5, emprl_llm])
+def test_the_rates_of_a_policy_sum_to_those_of_the_paper(recipe):
+    ppo = recipe.get_config().ppo
     updates = ppo.steps * ppo.epochs
     rate = learning_rate(to_settings(OptimizerSettings, ppo.optimizer.to_dict(), where="optimizer"), updates)
     assert float(jax.vmap(rate)(jnp.arange(updates)).sum()) == pytest.approx(6400 * 1e-5, rel=0.01)

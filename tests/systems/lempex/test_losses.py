@@ -74,7 +74,7 @@ def test_values_and_gradients_are_those_of_a_bert_that_reads_embeddings(batch, t
     theirs.save_pretrained(tmp_path)
     config = bert_config(theirs.config.to_dict())
     reader = DualEncoder(BertEncoder(config))
-    judge = Classifier(reader, MECHANISMS, ((1.0,) * 3,) * 3)
+    judge = Classifier(reader, MECHANISMS, ((1.0,) * 3,) * 3, sep_id=toy.SEP)
     encoder = {"encoder": load_pretrained(tmp_path, config).params}
     rng = np.random.default_rng(0)
     heads = {
@@ -109,7 +109,8 @@ def test_values_and_gradients_are_those_of_a_bert_that_reads_embeddings(batch, t
         reply = torch.cat([frame(toy.CLS), said, frame(toy.SEP)])
         for c, name in enumerate(MECHANISMS):
             if LEVELS_OF[b][c] >= 0:
-                pooled = scaled(theirs(inputs_embeds=exchange[None]).last_hidden_state.mean(1))
+                states = theirs(inputs_embeds=exchange[None]).last_hidden_state
+                pooled = scaled(states[:, len(context) + 2 :].mean(1))  # of the response, behind the second frame token
                 scores = pooled @ torch.tensor(np.array(heads["judges"]["out"]))
                 scores = (scores + torch.tensor(np.array(heads["judges"]["out_bias"]))).reshape(3, 3)[c]
                 nll = torch.nn.functional.cross_entropy(scores[None], torch.tensor([LEVELS_OF[b][c]]))
@@ -210,14 +211,17 @@ class Bag(nn.Module):
         return table[ids] if embedded is None else embedded
 
 
-BAG = Classifier(DualEncoder(Bag(types.SimpleNamespace(d_model=2, dtype="float32"))), MECHANISMS, ((1.0,) * 3,) * 3)
+BAG = Classifier(
+    DualEncoder(Bag(types.SimpleNamespace(d_model=2, dtype="float32"))), MECHANISMS, ((1.0,) * 3,) * 3, sep_id=toy.SEP
+)
 
 
 @pytest.fixture(scope="module")
 def biased():
     """A judge that finds the first reply high, the second low, and any other word neither."""
-    table = jnp.zeros((toy.V, 2)).at[10, 0].set(1.0).at[11, 0].set(-1.0)
-    out = jnp.zeros((2, 3, 3)).at[0, :, HIGH].set(12.0).at[0, :, LOW].set(-12.0)
+    # The second entry keeps the size of a mixture: at unit variance, the first alone would be 1 or -1.
+    table = jnp.zeros((toy.V, 2)).at[:, 1].set(1.0).at[10, 0].set(1.0).at[11, 0].set(-1.0)
+    out = jnp.zeros((2, 3, 3)).at[0, :, HIGH].set(4.0).at[0, :, LOW].set(-4.0)
     head = {"out": out.reshape(2, 9), "out_bias": jnp.zeros(9)}
     params = {"encoder": {"encoder": {"token_embedding": table}}, "head": head}
     judged = BAG.read(params, jnp.array([[10], [11]]), jnp.ones((2, 1), bool), None).argmax(-1)

@@ -29,7 +29,7 @@ MODEL = EncoderDecoder(CONFIG)
 READER = DualEncoder(
     BertEncoder(BertConfig(V, d_model=12, num_heads=2, d_ff=16, num_layers=1, max_positions=32, dropout=0.0))
 )
-CLASSIFIER = Classifier(READER, MECHANISMS, ((1.0,) * 3,) * 3)
+CLASSIFIER = Classifier(READER, MECHANISMS, ((1.0,) * 3,) * 3, sep_id=SEP)
 REGRESSOR = SentimentRegressor(READER)
 DECODER = Decoder(DecodeSettings(method="greedy", max_tokens=4), start_id=CLS, eos_id=EOS, pad_id=PAD)
 
