@@ -256,7 +256,7 @@ def test_utilities_are_f_of_the_answers_without_end_and_padding():
         [11, 12, 13, 3, 4, 3], [EOS, PAD, PAD, PAD, PAD, PAD],
     ]  # fmt: skip
     settings = DecodeSettings(more_eos_ids=(other,))
-    decoder = Answers(settings, START, EOS, PAD, tuple(map(tuple, answers)))
+    decoder = Answers(settings, START, EOS, PAD, answers=tuple(map(tuple, answers)))
     task = dataclasses.replace(retriever(), decoder=decoder)
     found = np.asarray(jax.jit(task.utilities)(g1_params(), batch, jax.random.key(0)))
     assert found.shape == (ROWS, K)
