@@ -93,6 +93,7 @@ def log_softmax(x):
 
 
 POOLED = np.stack([STATES[b, STATES_MASK[b]].mean(axis=0) for b in range(ROWS)])
+POOLED /= np.sqrt(np.mean(POOLED**2, axis=1, keepdims=True))  # heads read them at unit variance
 EMOTION_NLL = -log_softmax(POOLED @ HEAD)[np.arange(ROWS), EMOTIONS]
 TOKEN_NLL = -np.take_along_axis(log_softmax(LOGITS), TARGETS[..., None], axis=2)[..., 0]
 COUNTED = TARGET_MASK & VALID[:, None]
