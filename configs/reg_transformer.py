@@ -114,7 +114,7 @@ def models() -> ConfigDict:
             "attributes": True,
             "exemplars": "apart",  # ours (PAPERS.md): the paper appends each to the context
             "passages": 6,  # Table 5
-            "emotion_share": 0.2,  # ours
+            "emotion_share": 0.5,  # ours
         }
     )
 

@@ -59,7 +59,7 @@ def test_no_attributes_takes_every_emotion_from_the_retriever_and_nothing_else(r
 def test_attributes_are_not_switched_off_while_emotions_still_choose():
     config = plain(reg_transformer.get_config())
     config["reg"]["attributes"] = False
-    with pytest.raises(ConfigError, match=r"attributes = False with emotion_share = 0\.2 still retrieves by emotion"):
+    with pytest.raises(ConfigError, match=r"attributes = False with emotion_share = 0\.5 still retrieves by emotion"):
         to_settings(RetrievalSettings, config["reg"], where="config.reg")
     config["reg"]["emotion_share"] = 0.0  # as the message advises
     to_settings(RetrievalSettings, config["reg"], where="config.reg")
