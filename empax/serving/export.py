@@ -63,7 +63,8 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     adapters, beneath = settings.lora == "adapters", found.base
     if adapters:
         kept = plan.system_settings.generator.adapters == "kept"
-        beneath = base_beneath(found.base, found.model.config, kept=kept, instead="export with --lora=merged")
+        given = {"kept": kept, "instead": "export with --lora=merged", "tokenizer": found.tokenizer}
+        beneath = base_beneath(found.base, found.model.config, **given)
     main = evaluate.main_stage(plan)
     by = main if main and found.what == "generator" and plan.stages[main].settings.decoding is not None else ""
     about = Exported(

@@ -1,4 +1,4 @@
-"""Tokens added to a pretrained model's own tokenizer: its tables grow, and transformers reads what is exported."""
+"""Tokens added to a pretrained model's own tokenizer: they start as their names, and transformers reads the export."""
 
 import dataclasses
 import functools
@@ -14,12 +14,14 @@ from empax.core.config import ConfigError
 from empax.core.files import read_json
 from empax.core.sharding import MeshSettings, make_mesh
 from empax.data.bpe import train_bpe
-from empax.data.features import SPECIAL_TOKENS
+from empax.data.features import ATTRIBUTE_TOKENS, SPECIAL_TOKENS
+from empax.data.store import PlannedTokenizer
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Generation, export_generator
-from empax.interop.grown_vocabulary import grow_vocabulary
+from empax.interop.grown_vocabulary import grow_vocabulary, new_tokens
 from empax.interop.huggingface import load_config, load_pretrained
+from empax.interop.peft import base_beneath
 from empax.interop.pretrained import GeneratorSettings, load_generator
 from empax.parts.generator.parts import places
 from tests.interop.tiny import tiny
@@ -46,8 +48,9 @@ def logits(model, params, tokens):
 
 @pytest.mark.oracle
 @pytest.mark.multidevice
-def test_added_tokens_get_rows_that_change_little_and_are_exported(folder, tmp_path):
-    tokenizer = load_tokenizer(folder, extra_tokens=SPECIAL_TOKENS)
+def test_added_tokens_start_as_their_names_and_are_exported(folder, tmp_path):
+    own, tokenizer = load_tokenizer(folder), load_tokenizer(folder, extra_tokens=SPECIAL_TOKENS)
+    used = own.vocab_size  # rows with a token of the model's own
     settings = GeneratorSettings(architecture="pretrained", pretrained=str(folder))
     loaded, (_, config, old) = load_generator(settings, tokenizer), load_pretrained(folder)
     model, rows, size = loaded.model, config.vocab_size, tokenizer.vocab_size
@@ -57,9 +60,18 @@ def test_added_tokens_get_rows_that_change_little_and_are_exported(folder, tmp_p
     for name in ("token_embedding", "output_embedding", "output_bias"):
         if name in old:
             grown, before = np.asarray(loaded.params[name]), np.asarray(old[name])
-            np.testing.assert_array_equal(grown[:rows], before)
-            apart = np.abs(grown[rows:] - before.mean(axis=0)).max(axis=-1)
-            np.testing.assert_array_less(apart, 0.06 * before.std() + 1e-6)
+            if name == "token_embedding":
+                np.testing.assert_array_equal(grown[:used], before[:used])
+                for token in ATTRIBUTE_TOKENS:
+                    words = "a " + token.strip("<>").replace(":", " ").replace("_", " ")
+                    pieces = own.encode(words)[len(own.encode("a")) :]
+                    row = grown[tokenizer.token_id(token)]
+                    np.testing.assert_allclose(row, before[pieces].mean(axis=0), rtol=1e-5, atol=1e-6)
+                assert tokenizer.token_id(ATTRIBUTE_TOKENS[0]) == used < rows  # in a row that was there
+            else:
+                np.testing.assert_array_equal(grown[:rows], before)
+                apart = np.abs(grown[rows:] - before.mean(axis=0)).max(axis=-1)
+                np.testing.assert_array_less(apart, 0.06 * before.std() + 1e-6)
             if grown.ndim == 2:
                 assert len(np.unique(grown[rows:], axis=0)) == size - rows
     place = functools.partial(places, mesh=make_mesh(MeshSettings(fsdp=4)), settings=MeshSettings(fsdp=4))
@@ -70,10 +82,10 @@ def test_added_tokens_get_rows_that_change_little_and_are_exported(folder, tmp_p
     rest = set(old) - {"token_embedding", "output_embedding", "output_bias"}
     jax.tree.map(np.testing.assert_array_equal, *({name: tree[name] for name in rest} for tree in (loaded.params, old)))
 
-    tokens = np.random.default_rng(0).integers(3, rows, (2, 7))
+    tokens = np.random.default_rng(0).integers(3, used, (2, 7))
     unchanged = logits(type(model)(config), old, tokens)
     found = logits(model, loaded.params, tokens)
-    np.testing.assert_allclose(found[..., :rows], unchanged, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[..., :used], unchanged[..., :used], rtol=1e-5, atol=1e-5)
     assert (found[..., rows:].max(axis=-1) < unchanged.max(axis=-1)).all()
 
     with_new = tokens.copy()
@@ -107,6 +119,39 @@ def test_tokenizers_that_do_not_belong_are_refused(folder, tmp_path):
     larger.save(folder)  # the folder's own has more ids than its model rows
     with pytest.raises(ConfigError, match=r"ids, but .* only \d+ rows: they do not belong together"):
         load_generator(settings, larger)
+
+
+def test_new_tokens_are_those_that_the_models_own_tokenizer_lacks(tmp_path):
+    own = train_bpe(TEXTS, vocab_size=300)
+    own.save(tmp_path)
+    tokenizer = load_tokenizer(tmp_path, extra_tokens=["<speaker>", "<lost_job:today>", "<!>"])
+    expected = own.encode("a lost job today")[len(own.encode("a")) :]
+    assert new_tokens(tokenizer, tmp_path) == {tokenizer.token_id("<lost_job:today>"): expected}
+    assert own.decode(expected) == "lost job today"
+    foreign = train_bpe(["another text"], vocab_size=320, special_tokens=["<lost_job:today>"])
+    for other in (load_tokenizer(tmp_path), foreign, PlannedTokenizer(400)):
+        assert new_tokens(other, tmp_path) == {}
+    tokenizer.save(tmp_path)  # as an export does
+    assert new_tokens(tokenizer, tmp_path) == {}
+
+
+def test_adapters_alone_do_not_hold_a_row_of_a_new_token(folder):
+    config = load_pretrained(folder).config
+    given = {"kept": False, "instead": "merge them"}
+    tokenizer = load_tokenizer(folder, extra_tokens=["<sad>"])
+    assert tokenizer.vocab_size <= config.vocab_size
+    assert base_beneath(str(folder), config, **given) == str(folder)
+    assert base_beneath(str(folder), config, tokenizer=load_tokenizer(folder), **given) == str(folder)
+    with pytest.raises(ConfigError, match=r"has set 1 rows of the embedding of model, .* merge them"):
+        base_beneath(str(folder), config, tokenizer=tokenizer, **given)
+
+
+def test_a_row_that_is_there_is_set_for_a_new_token_and_no_output_is():
+    table = np.arange(12, dtype=np.float32).reshape(4, 3)
+    grown = grow_vocabulary({"token_embedding": table, "output_embedding": table}, 5, {3: [0, 1], 4: [2]})
+    np.testing.assert_array_equal(grown["token_embedding"], [*table[:3], [1.5, 2.5, 3.5], [6, 7, 8]])
+    np.testing.assert_array_equal(grown["output_embedding"][:4], table)
+    np.testing.assert_array_equal(table[3], [9, 10, 11])
 
 
 def test_growing_by_nothing_changes_nothing():

@@ -396,6 +396,12 @@ def test_adapters_alone_cannot_hold_rows_that_were_added(adapted, tmp_path):
     assert load_pretrained(tmp_path / "merged").params["token_embedding"].shape == (size, 16)
 
 
+def test_adapters_alone_cannot_hold_rows_of_tags_that_the_base_lacks(adapted, tmp_path, monkeypatch):
+    monkeypatch.setattr("empax.interop.peft.new_tokens", lambda tokenizer, folder: {7: [1, 2]})
+    with pytest.raises(ConfigError, match=r"has set 1 rows of the embedding of tiny-t5, .* --lora=merged"):
+        export_run(adapted[0].root, tmp_path / "out", ExportSettings(lora="adapters"))
+
+
 def test_what_cannot_be_exported_says_why(made, tmp_path):
     files, _ = made
     out = tmp_path / "out"
