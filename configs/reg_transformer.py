@@ -288,7 +288,7 @@ def ablate(config: ConfigDict, form: str) -> None:
         # Before the index, so that the generator learns to read the exemplars that the trained retriever finds.
         first = ("prepare", "generator", "emotions", "contrastive", "index")
         config.run = (*first, *(name for name in config.run if name not in first))
-        config.index.encoder = "contrastive"
+        config.index.encoder = config.exemplars.retriever = "contrastive"
         config.contrastive = contrastive()
         config.contrastive.update(common.sizes(steps=config.emotions.steps, batch_size=64, evaluations=4))
         config.retriever.start_from = "contrastive"

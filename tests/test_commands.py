@@ -212,6 +212,6 @@ def test_too_few_pairs_are_refused_before_any_work(command, tmp_path):
     for name in ("plan", "run"):
         found = command("-m", "empax", name, *words)
         assert found.returncode == 2
-        assert "five.jsonl: 5 pairs or dialogues are too few" in found.stderr
+        assert "five.jsonl has too few different contexts (5)" in found.stderr
         assert "give at least ten" in found.stderr
     assert not (tmp_path / "run").exists()

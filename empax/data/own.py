@@ -4,7 +4,7 @@ One dialogue per line: `utterances`, a list of texts, the speaker's first; `id`;
 Or one pair per line: `source` and `target`. Other fields become notes of the dialogue, for rewards. A split is all
 files whose names begin with its name: `train.jsonl`, or `train-00.jsonl`, `train-01.jsonl`, ... A single file is split
 by its contexts, all turns but the last: of every ten different ones, the ninth is for validation and the tenth for the
-test. So no context of the test has another reply in training.
+test. So the context of a test pair has no other reply in training. An earlier turn of a longer dialogue may have one.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ def check_files(folder: str | os.PathLike[str]) -> None:
                 break
         if alone and len(contexts) < len(_SPLITS_OF_TEN):
             raise DataError(
-                f"{folder}: {len(contexts)} pairs or dialogues are too few; of every ten with different contexts, the "
-                "ninth is for validation and the tenth for the test: give at least ten, or a folder with train.jsonl, "
-                "validation.jsonl and test.jsonl."
+                f"{folder} has too few different contexts ({len(contexts)}); of every ten, the ninth is for validation "
+                "and the tenth for the test: give at least ten, or a folder with train.jsonl, validation.jsonl and "
+                "test.jsonl."
             )
 
 

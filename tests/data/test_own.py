@@ -192,11 +192,11 @@ def test_a_single_file_has_a_line_for_each_split(tmp_path, count):
     write(tmp_path / "few.jsonl", pairs)
     for read in (check_files, load_dialogues):
         with pytest.raises(
-            DataError, match=rf"few\.jsonl: {count} pairs .* too few; .* give at least ten, or a folder"
+            DataError, match=rf"few\.jsonl has too few different contexts \({count}\); .* at least ten, or a folder"
         ):
             read(str(tmp_path / "few.jsonl"))
     write(tmp_path / "few.jsonl", pairs * 1000)
-    with pytest.raises(DataError, match=f"{count} pairs or dialogues are too few; of every ten with different"):
+    with pytest.raises(DataError, match=rf"too few different contexts \({count}\); of every ten, the ninth"):
         check_files(tmp_path / "few.jsonl")
     write(tmp_path / "few.jsonl", [{"source": f"I lost key {i}.", "target": "Oh no!"} for i in range(10)])
     check_files(tmp_path / "few.jsonl")

@@ -202,7 +202,7 @@ def test_forms_of_reg_share_a_beginning_as_recipes_md_says(recipe, form):
 @pytest.mark.parametrize("recipe", [reg_transformer, reg_t5])
 def test_a_generator_learns_to_read_the_exemplars_of_a_retriever_trained_by_contrast(recipe):
     config = recipe.get_config("contrastive")
-    assert config[config.exemplars.index].encoder == "contrastive"
+    assert config[config.exemplars.index].encoder == config.exemplars.retriever == "contrastive"
     order = [config.run.index(stage) for stage in ("contrastive", config.exemplars.index, "exemplars")]
     assert order == sorted(order)
 

@@ -150,5 +150,8 @@ class Decoder:
         compared = compared or ((lambda: pool(states, mask)), encode)
         drawn = folded(rng, self.settings.max_tokens)  # the search folds in each position below it
         made, ended = self.made(found.tokens), jnp.isin(found.tokens, jnp.array(self.eos_ids)).any(axis=2)
+        if self.settings.end_at_limit:  # an end at the limit is forced
+            most = self.settings.max_tokens if limits is None else limits[1][:, None]
+            ended &= made.sum(axis=2) < most - 1
         hypotheses = Hypotheses(found.tokens, made, found.log_probs, *compared, drawn, exemplars, ended)
         return rerank(found, reranker(hypotheses))

@@ -69,4 +69,4 @@ def initial_words(vectors: str, tokenizer: Tokenizer, size: int) -> Float[np.nda
     """Returns the initial word vectors of a tokenizer; for errors see `check_words`."""
     if vectors in _SIZES:
         return word_embeddings(vectors, tokenizer, size)
-    return load_vectors(vectors, tokenizer, size).table
+    return load_vectors(vectors, tokenizer, size)

@@ -31,7 +31,7 @@ from empax.models.prompted import PromptedDecoder
 from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.task import Reader
-from empax.parts.knowledge.atomic import prompt
+from empax.parts.knowledge.atomic import prompt, spoken_tail
 from empax.parts.knowledge.settings import SourceSettings
 
 _BUCKETS = (16, 32, 64, 128, 256)
@@ -118,7 +118,8 @@ class Comet:
     """A sequence-to-sequence model trained on ATOMIC, prompted as by its authors.
 
     About people: the last turn and the relation. About things: the context, "in this case" and the thing (NEC, Eq. 2
-    and 5). Source: Hwang et al. 2021; NEC's code for the beams.
+    and 5). Tails about people are in the first person, as those of `sources.NearestEvent`.
+    Source: Hwang et al. 2021; NEC's code for the beams.
     """
 
     writer: Writer
@@ -140,7 +141,7 @@ class Comet:
     @property
     def hash(self) -> str:
         things = self.wordnet.hash if self.wordnet else ""
-        return hash_json(["comet", self.writer.hash, self.relations, self.tails, things])
+        return hash_json(["comet, in the first person", self.writer.hash, self.relations, self.tails, things])
 
     def find(self, instances: Sequence[Instance], split: str) -> list[tuple[list[Fact], int]]:
         """Returns the facts of each instance; a shared prompt is run once."""
@@ -154,6 +155,7 @@ class Comet:
         for questions in asked:
             told = [(head, relation, *answer) for head, relation, text in questions for answer in answers[text]]
             facts = [Fact(head, relation, tail, score=score) for head, relation, tail, score in told]
+            facts = [dataclasses.replace(f, tail=spoken_tail(f.tail)) if f.social else f for f in facts]
             found.append((ranked(facts, most=self.tails), 0))
         return found
 

@@ -147,11 +147,10 @@ class Ranker(EncoderTask):
     def vectors(
         self, params: Params, ids: Any, mask: Bool[Array, "N S"], *, rng: jax.Array | None, **inputs: Any
     ) -> Float[Array, "N D"]:
-        """Returns the normalized state of the mark."""
+        """Returns the state of the mark."""
         states = apply(self.encoder.encoder, params["encoder"]["encoder"], ids, mask, rng=rng, **inputs)
         state = jnp.take_along_axis(states, mark_places(ids, mask, self.mark)[:, None, None], axis=1)[:, 0]
-        state = state.astype(jnp.float32)
-        return state * jax.lax.rsqrt(jnp.maximum(jnp.sum(state**2, axis=-1, keepdims=True), 1e-16))
+        return state.astype(jnp.float32)
 
     def said(self, *outputs: Float[Array, "N _"]) -> tuple[Float[Array, " N"], Float[Array, "N 2"]]:
         score, logits = outputs

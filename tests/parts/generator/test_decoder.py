@@ -1,10 +1,13 @@
 """Answers as re-ranking sees them."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from empax.core.types import Generated
 from empax.decoding.settings import DecodeSettings
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
@@ -49,6 +52,26 @@ def test_the_turns_of_a_chat_count_for_no_reply():
     for start_id, counts, given in ((None, True, True), (None, False, False), (START, True, False)):
         prompt = Decoder(settings, start_id, EOS, PAD, counts_prompt=counts).looked_at(*read)["prompt"]
         assert (prompt is not None) is given
+
+
+@pytest.mark.parametrize(
+    ("forced", "most", "expected"),
+    [(False, None, [True] * 3), (True, None, [False, True, True]), (True, 3, [False, True, False])],
+)
+def test_an_answer_that_is_forced_to_end_at_the_limit_has_not_ended(forced, most, expected, monkeypatch):
+    """As BART's folders force it; else consensus would prefer what the limit cut."""
+    tokens, seen = jnp.array([[[4, 4, 4, EOS], [4, EOS, PAD, PAD], [4, 4, EOS, PAD]]]), []
+    search = types.SimpleNamespace(
+        begin=lambda cache: None, go_on=lambda state: None, found=lambda state: Generated(tokens, jnp.zeros((1, 3)))
+    )
+    monkeypatch.setattr(Decoder, "search", lambda *_, **__: search)
+    monkeypatch.setattr(Decoder, "cache", lambda *_, **__: None)
+    monkeypatch.setattr(decoders, "make_reranker", lambda *_: lambda made: seen.append(made) or jnp.zeros((1, 3)))
+    settings = DecodeSettings("sample", 4, num_samples=3, rerank="consensus", end_at_limit=forced)
+    limits = None if most is None else (jnp.array([0]), jnp.array([most]))
+    mask = jnp.ones((1, 2), bool)
+    Decoder(settings, START, EOS, PAD).from_states(None, {}, None, mask, jax.random.key(0), limits=limits)
+    assert seen[0].ended.tolist() == [expected]
 
 
 @pytest.mark.parametrize("more", [(), (5, 7)])

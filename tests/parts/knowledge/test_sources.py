@@ -130,6 +130,15 @@ def test_comet_is_asked_of_the_last_turn_and_of_each_thing_in_its_context(tmp_pa
     assert people.hash != source.hash
 
 
+def test_tails_of_a_comet_are_in_the_first_person():
+    """It writes as ATOMIC does; a sentence of such a tail would be "As a result, I PersonX cries."."""
+    told = ["PersonX cries", "cries", "calls PersonY's mother"]
+    writer = Says({"I lost it. xEffect [GEN]": told}, Plain())
+    source = Comet(writer, "COMET x", ("xEffect",), 5, None)
+    ((facts, _),) = source.find([Instance("a#2", ("I lost it.",), "", "")], "test")
+    assert [(f.tail, f.rank) for f in facts] == [("cries", 0), ("calls their mother", 1)]
+
+
 def test_of_a_context_without_things_nothing_is_asked(tmp_path):
     from empax.data.wordnet import WordNet
 
