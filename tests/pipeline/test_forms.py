@@ -50,11 +50,12 @@ REFUSED = {
     "reflectdiffu": {
         "no_reasons": OF_TAGS,
         "no_experts": {"batch_majority"},
-        "no_second_intent": {"table_1", "constant_second", "empathy_reward"},
+        "no_second_intent": {"table_1", "constant_second", "eq9", "empathy_reward"},
         "no_mimicry": {"eq7"},
-        "plain": {*OF_TAGS, "batch_majority", "eq7", "eq10", "table_1", "constant_second", "empathy_reward"},
-        "eq10": {"empathy_reward"},
-        "constant_second": {"table_1", "empathy_reward"},
+        "plain": {*OF_TAGS, "batch_majority", "eq7", "eq9", "eq10", "table_1", "constant_second", "empathy_reward"},
+        "eq10": {"eq9", "empathy_reward"},
+        "constant_second": {"table_1", "eq9", "empathy_reward"},
+        "empathy_reward": {"eq9"},
         "shuffled_tags": {"no_tags", "untrained_reasons"},
     },
     "lempex": {
@@ -103,10 +104,13 @@ def test_a_recipe_says_what_does_not_go_together(name, forms, message):
         TOGETHER[name][0].get_config(forms)
 
 
-def test_a_classifier_whose_probabilities_are_read_is_selected_by_its_likelihood():
-    config = reflectdiffu.get_config()
-    assert (config.intents.best_metric, config.intents.best_mode) == ("loss", "min")
-    assert (config.reasons.best_metric, config.reasons.best_mode) == ("span_f1", "max")
+@pytest.mark.parametrize("machine", ["cpu", "gpu"])
+def test_classifiers_whose_outputs_are_read_are_selected_by_likelihood_and_read_a_context_once(machine):
+    config = reflectdiffu.get_config(f"machine={machine}")
+    for stage in (config.intents, config.reasons):
+        assert (stage.best_metric, stage.best_mode) == ("loss", "min")
+    assert config.intents.steps * config.intents.batch_size <= 32_992
+    assert config.reasons.steps == 300
 
 
 @pytest.mark.parametrize(("name", "forms"), [("nec", "no_contrast,no_rerank"), ("reflectdiffu", "no_experts,plain")])

@@ -109,7 +109,7 @@ class IntentTwice(nn.Module):
         shape = self.num_intents, self.d_model
         self.intent_embedding = self.param("intent_embedding", normal(self.d_model**-0.5), shape)
         self.policy_hidden, self.policy_out = nn.Dense(self.d_model), nn.Dense(self.num_intents)
-        self.shared, self.seen = nn.Dense(self.d_model), nn.Dense(self.d_model)
+        self.shared = nn.Dense(self.d_model)
 
     def embed(self, shares: Float[Array, "B I"]) -> Float[Array, "B D"]:
         """Returns the expected embedding of an intent with the distribution `shares`."""
@@ -146,14 +146,15 @@ class IntentTwice(nn.Module):
         self,
         first: Float[Array, "B I"],
         second: Float[Array, "B I"],
-        state: Float[Array, "B D"],
         prior: Float[Array, "B I"] | None = None,
     ) -> Float[Array, "B I"]:
-        """Correcting: returns logits of the final intent, from both intents through a shared layer and the state.
+        """Correcting: returns logits of the final intent, from both intents through a shared layer.
+
+        From the context's state too, the final intent would learn the training contexts by heart.
 
         Departure: with a `prior`, its logarithm is added. A mixture of embeddings blurs the classifier's distribution.
         """
-        joined = self.shared(self.embed(first)) + self.shared(self.embed(second)) + self.seen(state)
+        joined = self.shared(self.embed(first)) + self.shared(self.embed(second))
         logits = joined @ self.intent_embedding.T
         return logits if prior is None else logits + jnp.log(prior + 1e-9)
 
@@ -167,7 +168,7 @@ class IntentTwice(nn.Module):
         """Calls all methods once, to create the parameters."""
         first = self.first(summary, prior, share=0.5)
         self.policy(summary, turns, actions)
-        return self.corrected(first, first, summary)
+        return self.corrected(first, first)
 
 
 class IntentDenoiser(nn.Module):

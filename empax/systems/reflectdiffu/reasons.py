@@ -264,12 +264,17 @@ def _agreement(finder: ReasonFinder, gold: Sequence[SpanExample], found: Sequenc
 def _turn_agreement(
     finder: ReasonFinder, instances: Sequence[Instance], causes: dict[str, tuple[int, ...]]
 ) -> dict[str, float]:
-    """Returns the F1 of the turns that have a reason, in the longest context of each dialogue."""
+    """Returns the F1 of the turns that have a reason, in the longest context of each dialogue.
+
+    `every_turn_f1` is that of naming all turns of the speaker.
+    """
     longest = {i.dialogue_id: i for i in instances if i.dialogue_id in causes}
-    counts = np.zeros(3, np.int64)
+    counts, every = np.zeros((2, 3), np.int64)
     for instance, found in zip(longest.values(), finder([i.context for i in longest.values()]), strict=True):
         size = len(instance.context)
         told = {turn for turn in range(size) if spans.is_speakers(turn, size)}
         gold, given = told & set(causes[instance.dialogue_id]), {span.turn for span in found}
         counts += [len(gold & given), len(given), len(gold)]
-    return {"turn_f1": round(spans.f1(counts), 2), "dialogues": len(longest)}
+        every += [len(gold), len(told), len(gold)]
+    f1, every_f1 = (round(spans.f1(one), 2) for one in (counts, every))
+    return {"turn_f1": f1, "every_turn_f1": every_f1, "dialogues": len(longest)}

@@ -18,7 +18,7 @@ from empax.core.types import IS_POSITIVE, Instance, Mean, Metrics, Params
 from empax.parts.attributes import IdentifierJudge
 from empax.parts.generator.task import Losses
 from empax.systems.reflectdiffu.examples import ReflectBatch
-from empax.systems.reflectdiffu.tasks import ReflectDiffu, Thought
+from empax.systems.reflectdiffu.tasks import ReflectDiffu, Thought, entropy
 from empax.training.accumulation import TrainingError
 
 log = logging.getLogger("empax")
@@ -110,12 +110,12 @@ class ReinforcedReflectDiffu(ReflectDiffu):
     def reward(
         self, params: Params, batch: ReflectBatch, thought: Thought, action: Int[Array, " B"]
     ) -> Float[Array, " B"]:
-        r"""Returns how well the chosen intent suits the emotion.
+        r"""Returns 1 for the listener's own intent and 0 for others; with reward = "alignment", the paper's reward.
 
         .. math:: R = \mathrm{sigmoid}(E_s[e] \cdot I[a])
 
         with the embedding of the predicted emotion by the expert of its polarity, and that of the chosen intent.
-        Source: ReflectDiffu, Eq. 9. With reward = "label", 1 for the listener's own intent and 0 for others; ours.
+        Source: ReflectDiffu, Eq. 9. Departure: no loss aligns these embeddings, so that by default labels reward.
         """
         assert thought.actions is not None
         intent = jnp.take_along_axis(thought.actions, action[:, None], axis=1)[:, 0]
@@ -136,12 +136,15 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         return batch.replace(reward=jnp.asarray(self.empathy(rows, replies)), reply=None)  # type: ignore[attr-defined]
 
     def intent_parts(self, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"]) -> Losses:
-        """Adds the loss of the policy, if the batch has sampled choices."""
+        """Adds the loss of the policy and the bonus for its entropy, if the batch has sampled choices."""
         parts, metrics = super().intent_parts(batch, thought, weights)
         if thought.policy is None or batch.action is None or batch.log_prob is None:
             return parts, metrics
         log_prob = jnp.take_along_axis(thought.policy, batch.action[:, None], axis=1)[:, 0]
-        parts.append((self.stage.policy_weight, policy_loss(log_prob, batch, self.rewarded(batch), weights)))
+        counted = self.rewarded(batch)
+        parts.append((self.stage.policy_weight, policy_loss(log_prob, batch, counted, weights)))
+        bonus = Mean.of(entropy(thought.policy), counted, weights)
+        parts.append((-self.stage.policy_weight * self.stage.entropy_weight, bonus))
         metrics["ratio_error"] = Mean.of(jnp.abs(jnp.exp(log_prob - batch.log_prob) - 1.0), batch.valid)
         return parts, metrics
 

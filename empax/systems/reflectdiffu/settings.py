@@ -77,13 +77,15 @@ class IntentTaskSettings:
         check_numbers(self, "max_validation_examples", least=0)
 
 
+_POLICY = ("policy_weight", "entropy_weight", "reward")
 _UNREAD = (
     ("experts", "none", ("contrastive_weight", "temperature")),
     ("emotion_weight", 0.0, ("contrastive_weight", "temperature")),
     ("contrastive_weight", 0.0, ("temperature",)),
-    ("second_intent", False, ("actions", "num_actions", "policy_weight", "first_weight", "final_prior")),
-    ("constant_second", True, ("actions", "num_actions", "policy_weight")),
-    ("twice_weight", 0.0, ("policy_weight", "first_weight", "noise_error", "kl_weight")),
+    ("second_intent", False, ("actions", "num_actions", *_POLICY, "first_weight", "final_prior")),
+    ("constant_second", True, ("actions", "num_actions", *_POLICY)),
+    ("policy_weight", 0.0, _POLICY[1:]),
+    ("twice_weight", 0.0, (*_POLICY, "first_weight", "noise_error", "kl_weight")),
     ("mimicry", False, ("diffusion", "state_time", "restore", "noise_error", "recognition", "kl_weight")),
     ("copying", False, ("slots",)),
 )
@@ -115,8 +117,10 @@ class GeneratorTaskSettings:
       actions: the reference intents of an emotion: the most common in training, or the paper's Table 1.
       num_actions: n, the number of reference intents.
       policy_weight: weight of the policy's loss, which Eq. 10 and 12 lack; ours. 0 = follow them.
-      reward: "alignment" (Eq. 9, with the chosen intent's embedding), "label", 1 for the intent of the response, or
-        "empathy", EmpRL's reward of the reply with the chosen intent.
+      entropy_weight: weight of the policy's entropy, in nats, beside rewards from 0 to 1; ours. With 0 the policy stops
+        exploring early, whatever the rewards.
+      reward: "label", 1 for the intent of the response and 0 for others, "alignment" (Eq. 9, with the chosen intent's
+        embedding), or "empathy", EmpRL's reward of the reply with the chosen intent.
       judges: for "empathy": the stages that trained the identifiers, together one for each mechanism.
       mimicry: False = w/o EMU: the decoder attends to the encoder's states.
       diffusion: betas and number of steps.
@@ -150,7 +154,8 @@ class GeneratorTaskSettings:
     actions: Literal["train_statistics", "table_1"] = "train_statistics"
     num_actions: int = 3
     policy_weight: float = 0.1
-    reward: Literal["alignment", "label", "empathy"] = "alignment"
+    entropy_weight: float = 0.1
+    reward: Literal["label", "alignment", "empathy"] = "label"
     judges: tuple[str, ...] = ()
     mimicry: bool = True
     diffusion: Schedule = _SCHEDULE
@@ -177,15 +182,9 @@ class GeneratorTaskSettings:
         check_numbers(self, "num_actions", least=2, most=len(INTENTS))
         check_numbers(self, "latent", "hidden", least=1)
         weights = ("contrastive_weight", "first_weight", "policy_weight", "kl_weight", "emotion_weight", "twice_weight")
-        check_numbers(self, *weights, "response_weight", "slots", "max_validation_examples", least=0)
+        check_numbers(self, *weights, "entropy_weight", "response_weight", "slots", "max_validation_examples", least=0)
         if (self.reward == "empathy") != bool(self.judges):
             raise ConfigError(f"judges = {self.judges} goes with reward = 'empathy', but reward = {self.reward!r}.")
-        if self.reward != "alignment" and not self.reinforced:
-            raise ConfigError(
-                f"reward = {self.reward!r} teaches the second intent, which second_intent = {self.second_intent}, "
-                f"policy_weight = {self.policy_weight} and twice_weight = {self.twice_weight} leave untaught; set it "
-                "to True and the weights above 0, or reward = 'alignment' with judges = ()."
-            )
         if self.reward == "empathy" and not self.intent_start:
             raise ConfigError("reward = 'empathy' needs intent_start = True: otherwise no reply depends on its intent.")
         if self.reason_tags != "marked" and not self.reasons:

@@ -203,7 +203,7 @@ class ReflectDiffu(ResponseTask):
         stage, clean = self.stage, standardized(summary)
         schedule, start = stage.diffusion, stage.state_time
         time = jnp.full(clean.shape[0], start)
-        intent, restored = self.ask(params, "intents", "embed", first), []
+        intent, restored = self.condition(params, first), []
         for side in range(2):
             added = jnp.zeros_like(clean) if noise is None else noise[:, side]
 
@@ -233,7 +233,7 @@ class ReflectDiffu(ResponseTask):
             second = jnp.take_along_axis(actions, choice[:, None], axis=1)[:, 0]
             shares = jax.nn.one_hot(second, len(INTENTS))
             found = {"policy": policy, "actions": actions, "second": second}
-        logits = self.ask(params, "intents", "corrected", thought.first, shares, state, known)
+        logits = self.ask(params, "intents", "corrected", thought.first, shares, known)
         return thought.replace(final=jax.nn.log_softmax(logits), **found)  # type: ignore[attr-defined]
 
     def start_of(self, params: Params, final: Float[Array, "B I"]) -> Float[Array, "B D"]:
@@ -323,12 +323,11 @@ class ReflectDiffu(ResponseTask):
         if thought.policy is None or thought.second is None:
             return parts, metrics
         second_hit = (thought.second == batch.intent).astype(jnp.float32)
-        entropy = -jnp.sum(jnp.exp(thought.policy) * thought.policy, axis=1)
         metrics |= {
             "second_intent_accuracy": Mean.of(second_hit, known),
             "corrected": Mean.of((1.0 - first_hit) * hit, known),
             "spoiled": Mean.of(first_hit * (1.0 - hit), known),
-            "policy_entropy": Mean.of(entropy, batch.valid),
+            "policy_entropy": Mean.of(entropy(thought.policy), batch.valid),
         }
         return parts, metrics
 
@@ -337,10 +336,11 @@ class ReflectDiffu(ResponseTask):
     ) -> Losses:
         """Returns the error of the predicted noise (Ho et al. 2020, Eq. 14) and the KL, per denoiser on its polarity.
 
-        No gradient flows to the summary, which is denoised; gradients flow to the first intent, the condition.
+        No gradient flows to the summary, which is denoised, or to the first intent, the condition: it is computed from
+        the summary, and would become a code of it.
         """
         stage, clean = self.stage, jax.lax.stop_gradient(standardized(thought.summary))
-        intent = self.ask(params, "intents", "embed", thought.first)
+        intent = jax.lax.stop_gradient(self.condition(params, thought.first))
         positive = jnp.asarray(IS_POSITIVE)[jnp.maximum(batch.emotion, 0)]
         errors, divergences = [], []
         for side, own in enumerate((positive, ~positive)):
@@ -355,6 +355,10 @@ class ReflectDiffu(ResponseTask):
         error, divergence = errors[0] + errors[1], divergences[0] + divergences[1]
         parts = [(stage.kl_weight, divergence), *([(1.0, error)] if stage.noise_error else [])]
         return parts, {"noise_error": error, "latent_kl": divergence}
+
+    def condition(self, params: Params, first: Float[Array, "B I"]) -> Float[Array, "B D"]:
+        """Returns the first intent's expected embedding, scaled as words are, like the denoisers' other inputs."""
+        return self.model.config.d_model**0.5 * self.ask(params, "intents", "embed", first)
 
     def noise_of(self, batch: ReflectBatch, rng: jax.Array | None) -> Float[Array, "B 2 D"] | None:
         """Returns the summary's noise: the rollout's, new noise in training, else noise by the row's number."""
@@ -404,6 +408,11 @@ def standardized(vectors: Float[Array, "B D"]) -> Float[Array, "B D"]:
     """Standardizes to mean 0 and variance 1 over features, the scale for the noise of a schedule."""
     centred = vectors - jnp.mean(vectors, axis=1, keepdims=True)
     return centred * jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=1, keepdims=True) + 1e-6)
+
+
+def entropy(log_probs: Float[Array, "B N"]) -> Float[Array, " B"]:
+    """Returns the entropy of each row's distribution, in nats."""
+    return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=1)
 
 
 def log_shares(shares: Float[Array, "B I"]) -> Float[Array, "B I"]:

@@ -22,6 +22,7 @@ from empax.systems.reflectdiffu import stages
 from empax.systems.reflectdiffu.diffusion import Schedule
 from empax.systems.reflectdiffu.examples import NO_PRIOR, ReasonExamples, ReflectExamples, polarities
 from empax.systems.reflectdiffu.labels import INTENTS, TABLE_1
+from empax.systems.reflectdiffu.reasons import _turn_agreement
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReasonTaskSettings, ReflectSettings
 from tests.plans import changed
 
@@ -80,6 +81,15 @@ def test_annotated_rows_mark_reasons_in_the_speakers_words(tokenizers):
     assert not (batch.told & ~batch.source_mask).any()
 
 
+def test_turns_with_reasons_are_scored_beside_naming_all_turns():
+    """In the longest context of each dialogue, among the speaker's turns."""
+    told = (("a#2", CONTEXT[:1]), ("a#4", CONTEXT), ("b#2", ("Hi.",)))
+    rows = [Instance(name, context, "x", "") for name, context in told]
+    causes = {"a": (0, 1), "b": ()}
+    found = _turn_agreement(lambda contexts: [(Span(2, 0, 1),), ()], rows, causes)
+    assert found == {"turn_f1": 0.0, "every_turn_f1": 50.0, "dialogues": 2}  # 1 of 3 turns has a cause
+
+
 def test_polarity_is_of_the_whole_context():
     assert polarities([("I hate it.",), ("I love it.",), ("It is a chair.",)]).tolist() == [-1, 1, 0]
 
@@ -132,7 +142,6 @@ WRONG = [
     ({"num_actions": 4, "actions": "table_1"}, "num_actions = 4, but Table 1 has three intents"),
     ({"reward": "empathy"}, "judges = () goes with reward = 'empathy'"),
     ({"reward": "empathy", "judges": ("intents",), "intent_start": False}, "needs intent_start = True"),
-    ({"reward": "label", "twice_weight": 0.0}, "policy_weight = 0.1 and twice_weight = 0.0 leave untaught"),
     ({"constant_second": True, "second_intent": False}, "needs second_intent = True"),
 ]
 
@@ -148,9 +157,12 @@ IDLE = [
     ("emotion_weight", 0.0, {"contrastive_weight": 0.5, "temperature": 0.5}),
     ("contrastive_weight", 0.0, {"temperature": 0.5}),
     ("second_intent", False, {"actions": "table_1", "num_actions": 4, "policy_weight": 0.0}),
-    ("second_intent", False, {"first_weight": 0.0, "final_prior": False}),
+    ("second_intent", False, {"first_weight": 0.0, "final_prior": False, "entropy_weight": 0.5, "reward": "alignment"}),
     ("constant_second", True, {"actions": "table_1", "num_actions": 4, "policy_weight": 0.0}),
+    ("constant_second", True, {"entropy_weight": 0.5, "reward": "alignment"}),
+    ("policy_weight", 0.0, {"entropy_weight": 0.5, "reward": "alignment"}),
     ("twice_weight", 0.0, {"policy_weight": 0.5, "first_weight": 0.0, "noise_error": False, "kl_weight": 1.0}),
+    ("twice_weight", 0.0, {"entropy_weight": 0.5, "reward": "alignment"}),
     ("mimicry", False, {"restore": "printed", "state_time": 100}),
     ("mimicry", False, {"noise_error": False, "recognition": "noisy", "kl_weight": 1.0, "diffusion": Schedule(300)}),
     ("copying", False, {"slots": 5}),

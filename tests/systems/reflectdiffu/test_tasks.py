@@ -80,7 +80,7 @@ def example(*, reasons=True):
 @pytest.fixture(scope="module")
 def whole():
     """The whole task with functions that are compiled once."""
-    task, params, frozen = make()
+    task, params, frozen = make(reward="alignment")
     read = jax.jit(lambda batch: task.read({**params, **frozen}, batch))
     think = jax.jit(lambda batch: task.think({**params, **frozen}, batch))
     roll = jax.jit(lambda batch, memory: task.credit(frozen, task.rollout(params, frozen, batch, KEY), memory))
@@ -154,16 +154,41 @@ def test_a_rollout_draws_rewards_and_the_update_reads_the_same(whole):
     np.testing.assert_allclose(later.advantage, rolled.reward - 0.5, atol=1e-6)
 
 
+def test_the_final_intent_is_of_both_intents_and_the_classifiers_alone(whole):
+    """The state reaches it through the choice of the second intent, which is given here."""
+    task, params, *_ = whole
+    rng = np.random.default_rng(8)
+    thought = task_thought(jax.nn.log_softmax(jnp.asarray(rng.normal(size=(B, len(INTENTS))), jnp.float32)))
+    one, other = (jnp.asarray(rng.normal(size=(B, S, SMALL.d_model)), jnp.float32) for _ in range(2))
+    batch = example(reasons=False).replace(actions=jnp.asarray([[6, 4, 3]] * B))
+
+    @jax.jit
+    def final(states, action):
+        found = task.reconsidered(params, batch.replace(action=action), thought.replace(states=states))
+        return found.final, found.policy
+
+    action = jnp.asarray([2, 1, 0, 1])
+    (expected, policy), (found, changed) = (final(states, action) for states in (one, other))
+    np.testing.assert_array_equal(found, expected)
+    assert not np.allclose(changed, policy)
+    found, _ = final(one, action.at[0].set(1))
+    np.testing.assert_array_equal(found[1:], expected[1:])
+    assert not np.allclose(found[0], expected[0])
+
+
 @pytest.mark.slow
 def test_the_update_finds_the_rollouts_ratio_and_the_policy_part_follows_the_advantage(whole):
     task, params, frozen, run = whole
     rolled, _, _ = run["roll"](example(), task.init_memory())
     metrics = jax.jit(lambda: task.loss(params, frozen, rolled, KEY, train=False)[1])()
     assert float(metrics["ratio_error"].value()) < 1e-5
-    gradient = run["slope"](params, rolled)["intents"]["policy_out"]["kernel"]
-    doubled = run["slope"](params, rolled.replace(advantage=2 * rolled.advantage))["intents"]["policy_out"]["kernel"]
-    np.testing.assert_allclose(doubled, 2 * gradient, rtol=1e-4, atol=1e-7)  # from rewards alone
-    assert float(jnp.abs(gradient).max()) > 1e-6
+    bonus, gradient, doubled = (
+        run["slope"](params, rolled.replace(advantage=factor * rolled.advantage))["intents"]["policy_out"]["kernel"]
+        for factor in (0.0, 1.0, 2.0)
+    )
+    np.testing.assert_allclose(doubled - bonus, 2 * (gradient - bonus), rtol=1e-4, atol=1e-7)  # from rewards alone
+    assert float(jnp.abs(gradient - bonus).max()) > 1e-6
+    assert float(jnp.abs(bonus).max()) > 1e-6  # for its entropy
 
 
 @pytest.mark.slow
@@ -245,6 +270,26 @@ def test_each_denoiser_learns_the_noise_of_its_polarity(whole, monkeypatch):
     assert [factor for factor, _ in printed.diffusion_parts(*given, KEY)[0]] == [0.5]
 
 
+def test_the_denoisers_errors_teach_the_denoisers_alone(whole):
+    task, params, *_ = whole
+    rng = np.random.default_rng(9)
+    batch, own = example(reasons=False), {name: params[name] for name in ("intents", "mimicry")}
+    first = jax.nn.softmax(jnp.asarray(rng.normal(size=(B, len(INTENTS))), jnp.float32))
+    summary = jnp.asarray(rng.normal(size=(B, SMALL.d_model)), jnp.float32)
+
+    def error(params, first, summary):
+        thought = task_thought(jnp.zeros((B, len(INTENTS)))).replace(first=first, summary=summary)
+        return sum(part.total for _, part in task.diffusion_parts(params, batch, thought, jnp.ones(B), KEY)[0])
+
+    slopes = jax.jit(jax.grad(error, (0, 1, 2)))(own, first, summary)
+    largest = [max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(part)) for part in slopes]
+    assert max(largest[1:]) == 0
+    assert largest[0] > 0
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(slopes[0]["intents"]))
+    known = task.condition(own, jnp.eye(len(INTENTS)))
+    np.testing.assert_allclose(known, 4 * own["intents"]["intent_embedding"], rtol=1e-6)  # of width 16
+
+
 def test_the_intents_loss_knows_the_listeners_intent_alone(whole):
     """What the policy has drawn is no label: a public reproduction takes it for one, and always succeeds."""
     task, *_ = whole
@@ -269,6 +314,20 @@ def test_the_intents_loss_knows_the_listeners_intent_alone(whole):
     np.testing.assert_allclose(metrics["intent_accuracy"].total, hits[[0, 2]].sum())
     permuted, _ = task.intent_parts(batch.replace(intent=jnp.asarray([4, -1, 2, 0])), thought, weights)
     assert float(permuted[0][1].total) != float(parts[0][1].total)
+
+
+def test_the_policy_has_a_bonus_for_its_entropy_where_its_choice_is_rewarded(whole):
+    rng = np.random.default_rng(6)
+    policy = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(B, N)), jnp.float32))
+    thought = task_thought(jnp.zeros((B, len(INTENTS)))).replace(policy=policy)
+    chosen = {"action": jnp.zeros(B, int), "log_prob": policy[:, 0], "advantage": jnp.zeros(B)}
+    stage = dataclasses.replace(whole[0].stage, reward="label", policy_weight=0.3, entropy_weight=0.2)
+    task, weights = dataclasses.replace(whole[0], stage=stage), jnp.asarray([5.0, 3.0, 4.0, 2.0])
+    factor, bonus = task.intent_parts(example(reasons=False).replace(**chosen), thought, weights)[0][-1]
+    assert factor == pytest.approx(-0.3 * 0.2)
+    entropies = -(np.exp(policy) * np.asarray(policy)).sum(axis=1)
+    expected = (5 * entropies[0] + 4 * entropies[2]) / 9  # row 1 has no intent, row 3 is filler
+    np.testing.assert_allclose(bonus.value(), expected, rtol=1e-5)
 
 
 def task_thought(final):
@@ -535,7 +594,8 @@ def test_the_policy_learns_the_best_of_three_and_a_baseline_changes_the_variance
 TRAINED = {
     "contrastive": {"contrastive_weight": 0.0},
     "temperature": {"temperature": 0.5},
-    "policy": {"policy_weight": 0.0},
+    "policy": {"policy_weight": 0.0, "reward": "label"},
+    "entropy": {"entropy_weight": 0.5},
     "noise error": {"noise_error": False},
     "latent": {"kl_weight": 0.0},
     "first": {"first_weight": 0.0},
