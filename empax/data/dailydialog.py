@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from empax.core.config import ConfigError
@@ -12,6 +11,7 @@ from empax.core.text_files import DataError, check_length, located, read_lines
 from empax.core.types import Dialogue, Instance, Utterance
 from empax.data.corpora import find_corpus
 from empax.data.dialogues import alternate, to_instances
+from empax.data.english import written
 from empax.data.own import SPLITS
 
 FOLDER = "dailydialog"
@@ -19,14 +19,6 @@ FOLDER = "dailydialog"
 
 END_OF_TURN = "__eou__"
 """Marks the end of every turn; a line is a dialogue."""
-
-_JOINS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"(?<=\w) ['’] (?=(?:s|t|m|d|re|ll|[vV]e|am|clock)\b)"), "'"),
-    (re.compile(r"(?<=\w)['’]Ve\b"), "'ve"),  # "I ' Ve" comes from the corpus's own clean-up
-    (re.compile(r"(?<=\d) ([.:]) (?=\d)"), r"\1"),  # 6 . 5; a comma there often separates two numbers
-    (re.compile(r" (?=[.,!?;:%)])"), ""),
-    (re.compile(r"(?<=[$¥(]) "), ""),
-)
 
 
 def find_dailydialog(data_dir: str | os.PathLike[str] | None = None, *, split: str = "test") -> Path:
@@ -47,7 +39,8 @@ def load_dialogues(path: Path | str) -> list[Dialogue]:
     """Reads one file: one dialogue per line, every turn followed by `__eou__`.
 
     The first turn is the "speaker"'s; turns alternate. Emotion and situation are empty: the emotion labels (seven, by
-    turn) are in another file, and there are no situations. Texts are detokenised with `written`.
+    turn) are in another file, and there are no situations. Texts are detokenised with `english.written`: our generators
+    learn from EmpatheticDialogues, where people typed freely; "I ' ll" would be three unknown words.
 
     Raises:
       DataError: if the file is missing, is not UTF-8, holds no dialogue, or has an invalid line (names line and turn).
@@ -78,18 +71,6 @@ def _turns(line: str, where: str) -> tuple[Utterance, ...]:
         raise DataError(f"{where}: turn {blank[0]} is blank; remove it or the dialogue.")
     located(check_length, *texts, place=where)
     return alternate([written(text) for text in texts])
-
-
-def written(text: str) -> str:
-    """Removes the blanks that a tokeniser has put before punctuation and around apostrophes.
-
-    Our generators learn from EmpatheticDialogues, where people typed freely; "I ' ll" would be three unknown words.
-    Quotation marks and hyphens are unchanged, since their side is unknown.
-    """
-    text = " ".join(text.split())
-    for pattern, replacement in _JOINS:
-        text = pattern.sub(replacement, text)
-    return text
 
 
 def load_instances(path: Path | str) -> list[Instance]:

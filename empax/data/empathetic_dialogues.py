@@ -42,6 +42,7 @@ SPLITS = {"train": "train", "validation": "valid", "test": "test"}
 
 _COLUMNS = ("conv_id", "utterance_idx", "context", "prompt", "speaker_idx", "utterance")  # the first columns
 _WIDTHS = (8, 9)  # some versions end each row with candidate responses
+_BLANKS = re.compile(r" {2,}")
 _SELFEVAL = re.compile(r"(\d(\|\d)*(_\d(\|\d)*)+)?")
 """Content of the 7th column: the two workers' ratings, "5|5|5_2|2|5", or nothing."""
 
@@ -150,6 +151,10 @@ def read_dialogues(archive: Path, split: str) -> Iterator[Dialogue]:
     ordered by `utterance_idx`; odd ones are the speaker's, even ones the listener's (`speaker_idx` holds worker
     numbers in the official archive).
 
+    In training texts, several blanks become one. People typed two in 8.6% of the replies; T5's and BERT's tokenizers
+    ignore them, but a GPT-2, a BART or a Llama would learn them. Other splits stay as they are: their hashes identify
+    the test rows.
+
     Raises:
       DataError: if the archive is truncated or lacks the file; a row has a wrong number of columns, an unknown emotion
         or a blank utterance; or utterances are not numbered 1, 2, 3, ... within their conversation.
@@ -174,12 +179,9 @@ def read_dialogues(archive: Path, split: str) -> Iterator[Dialogue]:
         if sorted(turns) != list(range(1, len(turns) + 1)):
             raise DataError(f"{archive}: {member}: conversation {name!r} has utterances {sorted(turns)}, not 1, 2, ...")
         ordered = [turns[index] for index in sorted(turns)]
-        yield Dialogue(
-            id=name,
-            emotion=ordered[0][2],
-            situation=_text(ordered[0][3]),
-            utterances=alternate([_text(row[5]) for row in ordered]),
-        )
+        texts = [_text(field) for field in (ordered[0][3], *(row[5] for row in ordered))]
+        situation, *said = [_BLANKS.sub(" ", text) for text in texts] if split == "train" else texts
+        yield Dialogue(id=name, emotion=ordered[0][2], situation=situation, utterances=alternate(said))
 
 
 def _member(archive: Path, name: str) -> bytes:

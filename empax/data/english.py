@@ -1,8 +1,9 @@
-"""English word lists that several parts of the library share."""
+"""English word lists, and the blanks of tokenised texts, for several parts of the library."""
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 
 MOEL_CONTRACTIONS = {
@@ -28,3 +29,33 @@ ABBREVIATIONS = (
     + "a.m p.m u.s u.k e.g i.e ph.d b.a m.a d.c jan feb mar apr jun jul aug sep sept oct nov dec"
 ).split(" ")
 """Words whose full stop does not end a sentence. NLTK's English model knows more; these occur in dialogue."""
+
+_JOINS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"(?<=\w) ['’] (?=(?:s|t|m|d|re|ll|[vV]e|am|clock)\b)"), "'"),
+    (re.compile(r"(?<=\w)['’]Ve\b"), "'ve"),  # "I ' Ve" comes from DailyDialog's own clean-up
+    (re.compile(r"(?<=\w) (?=(?:n['’]t|['’](?:s|m|d|re|ll|ve))\b)"), ""),  # NLTK's "did n't"
+    (re.compile(r"(?<=\d) ([.:]) (?=\d)"), r"\1"),  # 6 . 5; a comma there often separates two numbers
+    (re.compile(r" (?=[.,!?;:%)])"), ""),
+    (re.compile(r"(?<=[$¥(]) "), ""),
+)
+_APART, _TOUCHING = (re.compile(rf"\w{blank}[.,!?](?:\s|$)") for blank in (" ", ""))
+
+
+def written(text: str) -> str:
+    """Removes the blanks that a tokeniser has put before punctuation and around apostrophes, and line breaks.
+
+    Quotation marks and hyphens are unchanged, since their side is unknown.
+    """
+    text = " ".join(text.split())
+    for pattern, replacement in _JOINS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def as_typed(text: str) -> str:
+    """Returns `written(text)` for a line in which a blank precedes every `.`, `,`, `!` and `?` after a word.
+
+    A tokeniser did that. Other texts are unchanged: in "Great :)", a person typed the blank.
+    """
+    tokenised = "\n" not in text and _APART.search(text) and not _TOUCHING.search(text)
+    return written(text) if tokenised else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -12,10 +13,12 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.protocols import Tokenizer
+from empax.core.protocols import Examples, Tokenizer
 from empax.core.types import EMOTIONS, Batch, Instance
 from empax.data import features
 from empax.data.sources import PlainForm, Row, SourceForm, Text
+
+log = logging.getLogger("empax")
 
 Key: TypeAlias = Literal["exchange", "response"]
 """The retriever's input for an exemplar: its context and response, or the response alone."""
@@ -179,7 +182,10 @@ def traits(instances: Sequence[Instance]) -> dict[str, np.ndarray]:
 
 
 class LabelledExamples:
-    """Instances with their responses (ids without an end) as targets: the common base of generators' examples."""
+    """Instances with their responses (ids without an end) as targets: the common base of generators' examples.
+
+    `num_cut` of the targets are truncated.
+    """
 
     def __init__(
         self, instances: Sequence[Instance], responses: list[list[int]], tokenizer: Tokenizer, max_target_tokens: int
@@ -188,6 +194,7 @@ class LabelledExamples:
         self.targets = [
             features.render_target(ids, eos_id=tokenizer.eos_id, max_tokens=max_target_tokens) for ids in responses
         ]
+        self.num_cut = sum(len(ids) >= max_target_tokens for ids in responses)
         self.emotions = emotion_ids(instances)
 
     def __len__(self) -> int:
@@ -208,6 +215,16 @@ class LabelledExamples:
             "valid": valid,
             "emotion": np.where(valid, self.emotions[np.maximum(rows, 0)], -1).astype(np.int32),
         }
+
+
+def warn_of_cut(examples: Examples, where: str) -> None:
+    """Warns if over 1% of the responses are truncated; `where` trains on them."""
+    if isinstance(examples, LabelledExamples) and examples.num_cut > len(examples) / 100:
+        log.warning(
+            "%s: %d of %d responses are longer than max_target_tokens = %d, and are truncated. From these the model "
+            "does not learn to end: raise max_target_tokens.",
+            where, examples.num_cut, len(examples), examples.max_target_tokens,
+        )  # fmt: skip
 
 
 class ContextExamples(LabelledExamples):

@@ -24,8 +24,7 @@ from empax.core.text_files import read_json
 from empax.core.types import Instance
 from empax.data import sample
 from empax.data.corpora import find_corpus
-from empax.data.dailydialog import written
-from empax.data.english import vader_lexicon
+from empax.data.english import vader_lexicon, written
 from empax.data.features import keep_newest
 
 RECCON_SPLITS = {"train": "train", "validation": "valid", "test": "test"}
@@ -134,7 +133,7 @@ def find_causes(data_dir: str | os.PathLike[str] = "") -> Path:
 def read_reccon(path: Path) -> list[SpanExample]:
     """Reads RECCON's emotional turns, each the last of its context, with the causes in the same person's turns.
 
-    Texts are detokenised (`dailydialog.written`). Causes in the other person's turns, or outside the dialogue, are left
+    Texts are detokenised (`english.written`). Causes in the other person's turns, or outside the dialogue, are left
     out; an emotional turn with no other cause is an example without a span.
     Source: Poria et al. 2021, RECCON-DD.
 

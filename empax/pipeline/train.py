@@ -11,6 +11,7 @@ from empax.core.protocols import ReinforcedTask
 from empax.core.sharding import LOGICAL, make_mesh
 from empax.core.system import RunContext, TaskSpec
 from empax.core.tree import hash_tree
+from empax.data.exemplars import warn_of_cut
 from empax.training.loop import LoopSettings, fit
 from empax.training.settings import check_whole_batches, within_passes
 from empax.training.sinks import check_sinks
@@ -53,7 +54,7 @@ def check(settings: Any, run: RunContext) -> None:
 
 
 def _of_own_size(loop: LoopSettings, num_examples: int, run: RunContext) -> LoopSettings:
-    """Returns the recipe's steps, or fewer for a small corpus of the user, which is logged."""
+    """Returns the recipe's steps, or fewer for a small corpus of the user; logs this, and rows that are never read."""
     most = run.plan.data.passes
     fewer = within_passes(loop, num_examples, most)
     if fewer.steps < loop.steps:
@@ -61,6 +62,11 @@ def _of_own_size(loop: LoopSettings, num_examples: int, run: RunContext) -> Loop
             "%s: %d steps would pass %.0f times over %d rows; reduced to %d steps, %d passes, with warm-up and "
             "evaluations earlier in proportion. --config.data.most_passes=0 keeps the recipe's steps.",
             run.stage, loop.steps, loop.steps / -(-num_examples // loop.batch_size), num_examples, fewer.steps, most,
+        )  # fmt: skip
+    if most and (read := loop.steps * loop.batch_size) < num_examples:
+        log.info(
+            "%s: %d steps read %d of %d rows; --config.%s.steps=%d reads all of them once.",
+            run.stage, loop.steps, read, num_examples, run.stage, -(-num_examples // loop.batch_size),
         )  # fmt: skip
     return fewer
 
@@ -70,6 +76,8 @@ def run(settings: Any, run: RunContext) -> dict[str, Any]:
     spec, loop = spec_of(run)
     assembly, options = spec.build(settings, run), run.plan.options
     loop = _of_own_size(loop, len(assembly.train), run)
+    if run.plan.data.name == "jsonl":
+        warn_of_cut(assembly.train, run.stage)
     result = fit(
         assembly.task,
         train=assembly.train,

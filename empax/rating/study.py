@@ -13,6 +13,7 @@ import numpy as np
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import hash_json
 from empax.core.types import Prediction
+from empax.data.english import as_typed
 from empax.evaluation.pairing import pair_rows
 
 Form: TypeAlias = Literal["pairs", "likert"]
@@ -105,8 +106,14 @@ class Study:
     items: tuple[Item, ...]
 
     def shown(self) -> dict[str, Any]:
-        """Returns the raters' part as JSON: nothing in it identifies systems, repeats or checks."""
-        items = [{"number": i.number, "context": list(i.context), "replies": list(i.replies)} for i in self.items]
+        """Returns the raters' part as JSON: nothing in it identifies systems, repeats or checks.
+
+        So no reply has the blanks of a tokeniser, by which raters would recognise systems of words.
+        """
+        items = [
+            {"number": i.number, "context": list(i.context), "replies": list(map(as_typed, i.replies))}
+            for i in self.items
+        ]
         body = {"form": self.settings.form, "aspects": list(ASPECTS), "scale": SCALE, "items": items}
         return {"study": hash_json(body)[:16], **body}
 

@@ -18,6 +18,7 @@ from empax.core.paths import expand
 from empax.core.protocols import Answering
 from empax.core.system import RunContext
 from empax.core.types import Instance, Prediction
+from empax.data.english import written
 from empax.data.spans import Span, marked
 from empax.evaluation.reply_checks import wilson_low
 from empax.parts.attributes import ClassifierJudge
@@ -107,6 +108,8 @@ class Session:
     def reply(self, context: Texts | str) -> Prediction:
         """Answers a conversation; the turns of `context` alternate, and the last is the speaker's. A text is one turn.
 
+        Replies of a word vocabulary are without the blanks of its tokenizer: "oh no!", not "oh no !".
+
         A reply of the hook `before` has only the note `answered_by`.
 
         Raises:
@@ -155,7 +158,10 @@ class Session:
             for turns, note in zip(contexts, notes, strict=True)
         ]
         found = self.answerer.respond(instances, batch_size=len(instances), seed=seeds)
-        responses = [self.after(one.response) if self.after else one.response for one in found]
+        tokenizer = getattr(self.answerer, "tokenizer", None)
+        of_words = tokenizer is not None and tokenizer.unk_id is not None
+        responses = [written(one.response) if of_words else one.response for one in found]
+        responses = list(map(self.after, responses)) if self.after else responses
         told = [dict(one.notes) for one in found]
         if self.annotates and self.of_replies:
             found_levels = annotate.judge_levels(self.judges, contexts, responses, self.sentiment_threshold)

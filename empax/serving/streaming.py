@@ -113,6 +113,7 @@ class Wording:
       ends: ids that end it.
       most: its maximum number of tokens.
       stop: texts that end it, and are not part of it.
+      forced: whether the search forces an end as token number `most`, which then truncates it.
       text: the part of the answer that can no longer change; at the end, all of it.
       count: its number of tokens, including the end.
       over: whether it is complete.
@@ -124,6 +125,7 @@ class Wording:
     ends: Sequence[int]
     most: int
     stop: Sequence[str] = ()
+    forced: bool = False
     text: str = ""
     count: int = 0
     over: bool = False
@@ -133,7 +135,8 @@ class Wording:
         """Returns the new part of the text, given the number of `settled` tokens, or that the answer has `ended`."""
         ids = tokens[: self.most if ended else min(settled, self.most)].tolist()
         end = next((i for i, token in enumerate(ids) if token in self.ends), None)
-        self.over, self.cut = ended or end is not None, ended and end is None
+        self.over = ended or end is not None
+        self.cut = self.over and (end is None or (self.forced and end == self.most - 1))
         ids = ids if end is None else ids[: end + 1]
         self.count, found = len(ids), self._whole(ids) if self.over else self._certain(ids)
         if place_of_stop(found, self.stop) is not None:

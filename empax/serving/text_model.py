@@ -18,6 +18,7 @@ from empax.core.paths import given_folder
 from empax.core.tree import count_params, hash_tree
 from empax.core.types import Batch, Params
 from empax.data.batches import SequenceExamples
+from empax.data.exemplars import warn_of_cut
 from empax.data.sources import LayoutSettings, PlainForm
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.settings import DecodeSettings
@@ -237,12 +238,13 @@ class TextModel:
         Args:
           pairs: training pairs (source, target), or mappings with "source" and "target".
           validation: validation pairs; returns the epoch with the best likelihood on them, or without them the last.
-          lora: trains adapters instead of all weights: their settings, their rank, or True for rank 8.
+          lora: trains adapters instead of all weights: their settings, their rank, or True for rank 8. A rank adapts
+            all linear layers.
           epochs: passes over `pairs`.
           batch_size: pairs per update.
           learning_rate: the peak learning rate, which decays linearly to 0. None: 1e-3 with `lora`, else 1e-4.
           max_source_tokens: a longer source keeps its end; at least 2.
-          max_target_tokens: a longer target is truncated.
+          max_target_tokens: a longer target is truncated, and teaches no end; a warning says if these are over 1%.
           seed: seed of the order of the pairs and of dropout.
           workdir: folder of checkpoints and metrics.jsonl, from which the same call resumes. None: nothing is kept.
 
@@ -268,6 +270,7 @@ class TextModel:
         settings = lora_settings(lora, width=self.model.config.d_model)
         adapted = None if settings is None else lora_task(plain, settings, dtype=self.model.config.dtype)
         train = generator.examples(learnt, lengths=asked.lengths)
+        warn_of_cut(train, "finetune")
         held_out = generator.examples(judged, lengths=asked.lengths) if judged else None
         loop = asked.loop(train, held_out, adapters=adapted is not None, most_tokens=most_tokens(self.model))
 

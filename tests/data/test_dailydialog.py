@@ -5,7 +5,8 @@ import pytest
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.types import Instance, Utterance
-from empax.data.dailydialog import find_dailydialog, load_dialogues, load_instances, written
+from empax.data.dailydialog import find_dailydialog, load_dialogues, load_instances
+from empax.data.english import as_typed, written
 
 LINES = [
     "Some weed ? __eou__ Oh , umm , no thanks . __eou__ I ' ll wait , don't worry . __eou__ Let ' s go . __eou__",
@@ -42,10 +43,23 @@ def test_every_turn_from_the_second_on_is_answered_from_its_whole_history(path):
         ("code 413 , 447 ( why ? ) 10 % . ", "code 413, 447 (why?) 10%."),
         ('on " Nature " , 12 - hour , parents \' house', 'on " Nature ", 12 - hour, parents \' house'),
         ("Now ... it's don't 2,000", "Now... it's don't 2,000"),
+        ("i did n't know she 's ill , and we 'll go .", "i didn't know she's ill, and we'll go."),
     ],
 )
 def test_blanks_of_the_tokeniser_go(text, wanted):
     assert written(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("oh no ! i did n't know that .", "oh no! i didn't know that."),
+        ("that is great ! ! !", "that is great!!!"),
+        *((text, text) for text in ("Great :)", "Well , that's odd.", "I see ...", "Oh !\n  No .", "  so what", "")),
+    ],
+)
+def test_blanks_that_people_typed_stay(text, wanted):
+    assert as_typed(text) == wanted
 
 
 @pytest.mark.parametrize(

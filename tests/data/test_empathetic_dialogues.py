@@ -52,6 +52,18 @@ def test_round_trip_through_tfds(tmp_path):
     assert [d.emotion for d in splits["validation"]] == ["sad"]
 
 
+def test_training_texts_have_single_blanks_and_test_rows_stay(tmp_path):
+    rows = ["c,1,sad,It  rained,0,Rain_comma_   again.,,", "c,2,sad,It  rained,0,Oh no.  How sad\u2028 !,,"]
+    splits = load_dialogues(write_archive(tmp_path, rows))
+    (learnt,), (asked,) = splits["train"], splits["test"]
+    assert [learnt.situation, *(u.text for u in learnt.utterances)] == [
+        "It rained", "Rain, again.", "Oh no. How sad\u2028 !"
+    ]  # fmt: skip
+    assert [asked.situation, *(u.text for u in asked.utterances)] == [
+        "It  rained", "Rain,   again.", "Oh no.  How sad\u2028 !"
+    ]  # fmt: skip
+
+
 def test_prepared_once_and_anew_for_another_archive_in_its_order(tmp_path, monkeypatch):
     names = [f"hit:{i * 7 % 30}" for i in range(30)]
     write_archive(tmp_path / "data", [f"{name},1,sad,Rain,0,It rains.,," for name in names])

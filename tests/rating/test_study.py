@@ -39,6 +39,15 @@ def test_items_show_the_replies_that_the_key_says_and_nothing_else():
             assert (of == number) == (whose != "another context's reply")
 
 
+def test_no_blanks_of_a_tokeniser_give_a_system_away():
+    rows = system("ours", 4)
+    of_words = [dataclasses.replace(row, response=f"{row.response} , i 'm sorry .") for row in rows]
+    study = make_study({"ours": rows, "words": of_words}, StudySettings(rows=4, repeats=0, checks=0))
+    for item, shown in zip(study.items, study.shown()["items"], strict=True):
+        told = dict(zip(item.systems, shown["replies"], strict=True))
+        assert told["words"] == f"{told['ours']}, i'm sorry."
+
+
 def test_pairs_come_equally_often_and_sides_are_drawn():
     study = make_study(THREE, StudySettings(rows=60, comparisons=2, repeats=0, checks=0))
     pairs = collections.Counter(frozenset(item.systems) for item in study.items)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import os
 import signal
 from types import SimpleNamespace
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 
 import empax
+from configs import finetune
+from empax.core.tree import named_leaves
 from empax.data.batches import SequenceExamples
-from empax.models.lora import LoraSettings
-from empax.serving.finetuning import FinetuneSettings, lora_settings, working_folder
+from empax.models.lora import LoraSettings, init_adapters
+from empax.serving.finetuning import LINEAR, FinetuneSettings, lora_settings, working_folder
 from empax.training import loop
 from empax.training.accumulation import NonFiniteError
 from empax.training.interruption import Interrupted
@@ -152,14 +155,36 @@ def test_an_epoch_reads_every_pair_and_a_tenth_of_the_updates_warms_up(epochs, p
 
 
 def test_adapters_may_be_as_wide_as_the_model():
-    assert lora_settings(True, width=16) == lora_settings(8, width=8) == LoraSettings(rank=8, alpha=16.0)
+    assert lora_settings(True, width=16) == lora_settings(8, width=8) == LoraSettings(LINEAR, rank=8, alpha=16.0)
     assert lora_settings(False, width=16) is None
+
+
+def test_a_rank_adapts_all_linear_layers(model):
+    adapters = init_adapters(jax.random.key(0), model.params, LoraSettings(LINEAR, rank=2))
+    found = {name.rpartition("/")[0].split("layers/")[1] for name in named_leaves(adapters)}
+    assert found == {
+        *(f"attention/{name}" for name in ("query", "key", "value", "out")),
+        *(f"feed_forward/{name}" for name in ("gate", "wi", "wo")),
+    }
+    assert finetune.get_config("x,lora").seq2seq.lora.pattern == LINEAR
 
 
 def test_a_workdir_that_the_system_refuses_is_named(model, tmp_path):
     folder = tmp_path / ("x" * 300)
     with pytest.raises(empax.DataError, match=r"x cannot be written \(File name too long\)"):
         model.finetune(PAIRS, workdir=folder)
+
+
+def test_it_says_how_many_targets_are_cut(model, monkeypatch, caplog):
+    def begun(*_, **__):
+        raise Interrupted("begun", step=0)
+
+    monkeypatch.setattr(loop, "fit", begun)
+    for most, warns in ((2, True), (128, False)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="empax"), pytest.raises(Interrupted):
+            model.finetune(PAIRS, max_target_tokens=most)
+        assert ("finetune: 8 of 8 responses are longer than max_target_tokens = 2, " in caplog.text) == warns
 
 
 def stop(step):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,6 +82,17 @@ def test_judges_may_judge_the_reply_in_place_of_the_context(session):
     assert said.reply(["Hm."]).notes["response_attributes"]["sentiment"] == "low"
     shown = describe(found, 0.1, exemplars=1)
     assert "emotional_reaction " in shown
+
+
+@pytest.mark.parametrize(("unk_id", "said"), [(3, "i can't, sorry!"), (None, "i ca n't , sorry !")])
+def test_a_reply_of_words_is_written_without_the_blanks_between_them(unk_id, said):
+    def respond(instances, **_):
+        return [Prediction(one.context, "i ca n't , sorry !", "") for one in instances]
+
+    answerer = SimpleNamespace(tokenizer=SimpleNamespace(unk_id=unk_id), respond=respond)
+    session = Session(answerer, (), 0.05, head="", seed=0, before=None)
+    assert session.reply(["Help!"]).response == said
+    assert dataclasses.replace(session, after=str.upper).reply(["Help!"]).response == said.upper()
 
 
 def test_the_reply_depends_on_what_was_said(session):

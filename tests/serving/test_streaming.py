@@ -53,10 +53,10 @@ def of_words():
     return reader(backend, clean_up=True)
 
 
-def read(generator, ids, size, *, stop=(), most=None):
+def read(generator, ids, size, *, stop=(), most=None, forced=False):
     """The pieces when `size` tokens come at once, and how it ended."""
     most = len(ids) if most is None else most
-    wording = Wording(generator, "", (EOS,), most, stop)
+    wording = Wording(generator, "", (EOS,), most, stop, forced)
     tokens, pieces = np.array([*ids, *[0] * 4]), []
     for settled in range(size, len(tokens) + size, size):
         if not wording.over:
@@ -80,6 +80,9 @@ def test_no_piece_has_half_a_character(make, size):
     assert (wording.count, wording.cut) == (len(ids) + 1, False)
     cut, _ = read(generator, ids, size, most=len(ids) - 1)
     assert cut.cut
+    for most, expected in ((len(ids) + 1, True), (len(ids) + 2, False)):  # at the limit, a forced end is none
+        cut, _ = read(generator, [*ids, EOS], size, most=most, forced=True)
+        assert (cut.text, cut.count, cut.cut) == (TEXT, len(ids) + 1, expected)
 
 
 @pytest.mark.parametrize("make", [of_bytes, of_letters_and_bytes])

@@ -113,6 +113,7 @@ class Answerer:
         self._reader = PassageReader(task.model) if fuses and not single and self._mesh is None else None
         decoder = getattr(task, "decoder", None)
         self._ends = {tokenizer.pad_id, *(decoder.eos_ids if decoder else (tokenizer.eos_id,))}
+        self._forced = int(decoder.settings.end_at_limit) if decoder else 0
         self.take(params)
         rows = batch_sharding(self._mesh) if self._mesh else None
 
@@ -254,7 +255,8 @@ class Answerer:
                 notes[TOLD] = told
             if "num_unknown" in read:
                 notes["num_unknown"] = int(read["num_unknown"])
-            if self._single and int(tokens[-1]) not in self._ends:
+            # A forced end is no end.
+            if self._single and self._ends.isdisjoint(tokens[: len(tokens) - self._forced][-1:].tolist()):
                 notes["cut"] = True
             words = made_of.words[i] if made_of.words else ()
             answer = self.tokenizer.decode([int(t) for t in tokens], words).strip()

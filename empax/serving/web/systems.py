@@ -186,7 +186,8 @@ class ModelSystem:
         if drawn:
             of = [[_or(getattr(a, name), own) for a in each] for name, own in zip(DRAWN, usual, strict=True)]
             rng = Draws(rng.keys, *(jnp.array(values, jnp.float32) for values in of))
-        wordings = [Wording(model, a.turns[-1], ends, int(n), a.stop) for a, n in zip(each, most, strict=True)]
+        forced = settings.end_at_limit
+        wordings = [Wording(model, a.turns[-1], ends, int(n), a.stop, forced) for a, n in zip(each, most, strict=True)]
 
         def gone() -> np.ndarray:
             return np.array([w.over or row < 0 or not waits(row) for w, row in zip(wordings, rows, strict=True)])

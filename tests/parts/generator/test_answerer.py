@@ -126,12 +126,15 @@ def test_what_a_model_is_asked_first_is_told_to_the_next_question_and_to_the_rep
 
 def test_who_answers_people_notes_an_answer_without_an_end():
     other = TOKENIZER.eos_id + 8
-    both = Decoder(DecodeSettings(more_eos_ids=(other,)), TOKENIZER.start_id, TOKENIZER.eos_id, TOKENIZER.pad_id)
+    ids = TOKENIZER.start_id, TOKENIZER.eos_id, TOKENIZER.pad_id
+    both = Decoder(DecodeSettings(more_eos_ids=(other,)), *ids)
+    forced = Decoder(DecodeSettings(end_at_limit=True), *ids)
     for last, decoder, single, cut in (
         (TOKENIZER.eos_id, None, True, False),
         (other, None, True, True),
         (other, None, False, False),
         (other, both, True, False),
+        (TOKENIZER.eos_id, forced, True, True),  # whoever is cut at the limit says it there
     ):
         made = answerer(Bag(decoder=decoder), single=single)
         weights = np.zeros_like(PARAMS["weights"])
