@@ -48,11 +48,13 @@ class DecodeSettings:
       typical_p: "sample" keeps the tokens whose information is nearest to its mean, with a total probability of p;
         1 = all.
       no_repeat_ngram: no n-gram of this size occurs twice in a response; 0 = off (`no_repeat_ngram_size`). As in
-        Hugging Face, the start token counts as the first token. A prompt counts if it is passed to `generate`.
+        Hugging Face, the start token counts as the first token. A prompt counts, but not the turns of a chat before its
+        reply: they all begin and end alike.
       encoder_no_repeat_ngram: no n-gram of this size is copied from the source; 0 = off
         (`encoder_no_repeat_ngram_size`).
-      repetition_penalty: divides the logit of a token of the response (with its prompt) if it is above 0, and
-        multiplies it otherwise; 1 = off. "beam" applies it to log-probabilities, as Hugging Face does.
+      repetition_penalty: divides the logit of a token of the response (with a prompt that counts, see
+        `no_repeat_ngram`) if it is above 0, and multiplies it otherwise; 1 = off. "beam" applies it to
+        log-probabilities, as Hugging Face does.
       encoder_repetition_penalty: the inverse for tokens of the source: values above 1 favour them; 1 = off.
       suppress_tokens: ids that are never generated.
       begin_suppress_tokens: ids that are never generated first, or directly after `first_token` if that is set.

@@ -60,6 +60,23 @@ def test_metrics_tells_what_decoders_and_limits_of_training_do():
     assert f"REG without retrieval ({reg:.1f}, seed 0) is ahead of KEMP ({kemp:.1f})" in text
 
 
+def test_emprl_tells_what_the_reward_for_pairs_did_to_the_ends_of_replies():
+    text = " ".join((ROOT / "docs" / "results" / "emprl.md").read_text(encoding="utf-8").split())
+    shares = []
+    for run in ("transformer-expected_before", "transformer-expected"):
+        ends = []
+        for seed in range(3):
+            path = RESULTS / "runs" / "emprl" / run / str(seed) / "outputs.jsonl.gz"
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                ends += [json.loads(line)["response"].rstrip()[-1:] for line in list(file)[1000:]]
+        shares.append(100 * sum(end not in (".", "?", "!") for end in ends) / len(ends))
+    assert "at the end rise from {:.0f} to {:.0f} percent".format(*shares) in text
+
+
+def test_no_row_is_called_by_what_a_recipe_is_now():
+    assert "as the recipe is now" not in (RESULTS / "tables.json").read_text(encoding="utf-8")
+
+
 def make_results(folder, value):
     run = folder / "runs" / "reg" / "small" / "0"
     interval = {"value": value, "low": 1.0, "high": 3.0}

@@ -44,12 +44,11 @@ TOKEN_LOSSES = ("nll", "frequency")
 
 
 def check_system(run: RunContext) -> None:
-    """Raises ConfigError unless the tokenizer splits into words, and word vectors and other files exist and fit."""
+    """Raises ConfigError unless the tokenizer splits into words, and the files that answers need, too, exist."""
     check_prepared(run)
     settings = run.shared_settings(ClassicSettings)
     if run.settings("prepare", PrepareSettings).tokenizer.kind != "words":
         raise ConfigError('config.prepare.tokenizer.kind must be "words" for the models of config.classic; change it.')
-    check_words(settings.vectors, settings.d_model)
     if settings.reads_lexicon:
         check_lexicon(settings.lexicon)
     if settings.reads_concepts:
@@ -57,9 +56,10 @@ def check_system(run: RunContext) -> None:
 
 
 def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError if a loss has no weight, facts or an earlier stage are missing, or contexts would be cut."""
+    """Raises ConfigError if a loss has no weight, vectors, facts or a stage are missing, or contexts would be cut."""
     check_prepared(run)
     settings, where = run.shared_settings(ClassicSettings), f"config.{run.stage}.weights"
+    check_words(settings.vectors, settings.d_model)
     check_contexts(run)
     losses = settings.losses
     readers = settings.fact_readers.items()

@@ -120,13 +120,15 @@ def _frozen(stage: GeneratorTaskSettings, run: RunContext) -> Params:
 
 
 def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
-    """Checks that the earlier stages it reads exist.
+    """Checks that the earlier stages it reads exist, and that the initial word vectors exist and fit the model.
 
     Raises:
       ConfigError: a stage is missing, comes later or trains something else; settings do not fit together; there are no
-        intents; or contexts would be cut.
+        intents or vectors; or contexts would be cut.
     """
     check_prepared(run)
+    model = run.shared_settings(ReflectSettings).model
+    check_words(model.vectors, model.d_model)
     check_contexts(run)
     if stage.reasons:
         run.earlier("reasons", stage.reasons, tasks=("reflectdiffu.reasons",))
@@ -134,19 +136,17 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
         check_identifiers(run, "judges", stage.judges)
     if stage.intents:
         run.earlier("intents", stage.intents, tasks=("reflectdiffu.intents",))
-    if stage.reinforced and (dropout := run.shared_settings(ReflectSettings).model.dropout):
+    if stage.reinforced and model.dropout:
         raise ConfigError(
-            f"{run.shared}.model.dropout = {dropout}: answers are rated without dropout, so the policy cannot learn "
-            f"with it; set it to 0, or config.{run.stage}.policy_weight to 0."
+            f"{run.shared}.model.dropout = {model.dropout}: answers are rated without dropout, so the policy cannot "
+            f"learn with it; set it to 0, or config.{run.stage}.policy_weight to 0."
         )
     load_intents(run.plan.data)
 
 
 def check_system(run: RunContext) -> None:
-    """Checks that the initial word vectors exist and fit the model, and that the tokenizer marks turns."""
+    """Checks that the tokenizer marks turns."""
     check_prepared(run)
-    model = run.shared_settings(ReflectSettings).model
-    check_words(model.vectors, model.d_model)
     if not run.settings("prepare", PrepareSettings).tokenizer.tags:
         raise ConfigError("config.prepare.tokenizer.tags = False, but ReflectDiffu marks who speaks; set it to True.")
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from configs import classic
+from empax.core.config import ConfigError
 from empax.core.files import WorkDir
 from empax.core.system import RunContext
 from empax.data import words
@@ -40,6 +41,16 @@ def test_word_vectors_of_another_size_are_named_before_any_work(lines, tmp_path)
     (found,) = problems("transformer", classic__vectors=str(path))
     assert "have 3 dimensions, but d_model = 32; set it to 3" in found
     assert problems("transformer", classic__vectors=str(path), classic__d_model=3) == []
+
+
+def test_only_training_needs_the_word_vectors():
+    """Those that a trained model began with may be gone, as spaCy's are."""
+    config = plain(classic.get_config("transformer,tiny"))
+    config["classic"]["vectors"] = "spacy-md"
+    plan, files = make_plan(config), WorkDir(Path("nowhere"))
+    stages.check_system(RunContext(files, plan, "evaluate"))
+    with pytest.raises(ConfigError, match="'spacy-md' is not a file"):
+        stages.check_generator(plan.stages["generator"].settings, RunContext(files, plan, "generator"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from configs import reflectdiffu
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, write_json
-from empax.core.system import AnswerOptions
+from empax.core.system import AnswerOptions, RunContext
 from empax.core.types import EMOTIONS, Instance
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
@@ -134,6 +134,13 @@ def test_what_cannot_work_is_refused_before_any_work(said, tmp_path):
     problems = list(run.find_problems(make_plan(tiny(changes=REFUSED[said])), WorkDir(tmp_path)))
     assert any(said in str(problem) for problem in problems), problems
     assert "config.config." not in "".join(map(str, problems))
+
+
+def test_only_training_needs_the_word_vectors(tmp_path):
+    plan, files = make_plan(tiny(changes={"reflectdiffu.model": {"vectors": "spacy-md"}})), WorkDir(tmp_path)
+    stages.check_system(RunContext(files, plan, "evaluate"))
+    with pytest.raises(ConfigError, match="'spacy-md' is not a file"):
+        stages.check_generator(plan.stages["generator"].settings, RunContext(files, plan, "generator"))
 
 
 WRONG = [
