@@ -28,9 +28,9 @@ def get_config(arg: str = "") -> ConfigDict:
         model,
         data="jsonl",
         buckets=(32, 64, 128, 256),
-        layout={"max_context_tokens": 256, "max_target_tokens": 64},
+        layout={"max_context_tokens": 256, "max_target_tokens": 128},
         own_decoding=True,  # as in the model's generation_config.json
-        decoding={"max_tokens": 64},
+        decoding={"max_tokens": 128},
     )
     config.evaluate.batch_size = 16
     config.generator = common.train(
