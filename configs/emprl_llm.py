@@ -61,9 +61,13 @@ def budget(config: ConfigDict, machine: str) -> None:
         config.ppo.batch_size //= 2
         config.ppo.update({"steps": 150, "max_examples": 2_400, "epochs": 2, "refresh_every_steps": 50})
         config.ppo.update({"log_every_steps": 5, "eval_every_steps": 50, "checkpoint_every_steps": 25})
-        # ours: the decaying rate, summed over 300 updates, is the sum of the paper's over its 6,400
+        # ours: the rates of the policy's updates sum to those of the paper's 6,400. GRPO's policy learns in all 300
+        # updates, PPO's in the last 274.
         config.ppo.optimizer.learning_rate = 4.27e-4
-        if "groups" in config.ppo.optimizer:  # of the value head, whose rate is that of configs/emprl_t5.py
+        if "value_warmup_steps" in config.ppo:
+            config.ppo.value_warmup_steps = 13  # the same share of the steps as in configs/emprl_t5.py
+            config.ppo.optimizer.learning_rate = 5.1e-4
+            # of the value head, whose rate is that of configs/emprl_t5.py
             config.ppo.optimizer.groups = [{"pattern": "^(trained/)?value/", "learning_rate_scale": 11.0}]
     else:
         config.ppo.update({"steps": 1600, "max_examples": 0})  # the paper's steps

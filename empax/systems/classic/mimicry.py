@@ -37,7 +37,7 @@ class MimicrySettings:
     Attributes:
       latent: dimensions of each polarity's latent.
       published: follows the released code: both polarities share the variance of the positive one, in the prior and in
-        the posterior, and the posterior is used for the KL alone.
+        the posterior, the posterior is used for the KL alone, and emotions are not scaled.
     """
 
     latent: int = 300
@@ -144,9 +144,10 @@ class Mimicry(Reader):
     def _drawn(self, gaussians: tuple[Gaussian, Gaussian], train: bool) -> tuple[jax.Array, jax.Array]:
         """Returns a positive and a negative emotion, [B, D] each, scaled as the embeddings of words are.
 
-        Beside the context's normalised states, unscaled ones would have no weight.
+        Beside the context's normalised states, unscaled ones (`published`) have hardly any weight.
         """
-        found, emotions = [], self.config.d_model**0.5 * self.emotions
+        scale = 1.0 if self.settings.published else self.config.d_model**0.5
+        found, emotions = [], scale * self.emotions
         for gaussian, mixture, rows in zip(
             gaussians, (self.mixture_pos, self.mixture_neg), (IS_POSITIVE, ~IS_POSITIVE), strict=True
         ):

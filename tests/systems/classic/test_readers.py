@@ -212,8 +212,12 @@ def test_answers_draw_nothing_and_training_does(made):
 
 
 def test_the_published_slips_of_mime(made):
-    """One variance for two polarities, and a posterior that no response in training depends on; ours has neither."""
-    slips = make("mime", mimicry=MimicrySettings(published=True))
+    """One variance for two polarities, a posterior that no response in training depends on, and small emotions."""
+    slips, zeros = make("mime", mimicry=MimicrySettings(published=True)), (jnp.zeros((1, 300)),) * 2
+
+    def drawn(model, gaussian):
+        return model.mimicry._drawn((gaussian, gaussian), False)
+
     for one, published in ((made["mime"], False), (slips, True)):
         mimicry = one.params["mimicry"]
         assert ("log_variance_neg" in mimicry["prior"]) != published
@@ -224,6 +228,10 @@ def test_the_published_slips_of_mime(made):
         )
         assert np.array_equal(first.states, second.states) == published
         assert not np.array_equal(first.losses["kl"][0], second.losses["kl"][0])
+        emotion, _ = one.apply(zeros, method=drawn)
+        shares = np.asarray(jax.nn.softmax(mimicry["mixture_pos"]["bias"]))
+        expected = (1.0 if published else 12**0.5) * shares @ np.asarray(mimicry["emotions"])[IS_POSITIVE]
+        np.testing.assert_allclose(emotion[0], expected, rtol=1e-4, atol=1e-6)
 
 
 # EmpDG
