@@ -243,9 +243,6 @@ def frozen(pattern: str) -> dict[str, Any]:
 FIXED_EMBEDDING = frozen("encoder/token_embedding$")
 """A parameter group for pretrained encoders: word embeddings are half of MiniLM, and a few steps change them little."""
 
-LINEAR_LAYERS = r"attention/(query|key|value|out)$|feed_forward/"
-"""The pattern of all linear layers, for adapters."""
-
 POSITIONS = {"pattern": "relative_bias$", "learning_rate_scale": 10.0}
 """A parameter group for the relative positions of a Transformer from scratch; ours.
 

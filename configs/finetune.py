@@ -43,7 +43,7 @@ def get_config(arg: str = "") -> ConfigDict:
         **common.sizes(steps=1000, batch_size=16, evaluations=4, checkpoint_every_steps=250),
     )
     if "lora" in chosen.flags:
-        config.seq2seq.lora = ConfigDict({"pattern": common.LINEAR_LAYERS, "rank": 16, "alpha": 32.0})
+        config.seq2seq.lora = ConfigDict({"rank": 16, "alpha": 32.0})
         config.generator.optimizer.learning_rate = 1e-3
     if chosen.machine == "gpu":
         common.on_gpu(config, lengths=2)

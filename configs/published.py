@@ -33,7 +33,7 @@ def get_config(arg: str = "") -> ConfigDict:
         data="empathetic_dialogues",
         buckets=(128,) if chat else (32, 96),
         layout={"max_context_tokens": 128 if chat else 96, "max_target_tokens": 48},
-        lora={"pattern": common.LINEAR_LAYERS, **lora},
+        lora=lora,
         decoding=common.CONSENSUS,
     )
     if chat:

@@ -72,7 +72,7 @@ def models(model: str) -> ConfigDict:
             "retriever": {"pretrained": "minilm", "normalize": True, "dropout": 0.0},
             "form": "plain",
             "exemplars": "joined",
-            "lora": {"pattern": common.LINEAR_LAYERS, "rank": 4, "alpha": 8.0},
+            "lora": {"rank": 4, "alpha": 8.0},
             "layout": {
                 "max_context_tokens": 48,
                 "max_passage_tokens": 28,

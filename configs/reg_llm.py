@@ -50,7 +50,7 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
         config.evaluate.stage = "generator"
     weights = {"architecture": "pretrained", "pretrained": HUB.get(model, model), "dropout": 0.0}
     config.reg.generator = ConfigDict({**weights, **PRESETS.get(model, {})})
-    config.reg.lora = ConfigDict({"pattern": common.LINEAR_LAYERS, "rank": 16, "alpha": 32.0, "dropout": 0.05})
+    config.reg.lora = ConfigDict({"rank": 16, "alpha": 32.0, "dropout": 0.05})
     # Attributes in words are among the tokens of the context and of the passage.
     config.reg.layout.update({"max_context_tokens": 96, "max_passage_tokens": 48, "max_target_tokens": 40})
     config.prepare.tokenizer = ConfigDict({"pretrained": HUB.get(model, model), "tags": False})

@@ -79,7 +79,7 @@ class EmpatheticDialogues(DialogueBuilder):
         "homepage": "https://github.com/facebookresearch/EmpatheticDialogues",
         "license": "CC BY-NC 4.0",
     }
-    VERSION = tfds.core.Version("1.1.0")
+    VERSION = tfds.core.Version("1.2.0")
 
 
 class OwnDialogues(DialogueBuilder):

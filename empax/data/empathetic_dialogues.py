@@ -151,9 +151,10 @@ def read_dialogues(archive: Path, split: str) -> Iterator[Dialogue]:
     ordered by `utterance_idx`; odd ones are the speaker's, even ones the listener's (`speaker_idx` holds worker
     numbers in the official archive).
 
-    In training texts, several blanks become one. People typed two in 8.6% of the replies; T5's and BERT's tokenizers
-    ignore them, but a GPT-2, a BART or a Llama would learn them. Other splits stay as they are: their hashes identify
-    the test rows.
+    In texts for training and validation, several blanks become one. People typed two in 8.6% of the replies; T5's and
+    BERT's tokenizers ignore them, but a GPT-2, a BART or a Llama would learn them. Validation has none either, since it
+    selects checkpoints: the better a model learns, the less likely is a second blank. The test split stays as it is:
+    its hash identifies the rows.
 
     Raises:
       DataError: if the archive is truncated or lacks the file; a row has a wrong number of columns, an unknown emotion
@@ -180,7 +181,7 @@ def read_dialogues(archive: Path, split: str) -> Iterator[Dialogue]:
             raise DataError(f"{archive}: {member}: conversation {name!r} has utterances {sorted(turns)}, not 1, 2, ...")
         ordered = [turns[index] for index in sorted(turns)]
         texts = [_text(field) for field in (ordered[0][3], *(row[5] for row in ordered))]
-        situation, *said = [_BLANKS.sub(" ", text) for text in texts] if split == "train" else texts
+        situation, *said = [_BLANKS.sub(" ", text) for text in texts] if split != "test" else texts
         yield Dialogue(id=name, emotion=ordered[0][2], situation=situation, utterances=alternate(said))
 
 

@@ -57,6 +57,9 @@ def is_speakers(turn: int, num_turns: int) -> bool:
 def read_spans(path: Path, instances: Iterable[Instance], *, some: bool = False) -> list[SpanExample]:
     """Reads the instances with spans in a file. A line is {"id", "turn", "start", "end"}, in characters of the turn.
 
+    The characters are those of the instance, in which several blanks may have become one
+    (`empathetic_dialogues.read_dialogues`).
+
     `some`: whether `instances` are a part of the corpus; spans in others are then left out.
 
     Raises:

@@ -45,7 +45,8 @@ class LoraSettings:
 
     Attributes:
       pattern: regular expression, searched for in parameter names ("encoder/layers/attention/query"); matches that are
-        not weights of a matrix product (biases, norms, embeddings) get no adapter.
+        not weights of a matrix product (biases, norms, embeddings) get no adapter. The default is all linear layers;
+        queries and values alone do not reach the quality of training all weights (Dettmers et al. 2023, Sec. 4).
       rank: r, from 1 to `MAX_RANK`.
       alpha: the adapted weight is W + alpha / r * A B.
       dropout: share of a weight's inputs that its adapter does not see in a step, in [0, 1); there is no dropout in
@@ -54,7 +55,7 @@ class LoraSettings:
         symmetric integers).
     """
 
-    pattern: str = r"attention/(query|value)$"
+    pattern: str = r"attention/(query|key|value|out)$|feed_forward/"
     rank: int = 8
     alpha: float = 16.0
     dropout: float = 0.0

@@ -24,10 +24,6 @@ from empax.training.interruption import Interrupted
 from empax.training.optimizer import OptimizerSettings
 from empax.training.settings import LoopSettings
 
-LINEAR = r"attention/(query|key|value|out)$|feed_forward/"
-"""The weights that get adapters if only a rank is given: all of a layer's. With queries and values alone, LoRA does not
-reach the quality of training all weights (Dettmers et al. 2023, Sec. 4)."""
-
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneSettings:
@@ -90,7 +86,7 @@ class FinetuneSettings:
 
 
 def lora_settings(lora: LoraSettings | int | bool, *, width: int) -> LoraSettings | None:
-    """Converts the argument `lora` to the settings of adapters, on `LINEAR` unless it is settings; None = no adapters.
+    """Converts the argument `lora` to the settings of adapters, on all linear layers for a rank; None = no adapters.
 
     `width` is d_model: adapters of that rank can express any update.
 
@@ -109,7 +105,7 @@ def lora_settings(lora: LoraSettings | int | bool, *, width: int) -> LoraSetting
         )
     if lora > width:
         raise ConfigError(f"lora = {lora} is more than {width}, the width of the model; take a lower rank.")
-    return LoraSettings(LINEAR, rank=lora, alpha=2.0 * lora)
+    return LoraSettings(rank=lora, alpha=2.0 * lora)
 
 
 @contextlib.contextmanager

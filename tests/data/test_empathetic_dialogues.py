@@ -52,10 +52,13 @@ def test_round_trip_through_tfds(tmp_path):
     assert [d.emotion for d in splits["validation"]] == ["sad"]
 
 
-def test_training_texts_have_single_blanks_and_test_rows_stay(tmp_path):
-    rows = ["c,1,sad,It  rained,0,Rain_comma_   again.,,", "c,2,sad,It  rained,0,Oh no.  How sad\u2028 !,,"]
-    splits = load_dialogues(write_archive(tmp_path, rows))
+def test_training_and_validation_have_single_blanks_and_test_rows_stay(tmp_path):
+    rows = "c,1,sad,It  rained,0,Rain_comma_   again.,,\nc,2,sad,It  rained,0,Oh no.  How sad\u2028 !,,\n"
+    path = tmp_path / ARCHIVE_NAME
+    path.write_bytes(archive_of((HEADER + rows).encode()))
+    splits = load_dialogues(path)
     (learnt,), (asked,) = splits["train"], splits["test"]
+    assert splits["validation"] == [learnt]
     assert [learnt.situation, *(u.text for u in learnt.utterances)] == [
         "It rained", "Rain, again.", "Oh no. How sad\u2028 !"
     ]  # fmt: skip

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 import empax
-from configs import finetune
 from empax.core.tree import named_leaves
 from empax.data.batches import SequenceExamples
 from empax.models.lora import LoraSettings, init_adapters
-from empax.serving.finetuning import LINEAR, FinetuneSettings, lora_settings, working_folder
+from empax.serving.finetuning import FinetuneSettings, lora_settings, working_folder
 from empax.training import loop
 from empax.training.accumulation import NonFiniteError
 from empax.training.interruption import Interrupted
@@ -155,18 +154,17 @@ def test_an_epoch_reads_every_pair_and_a_tenth_of_the_updates_warms_up(epochs, p
 
 
 def test_adapters_may_be_as_wide_as_the_model():
-    assert lora_settings(True, width=16) == lora_settings(8, width=8) == LoraSettings(LINEAR, rank=8, alpha=16.0)
+    assert lora_settings(True, width=16) == lora_settings(8, width=8) == LoraSettings(rank=8, alpha=16.0)
     assert lora_settings(False, width=16) is None
 
 
 def test_a_rank_adapts_all_linear_layers(model):
-    adapters = init_adapters(jax.random.key(0), model.params, LoraSettings(LINEAR, rank=2))
+    adapters = init_adapters(jax.random.key(0), model.params, LoraSettings(rank=2))
     found = {name.rpartition("/")[0].split("layers/")[1] for name in named_leaves(adapters)}
     assert found == {
         *(f"attention/{name}" for name in ("query", "key", "value", "out")),
         *(f"feed_forward/{name}" for name in ("gate", "wi", "wo")),
     }
-    assert finetune.get_config("x,lora").seq2seq.lora.pattern == LINEAR
 
 
 def test_a_workdir_that_the_system_refuses_is_named(model, tmp_path):
