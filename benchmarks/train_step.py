@@ -26,7 +26,7 @@ from empax.core.memory import keep_freed_memory
 from empax.core.types import Batch, Mean, Metrics, Params, TrainState
 from empax.data import features
 from empax.data.batches import BatchPlan
-from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy
+from empax.losses.cross_entropy import cross_entropy
 from empax.models.attention_kernels import AttentionKernel
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.planning.sketches import count_flops
@@ -49,10 +49,9 @@ _TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
 @dataclasses.dataclass(frozen=True)
 class FusionTask:
-    """FiD's likelihood alone; `chunk` is the number of positions per output projection, 0 = all."""
+    """FiD's likelihood alone."""
 
     model: FusionInDecoder
-    chunk: int
 
     def init(self, rng: jax.Array, batch: Batch) -> Params:
         return self.model.init(rng, batch.source, batch.source_mask, batch.target)["params"]
@@ -66,12 +65,8 @@ class FusionTask:
 
         how = {"deterministic": not train}
         states = apply("encode", batch.source, batch.source_mask, stream=0, **how)
-        if not self.chunk:
-            logits = apply("decode", batch.target, states, batch.source_mask, stream=1, **how)
-            return cross_entropy(logits, batch.target, batch.target_mask), {}
-        hidden = apply("decode_hidden", batch.target, states, batch.source_mask, stream=1, **how)
-        weights = apply("output_weights", stream=1)
-        return fused_cross_entropy(hidden, weights, batch.target, batch.target_mask, chunk=self.chunk), {}
+        logits = apply("decode", batch.target, states, batch.source_mask, stream=1, **how)
+        return cross_entropy(logits, batch.target, batch.target_mask), {}
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -93,9 +88,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--attention", choices=get_args(AttentionKernel), default="auto", help="our attention program (auto)"
     )
-    parser.add_argument(
-        "--loss-chunk", type=int, default=0, help="positions in a chunk of our fused loss; 0 = not fused"
-    )
     options = parser.parse_args(argv)
     if options.smoke:
         options.passages, options.batch, options.batches, options.rounds = 2, 2, 1, 1
@@ -106,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     pairs = make_batches(options, fields["vocab_size"])
     bucketed, padded = [one for one, _ in pairs], [one for _, one in pairs]
     sides = random_model(fields, dtype=options.dtype, unroll=options.unroll, attention=options.attention)
-    task = FusionTask(FusionInDecoder(sides.model), options.loss_chunk)
+    task = FusionTask(FusionInDecoder(sides.model))
     check(task, sides, bucketed[0], padded[0], options.dtype)
     on_device(options.device, sides.theirs)
     ours = our_steps(task, sides.params, bucketed)

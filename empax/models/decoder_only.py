@@ -203,7 +203,7 @@ class DecoderOnly(nn.Module):
         return self.dropout(states.astype(c.dtype), deterministic=deterministic)
 
     def _finished(self, states: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
-        """Applies the final norm and output projection, before `output_weights`: E is D without `embedding_size`."""
+        """Applies the final norm and output projection, before the logits: E is D without `embedding_size`."""
         states = self.final_norm(states) if self.config.final_norm else states
         return contract("BTD,DE->BTE", states, self.embedding_out) if self.config.embedding_size else states
 
@@ -283,16 +283,14 @@ class DecoderOnly(nn.Module):
         per_layer = (key, value, self._windows())
         return self._finished(self._scan(body, states, per_layer, both, self._angles(positions))[0])
 
-    def output_weights(self) -> Float[Array, "V D"]:
-        """Returns the matrix E of logits = hidden E^T, for a fused loss."""
+    def _table(self) -> Float[Array, "V D"]:
         return self.token_embedding if self.config.tie_embeddings else self.output_embedding
 
     def logits_from(
         self, hidden: Float[Array, "B T D"], table: Float[Array, "V D"] | None = None
     ) -> Float[Array, "B T V"]:
         """Returns logits in float32; `table` is that of a `DecodeCache`."""
-        weights = self.output_weights() if table is None else table
-        return contract("BTD,VD->BTV", hidden, weights, result=jnp.float32)
+        return contract("BTD,VD->BTV", hidden, self._table() if table is None else table, result=jnp.float32)
 
     def __call__(
         self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, deterministic: bool = True
@@ -321,7 +319,7 @@ class DecoderOnly(nn.Module):
         length = jnp.sum(mask.astype(jnp.int32), axis=1)
         cache = PromptCache(empty, empty, key, value, mask, jnp.zeros((), jnp.int32), length)
         layers, apart = self.variables["params"]["layers"], c.unroll >= c.num_layers
-        return cache.with_weights(layers, self.output_weights(), dtype=c.dtype, apart=apart)
+        return cache.with_weights(layers, self._table(), dtype=c.dtype, apart=apart)
 
     def step(self, tokens: Int[Array, "B K"], cache: PromptCache) -> tuple[Float[Array, "B K V"], PromptCache]:
         """Reads one token of every hypothesis (first the prompt's last) and returns the logits of the next."""

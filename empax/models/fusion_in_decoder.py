@@ -61,10 +61,6 @@ class Around(nn.Module):
         states = self.encode(source, source_mask, deterministic=deterministic)
         return self.decode(target, states, source_mask, deterministic=deterministic)
 
-    def output_weights(self) -> Float[Array, "V D"]:
-        """See `EncoderDecoder.output_weights`."""
-        return self.model.output_weights()
-
     def logits_from(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """See `EncoderDecoder.logits_from`."""
         return self.model.logits_from(hidden)

@@ -200,18 +200,6 @@ class EncoderDecoder(nn.Module):
             )
         return memories
 
-    def output_weights(self) -> Float[Array, "V D"]:
-        """Returns the matrix E of logits = hidden E^T, including all factors, for a fused loss.
-
-        Raises:
-          ConfigError: if the logits have a bias, which a matrix cannot express.
-        """
-        c = self.config
-        if c.output_bias:
-            raise ConfigError("output_bias = True adds a constant to the logits: set it to False, or use logits_from.")
-        weights = self._table()
-        return weights * c.d_model**-0.5 if c.output_scale else weights
-
     def _table(self) -> Float[Array, "V D"]:
         return self.token_embedding if self.config.tie_embeddings else self.output_embedding
 

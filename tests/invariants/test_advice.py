@@ -207,16 +207,6 @@ SETTINGS = [
 MINILM_JUDGES = {f"{name}.encoder": {"pretrained": "minilm"} for name in ("judges", "sentiment")}
 RECIPES = [
     recipe_case(
-        "parts/generator/checks.py", "read all logits; set {}.logits_at_once = 0, or losses to ()",
-        {"generator.losses": ({"function": "jax.numpy:zeros_like"},), "reg.logits_at_once": 8},
-        {"generator.losses": (), "reg.logits_at_once": 8},
-    ),
-    recipe_case(
-        "parts/generator/checks.py", "which are then computed all at once; set it to 0",
-        {"reg.generator": {"architecture": "bart", "preset": "bart-base"}, "reg.logits_at_once": 8},
-        {"reg.generator": {"architecture": "bart", "preset": "bart-base"}},
-    ),
-    recipe_case(
         "systems/reflectdiffu/reasons.py", "raise the last bucket to at least that, or lower the setting",
         {"reasons.buckets": (20,)}, {"reasons.buckets": (40,)}, of="reflectdiffu",
     ),

@@ -315,16 +315,6 @@ def test_run_settings_change_the_run_alone():
     assert 1e-3 < np.abs(half - plain)[mask].mean() / np.abs(plain)[mask].mean() < 5e-2
 
 
-def test_output_weights_make_the_logits():
-    for name in ("llama", "gpt2"):
-        _, model, params = models(name)
-        tokens, mask = prompts(4, 11, left=True)
-        apply = functools.partial(model.apply, {"params": params})
-        hidden = jax.jit(functools.partial(apply, method="hidden"))(tokens, mask)
-        assert_close(hidden @ apply(method="output_weights").T, jax.jit(apply)(tokens, mask))
-        assert ("output_embedding" in params) == (name == "llama")
-
-
 def test_old_and_new_config_files_read_alike():
     new = tiny_llama().config.to_dict()
     old = {key: value for key, value in new.items() if key != "rope_parameters"}

@@ -168,17 +168,6 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_outside(small):
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
 
 
-def test_hidden_states_and_output_weights_give_the_logits():
-    model, params = make(output_scale=True)
-    source, mask, target = example()
-    states = apply(model, params, source, mask, method="encode")
-    hidden = apply(model, params, target, states, mask, method="decode_hidden")
-    weights = apply(model, params, method="output_weights")
-    expected = apply(model, params, source, mask, target)
-    np.testing.assert_allclose(hidden @ weights.T, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(apply(model, params, hidden, method="logits_from"), expected, rtol=1e-5, atol=1e-5)
-
-
 def test_dropout_draws_differ_by_key(small):
     model, params = small
     source, mask, _ = example()

@@ -96,7 +96,7 @@ def test_judges_with_a_seed_of_their_own_serve_runs_of_every_seed(config, finish
 
 @pytest.mark.parametrize(
     ("section", "name", "value", "others"),
-    [("emprl", "logits_at_once", 7, ["prepare"]), ("prepare", "tokenizer", {"vocab_size": 99}, [])],
+    [("emprl", "layout.max_target_tokens", 7, ["prepare"]), ("prepare", "tokenizer", {"vocab_size": 99}, [])],
 )
 def test_judges_on_a_pretrained_encoder_build_on_nothing_else(config, finished, tmp_path, section, name, value, others):
     """What reads the models' settings ends with them; what was judged by a judge that differs, with the judge."""

@@ -12,7 +12,7 @@ from empax.parts.generator.settings import DialogueSettings
 
 INDEX_UNREAD = (
     "generator", "decoding", "form", "own_decoding", "lora", "attributes", "passages", "exemplars", "ask_first",
-    "neighbours", "logits_at_once",
+    "neighbours",
 )  # fmt: skip
 """Settings that change no vector of an index: they concern the use of its results."""
 

@@ -69,11 +69,6 @@ def check_models(run: RunContext) -> GeneratorParts | None:
     check_kept(generator, settings.lora)
     tokenizer = run_tokenizer(run, planned=True)
     loaded = load_generator(generator, tokenizer, with_params=False)
-    if settings.logits_at_once and getattr(loaded.model.config, "output_bias", False):
-        raise ConfigError(
-            f"{where}.logits_at_once = {settings.logits_at_once}, but this generator adds a bias to its logits, which "
-            "are then computed all at once; set it to 0."
-        )
     first_token = forced_token(settings, tokenizer, loaded.model)
     settings = with_own_decoding(settings, tokenizer, loaded.model)
     if settings.ask_first and (settings.form == "plain" or not isinstance(loaded.model, DecoderOnly)):
@@ -188,21 +183,16 @@ def check_fusion(run: RunContext) -> None:
 def check_losses(
     losses: Sequence[LossSettings], run: RunContext, make_shapes: Callable[[int, int], LabelledBatch] | None = None
 ) -> None:
-    """Raises ConfigError if a user's loss fails on the shapes of two rows, or the logits are not computed at once.
+    """Raises ConfigError if a user's loss fails on the shapes of two rows.
 
     `make_shapes` maps rows and source length to the shapes of a batch; by default, its sources are contexts alone.
     """
     if not losses:
         return
-    settings = run.shared_settings(DialogueSettings)
-    if settings.logits_at_once:
-        raise ConfigError(
-            f"config.{run.stage}.losses read all logits; set {run.shared}.logits_at_once = 0, or losses to ()."
-        )
     parts = check_models(run)
     if parts is not None:
         if make_shapes is None:
-            batch = shapes_of(LabelledBatch, B=2, S=8, T=settings.layout.max_target_tokens)
+            batch = shapes_of(LabelledBatch, B=2, S=8, T=parts.settings.layout.max_target_tokens)
         else:
             batch = make_shapes(2, 8)
         try_losses(losses, batch, parts.generator.model.config.vocab_size)

@@ -138,7 +138,6 @@ class GeneratorParts:
             EMOTION_HEAD,
             emotion_weight=stage.emotion_weight,
             label_smoothing=stage.label_smoothing,
-            logits_at_once=self.settings.logits_at_once,
             heads=("generator",) if stage.teaches_emotions else (),
             contrast=stage.contrast,
             own_losses=stage.losses,

@@ -91,8 +91,6 @@ class DialogueSettings:
         the context: "apart", "response" or "turns".
       ask_first: for a decoder-only model: questions that it answers itself before each reply, in this order; () = none.
       neighbours: mixing of a corpus into each token of an answer, in a system that supports it.
-      logits_at_once: number of target tokens per row whose logits the training loss holds at a time (0 = all); reduces
-        memory, and changes results by rounding alone. Not for models with an output bias (BART).
     """
 
     generator: GeneratorSettings = dataclasses.field(default_factory=GeneratorSettings)
@@ -106,7 +104,6 @@ class DialogueSettings:
     exemplars: ExemplarLayout = "apart"
     ask_first: tuple[QuestionSettings, ...] = ()
     neighbours: NeighbourSettings = dataclasses.field(default_factory=NeighbourSettings)
-    logits_at_once: int = 0
     has_neighbours: ClassVar[bool] = False
     has_exemplars: ClassVar[bool] = False
 
@@ -125,7 +122,6 @@ class DialogueSettings:
                     )
             check_no_exemplars(self.decoding)
         check_numbers(self, "passages", least=1)
-        check_numbers(self, "logits_at_once", least=0)
         if self.form == "plain" and not self.generator.pretrained:
             raise ConfigError(
                 'form = "plain" needs a pretrained generator; set generator.pretrained, or form = "dialogue".'

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import jax
@@ -15,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.decoding.neighbours import States
 from empax.decoding.sampling import Randomness
-from empax.losses.cross_entropy import cross_entropy, fused_cross_entropy, token_log_probs
+from empax.losses.cross_entropy import cross_entropy, token_log_probs
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead, masked_mean, unit_variance
 from empax.models.layers import apply
@@ -127,20 +126,17 @@ class ResponseTask:
         None = no randomness.
         """
         logits = self.logits(params, batch, read, rngs[0])
-        nll, smoothed = self.likelihood(functools.partial(cross_entropy, logits), batch)
+        nll, smoothed = self.likelihood(logits, batch)
         parts, metrics = self.ranked(params, batch, read, rngs)
         return [(1.0, smoothed), *parts], {"nll": nll, **metrics}
 
-    def likelihood(self, entropy: Callable[..., Mean], batch: Any) -> tuple[Mean, Mean]:
-        """Returns the negative log-likelihood per token (REG, Eq. 2 and 6), without and with smoothing; masks padding.
-
-        `entropy` is a `cross_entropy` with its logits bound.
-        """
+    def likelihood(self, logits: Float[Array, "B T V"], batch: Any) -> tuple[Mean, Mean]:
+        """Returns the negative log-likelihood per real token (REG, Eq. 2 and 6), without and with smoothing."""
         mask = batch.target_mask & batch.valid[:, None]
-        nll = entropy(batch.target, mask)
+        nll = cross_entropy(logits, batch.target, mask)
         if not self.label_smoothing:
             return nll, nll
-        return nll, entropy(batch.target, mask, label_smoothing=self.label_smoothing)
+        return nll, cross_entropy(logits, batch.target, mask, label_smoothing=self.label_smoothing)
 
     def ranked(self, params: Params, batch: Any, read: Read, rngs: Keys) -> Losses:
         """Returns the contrast, if there is one."""
@@ -248,13 +244,12 @@ class Generator(ResponseTask):
 
     Attributes:
       heads: empty if the head has never been trained.
-      own_losses: users' losses, which need all logits at once.
+      own_losses: users' losses.
     """
 
     model: Reader | Fusion
     head: ClassificationHead
     emotion_weight: float
-    logits_at_once: int = 0
     heads: tuple[str, ...] = dataclasses.field(default=("generator",), kw_only=True)
     own_losses: tuple[LossSettings, ...] = ()
     whole: ClassVar[str] = "^emotion/"
@@ -274,15 +269,8 @@ class Generator(ResponseTask):
 
     def losses(self, params: Params, frozen: Params, batch: Any, read: Read, rngs: Keys) -> Losses:
         """Returns the likelihood, the loss of the emotion head on the encoding, the contrast, and users' losses."""
-        logits: Any = None
-        if self.logits_at_once:
-            hidden = self._hidden(params, batch.target, read, rngs[0])
-            weights: Any = self.model.apply({"params": params["model"]}, method="output_weights")
-            entropy = functools.partial(fused_cross_entropy, hidden, weights, chunk=self.logits_at_once)
-        else:
-            logits = self.logits(params, batch, read, rngs[0])
-            entropy = functools.partial(cross_entropy, logits)
-        nll, smoothed = self.likelihood(entropy, batch)
+        logits = self.logits(params, batch, read, rngs[0])
+        nll, smoothed = self.likelihood(logits, batch)
         judged = self.emotions(params, batch, read, rngs[1])
         emotion, told = emotion_loss(judged, batch.emotion, target_weights(batch))
         ranked, more = self.ranked(params, batch, read, rngs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +13,7 @@ from jaxtyping import Array, Float
 
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.decoding.sampling import Randomness
-from empax.losses.cross_entropy import cross_entropy, token_log_probs
+from empax.losses.cross_entropy import token_log_probs
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.task import Keys, Losses, ResponseTask
@@ -81,7 +80,7 @@ class ClassicTask(ResponseTask):
             nll = -token_log_probs(logits, batch.target) * frozen["frequency"][batch.target]
             metrics["frequency_loss"] = Mean.of(nll, batch.target_mask & batch.valid[:, None])
             parts.append((weight, metrics["frequency_loss"]))
-        metrics["nll"], smoothed = self.likelihood(functools.partial(cross_entropy, logits), batch)
+        metrics["nll"], smoothed = self.likelihood(logits, batch)
         if rngs[0] is None:
             metrics |= self._exchanged(params, batch, found)
         return [*parts, (nll_weight, smoothed)], metrics
@@ -106,7 +105,7 @@ class ClassicTask(ResponseTask):
         metrics = {}
         for name, found in changed.items():
             logits = self._apply(params, batch.target, found, method="decode", rng=None)
-            metrics[f"{_EXCHANGED}{name}"], _ = self.likelihood(functools.partial(cross_entropy, logits), batch)
+            metrics[f"{_EXCHANGED}{name}"], _ = self.likelihood(logits, batch)
         return metrics
 
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:

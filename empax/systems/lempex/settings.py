@@ -41,7 +41,7 @@ class LempexSettings(RetrievalSettings):
                 "towers = 'separate' and retriever.pretrained, or leave it empty."
             )
         wrong = {"decoding.rerank_exemplars": self.decoding.rerank_exemplars}
-        for name in ("attributes", "lora", "own_decoding", "logits_at_once", "form", "exemplars"):
+        for name in ("attributes", "lora", "own_decoding", "form", "exemplars"):
             if (value := getattr(self, name)) != getattr(LempexSettings, name):
                 wrong[name] = value
         for name, value in wrong.items():

@@ -7,7 +7,6 @@ four losses come from judges of the response (Alg. 4). PAPERS.md lists every equ
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -15,7 +14,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from empax.core.types import Params
-from empax.losses.cross_entropy import cross_entropy
 from empax.models.arithmetic import rows_of
 from empax.models.layers import apply
 from empax.models.transformer_config import TransformerConfig
@@ -80,7 +78,7 @@ class LempexGenerator(ResponseTask):
     def losses(self, params: Params, frozen: Params, batch: Any, read: Read, rngs: Keys) -> Losses:
         hidden = self._hidden(params, batch.target, read, rngs[0])
         logits: Any = self.model.apply({"params": params["model"]}, hidden, method="logits_from")
-        nll, _ = self.likelihood(functools.partial(cross_entropy, logits), batch)
+        nll, _ = self.likelihood(logits, batch)
         parts, metrics = self.ranked(params, batch, read, rngs)
         parts = [(1.0 if self.empathy is None else self.empathy.settings.weights.generation, nll), *parts]
         if self.empathy is not None and batch.levels is not None:

@@ -119,10 +119,6 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
     """
     check_prepared(run)
     settings = run.shared_settings(NecSettings)
-    if settings.logits_at_once:
-        raise ConfigError(
-            f"{run.shared}.logits_at_once = {settings.logits_at_once} is not supported by NEC; set it to 0."
-        )
     check_lengths(stage, run)
     check_knowledge(run, **{kind: f"{run.shared}.{kind} to False" for kind in settings.kinds_of_facts})
     if settings.kinds_of_facts and settings.selector.pretrained:

@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import IS_POSITIVE, Mean, Metrics, Params
 from empax.losses.contrastive import supervised_contrastive
-from empax.losses.cross_entropy import cross_entropy
 from empax.models.heads import EMOTION_HEAD, masked_mean
 from empax.models.latent import gaussian_kl
 from empax.models.layers import apply
@@ -265,7 +264,7 @@ class ReflectDiffu(ResponseTask):
         """The second of `rngs` is given in evaluations too: the denoisers' errors need samples."""
         stage, weights, thought = self.stage, target_weights(batch), read.thought
         logits = self.logits(params, batch, read, rngs[0])
-        nll, smoothed = self.likelihood(functools.partial(cross_entropy, logits), batch)
+        nll, smoothed = self.likelihood(logits, batch)
         emotion, metrics = emotion_loss(thought.emotion, batch.emotion, weights)
         parts = [(stage.response_weight, smoothed), (stage.emotion_weight, emotion)]
         if self.experts is not None:
@@ -284,7 +283,7 @@ class ReflectDiffu(ResponseTask):
         if stage.mimicry and rngs[0] is None:
             bare = self.think(params, batch, noise=self.noise_of(batch, None), erased=True)
             without = self.logits(params, batch, self.considered(batch, bare), None)
-            metrics["nll_without_mimicry"], _ = self.likelihood(functools.partial(cross_entropy, without), batch)
+            metrics["nll_without_mimicry"], _ = self.likelihood(without, batch)
         return parts, {"nll": nll, **metrics}
 
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
