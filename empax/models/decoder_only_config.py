@@ -7,7 +7,6 @@ from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.models.attention_kernels import AttentionKernel
-from empax.models.layers import GATED_ACTIVATIONS
 from empax.models.rotary import AnyScaling
 from empax.models.transformer_config import Remat, check_layers
 
@@ -70,13 +69,8 @@ class DecoderOnlyConfig:
     def __post_init__(self) -> None:
         check_layers(self, "num_kv_heads", "num_layers", "max_positions")
         check_numbers(self, "dropout", "attention_dropout", "embedding_dropout", least=0, below=1)
-        if self.windows and len(self.windows) != self.num_layers:
-            raise ConfigError(f"windows has {len(self.windows)} sizes, but there are {self.num_layers} layers.")
-        if min(self.windows, default=0) < 0 or min(self.position_offset, self.embedding_size) < 0:
-            raise ConfigError("windows, position_offset and embedding_size must be at least 0.")
+        check_numbers(self, "embedding_size", least=0)
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(f"num_heads = {self.num_heads} must be a multiple of num_kv_heads = {self.num_kv_heads}.")
         if self.position == "rope" and self.head_dim % 2:
             raise ConfigError(f"head_dim = {self.head_dim} must be even: rotary positions turn pairs of features.")
-        if self.feed_forward_bias and self.activation in GATED_ACTIVATIONS:
-            raise ConfigError(f"feed_forward_bias does not go with the gated activation {self.activation!r}.")

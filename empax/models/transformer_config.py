@@ -121,11 +121,6 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         check_layers(self, "num_encoder_layers", "feed_forward_kernel")
         check_numbers(self, "dropout", "attention_dropout", "activation_dropout", least=0, below=1)
-        if self.feed_forward_kernel > 1 and self.activation in GATED_ACTIVATIONS:
-            allowed = " or ".join(ACTIVATIONS)
-            raise ConfigError(f"activation = {self.activation!r} is gated, and convolutions are not; set {allowed}.")
-        if taken := sorted(set(self.memories) & {"attention", "cross_attention", "feed_forward", "dropout"}):
-            raise ConfigError(f"memories = {self.memories} must not take the name of a part of the layer, {taken[0]}.")
 
     def make_attention(self) -> Attention:
         return Attention(

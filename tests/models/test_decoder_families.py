@@ -13,7 +13,6 @@ from empax.models.decoder_families import (
     qwen2_config,
     qwen3_config,
 )
-from empax.models.decoder_only_config import DecoderOnlyConfig
 from empax.models.rotary import YarnScaling
 
 SIZES = {"vocab_size": 37, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3}
@@ -78,6 +77,7 @@ def test_families_differ_where_their_layers_do():
         (opt_config, {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine = False of an OPT"),
         (opt_config, {"activation_function": "tanh"}, "activation_function of an OPT = 'tanh'"),
         (opt_config, {"num_attention_heads": 5}, "multiple of num_attention_heads = 5 in an OPT"),
+        (opt_config, {"word_embed_proj_dim": -1}, "embedding_size = -1 must be at least 0"),
         (gpt2_config, {"n_positions": None}, "lacks n_positions"),
         (gpt2_config, {"activation_function": "tanh"}, "activation_function of a GPT-2 = 'tanh'"),
         (gpt2_config, {"scale_attn_weights": False}, "scale_attn_weights = False"),
@@ -89,13 +89,3 @@ def test_families_differ_where_their_layers_do():
 def test_what_is_not_supported_is_named(make, changes, message):
     with pytest.raises(ConfigError, match=message):
         make({opt_config: OPT, gpt2_config: GPT2}.get(make, SIZES) | changes)
-
-
-def test_windows_belong_to_layers():
-    sizes = {"vocab_size": 9, "d_model": 8, "num_heads": 2, "num_kv_heads": 2, "head_dim": 4, "d_ff": 8}
-    sizes |= {"num_layers": 2, "max_positions": 9}
-    with pytest.raises(ConfigError, match="windows has 1 sizes, but there are 2 layers"):
-        DecoderOnlyConfig(**sizes, windows=(3,))
-    for below in ({"windows": (3, -1)}, {"position_offset": -1}, {"embedding_size": -1}):
-        with pytest.raises(ConfigError, match="must be at least 0"):
-            DecoderOnlyConfig(**sizes, **below)

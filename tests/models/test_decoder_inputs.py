@@ -9,7 +9,7 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.models.memory_attention import Memory
-from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
+from empax.models.transformer import EncoderDecoder, scratch
 from tests.models import test_transformer
 from tests.models.test_transformer import B, S, T, V, example
 
@@ -118,8 +118,6 @@ def test_memories_are_those_of_the_config():
         logits(model, params, *example())
     with pytest.raises(ConfigError, match="given other"):
         logits(model, params, *example(), memories={"other": facts()})
-    with pytest.raises(ConfigError, match="name of a part"):
-        TransformerConfig(V, **SMALL, memories=("feed_forward",))
 
 
 @pytest.mark.slow

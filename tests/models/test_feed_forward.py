@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from empax.core.config import ConfigError
 from empax.models.feed_forward import ConvFeedForward
-from empax.models.transformer import scratch
 
 B, T, D, F = 2, 6, 5, 7
 
@@ -65,9 +63,3 @@ def test_padding_and_what_comes_later_change_nothing():
     other = causal.apply({"params": params}, states.at[0, 3:].add(1.0), mask, deterministic=True)
     np.testing.assert_array_equal(other[0, :3], found[0, :3])
     assert float(jnp.abs(other[0, 3:] - found[0, 3:]).max()) > 1e-3
-
-
-def test_a_gated_convolution_is_refused():
-    with pytest.raises(ConfigError, match="'gated-gelu' is gated, and convolutions are not; set"):
-        scratch(10, feed_forward_kernel=3, activation="gated-gelu")
-    scratch(10, feed_forward_kernel=3, activation="gelu")  # as the message advises

@@ -212,7 +212,12 @@ def test_too_long_for_learned_positions_is_a_config_error():
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"activation": "tanh"}, "gated-gelu"), ({"dtype": "int8"}, "bfloat16"), ({"dropout": 1.0}, r"\[0, 1\)")],
+    [
+        ({"activation": "tanh"}, "gated-gelu"),
+        ({"dtype": "int8"}, "bfloat16"),
+        ({"dropout": 1.0}, r"\[0, 1\)"),
+        ({"unroll": 0}, "unroll = 0"),
+    ],
 )
 def test_impossible_settings_are_config_errors(changes, message):
     with pytest.raises(ConfigError, match=message):

@@ -189,8 +189,6 @@ class LossSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self, "weight")
-        if self.function.count(":") != 1:
-            raise ConfigError(f"function = {self.function!r} must be 'module:name'.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -111,8 +111,3 @@ def test_what_is_no_loss_is_told_before_any_work(name, message):
     try_losses([named("unsure"), named("first_token")], batch, V)
     with pytest.raises(ConfigError, match=message):
         try_losses([named("unsure"), named(name)], batch, V)
-
-
-def test_settings_name_a_function():
-    with pytest.raises(ConfigError, match="function = 'unsure' must be 'module:name'"):
-        LossSettings("unsure")
