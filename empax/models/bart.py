@@ -59,9 +59,8 @@ class _Family:
 def bart_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> TransformerConfig:
     """Returns the settings of a BART: post-norm, learned positions and a norm of the embeddings in either stack.
 
-    Args:
-      name_or_fields: a preset ("bart-base", "bart-large") or the fields of a Hugging Face `config.json`.
-      changes: fields of TransformerConfig to override.
+    They are those of a preset ("bart-base", "bart-large") or of the fields of a Hugging Face `config.json`; `changes`
+    are fields of TransformerConfig to override.
 
     Raises:
       ConfigError: if the preset is unknown, or a field is missing or has an unsupported value.

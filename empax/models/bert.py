@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.config import ConfigError
 from empax.models.arithmetic import add_bias, contract, rows_of
 from empax.models.attention_kernels import AttentionKernel
-from empax.models.foreign_fields import preset, required
+from empax.models.foreign_fields import COMMON, preset, required
 from empax.models.layers import ACTIVATIONS, Dropout, Norm, normal, over_last
 from empax.models.stack import Stack
 from empax.models.transformer_config import Remat, TransformerConfig
@@ -104,11 +104,9 @@ _SIZES: dict[str, tuple[int, int, int, int]] = {  # d_model, d_ff, heads, layers
 
 
 def bert_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> BertConfig:
-    """Returns the settings of a BERT.
+    """Returns the settings of a BERT, from a preset or from the fields of a Hugging Face `config.json`.
 
-    Args:
-      name_or_fields: a preset ("bert-base", "bert-large", "contriever") or the fields of a Hugging Face `config.json`.
-      changes: fields of BertConfig to override, for example `num_layers`.
+    Presets are "bert-base", "bert-large" and "contriever"; `changes` are fields of BertConfig to override.
 
     Raises:
       ConfigError: if the preset is unknown, or a field is missing or has an unsupported value.
@@ -192,19 +190,14 @@ def _padding(fields: Mapping[str, Any]) -> int:
 def _from_fields(
     fields: Mapping[str, Any], title: str, changes: Mapping[str, Any], renamed: Mapping[str, str] | None = None
 ) -> BertConfig:
-    names = {
-        "vocab_size": "vocab_size",
-        "d_model": "hidden_size",
-        "num_heads": "num_attention_heads",
-        "d_ff": "intermediate_size",
-        "num_layers": "num_hidden_layers",
-        "max_positions": "max_position_embeddings",
+    own = {
         "type_vocab_size": "type_vocab_size",
         "activation": "hidden_act",
         "layer_norm_eps": "layer_norm_eps",
         "dropout": "hidden_dropout_prob",
         "attention_dropout": "attention_probs_dropout_prob",
-    } | dict(renamed or {})
+    }
+    names = {**COMMON, **own, **(renamed or {})}
     required(fields, {ours: names[ours] for ours in _REQUIRED}, title)
     if fields.get("is_decoder"):
         raise ConfigError(f"is_decoder = True, but a {title} is an encoder here; set it to False.")

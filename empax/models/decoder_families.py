@@ -11,7 +11,7 @@ from typing import Any
 
 from empax.core.config import ConfigError
 from empax.models.decoder_only_config import DecoderOnlyConfig
-from empax.models.foreign_fields import field_or, head_size, one_of, only, preset, required
+from empax.models.foreign_fields import COMMON, field_or, head_size, one_of, only, preset, required
 from empax.models.layers import ACTIVATIONS
 from empax.models.rotary import AnyScaling, LinearScaling, RopeScaling, YarnScaling
 
@@ -49,12 +49,10 @@ _GPT2: dict[str, dict[str, Any]] = {
 
 
 def llama_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
-    """Returns the settings of a Llama from a preset or from the fields of a Hugging Face `config.json`.
+    """Returns the settings of a Llama, from a preset or from the fields of a Hugging Face `config.json`.
 
-    Args:
-      name_or_fields: a preset ("llama-3.1-8b", "llama-3.2-1b", "smollm2-135m", "tiny") or the JSON object, with rotary
-        settings in the format of Transformers 4 or 5.
-      changes: fields of DecoderOnlyConfig to override, for example `dropout`.
+    Presets are "llama-3.1-8b", "llama-3.2-1b", "smollm2-135m" and "tiny"; rotary settings may have the format of
+    Transformers 4 or 5; `changes` are fields of DecoderOnlyConfig to override.
 
     Raises:
       ConfigError: if the preset is unknown, or a field is missing or has an unsupported value.
@@ -67,23 +65,16 @@ def llama_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Dec
 
 def qwen2_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
     """Returns the settings of a Qwen2 or Qwen2.5 (biases of queries, keys and values alone). As `llama_config`."""
-    given = _llama_like(fields, "Qwen2", head_dim=None)
-    own: dict[str, Any] = {
-        "attention_bias": True,
-        "attention_out_bias": False,
-        "windows": _late_windows(fields, "Qwen2"),
-    }
+    given, windows = _llama_like(fields, "Qwen2", head_dim=None), _late_windows(fields, "Qwen2")
+    own: dict[str, Any] = {"attention_bias": True, "attention_out_bias": False, "windows": windows}
     return DecoderOnlyConfig(**(given | own | changes))
 
 
 def qwen3_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
     """Returns the settings of a dense Qwen3 (norms of each head's queries and keys). As `llama_config`."""
-    given = _llama_like(fields, "Qwen3", head_dim=128)
-    own: dict[str, Any] = {
-        "head_norm": True,
-        "attention_bias": field_or(fields, "attention_bias", False),
-        "windows": _late_windows(fields, "Qwen3"),
-    }
+    given, windows = _llama_like(fields, "Qwen3", head_dim=128), _late_windows(fields, "Qwen3")
+    biases = field_or(fields, "attention_bias", False)
+    own: dict[str, Any] = {"head_norm": True, "attention_bias": biases, "windows": windows}
     return DecoderOnlyConfig(**(given | own | changes))
 
 
@@ -104,15 +95,7 @@ def opt_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
     Source: Zhang et al. 2022, "OPT: Open Pre-trained Transformer Language Models"; the released configurations. Only
     that of 350M has post-norm layers and narrower embeddings.
     """
-    names = {
-        "vocab_size": "vocab_size",
-        "d_model": "hidden_size",
-        "num_heads": "num_attention_heads",
-        "d_ff": "ffn_dim",
-        "num_layers": "num_hidden_layers",
-        "max_positions": "max_position_embeddings",
-    }
-    given = required(fields, names, "OPT")
+    given = required(fields, COMMON | {"d_ff": "ffn_dim"}, "OPT")
     only(fields, {"layer_norm_elementwise_affine": True}, "OPT")
     size = given["d_model"]
     activations = {name: name for name in ACTIVATIONS}
@@ -142,14 +125,8 @@ def opt_config(fields: Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
 def gpt2_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> DecoderOnlyConfig:
     """Returns the settings of a GPT-2 or DialoGPT; presets "gpt2", "dialogpt-medium", …. As `llama_config`."""
     fields = preset(name_or_fields, "GPT-2", _GPT2) if isinstance(name_or_fields, str) else name_or_fields
-    names = {
-        "vocab_size": "vocab_size",
-        "d_model": "n_embd",
-        "num_heads": "n_head",
-        "num_layers": "n_layer",
-        "max_positions": "n_positions",
-    }
-    given = required(fields, names, "GPT-2")
+    names = {"vocab_size": "vocab_size", "d_model": "n_embd", "num_heads": "n_head", "num_layers": "n_layer"}
+    given = required(fields, names | {"max_positions": "n_positions"}, "GPT-2")
     demanded = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     only(fields, demanded, "GPT-2")
     activations = {name: name for name in ACTIVATIONS} | {"gelu_pytorch_tanh": "gelu_new"}
@@ -174,16 +151,7 @@ def gpt2_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Deco
 
 def _llama_like(fields: Mapping[str, Any], model: str, *, head_dim: int | None) -> dict[str, Any]:
     """Returns settings common to Llama-like families; `head_dim`: default of the field (None: d_model / num_heads)."""
-    names = {
-        "vocab_size": "vocab_size",
-        "d_model": "hidden_size",
-        "num_heads": "num_attention_heads",
-        "d_ff": "intermediate_size",
-        "num_layers": "num_hidden_layers",
-        "max_positions": "max_position_embeddings",
-        "layer_norm_eps": "rms_norm_eps",
-    }
-    given = required(fields, names, model)
+    given = required(fields, COMMON | {"layer_norm_eps": "rms_norm_eps"}, model)
     activations = {"silu": "gated-silu", "gelu_new": "gated-gelu", "gelu_pytorch_tanh": "gated-gelu"}
     theta, scaling = _rope(fields, model)
     heads = given["num_heads"]
@@ -246,12 +214,8 @@ def _rope(fields: Mapping[str, Any], model: str) -> tuple[float, AnyScaling | No
         return theta, LinearScaling(**required(rope, {"factor": "factor"}, title))
     if kind == "yarn":
         return theta, _yarn(rope, fields["max_position_embeddings"], title)
-    names = {
-        "factor": "factor",
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
-        "original_positions": "original_max_position_embeddings",
-    }
+    names = {name: name for name in ("factor", "low_freq_factor", "high_freq_factor")}
+    names["original_positions"] = "original_max_position_embeddings"
     return theta, RopeScaling(**required(rope, names, title))
 
 

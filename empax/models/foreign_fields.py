@@ -9,6 +9,16 @@ from empax.core.config import ConfigError
 
 T = TypeVar("T")
 
+COMMON = {
+    "vocab_size": "vocab_size",
+    "d_model": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "d_ff": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "max_positions": "max_position_embeddings",
+}
+"""Names of the fields that most families have, by ours."""
+
 
 def preset(name: str, title: str, known: Mapping[str, T]) -> T:
     """Looks up a preset of the models called `title`; the part of a Hub name before "/" is ignored."""

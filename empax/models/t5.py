@@ -34,17 +34,13 @@ _ALIASES = {"t5-xl": "t5-3b"} | {
 
 
 def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> TransformerConfig:
-    """Returns the settings of a T5.
+    """Returns the settings of a T5, from a preset or from the fields of a Hugging Face `config.json`.
 
-    Args:
-      name_or_fields: a preset ("t5-small", "flan-t5-xl", "t5-v1_1-base", …) or the fields of a Hugging Face
-        `config.json`.
-      changes: fields of TransformerConfig to override.
+    Presets are "t5-small", "flan-t5-xl", "t5-v1_1-base", …; `changes` are fields of TransformerConfig to override.
+    Fields of a T5EncoderModel give the settings of the encoder alone (`encoder_alone`).
 
     Raises:
       ConfigError: if the preset is unknown, or a field is missing.
-
-    Fields of a T5EncoderModel give the settings of the encoder alone (`encoder_alone`).
 
     `tie_word_embeddings` says whether head and embedding share weights, `scale_decoder_outputs` whether logits are
     scaled. If the latter is missing, as in files of transformers 4, the former decides both. Transformers 5 always

@@ -7,7 +7,6 @@ from empax.core.config import ConfigError
 from empax.interop.huggingface import model_config
 from empax.models.decoder_families import (
     gpt2_config,
-    llama_config,
     mistral_config,
     opt_config,
     qwen2_config,
@@ -42,23 +41,11 @@ def test_fields_that_are_absent_mean_what_hugging_face_takes(kind, fields):
     assert model_config({"model_type": kind.lower(), **fields}) == model_config(theirs)
 
 
-def test_families_differ_where_their_layers_do():
-    def difference(config):
-        plain = llama_config(SIZES)
-        return {name: value for name, value in vars(config).items() if value != getattr(plain, name)}
-
-    assert difference(qwen2_config(SIZES)) == {"attention_bias": True, "attention_out_bias": False}
-    assert difference(qwen3_config(SIZES)) == {"head_norm": True, "head_dim": 128}
-    assert difference(mistral_config(SIZES)) == {"windows": (4096,) * 3}
-    assert mistral_config(SIZES | {"sliding_window": None}, dropout=0.5) == llama_config(SIZES, dropout=0.5)
+def test_windows_and_scaling_are_those_of_older_files():
     late = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
     assert qwen2_config(SIZES | late).windows == qwen3_config(SIZES | late).windows == (0, 5, 5)
     for none in ({"use_sliding_window": False}, {"sliding_window": None}):
         assert qwen2_config(SIZES | late | none).windows == ()
-    plain = opt_config(OPT)
-    assert (plain.activation, plain.position_offset, plain.final_norm, plain.embedding_size) == ("relu", 2, True, 0)
-    narrow = opt_config(OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 8})
-    assert (narrow.pre_norm, narrow.final_norm, narrow.embedding_size) == (False, False, 8)
     yarn = {"rope_scaling": {"type": "yarn", "factor": 4.0}}
     assert qwen2_config(SIZES | yarn).rope_scaling == YarnScaling(factor=4.0, original_positions=64)
 
