@@ -295,13 +295,6 @@ def test_heads_are_asked_alone_and_with_the_answers():
     assert answerer().emotions(ASKED, batch_size=2) == [{}] * 3
 
 
-def test_other_parameters_are_taken():
-    made = answerer()
-    before = made.respond(ASKED, batch_size=3, seed=0)
-    made.take({"weights": -PARAMS["weights"]})
-    assert [row.response for row in made.respond(ASKED, batch_size=3, seed=0)] != [row.response for row in before]
-
-
 @dataclasses.dataclass(frozen=True)
 class Compared(Bag):
     """Also gives the likelihood with other inputs, which change nothing."""

@@ -11,6 +11,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.types import Instance
 from empax.data.knowledge import Fact
+from empax.data.wordnet import WordNet
 from empax.parts.knowledge import quality
 from empax.parts.knowledge.generated import Comet, Prompted, Writer, parse, question
 from empax.parts.knowledge.settings import SourceSettings
@@ -111,8 +112,6 @@ class Plain:
 
 
 def test_comet_is_asked_of_the_last_turn_and_of_each_thing_in_its_context(tmp_path):
-    from empax.data.wordnet import WordNet
-
     wordnet = WordNet(small_wordnet.write(tmp_path / "wordnet"))
     told = {"I lost it. xReact [GEN]": ["sad", "none", "Sad"],
             "A dog? I lost it., in this case, dog ObjectUse [GEN]": ["company"]}  # fmt: skip
@@ -140,8 +139,6 @@ def test_tails_of_a_comet_are_in_the_first_person():
 
 
 def test_of_a_context_without_things_nothing_is_asked(tmp_path):
-    from empax.data.wordnet import WordNet
-
     tokenizer = Plain()
     tokenizer.eos_id = tokenizer.pad_id = 0
     writer = Writer(None, None, tokenizer, None, 4)
