@@ -69,29 +69,20 @@ class BertConfig:
 
     def transformer(self) -> TransformerConfig:
         """Returns these settings as those of a stack of layers."""
+        names = ("vocab_size", "d_model", "num_heads", "d_ff", "dropout", "attention_dropout", "activation",
+                 "max_positions", "layer_norm_eps", "attention", "remat", "unroll", "dtype")  # fmt: skip
+        shared: dict[str, Any] = {name: getattr(self, name) for name in names}
         return TransformerConfig(
-            vocab_size=self.vocab_size,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
+            **shared,
             head_dim=self.d_model // self.num_heads,
-            d_ff=self.d_ff,
             num_encoder_layers=self.num_layers,
             num_decoder_layers=0,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
             inner_dropout=False,
-            activation=self.activation,
             norm="layer",
             pre_norm=False,
             position="relative" if self.relative_buckets else "learned",
             relative_buckets=self.relative_buckets or 32,
-            max_positions=self.max_positions,
-            layer_norm_eps=self.layer_norm_eps,
             final_norm=False,
-            attention=self.attention,
-            remat=self.remat,
-            unroll=self.unroll,
-            dtype=self.dtype,
         )
 
 

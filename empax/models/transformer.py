@@ -133,21 +133,13 @@ class EncoderDecoder(nn.Module):
         return self.encoder(states, source_mask[:, None, :], deterministic=deterministic)[0]
 
     def decode_hidden(
-        self,
-        target: Int[Array, "B T"],
-        states: Float[Array, "B S D"],
-        states_mask: Bool[Array, "B S"],
-        *,
-        memories: Memories | None = None,
-        start: Float[Array, "B D"] | None = None,
-        deterministic: bool = True,
+        self, target: Int[Array, "B T"], states: Float[Array, "B S D"], states_mask: Bool[Array, "B S"], **options: Any
     ) -> Float[Array, "B T D"]:
         """Returns teacher-forced decoder states: state t has read the tokens before t and predicts `target[:, t]`.
 
-        `memories` has the names in `config.memories`; `start` replaces the scaled embedding of `start_id` (EmpDG, KEMP:
-        the projected logits of the emotion).
+        Options are `memories`, with the names in `config.memories`; `start`, which replaces the scaled embedding of
+        `start_id` (EmpDG, KEMP: the projected logits of the emotion); and `deterministic`.
         """
-        options: dict[str, Any] = {"memories": memories, "start": start, "deterministic": deterministic}
         return self._decoded(target, states, states_mask, **options, with_weights=False)[0]
 
     def decode_with_weights(
