@@ -103,9 +103,9 @@ def lexicon_spans(context: Sequence[str], least_valence: float = 1.5) -> tuple[S
     return tuple(spans)
 
 
-def lexicon_examples(instances: Iterable[Instance], least_valence: float) -> list[SpanExample]:
+def lexicon_examples(instances: Iterable[Instance]) -> list[SpanExample]:
     """Returns every instance with `lexicon_spans`."""
-    return [SpanExample(i.id, i.context, lexicon_spans(i.context, least_valence)) for i in instances]
+    return [SpanExample(i.id, i.context, lexicon_spans(i.context)) for i in instances]
 
 
 def sample_examples(split: str) -> list[SpanExample]:

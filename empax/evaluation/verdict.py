@@ -24,14 +24,15 @@ _SHORTEST, _LONGEST = 0.5, 2.0
 _USUAL_LEVEL = 0.99
 """Assumed share of the commonest level of contexts, whose true levels are unknown. Classifiers find little exploration
 in 95% of the contexts of EmpatheticDialogues."""
+_NLL_NOTES = ("nll", "nll_of_other_exemplars", "num_tokens")
 
 
 def verdict(rows: Sequence[Prediction], *, retrieves: bool = False) -> dict[str, Any]:
     """Checks the predictions as a whole.
 
     Args:
-      rows: predictions, at least one. Notes `response_without_exemplars`, and `nll_without_exemplars` or
-        `nll_of_other_exemplars` beside `nll` and `num_tokens`, show the effect of exemplars.
+      rows: predictions, at least one. The notes `nll_of_other_exemplars`, `nll` and `num_tokens` show the effect
+        of exemplars.
       retrieves: whether every row should have exemplars.
 
     Returns:
@@ -155,24 +156,15 @@ def _said(exemplar: Mapping[str, Any]) -> str:
 
 
 def _use(shown: Sequence[Prediction]) -> list[Check]:
-    """Checks whether exemplars have an effect, if rows have results without or with other exemplars."""
-    checks = []
-    other = [(row, row.notes.get("response_without_exemplars")) for row in shown]
-    known = [(row, text) for row, text in other if isinstance(text, str)]
-    if len(known) >= MIN_ROWS:
-        changed = sum(row.response != text for row, text in known)
-        found = f"exemplars change {share(changed, len(known))} replies"
-        checks.append(Check("use of exemplars", changed > 0, found if changed else f"{found}: retrieval is unused"))
-    for note, than in (("nll_without_exemplars", "none"), ("nll_of_other_exemplars", "those of another context")):
-        noted: list[list[Any]] = [[row.notes.get(name) for name in ("nll", note, "num_tokens")] for row in shown]
-        known = [numbers for numbers in noted if all(isinstance(value, (int, float)) for value in numbers)]
-        tokens = sum(count for *_, count in known)
-        if len(known) >= MIN_ROWS and tokens:
-            used = sum(without - with_them for with_them, without, _ in known) / tokens
-            found = f"exemplars lower the loss by {used:.4f} nats a token, compared with {than}"
-            found = found if used > 0 else f"{found}: retrieval is unused"
-            checks.append(Check("nats from exemplars", used > 0, found))
-    return checks
+    """Checks whether exemplars help, if rows have results with other exemplars."""
+    noted: list[list[Any]] = [[row.notes.get(name) for name in _NLL_NOTES] for row in shown]
+    known = [numbers for numbers in noted if all(isinstance(value, (int, float)) for value in numbers)]
+    tokens = sum(count for *_, count in known)
+    if len(known) < MIN_ROWS or not tokens:
+        return []
+    used = sum(other - own for own, other, _ in known) / tokens
+    found = f"exemplars lower the loss by {used:.4f} nats a token, compared with those of another context"
+    return [Check("nats from exemplars", used > 0, found if used > 0 else f"{found}: retrieval is unused")]
 
 
 _CHECKS: tuple[Callable[[Sequence[Prediction]], list[Check]], ...] = (

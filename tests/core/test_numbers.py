@@ -84,7 +84,7 @@ ZERO_REFUSED = (
     "eval_every_steps", "checkpoint_every_steps", "patience", "max_eval_examples", "vocab_size",
     "bootstrap_samples", "head_examples", "candidates@index", "num_leaves", "leaves_to_search",
     "dimensions_per_block", "reorder", "training_sample", "insert_rows", "passages", "explore_tokens",
-    "target_temperature", "score_temperature", "holdout", "max_tokens", "max_context_tokens", "outputs", "target",
+    "target_temperature", "score_temperature", "holdout", "max_tokens", "max_context_tokens", "target",
     "horizon", "clip", "guard_tolerance", "kept_share", "max_turns", "value_clip",
     "max_passage_tokens", "max_target_tokens", "max_query_tokens", "max_key_tokens", "rank", "alpha",
     "max_shard_bytes", "fsdp", "tensor", "data", "d_model", "num_heads", "d_ff", "max_positions", "unroll",

@@ -11,6 +11,14 @@ TEMPLATE = (
 )
 
 
+@pytest.fixture(scope="module")
+def workdir(request: pytest.FixtureRequest, recipe: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of the recipe that a module names as its CONFIG, with every shape checked."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    recipe(folder, "--check", config=request.module.CONFIG)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with a tokenizer and a chat template, as Hugging Face models come."""

@@ -14,12 +14,7 @@ from empax.training.checkpoint import load_params
 
 pytestmark = pytest.mark.slow
 
-
-@pytest.fixture(scope="module")
-def workdir(recipe, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("emprl") / "run"
-    recipe(folder, "--check", config="configs/emprl_transformer.py:tiny")
-    return folder
+CONFIG = "configs/emprl_transformer.py:tiny"
 
 
 def test_ppo_begins_with_the_fine_tuned_model_and_moves_it(workdir):

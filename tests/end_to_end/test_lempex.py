@@ -9,15 +9,8 @@ from empax.serving.session import Session
 from empax.training.checkpoint import load_params
 from tests.end_to_end.promises import assert_a_killed_run_ends_the_same, assert_gold_is_not_read
 
-RECIPE = "configs/lempex.py"
+CONFIG = "configs/lempex.py:tiny"
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def workdir(recipe, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lempex") / "run"
-    recipe(folder, "--check", config=f"{RECIPE}:tiny")
-    return folder
 
 
 def test_judges_label_training_responses_alone(workdir):
@@ -74,14 +67,14 @@ def test_the_gold_response_and_emotion_reach_no_answer(workdir):
 
 @pytest.mark.parametrize("stage", ["judges", "sentiment", "generator"])  # the retriever: test_lempex_retriever
 def test_a_killed_run_ends_with_the_same_bits(workdir, recipe, tmp_path, stage):
-    assert_a_killed_run_ends_the_same(workdir, tmp_path / "run", recipe, f"{RECIPE}:tiny", stage, "generator")
+    assert_a_killed_run_ends_the_same(workdir, tmp_path / "run", recipe, CONFIG, stage, "generator")
 
 
 @pytest.mark.parametrize(
     "form", ["t5_glove", "eq10", "unfrozen,time_axis", "t5,gumbel", "no_exemplars,binary", "q=3,weights_1"]
 )
 def test_the_other_forms(workdir, recipe, tmp_path, form):
-    recipe(tmp_path / "run", f"--reuse={workdir}", config=f"{RECIPE}:{form},tiny")
+    recipe(tmp_path / "run", f"--reuse={workdir}", config=f"configs/lempex.py:{form},tiny")
     params = load_params(tmp_path / "run" / "generator")
     expected = {"model", "speakers"}
     expected |= {"fusion"} if form not in ("t5_glove", "no_exemplars,binary") else set()
@@ -90,7 +83,7 @@ def test_the_other_forms(workdir, recipe, tmp_path, form):
 
 
 def test_exemplars_of_the_gold_emotion_are_called_a_leak(workdir, recipe, tmp_path):
-    recipe(tmp_path / "run", f"--reuse={workdir}", config=f"{RECIPE}:gold_emotion,no_losses,tiny")
+    recipe(tmp_path / "run", f"--reuse={workdir}", config="configs/lempex.py:gold_emotion,no_losses,tiny")
     assert read_json(tmp_path / "run" / "index" / "index.json")["leak"] == "gold_emotion"
     assert "leak" in (tmp_path / "run" / "report.md").read_text()
     with pytest.raises(AssertionError):

@@ -15,13 +15,6 @@ pytestmark = pytest.mark.slow
 CONFIG = "configs/lempex_retriever.py:tiny"
 
 
-@pytest.fixture(scope="module")
-def workdir(recipe, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("retriever") / "run"
-    recipe(folder, "--check", config=CONFIG)
-    return folder
-
-
 def test_a_killed_run_ends_with_the_same_bits(workdir, recipe, tmp_path):
     broken = tmp_path / "run"
     recipe(broken, "--stop=retriever:3:SIGKILL", config=CONFIG, code=-9)

@@ -14,15 +14,8 @@ from empax.serving.session import Session
 from empax.training.checkpoint import load_params
 from tests.end_to_end.promises import assert_a_killed_run_ends_the_same, assert_gold_is_not_read
 
-RECIPE = "configs/nec.py"
+CONFIG = "configs/nec.py:scratch,tiny"
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def workdir(recipe, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("nec") / "run"
-    recipe(folder, "--check", config=f"{RECIPE}:scratch,tiny")
-    return folder
 
 
 def test_predictions_tell_the_facts_behind_them(workdir):
@@ -71,14 +64,14 @@ def test_the_gold_response_and_emotion_reach_no_answer(workdir):
 
 @pytest.mark.parametrize("stage", ["generator", "contrastive"])
 def test_a_killed_run_ends_with_the_same_bits(workdir, recipe, tmp_path, stage):
-    assert_a_killed_run_ends_the_same(workdir, tmp_path / "run", recipe, f"{RECIPE}:scratch,tiny", stage, "contrastive")
+    assert_a_killed_run_ends_the_same(workdir, tmp_path / "run", recipe, CONFIG, stage, "contrastive")
 
 
 @pytest.mark.parametrize(
     "form", ["no_social,no_self", "scratch,no_entity,no_frequent,no_emotion,no_rerank,shuffled", "no_contrast,ranker"]
 )
 def test_the_other_forms(workdir, recipe, tmp_path, form):
-    recipe(tmp_path / "run", f"--reuse={workdir}", config=f"{RECIPE}:{form},tiny")
+    recipe(tmp_path / "run", f"--reuse={workdir}", config=f"configs/nec.py:{form},tiny")
     params = load_params(tmp_path / "run" / ("generator" if "no_contrast" in form else "contrastive"))
     expected = {"model"} | (set() if "no_social" in form else {"social"})
     assert set(params) == expected | (set() if "no_contrast" in form else {"projection"})

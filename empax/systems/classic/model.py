@@ -26,15 +26,18 @@ from empax.systems.classic.mimicry import Mimicry, Refinement
 from empax.systems.classic.readers import ClassicBatch, EmotionHead, EmotionWords, Linear, ListenerGate, Read
 
 READERS: dict[str, Any] = {
-    "emotion": EmotionHead,
+    "concepts": Concepts,
+    "refinement": Refinement,
     "emotion_words": EmotionWords,
+    "emotion": EmotionHead,
     "listeners": ListenerGate,
     "mimicry": Mimicry,
-    "refinement": Refinement,
-    "concepts": Concepts,
     "alignment": Alignment,
 }
-"""Modules by name; each takes the model's config and its own settings."""
+"""Modules by name, in the order in which a model has them; each takes the model's config and its own settings.
+
+What the emotion is read from comes before "emotion", and what its logits gate behind it.
+"""
 
 
 class Listeners(nn.Module):

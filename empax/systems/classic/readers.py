@@ -195,26 +195,23 @@ class ListenersSettings:
 
     Attributes:
       top: number of listeners used, those of the highest logits; 0 = all.
-      teacher_floor, teacher_decay_steps: floor and decay, in steps, of `teacher_probability`.
+      teacher_decay_steps: decay, in steps, of `teacher_probability`.
     """
 
     top: int = 0
-    teacher_floor: float = 1e-4
     teacher_decay_steps: int = 10_000
 
     def __post_init__(self) -> None:
         check_numbers(self, "top", least=0, most=len(EMOTIONS))
-        check_numbers(self, "teacher_floor", least=0, most=1)
         check_numbers(self, "teacher_decay_steps", least=1)
 
 
 def teacher_probability(step: Int[Array, ""], settings: ListenersSettings) -> Float[Array, ""]:
-    r"""Returns the probability that the gold emotions gate a training batch: f + (1 - f) exp(-step / decay).
+    """Returns the probability that the gold emotions gate a training batch: f + (1 - f) exp(-step / decay), f = 1e-4.
 
     Source: Lin et al. 2019 (MoEL), released code.
     """
-    floor = settings.teacher_floor
-    return floor + (1.0 - floor) * jnp.exp(-step.astype(jnp.float32) / settings.teacher_decay_steps)
+    return 1e-4 + (1.0 - 1e-4) * jnp.exp(-step.astype(jnp.float32) / settings.teacher_decay_steps)
 
 
 class ListenerGate(Reader):

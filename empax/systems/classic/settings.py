@@ -24,8 +24,8 @@ class ClassicSettings(WordLevelSettings):
     """Settings shared by all stages: the section `config.classic`, with the sizes of the model.
 
     Attributes:
-      readers: the parts that read a context, in order: "emotion", "emotion_words", "listeners" (after "emotion"),
-        "mimicry", "refinement" (before "emotion_words"), "concepts" (first, without these two), "alignment".
+      readers: the parts that read a context, in this order: "concepts" (without the next two), "refinement",
+        "emotion_words", "emotion", "listeners" (with "emotion"), "mimicry", "alignment".
       emotion, listeners, mimicry, concepts, alignment: settings of these readers; "alignment" reads concepts too.
       adversary: critics that see soft responses and the next turn (`systems.classic.adversary`); None = no critics.
       copies: whether responses may copy words of the attended source.
@@ -60,14 +60,11 @@ class ClassicSettings(WordLevelSettings):
             )
 
     def _check_readers(self, readers: tuple[str, ...]) -> None:
-        def stands_before(first: str, second: str) -> bool:
-            return second in readers and first in readers[: readers.index(second)]
-
         for name in readers:
             if name not in READERS:
                 raise ConfigError(f"readers holds {name!r}; it takes {', '.join(READERS)}.")
-        if len(set(readers)) < len(readers):
-            raise ConfigError(f"readers = {readers} names one twice; a model has each at most once.")
+        if readers != tuple(name for name in READERS if name in readers):
+            raise ConfigError(f"readers = {readers} must be in the order {', '.join(READERS)}, each at most once.")
         alone = " and ".join(name for name in readers if "emotion" in READERS[name].losses)
         if " and " in alone:
             raise ConfigError(f"readers: {alone} each read the emotion on their own; leave one of them out.")
@@ -75,21 +72,14 @@ class ClassicSettings(WordLevelSettings):
             raise ConfigError('readers: "concepts" and "alignment" read the same graph; leave one of them out.')
         if "alignment" in readers and not self.concepts.most:
             raise ConfigError('concepts.most = 0 leaves "alignment" no concepts; set it to at least 1.')
-        if "listeners" in readers and not stands_before("emotion", "listeners"):
+        if "listeners" in readers and "emotion" not in readers:
             raise ConfigError('readers: "listeners" are gated by the logits of "emotion"; put that before them.')
-        for name in ("emotion_words", "refinement", "concepts"):
-            if stands_before("emotion", name):
-                raise ConfigError(f'readers: "emotion" reads the output of "{name}"; put it after that.')
         for name in ("emotion_words", "refinement"):
             if {"concepts", name} <= set(readers):
                 raise ConfigError(
                     f'readers: "concepts" and "{name}" each choose what the emotion is read from; leave one of '
                     "them out."
                 )
-        if "concepts" in readers[1:]:
-            raise ConfigError('readers: "concepts" reads the context anew and ignores earlier readers; put it first.')
-        if stands_before("emotion_words", "refinement"):
-            raise ConfigError('readers: "refinement" replaces what "emotion_words" adds to; put it before that.')
 
     @property
     def losses(self) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, TaskSpec
-from empax.core.types import EMOTIONS, Instance, Params
+from empax.core.types import Instance, Params
 from empax.data.batches import draw
 from empax.data.knowledge import SOCIAL_RELATIONS, facts_of, told
 from empax.data.store import PrepareSettings, check_prepared, has_emotions, load_instances, run_tokenizer
@@ -35,8 +34,6 @@ from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
 from empax.systems.classic.task import ClassicTask
 from empax.training.checkpoint import load_params
 from empax.training.settings import steps_on
-
-log = logging.getLogger("empax")
 
 _ANSWERS_AT_ONCE = 64
 TOKEN_LOSSES = ("nll", "frequency")
@@ -193,13 +190,7 @@ def _prepended(stage: ClassicTaskSettings, run: RunContext) -> Callable[[Sequenc
     if not stage.prepend:
         return lambda instances: None
     other = run.settings(stage.prepend, ClassicTaskSettings)
-    buckets, tokenizer = run.named(stage.prepend).loop.buckets, run_tokenizer(run)
-    if unknown := [emotion for emotion in EMOTIONS if tokenizer.unk_id in tokenizer.encode(emotion)]:
-        log.warning(
-            "%d of %d emotions are not words of this corpus (%s, ...): their contexts all get the same prefix.",
-            len(unknown), len(EMOTIONS), unknown[0],
-        )  # fmt: skip
-    classifier = answer_generator(other, run, AnswerOptions(stage.prepend, "", buckets))
+    classifier = answer_generator(other, run, AnswerOptions(stage.prepend, "", run.named(stage.prepend).loop.buckets))
 
     def emotions_of(instances: Sequence[Instance]) -> list[str]:
         found = classifier.emotions(instances, batch_size=min(_ANSWERS_AT_ONCE, len(instances)))

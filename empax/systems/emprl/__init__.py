@@ -6,28 +6,16 @@ from empax.parts.exemplars.parts import pretrained_encoder
 from empax.parts.exemplars.settings import INDEX_UNREAD, RetrievalSettings
 from empax.parts.generator.checks import check_system
 from empax.parts.generator.stages import GENERATOR
-from empax.systems.emprl.settings import (
-    GrpoTaskSettings,
-    PolicyTaskSettings,
-    PpoTaskSettings,
-    PreferenceTaskSettings,
-)
-from empax.systems.emprl.stages import (
-    answer_policy,
-    build_policy,
-    check_evaluation,
-    check_policy,
-    sketch_policy,
-    trained_policy,
-)
+from empax.systems.emprl import settings, stages
 
 
 def check(run: RunContext) -> None:
     """Checks the generator, and the retriever if a stage embeds texts."""
     check_system(run)
-    policies = (one.settings for one in run.plan.stages.values() if isinstance(one.settings, PolicyTaskSettings))
+    plan = run.plan.stages.values()
+    policies = (one.settings for one in plan if isinstance(one.settings, settings.PolicyTaskSettings))
     expects = any(part.goal == "f1" for policy in policies for part in policy.rewards)
-    if expects or any(stage.kind == "index" for stage in run.plan.stages.values()):
+    if expects or any(stage.kind == "index" for stage in plan):
         check_retriever(run)
 
 
@@ -35,17 +23,21 @@ TASKS = {
     "generator": GENERATOR,
     **{
         name: TaskSpec(
-            settings,
-            check_policy,
-            build_policy,
-            sketch_policy,
-            answer=answer_policy,
-            check_evaluation=check_evaluation,
+            own,
+            stages.check_policy,
+            stages.build_policy,
+            stages.sketch_policy,
+            answer=stages.answer_policy,
+            check_evaluation=stages.check_evaluation,
             reads_exemplars=lambda stage: bool(stage.index),
-            models={"generator": trained_policy},
+            models={"generator": stages.trained_policy},
             refreshes=True,
         )
-        for name, settings in (("ppo", PpoTaskSettings), ("grpo", GrpoTaskSettings), ("dpo", PreferenceTaskSettings))
+        for name, own in (
+            ("ppo", settings.PpoTaskSettings),
+            ("grpo", settings.GrpoTaskSettings),
+            ("dpo", settings.PreferenceTaskSettings),
+        )
     },
 }
 

@@ -160,11 +160,8 @@ def grpo_advantages(
     no division, since it increases the weight of contexts whose responses hardly differ (Liu et al. 2025, Dr. GRPO,
     Sec. 3.2).
 
-    Args:
-      scores: scores of responses, those to one context adjacent: `Generated.tokens` [B, K, T] as [B K, T].
-      valid: False on filler rows, which do not belong to their group.
-      group_size: responses to each context; at least 2, and a divisor of the batch.
-      scale_rewards: see above.
+    Responses to one context are adjacent: `Generated.tokens` [B, K, T] as [B K, T], with K the `group_size`, at least
+    2. `valid` is False on filler rows, which do not belong to their group.
     """
     grouped, counts, size = by_group(scores, valid, group_size)
     mean = jnp.sum(grouped, axis=1, keepdims=True) / jnp.maximum(size, 1.0)

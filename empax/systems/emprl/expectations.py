@@ -19,6 +19,10 @@ STRENGTH = 0.3
 """Inverse regularization strength (C): the best of 0.3 to 10 on validation."""
 LEAST_SHARE = 0.01
 """Rarer levels are not worth more: a few rows would decide everything that is learnt."""
+OUTPUTS = 5_000
+"""The number of responses among which a pair of tokens should be new."""
+SHARE = 0.05
+"""The share of distinct pairs in that many responses: a value below the policy's rewards long ones; above, short."""
 _ROUNDS = 50
 _BITS = 20
 """Bits of the hash of a pair: a million slots, of which a corpus fills a tenth."""
@@ -118,7 +122,9 @@ class Novelty:
     eos_id: int
 
     @classmethod
-    def of(cls, responses: Sequence[Sequence[int]], *, outputs: int, share: float, eos_id: int) -> Novelty:
+    def of(
+        cls, responses: Sequence[Sequence[int]], *, outputs: int = OUTPUTS, share: float = SHARE, eos_id: int
+    ) -> Novelty:
         """Counts the pairs of the gold responses, ids without an end; `outputs` is n, `share` is D."""
         counts = np.zeros(2**_BITS, np.float64)
         pairs = [slots(np.array(ids[:-1]), np.array(ids[1:])) for ids in responses]

@@ -74,16 +74,10 @@ def policy_loss(
     Source: Schulman et al. 2017, Eq. 7; EmpRL, Eq. 14 (its sum over t is `reduction="sequences"`). Options, under TRL's
     names: Yu et al. 2025 (DAPO), Eq. 10 (epsilon_high); Zheng et al. 2025 (GSPO), Eq. 5 and 7 (sequences).
 
-    Args:
-      log_probs: log-probabilities of the sampled tokens under the policy being trained.
-      old_log_probs: those under the policy that sampled them, neither tempered nor truncated; no gradient flows.
-      advantages: A_t, optionally whitened; no gradient flows.
-      mask: the tokens that count.
-      clip: epsilon > 0.
-      epsilon_high: maximum rise of a ratio; None = epsilon.
-      importance_sampling_level: "sequence" gives all tokens of a response the geometric mean of their ratios.
-      reduction: the form of `mean`.
-      keep: False = the loss and its gradient are 0 (`ratio_is_near`); its weight stays.
+    `old_log_probs` are of the policy that sampled, neither tempered nor truncated; no gradient flows to them or to the
+    `advantages` A_t. `clip` is epsilon > 0, `epsilon_high` the maximum rise of a ratio (None = epsilon); `reduction` is
+    the form of `mean`. importance_sampling_level = "sequence" gives all tokens of a response the geometric mean of
+    their ratios. With keep = False (`ratio_is_near`) the loss and its gradient are 0; its weight stays.
 
     Returns:
       The loss, and over tokens, whatever `keep`: `ratio` = mean c_t; `clip_fraction` = share of tokens where a bound

@@ -226,11 +226,7 @@ class TextReward:
         return {}
 
     def rate(self, params: Params, rollout: Rollout) -> Rows:
-        """Returns the scores, 0 on filler rows.
-
-        Raises:
-          ConfigError: the function did not return one finite number for each response.
-        """
+        """Returns the scores, 0 on filler rows; raises as `call_text_function` does."""
         rows, tokens = (np.asarray(part) for part in distributed.whole((rollout.batch.row, rollout.tokens)))
         whole = np.zeros(len(rows), np.float32)
         if distributed.is_writer():  # the function may be expensive, or not deterministic
@@ -291,18 +287,10 @@ def make_reward(
     encoder: Callable[[], InstanceEncoder],
     responses: Callable[[], Sequence[str]] | None = None,
 ) -> Reward:
-    """Builds the reward from its settings.
+    """Builds the reward from the `settings` of its parts; raises ConfigError if a function does not exist.
 
-    Args:
-      settings: settings of its parts.
-      tokenizer: the generator's.
-      instances: the instances that the row numbers of batches index.
-      judges: loads the identifiers of a stage.
-      encoder: builds the encoder of contexts; called if goal = "f1".
-      responses: loads all gold responses; called if kind = "novelty".
-
-    Raises:
-      ConfigError: a function does not exist.
+    The `tokenizer` is the generator's; row numbers of batches index `instances`. `judges` loads the identifiers of a
+    stage, `encoder` builds that of contexts (for goal = "f1"), `responses` loads all gold ones (for kind = "novelty").
     """
     parts: list[tuple[float, EmpathyReward | CompiledReward | TextReward]] = []
     for part in settings:
@@ -312,8 +300,7 @@ def make_reward(
             made = EmpathyReward(found, tokenizer, part.shift_penalty, part.goal, expects)
         elif part.kind == "novelty":
             assert responses is not None
-            said, sizes = tokenizer.encode_batch(responses()), {"outputs": part.outputs, "share": part.share}
-            made = CompiledReward(Novelty.of(said, **sizes, eos_id=tokenizer.eos_id))
+            made = CompiledReward(Novelty.of(tokenizer.encode_batch(responses()), eos_id=tokenizer.eos_id))
         elif part.kind == "compiled":
             made = CompiledReward(load_function(part.function))
         else:
@@ -357,9 +344,7 @@ def call_text_function(
 ) -> Float[np.ndarray, " N"]:
     """Returns the scores of `responses` to the contexts of `instances`, as float32; see `call_on_texts`.
 
-    Raises:
-      ConfigError: the function raised an exception, needs a field that no row has, or did not return one finite number
-        for each response.
+    Raises ConfigError if the function fails, needs a field that no row has, or does not give a finite number for each.
     """
     contexts, references = [i.context for i in instances], [i.response for i in instances]
     found = call_on_texts(function, f"the reward {name}", contexts, responses, references, instances, known)
@@ -377,9 +362,7 @@ def try_functions(
     A text function rates the responses of the rows that `rows` returns, if possible with the fields of given names; a
     compiled one is traced with `rollout`, shapes of as many answers. `later` are notes that stages will add to rows.
 
-    Raises:
-      ConfigError: a function does not exist, needs a field that no row will have, fails, or does not return one number
-        for each row.
+    Raises ConfigError as `call_text_function` does, and if a function does not exist.
     """
     for part in settings:
         if not part.function:

@@ -30,9 +30,6 @@ class RewardSettings:
         Fields are `id`, `emotion` and the rows' notes, as far as the function names them (all, if it takes **anything).
       shift_penalty: for "empathy" on whole dialogues: penalty for a change of level from one listener turn to the next,
         beyond the change in the gold responses; 0 = each turn is rewarded alone.
-      outputs: for "novelty": the number of responses among which a pair of tokens should be new.
-      share: for "novelty": the share of distinct pairs in that many of the policy's responses, in [0, 1). A value below
-        the true share rewards long responses; above, short ones.
     """
 
     kind: Literal["empathy", "novelty", "compiled", "text"] = "empathy"
@@ -41,8 +38,6 @@ class RewardSettings:
     stages: tuple[str, ...] = ("identifiers",)
     function: str = ""
     shift_penalty: float = 0.0
-    outputs: int = 5_000
-    share: float = 0.05
 
     def __post_init__(self) -> None:
         if (self.kind in ("empathy", "novelty")) == bool(self.function):
@@ -54,12 +49,9 @@ class RewardSettings:
             raise ConfigError("a reward of kind = 'empathy' has stages = (); name the stages of the identifiers.")
         check_numbers(self, "weight")
         check_numbers(self, "shift_penalty", least=0)
-        check_numbers(self, "outputs", least=1)
-        check_numbers(self, "share", least=0, below=1)
-        own = {"empathy": ("shift_penalty", "goal", "stages"), "novelty": ("outputs", "share")}
-        for kind, name in ((kind, name) for kind, names in own.items() for name in names):
-            if self.kind != kind and getattr(self, name) not in (getattr(RewardSettings, name), ()):
-                raise ConfigError(f"{name} goes with kind = {kind!r}, not with {self.kind!r}.")
+        for name in ("shift_penalty", "goal", "stages"):
+            if self.kind != "empathy" and getattr(self, name) not in (getattr(RewardSettings, name), ()):
+                raise ConfigError(f"{name} goes with kind = 'empathy', not with {self.kind!r}.")
         if self.goal != "gold" and self.shift_penalty:
             raise ConfigError(f"shift_penalty = {self.shift_penalty} goes with goal = 'gold', not with {self.goal!r}.")
 
@@ -131,21 +123,15 @@ class PolicyTaskSettings:
     replies: int = 4
 
     def __post_init__(self) -> None:
-        if self.rollout.method != "sample":
-            raise ConfigError(f"rollout.method = {self.rollout.method!r} must be 'sample': a policy explores.")
-        if self.rollout.more_eos_ids:
-            raise ConfigError(
-                "rollout.more_eos_ids must be empty: training responses end with the tokenizer's end token."
-            )
-        if self.rollout.end_at_limit:
-            raise ConfigError(
-                "rollout.end_at_limit = True puts an end behind answers that max_tokens cuts, and a policy would learn "
-                "to stop there; set it to False."
-            )
-        if self.rollout.rerank:
-            raise ConfigError(
-                f"rollout.rerank = {self.rollout.rerank!r} must be empty: a policy learns from all answers of a group."
-            )
+        rollout = self.rollout
+        for name, wrong, why in (
+            ("method", rollout.method != "sample", "'sample': a policy explores"),
+            ("more_eos_ids", rollout.more_eos_ids, "empty: training responses end with the tokenizer's end token"),
+            ("end_at_limit", rollout.end_at_limit, "False: a policy would learn to stop where max_tokens cuts answers"),
+            ("rerank", rollout.rerank, "empty: a policy learns from all answers of a group"),
+        ):
+            if wrong:
+                raise ConfigError(f"rollout.{name} = {getattr(rollout, name)!r} must be {why}.")
         check_numbers(self, "guard_tolerance", above=0)
         check_numbers(self, "likelihood_weight", "likelihood_focus", least=0)
         check_numbers(self, "kept_share", above=0, most=1)

@@ -63,12 +63,7 @@ def make_policy(parts: GeneratorParts, stage: PolicyTaskSettings, reward: Reward
 
 
 def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
-    """Checks that the stage to start from exists, and that the reward functions work.
-
-    Raises:
-      ConfigError: a stage or function is missing, a function fails on two rows, or settings do not fit together.
-      DataError: a file of preferences cannot be read, or has contexts of the test split.
-    """
+    """Raises ConfigError if a stage is missing or a reward function fails, DataError if a file of pairs is wrong."""
     check_prepared(run)
     run.earlier("start_from", stage.start_from, tasks=("generator", "reg.joint"))
     check_layout(run)
@@ -191,11 +186,7 @@ def policy_model(parts: GeneratorParts, params: Params, first: Params, kept_shar
 
     Source: Wortsman et al. 2022 (WiSE-FT), Sec. 3; Ramé et al. 2024 (WARP), Sec. 3.3.
 
-    Args:
-      parts: the run's parts.
-      params: parameters of the policy's checkpoint.
-      first: {"model"}, the initial parameters of training.
-      kept_share: s in (0, 1], see PolicyTaskSettings.
+    `params` are of the policy's checkpoint, `first` are {"model"} of the start of training, `kept_share` is s.
     """
     if is_adapted(params):
         task = make_policy(parts, PpoTaskSettings(), Reward(()))
@@ -336,11 +327,9 @@ def _answerer(
 
 
 def trained_policy(stage: PolicyTaskSettings, run: RunContext, adapters: bool) -> Trained:
-    """Returns the policy's generator of the current stage of `run`, without its heads.
+    """Returns the policy's generator of the trained stage of `run`, without its heads.
 
-    Raises:
-      ConfigError: `adapters` is set: a policy's adapters belong to weights that no other library has.
-      CheckpointError: the stage has not been trained.
+    `adapters` are refused: a policy's belong to weights that no other library has.
     """
     saved = load_params(run.directory)
     if adapters:

@@ -10,11 +10,7 @@ from empax.systems.lempex.stages import GENERATOR
 
 
 def check(run: RunContext) -> None:
-    """Checks the generator, and the retriever if there is an index.
-
-    Raises:
-      ConfigError: `check_models` or `check_towers` fails, or the generator has no encoder.
-    """
+    """Checks the generator, which must have an encoder, and the retriever if there is an index."""
     parts = check_models(run)
     if parts is not None and isinstance(parts.generator.model, DecoderOnly):
         raise ConfigError(

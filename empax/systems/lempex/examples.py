@@ -109,14 +109,10 @@ def judged_length(source: int, target: int, most: int) -> int:
 class LempexExamples(ContextExamples):
     """Examples of LEMPEx' generator.
 
-    Args:
-      instances: N instances.
-      form: the form of the texts.
-      corpus: the corpus whose rows are candidates.
-      candidates: exemplars of each instance, [N, K], -1 = none; None = the generator reads none.
-      judged: for the empathetic losses, the maximum tokens of context and response that a classifier reads; the notes
-        have `response_attributes`. 0 = batches have no labels.
-      others: whether batches also have the exemplars of the instance N / 2 rows on.
+    `candidates` are the exemplars of each of N instances, [N, K] rows of the `corpus`, -1 = none; without them, the
+    generator reads none. With `others`, batches also have the exemplars of the instance N / 2 rows on. For the
+    empathetic losses, `judged` is the maximum tokens of context and response that a classifier reads, and the notes
+    have `response_attributes`; 0 = batches have no labels.
     """
 
     form: TurnForm

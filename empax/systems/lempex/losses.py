@@ -44,10 +44,7 @@ class EmpathyLosses:
 
     Departure: rows are weighted by their target tokens, as in every loss here, so that parts of a batch add up.
 
-    Attributes:
-      settings: the stage's settings.
-      classifiers: the classifiers, with the name of their stage.
-      regressor: the sentiment regressor; None = no sentiment loss by judges.
+    `classifiers` come with the name of their stage; without a `regressor`, judges give no sentiment loss.
     """
 
     settings: LempexTaskSettings
@@ -169,16 +166,12 @@ def soft_tokens(
     temperature: float = 1.0,
     rng: jax.Array | None = None,
 ) -> Float[Array, "B T V"]:
-    """Returns soft tokens, which are distributions, in place of one-hot tokens.
+    """Returns soft tokens, which are distributions, in place of one-hot tokens; `temperature` divides the logits.
 
-    Args:
-      logits: logits of the tokens.
-      form: "expected": probabilities, whose product with an embedding table is its expectation; "straight_through":
-        one-hot samples of a Gumbel-softmax with the gradient of its probabilities (Jang et al. 2017, Sec. 2.2).
-      axis: axis of the softmax. "time" is an error of LEMPEx' released code: each word is normalized over positions, so
-        the rows are not distributions, and a position sees later ones.
-      temperature: divides the logits.
-      rng: key of the samples; None = take the likeliest token.
+    The form "expected" has probabilities, whose product with an embedding table is its expectation; "straight_through"
+    has one-hot samples of a Gumbel-softmax (without an `rng`, the likeliest tokens) with the gradient of its
+    probabilities (Jang et al. 2017, Sec. 2.2). The axis "time" is an error of LEMPEx' released code: each word is
+    normalized over positions, so the rows are not distributions, and a position sees later ones.
     """
     along = {"vocabulary": 2, "time": 1}[axis]
     logits = logits.astype(jnp.float32)

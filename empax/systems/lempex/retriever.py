@@ -85,13 +85,7 @@ def trained_towers(run: RunContext, stage: str) -> CorpusEncoder:
 
 
 def check_towers(run: RunContext) -> None:
-    """Checks that the encoders exist and are compatible; see also `checks.check_retriever`.
-
-    Raises:
-      ConfigError: a model does not exist or cannot read texts of the lengths set, or the two models have vectors of
-        different sizes or different vocabularies.
-      DataError: files of a model are missing or broken.
-    """
+    """Checks as `checks.check_retriever` does; raises ConfigError, too, if the two encoders are not compatible."""
     first = checks.check_retriever(run)
     settings = run.shared_settings(LempexSettings)
     name, other, where = settings.retriever.pretrained, settings.key_pretrained, f"{run.shared}.key_pretrained"
@@ -111,12 +105,7 @@ def check_towers(run: RunContext) -> None:
 
 
 def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
-    """Checks that the stage has its training data.
-
-    Raises:
-      ConfigError: keys are exchanges, contexts do not fit the buckets, a split names no emotion, or the Reddit pairs
-        are missing.
-    """
+    """Checks as `dense.check_dense` does, and that the Reddit pairs exist if the stage reads them."""
     dense.check_dense(stage.negatives, run)
     for split in ("train", "validation"):
         _given_pairs(stage, run, split)
@@ -145,11 +134,9 @@ def sketch_retriever(stage: RetrieverTaskSettings, run: RunContext, batch_size: 
 
 
 def trained_retriever(stage: RetrieverTaskSettings, run: RunContext, adapters: bool, *, side: int) -> Trained:
-    """Returns the encoder of contexts (side 0) or of responses (side 1) of the current stage of `run`.
+    """Returns the encoder of contexts (side 0) or of responses (side 1) of the trained stage of `run`.
 
-    Raises:
-      ConfigError: `adapters` is set; a retriever has none.
-      CheckpointError: the stage has not been trained.
+    `adapters` are refused, since it has none.
     """
     params = load_params(run.directory)
     check_adapters(adapters, run, "retriever")

@@ -50,11 +50,9 @@ def generator_task(
 
 
 def check_generator(stage: LempexTaskSettings, run: RunContext) -> None:
-    """Checks that earlier stages provide the exemplars, judges and labels.
+    """Raises ConfigError unless earlier stages provide the exemplars, and judges and labels of weighted mechanisms.
 
-    Raises:
-      ConfigError: one is missing; labels or judges omit a mechanism that has a weight; judges and generator have
-        different vocabularies; or contexts would be cut.
+    Judges must read the generator's tokens, and contexts must not be cut.
     """
     check_prepared(run)
     settings = run.shared_settings(LempexSettings)
@@ -206,11 +204,7 @@ class LempexSearch(ExemplarSearch):
 
 
 def answer_generator(stage: LempexTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
-    """Builds the answerer of a finished stage, with exemplars from the index that it was trained with.
-
-    Raises:
-      StaleIndexError: the index was built with another encoder than that of the stage it names.
-    """
+    """Builds the answerer of a finished stage, with exemplars from the index that it was trained with."""
     parts = GeneratorParts.of(run, with_params=False)
     task = generator_task(parts, stage, run, None)
     saved = load_params(run.files.stage(options.stage))

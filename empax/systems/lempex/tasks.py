@@ -37,13 +37,8 @@ def draw_speakers(rng: jax.Array, config: TransformerConfig) -> Float[Array, "3 
 class LempexGenerator(ResponseTask):
     """Generates a response from context and exemplars.
 
-    Parameters: "model"; "fusion" with exemplars; "speakers" with speakers; "judges" if they are trained, else frozen
-    under that name; "head" of Eq. 10.
-
-    Attributes:
-      fusion: the exemplar fusion; None = no exemplars.
-      speakers: whether the context's embeddings include the speaker.
-      empathy: the empathetic losses; None = the likelihood alone.
+    Parameters: "model"; "fusion" with exemplars; "speakers" if embeddings of the context include the speaker; "judges"
+    if they are trained, else frozen under that name; "head" of Eq. 10. Without `empathy`, the likelihood is alone.
     """
 
     fusion: ExemplarFusion | None = None

@@ -158,11 +158,7 @@ class Negatives:
     def of(
         cls, instances: Sequence[Instance], tokenizer: Tokenizer, max_tokens: int, *, different: int, frequent: int
     ) -> Negatives:
-        """Collects the negatives of the training split `instances`.
-
-        Raises:
-          ConfigError: `different` is set, but fewer than two emotions are known.
-        """
+        """Collects the negatives of the training split; raises ConfigError if too few emotions are known."""
 
         def targets(texts: Sequence[str]) -> list[list[int]]:
             rows = tokenizer.encode_batch(list(texts))

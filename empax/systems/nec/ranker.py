@@ -195,11 +195,7 @@ def load_ranker(run: RunContext, name: str) -> Predictor[Ranker]:
 
 
 def check_ranker(stage: RankerTaskSettings, run: RunContext) -> None:
-    """Checks that there are facts and that texts fit the encoder.
-
-    Raises:
-      ConfigError: no earlier stage finds facts about things, or the encoder does not exist or reads fewer tokens.
-    """
+    """Raises ConfigError if no earlier stage finds facts about things, or texts do not fit the encoder."""
     check_prepared(run)
     check_knowledge(run, entity=f"{run.shared}.ranker to '' and leave {run.stage!r} out of config.run")
     check_encoder(stage.encoder, run, max_tokens=stage.max_tokens)

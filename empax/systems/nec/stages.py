@@ -95,11 +95,7 @@ def exploring(contrast: CandidateSettings, decoding: DecodeSettings) -> DecodeSe
 
 
 def check_system(run: RunContext) -> None:
-    """Checks the generator; see `checks.check_system`.
-
-    Raises:
-      ConfigError: `checks.check_system` fails, or NEC does not support the generator.
-    """
+    """Checks the generator as `checks.check_system` does, and that NEC supports it."""
     checks.check_system(run)
     settings, parts = run.shared_settings(NecSettings), checks.check_models(run)
     decoder_only = parts is not None and isinstance(parts.generator.model, DecoderOnly)
@@ -111,12 +107,7 @@ def check_system(run: RunContext) -> None:
 
 
 def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
-    """Checks that the facts, their selector and ranker and the stage to start from exist, and that sources fit.
-
-    Raises:
-      ConfigError: one of them is missing, or contexts with their facts do not fit the buckets.
-      DataError: files of the selector are missing or broken.
-    """
+    """Raises ConfigError unless facts, selector, ranker and the stage to start from exist, and sources fit buckets."""
     check_prepared(run)
     settings = run.shared_settings(NecSettings)
     check_lengths(stage, run)
@@ -152,12 +143,7 @@ def _with_facts(form: TaggedForm, settings: NecSettings) -> FactForm:
 
 
 def check_contrastive(stage: ContrastiveTaskSettings, run: RunContext) -> None:
-    """Checks as `check_nec` does, and that there are candidates.
-
-    Raises:
-      ConfigError: `check_nec` fails, there are no candidates, or none on validation, or no response is of another
-        emotion.
-    """
+    """Checks as `check_nec` does, and that there are candidates, on validation too, and of other emotions if asked."""
     check_nec(stage, run)
     contrast = stage.contrast
     given = contrast.in_batch or contrast.different or contrast.frequent
@@ -231,9 +217,7 @@ def answer_nec(stage: NecTaskSettings, run: RunContext, options: AnswerOptions) 
 def trained_nec(stage: NecTaskSettings, run: RunContext, adapters: bool) -> Trained:
     """Returns the model without the parts that read facts about people: it answers as if there were no facts.
 
-    Raises:
-      ConfigError: `adapters` is set.
-      CheckpointError: the stage has not been trained.
+    `adapters` are refused, since it has none.
     """
     check_adapters(adapters, run, "generator")
     parts = GeneratorParts.of(run, with_params=False)

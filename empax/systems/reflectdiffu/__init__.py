@@ -2,33 +2,27 @@
 
 from empax.core.system import System, TaskSpec
 from empax.parts.generator.checks import check_contexts
-from empax.systems.reflectdiffu.intents import build_intents, check_intents, sketch_intents
-from empax.systems.reflectdiffu.reasons import build_reasons, check_reasons, load_finder, sketch_reasons
-from empax.systems.reflectdiffu.settings import (
-    GeneratorTaskSettings,
-    IntentTaskSettings,
-    ReasonTaskSettings,
-    ReflectSettings,
-)
-from empax.systems.reflectdiffu.stages import (
-    answer_generator,
-    build_generator,
-    check_generator,
-    check_system,
-    sketch_generator,
-)
+from empax.systems.reflectdiffu import intents, reasons, settings, stages
 
 TASKS = {
-    "reasons": TaskSpec(ReasonTaskSettings, check_reasons, build_reasons, sketch_reasons, marker=load_finder),
-    "intents": TaskSpec(IntentTaskSettings, check_intents, build_intents, sketch_intents),
+    "reasons": TaskSpec(
+        settings.ReasonTaskSettings,
+        reasons.check_reasons,
+        reasons.build_reasons,
+        reasons.sketch_reasons,
+        marker=reasons.load_finder,
+    ),
+    "intents": TaskSpec(
+        settings.IntentTaskSettings, intents.check_intents, intents.build_intents, intents.sketch_intents
+    ),
     "generator": TaskSpec(
-        GeneratorTaskSettings,
-        check_generator,
-        build_generator,
-        sketch_generator,
-        answer=answer_generator,
+        settings.GeneratorTaskSettings,
+        stages.check_generator,
+        stages.build_generator,
+        stages.sketch_generator,
+        answer=stages.answer_generator,
         check_evaluation=lambda _, run: check_contexts(run),
     ),
 }
 
-SYSTEM = System("reflectdiffu", ReflectSettings, TASKS, check=check_system)
+SYSTEM = System("reflectdiffu", settings.ReflectSettings, TASKS, check=stages.check_system)

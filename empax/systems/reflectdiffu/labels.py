@@ -81,8 +81,7 @@ def load_intents(data: DataSettings) -> dict[str, str]:
 def read_listener_intents(path: Path) -> dict[str, str]:
     """Reads the intents of `listener_intents.csv` by instance id; rows of speakers and with emotions are skipped.
 
-    Raises:
-      DataError: the columns differ, or a label is neither an intent nor an emotion.
+    Raises DataError if the columns differ, or a label is neither an intent nor an emotion.
     """
     lines = read_lines(path)
     if (header := next(lines, (1, ""))[1]) != ",".join(_CSV_COLUMNS):

@@ -167,7 +167,7 @@ def load_examples(stage: ReasonTaskSettings, run: RunContext, split: str) -> lis
     instances = load_instances(run, split)
     if stage.data == "file":
         return spans.read_spans(expand(stage.spans) / f"{split}.jsonl", instances, some=bool(run.plan.data.limit))
-    return spans.lexicon_examples(instances, stage.least_valence)
+    return spans.lexicon_examples(instances)
 
 
 def build_reasons(stage: ReasonTaskSettings, run: RunContext) -> Assembly:
@@ -244,7 +244,7 @@ def quality(finder: ReasonFinder, stage: ReasonTaskSettings, run: RunContext) ->
         gold = load_examples(stage, run, "test")
         contexts = [one.context for one in gold]
         found["held_out"] = _agreement(finder, gold, finder(contexts))
-        found["lexicon"] = _agreement(finder, gold, [spans.lexicon_spans(c, stage.least_valence) for c in contexts])
+        found["lexicon"] = _agreement(finder, gold, [spans.lexicon_spans(c) for c in contexts])
         log.info("%s: F1 of pieces %.1f, of spans %.1f", run.stage, *found["held_out"].values())
     if run.plan.data.name == "empathetic_dialogues" and stage.data == "reccon":
         path = spans.find_causes(run.plan.data.dir) / "empathetic_dialogues_test_causes.jsonl"

@@ -49,18 +49,15 @@ class ReasonTaskSettings:
       data: source of the spans: "reccon" (people's, of DailyDialog), "sample" (people's, of the built-in corpus),
         "file" (yours), or "lexicon" (VADER's emotion words, in the run's own contexts).
       spans: for "file", a folder with train.jsonl and validation.jsonl (`data.spans.read_spans`).
-      least_valence: for "lexicon", see `data.spans.lexicon_spans`.
       max_validation_examples: maximum examples of validation; 0 = all.
     """
 
     encoder: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
     data: Literal["reccon", "sample", "file", "lexicon"] = "reccon"
     spans: str = ""
-    least_valence: float = 1.5
     max_validation_examples: int = 1000
 
     def __post_init__(self) -> None:
-        check_numbers(self, "least_valence", least=0, most=4)
         check_numbers(self, "max_validation_examples", least=0)
         if (self.data == "file") != bool(self.spans):
             raise ConfigError(f"spans = {self.spans!r} goes with data = 'file', but data = {self.data!r}.")

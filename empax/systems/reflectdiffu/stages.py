@@ -120,12 +120,7 @@ def _frozen(stage: GeneratorTaskSettings, run: RunContext) -> Params:
 
 
 def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
-    """Checks that the earlier stages it reads exist, and that the initial word vectors exist and fit the model.
-
-    Raises:
-      ConfigError: a stage is missing, comes later or trains something else; settings do not fit together; there are no
-        intents or vectors; or contexts would be cut.
-    """
+    """Raises ConfigError if a stage that it reads, intents or word vectors are missing, or contexts would be cut."""
     check_prepared(run)
     model = run.shared_settings(ReflectSettings).model
     check_words(model.vectors, model.d_model)

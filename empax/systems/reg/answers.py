@@ -24,11 +24,7 @@ from empax.training.lora import trained_whole
 
 
 def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
-    """Builds the answerer of a finished stage: the retriever with G2.
-
-    Raises:
-      StaleIndexError: the index was built with another encoder than the stage's.
-    """
+    """Builds the answerer of a finished stage, the retriever with G2; an index of another encoder is refused."""
     parts = RegParts.of(run, with_params=False)
     made = parts.generator.trained_at(run.at(options.stage))
     params = made.stage_params(run, options.stage)
@@ -63,12 +59,7 @@ def _teaches_emotions(stage: Any) -> bool:
 def trained_retriever(
     stage: DenseTaskSettings | RetrieverTaskSettings | JointTaskSettings, run: RunContext, adapters: bool
 ) -> Trained:
-    """Returns the retriever of the current stage of `run`, without its emotion head.
-
-    Raises:
-      ConfigError: `adapters` is set; a retriever has none.
-      CheckpointError: the stage has not been trained.
-    """
+    """Returns the retriever of the trained stage of `run`, without its emotion head. `adapters` are refused."""
     params = trained_whole(load_params(run.directory))
     check_adapters(adapters, run, "retriever")
     parts = emotion_parts(run, with_params=False).retrieval

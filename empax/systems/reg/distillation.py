@@ -27,13 +27,8 @@ def target_distribution(
     of the response given each passage, these are the targets of perplexity distillation (Izacard et al. 2023, Atlas,
     Sec. 2.2, "PDist").
 
-    Args:
-      utilities: higher is better.
-      mask: True at real candidates.
-      temperature: tau > 0, in units of the utilities.
-
-    Returns:
-      Probabilities that sum to 1 over the real candidates; all 0 if a row has none.
+    `mask` is True at real candidates, `temperature` is tau > 0, in units of the utilities. Probabilities sum to 1 over
+    the real candidates; all are 0 if a row has none.
     """
     log_probs = _masked_log_softmax(utilities, mask, temperature)
     return jax.lax.stop_gradient(jnp.where(mask, jnp.exp(log_probs), 0.0))
@@ -60,14 +55,9 @@ def retriever_kl(
     sum_k P_k log sigmoid(s_k), which falls for every candidate as its score rises, can be negative, and is minimal when
     all scores are infinite. So "softmax" is the default, and the printed form is optional.
 
-    Args:
-      scores: query times passage, before any temperature.
-      targets: P of `target_distribution`; no gradient flows.
-      mask: True at real candidates.
-      valid: False on filler rows; a row without candidates does not count either.
-      temperature: T > 0, in units of the scores.
-      form: form of Q.
-      weights: weight of each query in the mean; None = equal weights.
+    `scores` are query times passage, before any temperature; no gradient flows to the `targets`, P of
+    `target_distribution`. `mask` is True at real candidates, `valid` False on filler rows; a row without candidates
+    does not count either. `temperature` is T > 0, in units of the scores; `weights` are those of queries in the mean.
     """
     targets = jax.lax.stop_gradient(jnp.where(mask, targets, 0.0))
     if form == "softmax":

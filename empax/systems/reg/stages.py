@@ -104,11 +104,7 @@ def check_emotions(stage: EmotionTaskSettings, run: RunContext) -> None:
 
 
 def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
-    """Checks that the stages that the retriever learns from exist, and that no context is cut in a trial.
-
-    Raises:
-      ConfigError: one is missing, comes later or trains something else; or the settings do not fit together.
-    """
+    """Raises ConfigError unless the stages that the retriever learns from exist, and no context is cut in a trial."""
     _check_earlier(stage, run)
     check_layout(run, exemplars=True)
     if run.named(run.stage).loop.best_metric == "loss" and not stage.distillation.emotion_weight:

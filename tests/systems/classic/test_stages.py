@@ -9,7 +9,6 @@ from configs import classic
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir
 from empax.core.system import RunContext
-from empax.data import words
 from empax.data.store import PlannedTokenizer
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
@@ -103,15 +102,6 @@ def test_emotions_that_no_dialogue_names_cannot_be_learnt(tmp_path):
     assert not problems("transformer", **bare)
 
 
-def test_emotions_that_are_no_words_of_the_corpus_are_told(monkeypatch, caplog):
-    few = words.train_words(["i am sad and proud"], min_count=1)
-    monkeypatch.setattr(stages, "run_tokenizer", lambda run: few)
-    monkeypatch.setattr(stages, "answer_generator", lambda *_: None)
-    plan = make_plan(plain(classic.get_config("emo_prepend,tiny")))
-    stages._prepended(plan.stages["generator"].settings, RunContext(WorkDir(Path("nowhere")), plan, "generator"))
-    assert "30 of 32 emotions are not words of this corpus" in caplog.text
-
-
 def test_on_a_small_corpus_the_teacher_leaves_as_much_sooner():
     config = plain(classic.get_config("moel,tiny"))
     config["generator"]["steps"] = 600
@@ -127,15 +117,6 @@ def test_on_a_small_corpus_the_teacher_leaves_as_much_sooner():
 
     assert [decay(config, rows) for rows in (10_000, 240, 1)] == [200, 100, 3]  # 300 steps of 8 are ten passes of 240
     assert decay({**config, "data": {"name": "sample"}}, 240) == 200
-
-
-def test_the_lexicon_is_looked_up_once_and_not_for_every_answer(monkeypatch):
-    looked_up = []
-    monkeypatch.setattr(stages, "emotional_words", lambda name, tokenizer: looked_up.append(name))
-    parts = stages.ClassicParts(ClassicSettings(readers=("emotion_words",)), words.train_words(["hi"], min_count=1))
-    for _ in range(2):
-        parts.examples([], None)
-    assert looked_up == ["vader"]
 
 
 def test_a_stage_goes_on_from_an_earlier_one(monkeypatch):

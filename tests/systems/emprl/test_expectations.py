@@ -168,17 +168,11 @@ def test_an_end_is_no_novelty_whatever_word_it_follows(toy):
 
 
 def test_a_part_of_the_reward_counts_gold_responses(toy):
-    settings = [RewardSettings("novelty", 0.5, outputs=1, share=0.0)]
-    reward = make_reward(
-        settings,
-        tokenizer=toy.Words(),
-        instances=[],
-        judges=lambda stage: None,
-        encoder=dict,
-        responses=lambda: ["w20 w20"] * 4,
-    )
+    gold, others = ["w20 w20", *["w5 w6"] * 4_999], {"judges": lambda stage: None, "encoder": dict}
+    settings = [RewardSettings("novelty", 0.5)]
+    reward = make_reward(settings, tokenizer=toy.Words(), instances=[], responses=lambda: gold, **others)
     assert not reward.on_host
     rollout = toy.saying([[20, EOS, 0, 0], [20, 20, EOS, 0], [20, 20, 21, EOS]])
-    # Nobody has said "w20 w21".
+    # One in 5,000 has said "w20 w20", nobody "w20 w21".
     rated = reward.rate(reward.frozen(), rollout)
-    np.testing.assert_allclose(rated, np.exp(-1.0) * np.array([0.0, 0.5, 0.5]), rtol=1e-6)
+    np.testing.assert_allclose(rated, 0.5 * np.array([0.0, np.exp(-1.0) - 0.05, np.exp(-1.0) - 0.10]), rtol=1e-5)

@@ -23,7 +23,6 @@ from empax.systems.emprl.rewards import (
     EmpathyReward,
     Reward,
     TextReward,
-    check_contexts,
     empathy_gain,
     empathy_reward,
     make_reward,
@@ -295,8 +294,3 @@ def test_a_function_that_does_not_do_its_part_is_named(toy):
     reward = Reward(((1.0, TextReward(too_few, "mine:too_few", toy.Words(), toy.Contexts(8).instances)),))
     with pytest.raises(ConfigError, match=r"the reward mine:too_few returned numbers of shape \(1,\) for 2 responses"):
         reward.rate(reward.frozen(), rollout)
-
-
-def test_identifiers_that_reward_together_read_contexts_of_one_length():
-    with pytest.raises(ConfigError, match="max_context_tokens is 32 in 'two' and 64"):
-        check_contexts(("one", "two"), (64, 32))

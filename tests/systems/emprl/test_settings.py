@@ -33,11 +33,6 @@ OWN = RewardSettings("text", function="a:b")
         (RewardSettings, {"goal": "balanced", "shift_penalty": 1.0}, "goes with goal = 'gold', not with 'balanced'"),
         (RewardSettings, {"shift_penalty": -1.0}, "shift_penalty = -1.0 must be at least 0"),
         (RewardSettings, {"stages": ()}, r"stages = \(\); name the stages"),
-        (RewardSettings, {"kind": "novelty", "outputs": 0}, "outputs = 0 must be at least 1"),
-        (RewardSettings, {"kind": "novelty", "share": 1.0}, r"share = .* must lie in \[0, 1\)"),
-        (RewardSettings, {"kind": "novelty", "share": -0.1}, r"share = .* must lie in \[0, 1\)"),
-        (RewardSettings, {"outputs": 9}, "outputs goes with kind = 'novelty', not with 'empathy'"),
-        (RewardSettings, {"kind": "text", "function": "a:b", "share": 0.1}, "share goes with kind = 'novelty'"),
         (KlSettings, {"coefficient": -1.0}, "at least 0"),
         (KlSettings, {"target": 0.0}, "above 0"),
         (PolicyTaskSettings, {"kept_share": 0.0}, r"lie in \(0, 1\]"),
@@ -50,11 +45,7 @@ OWN = RewardSettings("text", function="a:b")
         (PolicyTaskSettings, {"rewards": (RewardSettings(),) * 2}, "two parts of kind = 'empathy'"),
         (PpoTaskSettings, {"rollout": DecodeSettings("greedy")}, "must be 'sample'"),
         (PpoTaskSettings, {"rollout": DecodeSettings("sample", num_samples=2)}, "groups are GRPO's"),
-        (
-            PpoTaskSettings,
-            {"rollout": DecodeSettings("sample", end_at_limit=True)},
-            "puts an end behind answers that max_tokens cuts, and a policy would learn to stop there",
-        ),
+        (PpoTaskSettings, {"rollout": DecodeSettings("sample", end_at_limit=True)}, "limit = True must be False"),
         (PpoTaskSettings, {"lam": 1.5}, r"lie in \[0, 1\]"),
         (PpoTaskSettings, {"value_clip": 0.0}, "None switches clipping off"),
         (GrpoTaskSettings, {"rollout": DecodeSettings("sample")}, "at least 2: a group"),
@@ -62,7 +53,7 @@ OWN = RewardSettings("text", function="a:b")
         (
             GrpoTaskSettings,
             {"rollout": DecodeSettings("sample", num_samples=4, more_eos_ids=(5,))},
-            "more_eos_ids must be empty",
+            r"more_eos_ids = \(5,\) must be empty",
         ),
         (
             GrpoTaskSettings,

@@ -154,6 +154,14 @@ def test_a_rollout_draws_rewards_and_the_update_reads_the_same(whole):
     np.testing.assert_allclose(later.advantage, rolled.reward - 0.5, atol=1e-6)
 
 
+def test_an_action_stays_the_intent_that_was_drawn_whatever_emotion_is_found_later(whole):
+    task, params, frozen, run = whole
+    rolled, _, _ = run["roll"](example(), task.init_memory())
+    other = dataclasses.replace(task, references=((5, 6, 7),) * len(EMOTIONS))  # as of other emotions
+    thought = jax.jit(lambda batch: other.think({**params, **frozen}, batch))(rolled)
+    np.testing.assert_array_equal(thought.second, np.asarray(rolled.actions)[np.arange(B), rolled.action])
+
+
 def test_the_final_intent_is_of_both_intents_and_the_classifiers_alone(whole):
     """The state reaches it through the choice of the second intent, which is given here."""
     task, params, *_ = whole

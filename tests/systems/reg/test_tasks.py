@@ -547,20 +547,6 @@ def test_dropout_is_on_in_training_and_only_then():
     assert quiet != noisy[0] == noisy[1] != noisy[2]
 
 
-def everything(task):
-    """Loss, answers and judgement of a generative task, compiled together."""
-
-    @jax.jit
-    def run(p, batch):
-        answers = task.generate(p, {}, batch, jax.random.key(0))
-        return *task.loss(p, {}, batch, KEY, train=False), answers.tokens, task.read(p, batch)
-
-    return run
-
-
-everything_of_g1 = functools.cache(lambda: everything(generator()))
-
-
 def plain_batch(batch):
     """The first passage of each row as a batch of G1."""
     names = ("target", "target_mask", "valid", "emotion")
@@ -581,20 +567,6 @@ def test_the_generators_head_reads_states_of_any_size_alike(scale):
     expected = pooled @ np.asarray(own["out"]) + np.asarray(own["out_bias"])
     found = generator().emotions(g1_params(), batch, read, None)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_fusion_in_decoder_with_one_passage_is_g1():
-    batch = take_candidates(explored(), jnp.zeros((ROWS, 1), jnp.int32)).replace(utilities=None)
-    g2 = joint(retriever_weight=0.0, emotion_weight=0.3)
-    loss, metrics, tokens, judged = everything_of_g1()(g1_params(), plain_batch(batch))
-    fused_loss, fused_metrics, fused_tokens, fused_judged = everything(g2)(params(), batch)
-    assert float(loss.value()) == pytest.approx(float(fused_loss.value()), rel=1e-5)
-    assert float(metrics["nll"].value()) == pytest.approx(float(fused_metrics["nll"].value()), rel=1e-5)
-    emotion = fused_metrics["generator_emotion_loss"]
-    assert float(metrics["emotion_loss"].value()) == pytest.approx(float(emotion.value()), rel=1e-5)
-    np.testing.assert_array_equal(tokens, fused_tokens)
-    np.testing.assert_allclose(judged["nll"], fused_judged["nll"], rtol=1e-5)
-    np.testing.assert_array_equal(judged["generator"], fused_judged["generator"])
 
 
 # ---------------------------------------------------------------------------------------- exemplars in their own rows
@@ -643,7 +615,7 @@ def test_a_row_without_exemplars_is_answered_and_weighed_as_a_context_alone_is()
     shown = apart()
     batch = shown.replace(source_mask=shown.source_mask.at[:, 1:].set(False), candidate_mask=jnp.zeros((ROWS, K), bool))
     _, judged = read_apart(batch)
-    _, _, _, alone = everything_of_g1()(g1_params(), plain_batch(batch))
+    alone = jax.jit(generator().read)(g1_params(), plain_batch(batch))
     np.testing.assert_allclose(judged["nll"], alone["nll"], rtol=1e-5)
     np.testing.assert_array_equal(judged["generator"], alone["generator"])
     plain = jax.jit(generator().weigh)(g1_params(), plain_batch(batch))
