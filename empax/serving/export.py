@@ -62,9 +62,9 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     files, plan, what, found = _trained(workdir, settings)
     adapters, beneath = settings.lora == "adapters", found.base
     if adapters:
-        kept = plan.system_settings.generator.adapters == "kept"
-        given = {"kept": kept, "instead": "export with --lora=merged", "tokenizer": found.tokenizer}
-        beneath = base_beneath(found.base, found.model.config, **given)
+        beneath = base_beneath(
+            found.base, found.model.config, kept=False, instead="export with --lora=merged", tokenizer=found.tokenizer
+        )
     main = evaluate.main_stage(plan)
     by = main if main and found.what == "generator" and plan.stages[main].settings.decoding is not None else ""
     about = Exported(

@@ -1,9 +1,8 @@
-"""Adapters that PEFT wrote, read and merged or kept, against PEFT's own results."""
+"""Adapters that PEFT wrote, read and merged, against PEFT's own results."""
 
 import dataclasses
 import functools
 import json
-import re
 import shutil
 
 import jax
@@ -19,8 +18,8 @@ from empax.core.tree import named_leaves
 from empax.interop.huggingface import load_adapted, load_config, load_pretrained
 from empax.interop.parameters import export_params
 from empax.interop.peft import base_beneath, export_adapters
-from empax.interop.pretrained import GeneratorSettings, check_kept, check_weights, load_generator
-from empax.models.lora import LoraSettings, adapt, init_adapters, merge
+from empax.interop.pretrained import check_weights
+from empax.models.lora import LoraSettings, init_adapters, merge
 from tests.interop import oracle
 from tests.interop.tiny import VOCAB, class_of
 
@@ -103,20 +102,6 @@ def test_an_adapter_is_merged_as_peft_merges_it(case, bases, tmp_path, written):
 @functools.cache
 def base_of(folder):
     return load_pretrained(folder).params
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("name", NAMES)
-def test_logits_are_pefts_with_the_adapter_merged_or_kept(name, tmp_path, written):
-    theirs = written(name, **EVERY, use_rslora=True)
-    expected = oracle.expected_of(theirs)
-    kept = load_adapted(tmp_path / "adapter")
-    oracle.assert_close(oracle.logits_of(kept.config, kept.merged().params), expected)
-    with theirs.disable_adapter():
-        assert np.abs(oracle.expected_of(theirs) - expected).max() > 0.1
-    if name in ("gpt2", "llama"):
-        apart = adapt(kept.params, kept.adapters, kept.settings)
-        oracle.assert_close(oracle.logits_of(kept.config, apart), expected)
 
 
 def test_a_file_of_pytorch_holds_the_same(plain):
@@ -252,37 +237,6 @@ def test_files_that_are_missing_or_belong_to_another_model(plain, bases, tmp_pat
     (plain / "adapter_model.safetensors").unlink()
     with pytest.raises(DataError, match=r"neither adapter_model\.safetensors nor adapter_model\.bin"):
         check_weights(str(plain))
-
-
-class Ids:
-    vocab_size = VOCAB
-
-
-def test_a_generator_keeps_adapters_apart_where_asked(plain, bases):
-    settings = GeneratorSettings("pretrained", str(plain), adapters="kept")
-    loaded = load_generator(settings, Ids())
-    kept, base = load_adapted(plain), base_of(bases["llama"])
-    jax.tree.map(np.testing.assert_array_equal, loaded.adapters, kept.adapters)
-    jax.tree.map(np.testing.assert_array_equal, loaded.params, base)
-    merged = load_generator(GeneratorSettings("llama", str(plain)), Ids())
-    assert merged.adapters is None
-    assert not np.array_equal(merged.params["layers"]["attention"]["value"], base["layers"]["attention"]["value"])
-    check_kept(settings, kept.settings)
-    check_kept(GeneratorSettings("llama", str(plain)), None)
-    with pytest.raises(ConfigError, match="set lora beside it"):
-        check_kept(settings, None)
-    with pytest.raises(
-        ConfigError, match=r"lora.rank = 3, lora.alpha = 5.0 and lora.pattern = .*attention/value"
-    ) as caught:
-        check_kept(settings, LoraSettings(rank=8))
-    rank, alpha, pattern = re.search(
-        r"rank = (\d+), .*alpha = ([\d.]+) and .*pattern = '(.*)'\.$", str(caught.value)
-    ).groups()
-    check_kept(settings, LoraSettings(rank=int(rank), alpha=float(alpha), pattern=pattern))
-    with pytest.raises(ConfigError, match="holds none; set adapters = 'merged'"):
-        load_generator(GeneratorSettings("pretrained", str(bases["llama"]), adapters="kept"), Ids())
-    with pytest.raises(ConfigError, match="needs pretrained"):
-        GeneratorSettings("llama", preset="tiny", adapters="kept")
 
 
 def test_what_adapters_sit_on_that_are_trained_further(plain, bases, tmp_path, written):

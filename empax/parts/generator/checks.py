@@ -16,7 +16,7 @@ from empax.data.sources import TaggedForm
 from empax.data.store import PlannedTokenizer, PrepareSettings, check_prepared, may_load, run_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.settings import DecodeSettings
-from empax.interop.pretrained import check_fits, check_kept, check_weights, load_generator
+from empax.interop.pretrained import check_fits, check_weights, load_generator
 from empax.models.decoder_only import DecoderOnly
 from empax.parts.generator.own_losses import try_losses
 from empax.parts.generator.parts import GeneratorParts, forced_token, with_own_decoding
@@ -66,7 +66,6 @@ def check_models(run: RunContext) -> GeneratorParts | None:
         return None
     for name in models:
         check_weights(name)
-    check_kept(generator, settings.lora)
     tokenizer = run_tokenizer(run, planned=True)
     loaded = load_generator(generator, tokenizer, with_params=False)
     first_token = forced_token(settings, tokenizer, loaded.model)

@@ -37,8 +37,6 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
         initial = lambda params: begun_with(params, load_params(run.files.stage(stage.start_from)))  # noqa: E731
     if adapted:
         task = parts.with_lora(_task(parts, stage, run))
-        if initial is None and (kept := parts.generator.adapters) is not None:
-            initial = lambda params: {**params, "adapters": {"model": kept}}  # noqa: E731
         frozen = task.freeze({"model": parts.generator.params}, {})
         return Assembly(task, train, validation, frozen=frozen, initial=initial)
     if initial is None and parts.settings.generator.loads_weights:

@@ -266,9 +266,7 @@ def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:
         retriever = parts.retriever_params(run, stage.retriever)
         # G2 continues with G1's adapters on the same weights, so that one set of adapters remains.
         if not stage.warm_up:
-            kept = made.generator.adapters
-            adapters = params["adapters"] if kept is None else {"generator": {"model": kept}}
-            return {"adapters": adapters, "trained": {**params["trained"], "retriever": retriever}}
+            return {**params, "trained": {**params["trained"], "retriever": retriever}}
         emotion = first["trained"].get("generator", first["trained"])["emotion"]
         adapters = first["adapters"].get("generator", first["adapters"])
         trained = {"retriever": retriever, "generator": {"emotion": emotion}}
