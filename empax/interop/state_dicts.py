@@ -54,12 +54,10 @@ class Ordered(dict[Any, Any]):
 
 _ORDERED = Token("collections", "OrderedDict")
 TENSOR = Token("torch._utils", "_rebuild_tensor_v2")
-TYPED_TENSOR = Token("torch._utils", "_rebuild_tensor_v3")
 PARAMETER = Token("torch._utils", "_rebuild_parameter")
-UNTYPED_STORAGE = Token("torch.storage", "UntypedStorage")
 _NAMESPACE, _DEVICE = Token("argparse", "Namespace"), Token("torch", "device")
 
-_CALLED = (TENSOR, TYPED_TENSOR, PARAMETER, _ORDERED, _DEVICE)
+_CALLED = (TENSOR, PARAMETER, _ORDERED, _DEVICE)
 _KEYS = (str, int, float, bool, type(None))
 """Types of keys. Tuples are excluded: nested references may take forever to hash."""
 _MOST_BITS = 64
@@ -68,7 +66,7 @@ _MOST_BITS = 64
 def read_state_dict(content: bytes, types: frozenset[str]) -> Any:
     """Reads a pickle: dicts, lists, tuples, numbers, texts, and tokens in place of anything else.
 
-    `types` are the names in the module `torch` of the types of storages and numbers that a pickle may name.
+    `types` are the names in the module `torch` of the types of storages that a pickle may name.
 
     Raises:
       BadPickleError: the pickle is broken.
@@ -96,7 +94,7 @@ class _Machine:
         self._types = types
         self._called = frozenset(_CALLED) if inert is None else inert
         self._made = frozenset((_NAMESPACE,)) if inert is None else inert  # called without arguments; may get a state
-        self._known = self._called | self._made | (frozenset((UNTYPED_STORAGE,)) if inert is None else frozenset())
+        self._known = self._called | self._made
         self._stack: list[Any] = []
         self._marked: list[list[Any]] = []  # the stack at each mark
         self._memo: dict[int, Any] = {}

@@ -21,17 +21,12 @@ import numpy as np
 from empax.core.files import DataError
 from empax.data.model_files import check_whole
 from empax.interop import state_dicts
-from empax.interop.state_dicts import BadPickleError, Call, RefusedPickleError, Storage, Token
+from empax.interop.state_dicts import BadPickleError, Call, RefusedPickleError, Storage
 from empax.interop.tensors import Checksum, MappedTensor, dtypes_of
 
 _STORAGES = dtypes_of("""
     FloatStorage=float32 DoubleStorage=float64 HalfStorage=float16 BFloat16Storage=bfloat16 LongStorage=int64
-    IntStorage=int32 ShortStorage=int16 CharStorage=int8 ByteStorage=uint8 BoolStorage=bool
-    ComplexFloatStorage=complex64 ComplexDoubleStorage=complex128""")
-_TYPES = dtypes_of("""
-    uint16 uint32 uint64 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu""")
-"""Newer types, whose storages are bytes."""
-_NAMES = frozenset((*_STORAGES, *_TYPES))
+    IntStorage=int32 ShortStorage=int16 CharStorage=int8 ByteStorage=uint8 BoolStorage=bool""")
 
 _ADVICE = "In an environment with PyTorch, load it and save its tensors as safetensors."
 _MOST_EXPANDED = 1 << 26
@@ -49,7 +44,7 @@ def read_torch(file: Path) -> dict[str, MappedTensor]:
     """
     archive = _Archive(file)
     try:
-        root = state_dicts.read_state_dict(archive.pickle(), _NAMES)
+        root = state_dicts.read_state_dict(archive.pickle(), frozenset(_STORAGES))
         for key in ("model", "state_dict"):
             if isinstance(root, dict) and isinstance(root.get(key), dict):
                 root = root[key]
@@ -148,22 +143,18 @@ class _Archive:
             if not value.arguments:
                 raise BadPickleError(f"{name} is a parameter of nothing")
             value = value.arguments[0]
-        if type(value) is not Call or value.function not in (state_dicts.TENSOR, state_dicts.TYPED_TENSOR):
+        if type(value) is not Call or value.function != state_dicts.TENSOR:
             return None
-        typed = value.function == state_dicts.TYPED_TENSOR
-        # storage, offset, size, stride, requires_grad, hooks, dtype (newer types only), metadata
-        if len(value.arguments) not in ((7, 8) if typed else (6, 7)):
+        if len(value.arguments) not in (6, 7):
             raise BadPickleError(f"{name} is a tensor of {len(value.arguments)} arguments")
-        storage, offset, size, stride, _, _, *rest = value.arguments
-        dtype = _dtype(storage, rest.pop(0) if typed else None)
-        if rest and rest[0]:
-            raise DataError(f"{self._file}: {name} is stored as conjugate or negative ({_bits(rest[0])}). {_ADVICE}")
+        storage, offset, size, stride, _, _, *metadata = value.arguments  # the others: requires_grad, hooks
+        dtype = _dtype(storage)
+        if metadata and metadata[0]:
+            raise DataError(f"{self._file}: {name} is stored as negative, which is not read here. {_ADVICE}")
         if not (_is_sizes((offset,)) and _is_sizes(size) and _is_sizes(stride) and len(size) == len(stride)):
             raise DataError(f"{self._file} describes an impossible tensor: {name} has no sizes or strides.")
-        assert isinstance(storage, Storage)
         entry = self._storage(storage.key)
-        in_bytes = storage.kind == state_dicts.UNTYPED_STORAGE
-        if not _is_sizes((storage.size,)) or storage.size * (1 if in_bytes else dtype.itemsize) != entry.num_bytes:
+        if not _is_sizes((storage.size,)) or storage.size * dtype.itemsize != entry.num_bytes:
             raise DataError(f"{self._file} is damaged: the storage of {name} has another size; fetch it again.")
         # First relative to the storage: nothing may lie beyond it.
         first = offset * dtype.itemsize
@@ -178,25 +169,18 @@ class _Archive:
         return tensor
 
 
-def _dtype(storage: Any, said: Any) -> np.dtype:
-    """Returns the type of a tensor's elements; `said`: the pickle's dtype next to the storage, for newer types."""
+def _dtype(storage: Any) -> np.dtype:
+    """Returns the type of a tensor's elements."""
     if type(storage) is not Storage:
         raise BadPickleError("a tensor without a storage")
-    if said is None:
-        if storage.kind.module == "torch" and storage.kind.name in _STORAGES:
-            return _STORAGES[storage.kind.name]
-    elif storage.kind == state_dicts.UNTYPED_STORAGE and type(said) is Token and said.name in _TYPES:
-        return _TYPES[said.name]
-    raise BadPickleError("a tensor of unknown type")
+    if storage.kind.module != "torch" or storage.kind.name not in _STORAGES:
+        raise BadPickleError("a tensor of unknown type")
+    return _STORAGES[storage.kind.name]
 
 
 def _is_sizes(values: Any) -> bool:
     """Whether `values` is a tuple of numbers valid as shape or strides; NumPy supports at most 64 axes."""
     return type(values) is tuple and len(values) <= 64 and all(type(v) is int and 0 <= v < 1 << 62 for v in values)
-
-
-def _bits(metadata: Any) -> str:
-    return ", ".join(sorted(str(key) for key in metadata)) if isinstance(metadata, dict) else type(metadata).__name__
 
 
 def _not_a_zip(file: Path) -> str:

@@ -31,8 +31,6 @@ def saved(folder, value, **options):
 
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
-DTYPES += ["complex64", "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"]
-DTYPES += ["float8_e5m2fnuz", "float8_e8m0fnu"]
 
 
 @pytest.mark.oracle
@@ -50,16 +48,12 @@ def test_every_type_is_read_as_torch_reads_it(tmp_path, name):
         assert np.ascontiguousarray(array).tobytes() == raw
 
 
-def test_types_that_numpy_does_not_have_and_lazy_signs_are_refused(tmp_path):
-    with pytest.warns(UserWarning, match="ComplexHalf"):
-        half = torch.zeros(2, dtype=torch.complex32)
-    with pytest.raises(DataError, match=r"asks for torch\.complex32"):
-        read_torch(saved(tmp_path, {"a": half}))
-    number = torch.view_as_complex(torch.ones(2, 2))
-    with pytest.raises(DataError, match=r"a is stored as conjugate or negative \(conj\)"):
-        read_torch(saved(tmp_path, {"a": number.conj()}))
-    with pytest.raises(DataError, match=r"negative \(neg\)"):
-        read_torch(saved(tmp_path, {"a": number.conj().imag}))
+def test_types_that_no_weights_have_and_lazy_signs_are_refused(tmp_path):
+    for dtype, said in ((torch.complex64, "ComplexFloatStorage"), (torch.float8_e5m2, "_utils._rebuild_tensor_v3")):
+        with pytest.raises(DataError, match=rf"asks for torch\.{said}"):
+            read_torch(saved(tmp_path, {"a": torch.zeros(2, dtype=dtype)}))
+    with pytest.raises(DataError, match="a is stored as negative"):
+        read_torch(saved(tmp_path, {"a": torch.view_as_complex(torch.ones(2, 2)).conj().imag}))
 
 
 def test_a_boolean_of_another_byte_than_0_and_1_is_true(tmp_path):
