@@ -54,7 +54,6 @@ _DESCRIPTION = ".zarray"
 _FIELDS = ("zarr_format", "shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters")
 _FIELDS += ("dimension_separator",)
 _DTYPES = dtypes_of("<f2 <f4 <f8 bfloat16")
-_COMPRESSORS = ("gzip", "zlib")
 _MOST_EXPANDED = 1 << 26
 """Bytes that an array may always take; a larger array may take `_MOST_RATIO` bytes for each byte of its files."""
 _MOST_RATIO = 64  # trained weights compress by less than 2
@@ -71,18 +70,12 @@ class _Array:
       shape: its stored shape.
       chunks: shape of a chunk; the last chunks may reach beyond the array.
       dtype: type of its elements.
-      order: "C" or "F", the memory order of a chunk.
-      separator: text between the indices in the name of a chunk.
-      compressed: whether chunks are compressed with deflate.
     """
 
     folder: Path
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     dtype: np.dtype
-    order: Any
-    separator: str
-    compressed: bool
 
     @property
     def chunk_bytes(self) -> int:
@@ -95,29 +88,26 @@ class _Array:
 
     def file(self, place: tuple[int, ...]) -> Path:
         """Returns the file of the chunk at `place` in the grid."""
-        return self.folder / self.separator.join(map(str, place))
+        return self.folder / ".".join(map(str, place))
 
     def read(self) -> np.ndarray:
         array = np.empty(self.shape, self.dtype)
         for place in self.grid():
             starts = [number * chunk for number, chunk in zip(place, self.chunks, strict=True)]
             target = array[tuple(slice(at, at + chunk) for at, chunk in zip(starts, self.chunks, strict=True))]
-            chunk = np.frombuffer(self._content(self.file(place)), self.dtype).reshape(self.chunks, order=self.order)
+            chunk = np.frombuffer(self._content(self.file(place)), self.dtype).reshape(self.chunks)
             target[...] = chunk[tuple(map(slice, target.shape))]
         return array
 
     def _content(self, file: Path) -> bytes:
         """Returns the bytes of a chunk; unpacks no more than its size."""
-        with file.open("rb") as stream:
-            content = stream.read(self.chunk_bytes + 1) if not self.compressed else stream.read()
-        if self.compressed:
-            unpack = zlib.decompressobj(wbits=47)  # zlib or gzip header
-            try:
-                content = unpack.decompress(content, self.chunk_bytes + 1)
-            except zlib.error as error:
-                raise DataError(f"{file} cannot be read ({error}); fetch the checkpoint again.") from error
-            if not unpack.eof or unpack.unused_data:
-                raise DataError(f"{file} is not a whole compressed file; fetch the checkpoint again.")
+        unpack = zlib.decompressobj(wbits=47)  # zlib or gzip header
+        try:
+            content = unpack.decompress(file.read_bytes(), self.chunk_bytes + 1)
+        except zlib.error as error:
+            raise DataError(f"{file} cannot be read ({error}); fetch the checkpoint again.") from error
+        if not unpack.eof or unpack.unused_data:
+            raise DataError(f"{file} is not a whole compressed file; fetch the checkpoint again.")
         if len(content) != self.chunk_bytes:
             raise DataError(f"{file} does not hold exactly {self.chunk_bytes} bytes; fetch the checkpoint again.")
         return content
@@ -179,7 +169,7 @@ def _open(folder: Path) -> _Array:
             raise DataError(f"{folder} {kind} the chunks {shown}{more}; fetch the checkpoint again.")
     size = sum(path.stat().st_size for path in chunks)
     needed = wanted * array.chunk_bytes
-    if needed > (max(_MOST_EXPANDED, size * _MOST_RATIO) if array.compressed else size):
+    if needed > max(_MOST_EXPANDED, size * _MOST_RATIO):
         raise DataError(f"{folder} has {size} bytes of chunks, too few for {needed}; fetch the checkpoint again.")
     return array
 
@@ -190,8 +180,7 @@ def _described(file: Path, said: dict[str, Any]) -> _Array:
     Raises:
       DataError: a value is impossible in T5X, or not supported.
     """
-    compressor, order, separator = said.get("compressor"), said.get("order", "C"), said.get("dimension_separator", ".")
-    kind = compressor.get("id") if isinstance(compressor, dict) else compressor
+    compressor = said.get("compressor")
     shape: Any = said.get("shape")
     chunks: Any = said.get("chunks")
     right = {
@@ -202,20 +191,19 @@ def _described(file: Path, said: dict[str, Any]) -> _Array:
         and len(chunks) == len(shape)
         and all(map(operator.le, chunks, shape)),  # else a file could claim any chunk size
         "dtype": said.get("dtype") in list(_DTYPES),
-        "compressor": kind in (None, *_COMPRESSORS),
-        "order": order in ("C", "F"),
+        "compressor": isinstance(compressor, dict) and compressor.get("id") == "gzip",
+        "order": said.get("order", "C") == "C",
         "filters": said.get("filters") in (None, []),
-        "dimension_separator": separator in (".", "/"),
+        "dimension_separator": said.get("dimension_separator", ".") == ".",
     }
     wrong = [name for name, fits in right.items() if not fits] + sorted(set(said) - set(_FIELDS))
     if wrong:
         listing = ", ".join(f"{name} = {str(said.get(name))[:80]}" for name in wrong)
         raise DataError(
-            f"{file} sets {listing}, which is not read here, only zarr 2 in {', '.join(_DTYPES)}, plain or deflated. "
+            f"{file} sets {listing}, which is not read here, only zarr 2 in {', '.join(_DTYPES)}, packed by gzip. "
             "Fetch the checkpoint again."
         )
-    dtype = _DTYPES[said["dtype"]]
-    return _Array(file.parent, tuple(shape), tuple(chunks), dtype, order, separator, kind is not None)
+    return _Array(file.parent, tuple(shape), tuple(chunks), _DTYPES[said["dtype"]])
 
 
 def _is_shape(value: Any) -> bool:
