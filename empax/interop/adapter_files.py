@@ -126,12 +126,12 @@ class _Contents(NamedTuple):
     outside: set[str]
 
 
-def read_adapters(folder: Path, mapping: mappings.Mapping, shapes: Params, *, cut: range = range(0)) -> Adapters:
+def read_adapters(folder: Path, mapping: mappings.Mapping, shapes: Params) -> Adapters:
     """Reads an adapter for a model with the table `mapping` and parameters of `shapes`.
 
     All weights get the rank of the largest adapter, padded with zeros, which stay zero in training. Factors that differ
     between modules are folded into B. If several of our weights are parts of one foreign weight (GPT-2's queries, keys
-    and values), each gets the ranks that affect it. The model leaves out the layers in `cut`, and so do the adapters.
+    and values), each gets the ranks that affect it.
 
     Raises:
       DataError: the file is broken, or does not match its config or the model.
@@ -142,7 +142,7 @@ def read_adapters(folder: Path, mapping: mappings.Mapping, shapes: Params, *, cu
     sizes = {name: leaf.shape for name, leaf in named_leaves(whole).items()}
     places, leaves = _places(mapping, sizes) | _others(mapping, shapes, sizes), named_leaves(shapes)
     known = {name for row in mapping.rows for name, _, _ in row.parts(leaves[row.ours].shape)}
-    found = _sorted_out(folder, mapping, cut)
+    found = _sorted_out(folder, mapping)
     asked = {own for own, name in found.names.items() if config.saves(_owner(name))}
     check_adapted(folder, mapping, found.pairs)
     check_replaced(folder, mapping, found.saved, asked=asked, known=known)
@@ -163,13 +163,11 @@ def read_adapters(folder: Path, mapping: mappings.Mapping, shapes: Params, *, cu
     return Adapters(params, settings, found.saved, added)
 
 
-def _sorted_out(folder: Path, mapping: mappings.Mapping, cut: range) -> _Contents:
+def _sorted_out(folder: Path, mapping: mappings.Mapping) -> _Contents:
     found = _Contents({}, {}, {}, set())
     for name, tensor in open_adapter(folder).items():
         part = _PART.fullmatch(name)
         own = mapping.canonical(f"{part[1]}.weight" if part else name)
-        if mapping.layer_of(own) in cut:
-            continue
         if part is None:
             other = found.names.setdefault(own, name)
             found.saved[own] = tensor

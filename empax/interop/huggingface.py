@@ -257,9 +257,9 @@ def read_adapter(folder: Path) -> Adapters:
     return _adapters(folder, fields["model_type"], model_config(fields))
 
 
-def _adapters(folder: Path, architecture: str, config: Config, *, cut: range = range(0)) -> Adapters:
+def _adapters(folder: Path, architecture: str, config: Config) -> Adapters:
     entry = architecture_of(architecture)
-    return read_adapters(folder, entry.mapping(config), entry.shapes(config), cut=cut)
+    return read_adapters(folder, entry.mapping(config), entry.shapes(config))
 
 
 def _with_adapter(base: Tensors, adapters: Adapters, mapping: Table) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def _cut(fields: Mapping[str, Any], config: Config) -> range:
 def load_adapted(folder: Path, config: Config | None = None, *, shardings: Any = None) -> Adapted:
     """Loads an adapter written by PEFT and its base model.
 
-    `config` and `shardings` are those of the model, as for `load_pretrained`.
+    `config` and `shardings` are those of the model, as for `load_pretrained`, but with all of its layers.
 
     Raises:
       DataError: files are missing or broken, or do not match.
@@ -292,14 +292,13 @@ def load_adapted(folder: Path, config: Config | None = None, *, shardings: Any =
     fields = load_config(folder)
     architecture = fields["model_type"]
     used = model_config(fields) if config is None else config
-    mapping, cut = architecture_of(architecture).mapping(used), _cut(fields, used)
-    adapters = _adapters(folder, architecture, used, cut=cut)
+    mapping, adapters = architecture_of(architecture).mapping(used), _adapters(folder, architecture, used)
     base = adapter_base(folder)
     tensors = _with_adapter(plain_names(open_tensors(base), architecture), adapters, mapping)
     rows, bias = load_config(base)["vocab_size"], tensors.get("final_logits_bias")
     if bias is not None and bias.shape == (1, rows) and rows < used.vocab_size:  # as transformers grows it
         tensors["final_logits_bias"] = np.pad(np.asarray(bias), ((0, 0), (0, used.vocab_size - rows)))
-    params = _imported(folder, architecture, mapping.without(tensors, cut), used, shardings)
+    params = _imported(folder, architecture, tensors, used, shardings)
     return Adapted(architecture, used, params, adapters.params, adapters.settings)
 
 

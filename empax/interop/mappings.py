@@ -132,16 +132,7 @@ class Mapping:
         found = (any(re.fullmatch(pattern, name) for pattern in patterns) for patterns in (self.tied, self.ignored))
         return tuple(found) == (True, False)
 
-    def layer_of(self, name: str) -> int | None:
-        """Returns the index of the layer of the foreign `name`; None = it belongs to no stack of layers."""
-        for row in self.rows:
-            before, _, behind = row.foreign.partition("{layer}")
-            if behind and (found := re.fullmatch(rf"{re.escape(before)}(\d+){re.escape(behind)}", name)):
-                return int(found[1])
-        return None
-
     def without(self, tensors: dict[str, T], layers: range) -> dict[str, T]:
         """Returns `tensors`, by a file's foreign names, without those of `layers`."""
-        if not layers:
-            return tensors
-        return {name: tensor for name, tensor in tensors.items() if self.layer_of(self.canonical(name)) not in layers}
+        names = {row.foreign.format(layer=layer) for row in self.rows for layer in layers if "{layer}" in row.foreign}
+        return {name: tensor for name, tensor in tensors.items() if self.canonical(name) not in names}
