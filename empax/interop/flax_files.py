@@ -26,7 +26,7 @@ def read_flax(file: Path) -> dict[str, np.ndarray]:
     In that layout kernels are transposed, GPT-2's too, and embeddings and norm scales are called "weight".
 
     Raises:
-      DataError: the file is truncated, not written by Flax, holds no arrays, or holds scanned layers.
+      DataError: the file is truncated, not written by Flax, or holds no arrays.
     """
     check_whole(file)
     with system_errors(file, "read"):
@@ -47,11 +47,6 @@ def read_flax(file: Path) -> dict[str, np.ndarray]:
         if not isinstance(array, np.ndarray):
             raise DataError(f"{'/'.join(path)} of a Flax model is a {type(array).__name__}, not an array.")
         *modules, name = path
-        if any("scan" in module.lower() for module in modules) or (name == "kernel" and array.ndim == 3):
-            raise DataError(
-                f"{file}: {'/'.join(path)} of shape {list(array.shape)} belongs to scanned layers, which are not read "
-                "here; save the model with separate layers (in transformers 4, after `disable_scan()`)."
-            )
         tensors[".".join([*modules, _RENAMED.get(name, name)])] = array.T if name == "kernel" else array
     if not tensors:
         raise DataError(f"{file} holds no array.")

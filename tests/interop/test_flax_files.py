@@ -68,11 +68,6 @@ def whole_bytes():
         (serialization.msgpack_serialize({"a": {"b": 3}}), "a/b of a Flax model is a int"),
         (serialization.msgpack_serialize([1, 2]), "holds a list, not parameters by name"),
         (serialization.msgpack_serialize({}), "holds no array"),
-        (
-            serialization.msgpack_serialize({"layers": {"q": {"kernel": np.ones((2, 3, 4))}}}),
-            r"layers/q/kernel of shape \[2, 3, 4\] belongs to scanned layers",
-        ),
-        (serialization.msgpack_serialize({"FlaxScanLayers": {"bias": np.ones(2)}}), "belongs to scanned layers"),
     ],
 )
 def test_what_is_no_flax_model_is_refused_by_name(content, said, tmp_path):
