@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import serialization
-from flax.traverse_util import flatten_dict, unflatten_dict
 
 from empax.core.files import DataError
 from empax.interop.readers import open_tensors
@@ -29,28 +28,6 @@ def test_the_values_are_those_of_the_file_bit_by_bit_in_half_precision_too(tmp_p
     for name, value in model.named_parameters():
         assert tensors[name].dtype == jnp.bfloat16
         np.testing.assert_array_equal(tensors[name], np.asarray(value.detach().numpy(), jnp.bfloat16))
-
-
-def test_shards_are_read_by_their_index_and_a_missing_one_is_named(tmp_path):
-    model = tiny("bart")
-    tree = oracle.flax_tree(model)
-    whole = open_tensors(written(tmp_path / "whole", model, tree))
-    folder = written(tmp_path / "shards", model, {})
-    (folder / "flax_model.msgpack").unlink()
-    flat = flatten_dict(tree, sep="/")
-    names = sorted(flat)
-    places = {}
-    for number, part in enumerate((names[:9], names[9:]), 1):
-        file = f"flax_model-0000{number}-of-00002.msgpack"
-        shard = unflatten_dict({name: flat[name] for name in part}, sep="/")
-        (folder / file).write_bytes(serialization.to_bytes(shard))
-        places |= dict.fromkeys(part, file)
-    (folder / "flax_model.msgpack.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    found = open_tensors(folder)
-    oracle.assert_same_bytes(found, whole)
-    (folder / "flax_model-00002-of-00002.msgpack").unlink()
-    with pytest.raises(DataError, match=r"flax_model-00002-of-00002\.msgpack is missing"):
-        open_tensors(folder)
 
 
 def whole_bytes():

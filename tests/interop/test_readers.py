@@ -3,22 +3,19 @@
 import json
 
 import huggingface_hub
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
+from flax import serialization
 
-from empax.core.config import ConfigError
 from empax.core.files import DataError
-from empax.data.bpe import train_bpe
 from empax.data.chat import read_chat_template
-from empax.data.store import PlannedTokenizer
 from empax.data.tokenizer_folders import read_declared
-from empax.interop.grown_vocabulary import check_vocabulary
 from empax.interop.huggingface import load_config, resolve
-from empax.interop.pretrained import GeneratorSettings, load_generator
-from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.interop.readers import open_tensors, read_safetensors
 from empax.interop.sentence_modules import read_modules
 
@@ -70,6 +67,27 @@ def test_one_file_of_weights_by_its_path(tmp_path):
         open_tensors(file.rename(tmp_path / "own.onnx"))
 
 
+WRITERS = {
+    "model.safetensors": safetensors.numpy.save_file,
+    "pytorch_model.bin": lambda tensors, file: torch.save(jax.tree.map(torch.tensor, tensors), file),
+    "flax_model.msgpack": lambda tensors, file: file.write_bytes(serialization.to_bytes(tensors)),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_shards_are_read_by_their_index_and_a_missing_one_is_named(name, tmp_path):
+    tensors = {"a": np.ones(2, np.float32), "b": np.zeros(3, np.float32)}
+    stem, _, ending = name.partition(".")
+    files = {key: f"{stem}-0000{number}-of-00002.{ending}" for number, key in enumerate(tensors, 1)}
+    for key, file in files.items():
+        WRITERS[name]({key: tensors[key]}, tmp_path / file)
+    (tmp_path / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    jax.tree.map(np.testing.assert_array_equal, open_tensors(tmp_path), tensors)
+    (tmp_path / files["b"]).unlink()
+    with pytest.raises(DataError, match=rf"{files['b']} is missing"):
+        open_tensors(tmp_path)
+
+
 def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
     inside = tmp_path / "inside"
     inside.mkdir()
@@ -113,19 +131,6 @@ def test_from_the_hub_pickles_come_only_where_there_are_no_safetensors(tmp_path,
 
 def test_a_gguf_file_is_its_own_place(tmp_path):
     assert resolve(str(tmp_path / "a.gguf")) == tmp_path / "a.gguf"
-
-
-def test_a_tokenizer_of_another_model_is_refused(tmp_path):
-    check_vocabulary(PlannedTokenizer(100), 100, "m")
-    with pytest.raises(ConfigError, match="101 ids, but m only 100 rows"):
-        check_vocabulary(PlannedTokenizer(101), 100, "m")
-    t5 = {"model_type": "t5", "vocab_size": 100, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
-    (tmp_path / "config.json").write_text(json.dumps(t5))
-    train_bpe(["a b c"], vocab_size=300).save(tmp_path)
-    with pytest.raises(ConfigError, match=r"the tokenizer has 26\d ids, but .* only 100 rows"):
-        load_encoder(EncoderSettings(pretrained=str(tmp_path)), PlannedTokenizer(10), with_params=False)
-    with pytest.raises(ConfigError, match=r"has 300 ids, but .* only 100 rows"):
-        load_generator(GeneratorSettings(architecture="t5", pretrained=str(tmp_path)), PlannedTokenizer(300))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
 import argparse
-import json
 import os
 import pickle
 import zipfile
@@ -10,15 +9,14 @@ import pytest
 import torch
 
 from empax.core.files import DataError
-from empax.interop.readers import open_tensors
 from empax.interop.torch_files import read_torch
 
 
-def rewritten(file, change, compression=zipfile.ZIP_STORED):
+def rewritten(file, change):
     """The same archive with the content of each entry passed through `change`."""
     with zipfile.ZipFile(file) as archive:
         entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
-    with zipfile.ZipFile(file, "w", compression) as archive:
+    with zipfile.ZipFile(file, "w") as archive:
         for name, content in entries.items():
             archive.writestr(name, change(name, content))
     return file
@@ -61,12 +59,6 @@ def test_a_boolean_of_another_byte_than_0_and_1_is_true(tmp_path):
     rewritten(file, lambda name, content: bytes([2, 0, 255]) if name.endswith("/data/0") else content)
     array = np.asarray(read_torch(file)["a"])
     assert array.view(np.uint8).tolist() == [1, 0, 1]
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_every_protocol_of_pickle(tmp_path, protocol):
-    file = saved(tmp_path, OrderedDict(a=torch.arange(3.0)), pickle_protocol=protocol)
-    np.testing.assert_array_equal(np.asarray(read_torch(file)["a"]), [0.0, 1.0, 2.0])
 
 
 def test_a_file_without_checksums_is_read(tmp_path):
@@ -114,22 +106,6 @@ def test_a_training_checkpoint_gives_its_weights(tmp_path, key):
     np.testing.assert_array_equal(np.asarray(read["weight"]), model.weight.detach().numpy())
 
 
-def test_shards_by_their_index(tmp_path):
-    shards = {
-        "pytorch_model-00001-of-00002.bin": {"a": torch.ones(2)},
-        "pytorch_model-00002-of-00002.bin": {"b": torch.zeros(3)},
-    }
-    for file, tensors in shards.items():
-        torch.save(tensors, tmp_path / file)
-    index = {"weight_map": {name: file for file, tensors in shards.items() for name in tensors}}
-    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    read = open_tensors(tmp_path)
-    assert {name: tensor.shape for name, tensor in read.items()} == {"a": (2,), "b": (3,)}
-    (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
-    with pytest.raises(DataError, match=r"pytorch_model-00002-of-00002\.bin is missing"):
-        open_tensors(tmp_path)
-
-
 class Global:
     """Pickles as a call of any function."""
 
@@ -160,18 +136,14 @@ def test_formats_that_are_not_read_are_told_apart(tmp_path):
     plain.write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(DataError, match=r"before version 1\.6"):
         read_torch(plain)
-    file = saved(tmp_path, {"a": torch.ones(4)})
-    packed = rewritten(file, lambda name, content: content, zipfile.ZIP_DEFLATED)
-    with pytest.raises(DataError, match="is compressed"):
-        read_torch(packed)
     with pytest.raises(DataError, match="none is a tensor"):
         read_torch(saved(tmp_path, {"a": 1}))
     with pytest.raises(DataError, match="holds a list, not a state dict"):
         read_torch(saved(tmp_path, [1]))
-    with zipfile.ZipFile(file, "w") as archive:
+    with zipfile.ZipFile(old, "w") as archive:
         archive.writestr("readme", "hello")
     with pytest.raises(DataError, match=r"not one of PyTorch's"):
-        read_torch(file)
+        read_torch(old)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
@@ -181,13 +153,3 @@ def test_a_file_that_is_cut_short(tmp_path, share):
     file.write_bytes(content[: int(share * len(content))])
     with pytest.raises(DataError, match="not a whole zip file"):
         read_torch(file)
-
-
-@pytest.mark.oracle
-def test_the_state_dict_of_a_module_with_its_metadata(tmp_path):
-    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    read = read_torch(saved(tmp_path, module.state_dict()))
-    assert {name: tensor.shape for name, tensor in read.items()} == {
-        name: tuple(tensor.shape) for name, tensor in module.state_dict().items()
-    }
-    np.testing.assert_array_equal(np.asarray(read["0.weight"]), module[0].weight.detach().numpy())
