@@ -4,9 +4,8 @@ r"""Writes a trained model as a folder for other libraries.
   python -m empax.export --workdir=DIR --output=FOLDER --stage=joint --what=retriever
 
 Transformers' AutoModelForSeq2SeqLM loads a T5-shaped generator; sentence-transformers and transformers' AutoModel
-load a retriever. `--format=empax` writes any model under empax's own names. For a run with `config.reg.lora`,
-`--lora=adapters` writes the adapters alone, in PEFT's format. `--push=USER/NAME` uploads the folder to the Hugging
-Face hub.
+load a retriever. For a run with `config.reg.lora`, `--lora=adapters` writes the adapters alone, in PEFT's format.
+`--push=USER/NAME` uploads the folder to the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ _STAGE = flags.DEFINE_string("stage", "", "Stage to export: generator, retriever
 _WHAT = flags.DEFINE_enum(
     "what", "", ["", "generator", "retriever", "key_retriever"], "Which of the stage's models; default the main one."
 )
-_FORMAT = flags.DEFINE_enum("format", "transformers", ["transformers", "empax"], "Library whose format to write.")
 _LORA = flags.DEFINE_enum(
     "lora", "merged", ["merged", "adapters"], "Adapters merged into the weights, or alone for PEFT."
 )
@@ -45,8 +43,7 @@ def main(argv: list[str]) -> int:
     from empax.serving.export import ExportSettings, export_run
 
     quiet_logging()
-    flags_given = {"stage": _STAGE.value, "what": _WHAT.value, "format": _FORMAT.value, "lora": _LORA.value}
-    flags_given |= {"max_shard_bytes": _SHARD.value}
+    flags_given = {"stage": _STAGE.value, "what": _WHAT.value, "lora": _LORA.value, "max_shard_bytes": _SHARD.value}
     settings = to_settings(ExportSettings, flags_given, where="--")
     output = given_folder(_OUTPUT.value, "--output")
     if _PUSH.value:

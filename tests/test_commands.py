@@ -169,7 +169,7 @@ def flags_of(text):
         ("sweep", "sweep", {"config", "grid", "seeds", "workdir", "mode"}),
         ("evaluate", "evaluate", {"predictions", "output", "compare", "metrics", "bootstrap_samples"}),
         ("chat", "chat", {"workdir", "exemplars", "safety"}),
-        ("export", "export", {"workdir", "output", "stage", "format", "lora", "push"}),
+        ("export", "export", {"workdir", "output", "stage", "lora", "push"}),
         ("judges", "judges", {"data", "workdir", "output"}),
     ],
 )

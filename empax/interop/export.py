@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import tokenizers as rust
 from tokenizers import processors
@@ -19,7 +19,6 @@ from empax.core.files import write_json, write_text
 from empax.core.types import Params
 from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.architectures import Config
-from empax.interop.own_format import own_fields, own_tensors
 from empax.interop.parameters import foreign_tensors
 from empax.interop.safetensors_out import SHARD_BYTES, new_folder, write_tensors
 from empax.interop.sentence_modules import write_modules
@@ -29,9 +28,6 @@ from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import T5Encoder
 from empax.models.transformer import EncoderDecoder, TransformerConfig
-
-Format: TypeAlias = Literal["transformers", "empax"]
-
 
 _OPTIONS: dict[str, tuple[str, Any]] = {
     "no_repeat_ngram": ("no_repeat_ngram_size", 0),
@@ -119,7 +115,6 @@ def export_generator(
     generation: Generation,
     *,
     base: Mapping[str, Any] | None = None,
-    format: Format = "transformers",
     card: str = "",
     max_shard_bytes: int = SHARD_BYTES,
 ) -> None:
@@ -132,7 +127,6 @@ def export_generator(
       tokenizer: the run's tokenizer.
       generation: contents of generation_config.json.
       base: config.json of the pretrained model that training started from; needed for all but T5.
-      format: "transformers", or "empax" for any model, with our own names, for `load_exported`.
       card: text of README.md; empty = none.
       max_shard_bytes: see `write_tensors`.
 
@@ -141,22 +135,19 @@ def export_generator(
       DataError: `params` are not those of `model`.
     """
     config = model.config
-    if format == "transformers":
-        if base is not None and base["model_type"] != "t5":
-            # The run may have added tokens to the vocabulary.
-            sizes = [name for name in ("vocab_size", "decoder_vocab_size") if name in base]
-            fields = _in_float32(base, dict.fromkeys(sizes, config.vocab_size))
-        elif isinstance(config, TransformerConfig):
-            fields = t5_fields(config, eos_id=generation.eos_id, pad_id=generation.pad_id)
-        else:
-            raise ConfigError(
-                "a decoder-only model cannot be written without the config.json of the model it started from."
-            )
-        tensors = foreign_tensors(fields["model_type"], params, config)
-        if config.tie_embeddings and fields.get("tie_word_embeddings") is False:  # else transformers 4 draws a head
-            tensors[HEAD] = tensors["shared.weight"]
+    if base is not None and base["model_type"] != "t5":
+        # The run may have added tokens to the vocabulary.
+        sizes = [name for name in ("vocab_size", "decoder_vocab_size") if name in base]
+        fields = _in_float32(base, dict.fromkeys(sizes, config.vocab_size))
+    elif isinstance(config, TransformerConfig):
+        fields = t5_fields(config, eos_id=generation.eos_id, pad_id=generation.pad_id)
     else:
-        fields, tensors = own_fields(model), own_tensors(model, params)
+        raise ConfigError(
+            "a decoder-only model cannot be written without the config.json of the model it started from."
+        )
+    tensors = foreign_tensors(fields["model_type"], params, config)
+    if config.tie_embeddings and fields.get("tie_word_embeddings") is False:  # else transformers 4 draws a head
+        tensors[HEAD] = tensors["shared.weight"]
     with new_folder(folder, card=card) as new:
         write_tensors(new, tensors, max_shard_bytes=max_shard_bytes)
         write_json(new / "config.json", fields)
@@ -173,7 +164,6 @@ def export_retriever(
     max_tokens: int,
     keep: Literal["start", "end"] = "end",
     base: Mapping[str, Any] | None = None,
-    format: Format = "transformers",
     card: str = "",
     max_shard_bytes: int = SHARD_BYTES,
 ) -> None:
@@ -188,20 +178,16 @@ def export_retriever(
       DataError: `params` are not those of `model`.
     """
     encoder = model.encoder
-    if format == "transformers":
-        fields = _encoder_fields(encoder, base, tokenizer)
-        tensors = foreign_tensors(fields["model_type"], params["encoder"], encoder.config)
-        max_tokens = min(max_tokens, tokenizer.reading.max_tokens or max_tokens)
-        if isinstance(encoder, BertEncoder):
-            max_tokens = min(max_tokens, encoder.config.max_tokens())
-    else:
-        fields, tensors = own_fields(model), own_tensors(model, params)
+    fields = _encoder_fields(encoder, base, tokenizer)
+    tensors = foreign_tensors(fields["model_type"], params["encoder"], encoder.config)
+    max_tokens = min(max_tokens, tokenizer.reading.max_tokens or max_tokens)
+    if isinstance(encoder, BertEncoder):
+        max_tokens = min(max_tokens, encoder.config.max_tokens())
     with new_folder(folder, card=card) as new:
         write_tensors(new, tensors, max_shard_bytes=max_shard_bytes)
         write_json(new / "config.json", fields)
         _write_framing_tokenizer(new, tokenizer, max_tokens, keep)
-        if format == "transformers":
-            write_modules(new, model, params, tokenizer.reading, size=encoder.config.d_model, max_tokens=max_tokens)
+        write_modules(new, model, params, tokenizer.reading, size=encoder.config.d_model, max_tokens=max_tokens)
 
 
 def _encoder_fields(encoder: Any, base: Mapping[str, Any] | None, tokenizer: SubwordTokenizer) -> dict[str, Any]:
@@ -222,8 +208,8 @@ def _encoder_fields(encoder: Any, base: Mapping[str, Any] | None, tokenizer: Sub
         base = t5_fields(whole, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id)
     elif base["model_type"] not in ("t5", "mt5"):
         raise ConfigError(
-            f"the encoder of a {base['model_type']!r} cannot be written for transformers, which has no "
-            'model for this encoder alone; the format "empax" writes any.'
+            f"the encoder of a {base['model_type']!r} cannot be written for transformers, which has no model for this "
+            "encoder alone."
         )
     kind = f"{base['model_type'].upper()}EncoderModel"
     return _in_float32(base, {**size, "architectures": [kind], "is_encoder_decoder": False})
@@ -248,8 +234,7 @@ def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[st
     if differences:
         raise ConfigError(
             "this generator cannot be written for transformers, which has no architecture with its layers: "
-            f"{', '.join(differences)}. A generator of architecture = 't5' can; "
-            'the format "empax" writes this one under our own names, for empax.interop.own_format.load_exported.'
+            f"{', '.join(differences)}. A generator of architecture = 't5' can."
         )
     return {
         "model_type": "t5",

@@ -45,7 +45,6 @@ class Exported:
       what: "generator" or "retriever".
       stage: the stage of the checkpoint.
       evaluated: the stage of the metrics; empty = none.
-      format: "transformers" or "empax".
       base: name or folder of the pretrained model that training started from; empty = none.
       passages: number of exemplars that the generator reads with a source; 0 = none.
       exemplars: their layout, see `data.sources.ExemplarLayout`.
@@ -66,7 +65,6 @@ class Exported:
     what: str
     stage: str
     evaluated: str
-    format: str
     base: str
     passages: int
     size: int
@@ -151,7 +149,7 @@ def _front_matter(about: Exported, config: Mapping[str, Any], licence: str, repo
     card = ModelCardData(
         language="en",
         license=licence,
-        library_name=library if about.format == "transformers" else "empax",
+        library_name=library,
         pipeline_tag="sentence-similarity" if about.what == "retriever" else None,
         base_model=about.base if _on_hub(about) else None,
         tags=["empathetic-dialogue", "empax", *(["lora"] if about.adapters else [])],
@@ -167,12 +165,6 @@ def _test_set(report: Mapping[str, Any] | None) -> Mapping[str, str]:
 
 
 def _use(about: Exported) -> str:
-    if about.format == "empax":
-        call = (
-            "from pathlib import Path\n\nfrom empax.interop.own_format import load_exported\n\n"
-            "exported = load_exported(Path(FOLDER))  # its model and params, a Flax module and its parameters"
-        )
-        return f"```python\n{call}\n```\n"
     if about.what == "retriever":
         call = (
             "from sentence_transformers import SentenceTransformer\n\n"
@@ -367,7 +359,7 @@ def _counted(about: Exported, settings: Mapping[str, Any]) -> str:
         f"`{theirs}`" for ours, theirs in _COUNTED.items() if given.get(ours, getattr(off, ours)) != getattr(off, ours)
     ]
     text = about.plain and not about.template  # the answer continues it
-    if not names or not about.prompted or text or about.format != "transformers":
+    if not names or not about.prompted or text:
         return ""
     return f"\nIn the run, {' and '.join(names)} counted the answer alone; `generate` also counts the prompt.\n"
 

@@ -12,7 +12,7 @@ from empax.core.manifest import verify
 from empax.core.system import RunContext, RunPlan, Stage
 from empax.core.tree import count_params
 from empax.decoding.settings import without_unknown
-from empax.interop.export import Format, Generation, export_generator, export_retriever
+from empax.interop.export import Generation, export_generator, export_retriever
 from empax.interop.huggingface import load_config, resolve
 from empax.interop.peft import HUB_NAMES, base_beneath, export_adapters
 from empax.interop.safetensors_out import SHARD_BYTES, check_new
@@ -32,30 +32,24 @@ class ExportSettings:
     Attributes:
       stage: the stage of the checkpoint; empty = the last one that trains a model of the system.
       what: name of one of the stage's models; empty = the main one.
-      format: "transformers" (sentence-transformers for a retriever), or "empax", our own names.
       max_shard_bytes: maximum bytes of tensors in one file.
       lora: for a generator trained with adapters: "merged" into its weights, or the "adapters" alone, for PEFT.
     """
 
     stage: str = ""
     what: Literal["", "generator", "retriever", "key_retriever"] = ""
-    format: Format = "transformers"
     max_shard_bytes: int = SHARD_BYTES
     lora: Literal["merged", "adapters"] = "merged"
 
     def __post_init__(self) -> None:
         check_numbers(self, "max_shard_bytes", least=1, most=2**62)
-        if self.lora == "adapters" and self.format != "transformers":
-            raise ConfigError(
-                f"adapters alone are only written for PEFT: format = {self.format!r} needs lora = 'merged'."
-            )
 
 
 def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
     """Writes one model of the run in `workdir` with a card to the folder `output`; returns a line that describes it.
 
     Raises:
-      ConfigError: the run or stage does not exist, the model has no such format, or `output` is not empty.
+      ConfigError: the run or stage does not exist, no other library has the model, or `output` is not empty.
       CheckpointError: the stage has not been trained.
     """
     check_new(output)
@@ -71,7 +65,6 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         what=found.what,
         stage=found.stage,
         evaluated=plan.stages[main].settings.stage if main else "",
-        format=settings.format,
         base=beneath,
         passages=found.passages,
         exemplars=found.exemplars,
@@ -93,8 +86,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         verify(report, stage=files.stage("report"))
     card = model_card(about, plan.config, read_json(report) if report.exists() else None)
     base = load_config(read_modules(resolve(found.base), pooling=False).encoder) if found.base else None
-    options: dict[str, Any] = {"format": settings.format, "max_shard_bytes": settings.max_shard_bytes}
-    options |= {"base": base, "card": card}
+    options: dict[str, Any] = {"max_shard_bytes": settings.max_shard_bytes, "base": base, "card": card}
     t = found.tokenizer
     decoding = without_unknown(found.decoding, t.unk_id)
     generation = Generation(dataclasses.asdict(decoding), t.start_id, t.eos_id, t.pad_id)
@@ -109,7 +101,10 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
             tokenizer=t, generation=generation, card=card,
         )  # fmt: skip
     else:
-        export_generator(output, found.model, found.params, t, generation, **options)
+        try:
+            export_generator(output, found.model, found.params, t, generation, **options)
+        except ConfigError as error:
+            raise ConfigError(f"the {what} of stage {found.stage!r}: {error}") from error
     unfinished = "" if files.done(found.stage).exists() else f"; {found.stage} has not finished, these are its best yet"
     what = f"{what}'s adapters" if adapters else what
     return f"wrote the {what} of stage {found.stage}, {about.size:,} parameters, to {output}{unfinished}"

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from empax.data.exemplars import warn_of_cut
 from empax.data.sources import LayoutSettings, PlainForm
 from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.settings import DecodeSettings
-from empax.interop.export import Format, export_generator, export_retriever
+from empax.interop.export import export_generator, export_retriever
 from empax.interop.huggingface import load_adapted, resolve
 from empax.interop.peft import base_beneath, export_adapters
 from empax.interop.readers import is_adapter
@@ -294,29 +294,30 @@ class TextModel:
         adapters = Adapters(settings, found["adapters"]["model"], base="" if self.trained else self.source)
         return dataclasses.replace(self, params=merged["model"], trained=True, adapters=adapters)
 
-    def save(self, folder: Path | str, *, format: Format | Literal["peft"] = "transformers") -> None:
+    def save(self, folder: Path | str, *, format: Literal["transformers", "peft"] = "transformers") -> None:
         """Writes the model with its tokenizer.
 
         Args:
           folder: new or empty.
-          format: "transformers" (sentence-transformers for an encoder); "empax", our own names; or "peft", the adapters
-            of `finetune(lora=...)` alone, including those that it started from.
+          format: "transformers" (sentence-transformers for an encoder), or "peft", the adapters of `finetune(lora=...)`
+            alone, including those that it started from.
 
         Raises:
           ConfigError: the folder is not a path or not empty, the format is unknown, or the model does not support it.
         """
         folder, t = given_folder(folder, "folder"), self.tokenizer
+        allowed = ("transformers",) if isinstance(self.model, DualEncoder) else ("transformers", "peft")
+        if format not in allowed:
+            raise ConfigError(f"format = {format!r} is unknown here; it takes {', '.join(map(repr, allowed))}.")
         if isinstance(self.model, DualEncoder):
             export_retriever(
                 folder, self.model, self.params, t, max_tokens=most_tokens(self.model) or 512,
-                keep=t.reading.keep, base=self.fields or None, format=_format(format, ("transformers", "empax")),
+                keep=t.reading.keep, base=self.fields or None,
             )  # fmt: skip
             return
         generation = self.generator.generation()
-        if _format(format, ("transformers", "empax", "peft")) != "peft":
-            export_generator(
-                folder, self.model, self.params, t, generation, base=self.fields or None, format=cast(Format, format)
-            )
+        if format != "peft":
+            export_generator(folder, self.model, self.params, t, generation, base=self.fields or None)
         elif self.adapters is None:
             raise ConfigError(
                 'format="peft" writes adapters, and this model has none: finetune(..., lora=8) makes them.'
@@ -341,9 +342,3 @@ class TextModel:
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _embed(model: DualEncoder, params: Params, batch: Batch, unpooled: int) -> Any:
     return model.apply({"params": params}, batch.source, batch.source_mask, unpooled=unpooled)
-
-
-def _format(name: str, allowed: tuple[str, ...]) -> Any:
-    if name not in allowed:
-        raise ConfigError(f"format = {name!r} is unknown here; it takes {', '.join(map(repr, allowed))}.")
-    return name

@@ -22,7 +22,6 @@ from empax.data.tokenizer_folders import load_tokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Generation, export_generator, export_retriever, t5_fields
 from empax.interop.huggingface import load_pretrained
-from empax.interop.own_format import load_exported
 from empax.interop.parameters import export_params
 from empax.interop.readers import open_tensors
 from empax.interop.safetensors_out import write_tensors
@@ -236,21 +235,15 @@ def test_a_retriever_gives_the_same_vectors_in_transformers_and_sentence_transfo
     assert (out / "2_Normalize").exists() is model.normalize
 
 
-def test_a_model_that_transformers_does_not_have_is_refused_and_written_in_our_own_format(tmp_path):
+def test_a_model_that_transformers_does_not_have_is_refused(tmp_path):
     ids = jnp.zeros((1, 2), int)
     model = EncoderDecoder(
         scratch(TOKENIZER.vocab_size, d_model=16, num_heads=2, head_dim=8, d_ff=24, num_encoder_layers=2)
     )
     params = randomised(model, ids, ids == 0, ids)
-    with pytest.raises(ConfigError, match=r"norm = 'layer' \(T5: 'rms'\).*architecture = 't5' can; the format"):
+    with pytest.raises(ConfigError, match=r"norm = 'layer' \(T5: 'rms'\).*architecture = 't5' can\."):
         export_generator(tmp_path / "out", model, params, TOKENIZER, GREEDY)
     assert not (tmp_path / "out").exists()
-    export_generator(tmp_path / "out", model, params, TOKENIZER, GREEDY, format="empax", max_shard_bytes=5000)
-    loaded = load_exported(tmp_path / "out")
-    assert loaded.model == model
-    oracle.assert_same_bytes(loaded.params, params)
-    with pytest.raises(ConfigError, match="model_type = 'empax' is not read here"):
-        load_pretrained(tmp_path / "out")
 
 
 def test_the_type_that_an_older_config_gives_is_not_kept(tmp_path):
@@ -264,46 +257,17 @@ def test_the_type_that_an_older_config_gives_is_not_kept(tmp_path):
     assert "torch_dtype" not in written
 
 
-@pytest.mark.parametrize("encoder", ["bert", "t5_encoder"])
-def test_retrievers_in_our_own_format(encoder, tmp_path):
-    model, params = dual(normalize=True)
-    if encoder == "t5_encoder":
-        model = DualEncoder(T5Encoder(encoder_alone(t5(gated=True)[0].config)), pooling="cls")
-        ids = jnp.zeros((1, 2), int)
-        params = randomised(model, ids, ids == 0)
-        with pytest.raises(ConfigError, match="encoder of a 'bart' cannot be written for transformers"):
-            export_retriever(tmp_path / "out", model, params, TOKENIZER, max_tokens=12, base={"model_type": "bart"})
-        export_retriever(tmp_path / "t5", model, params, TOKENIZER, max_tokens=12)
-        theirs, info = transformers.T5EncoderModel.from_pretrained(tmp_path / "t5", output_loading_info=True)
-        assert not any(info.values()), info
-        assert (theirs.config.feed_forward_proj, theirs.config.pad_token_id) == ("gated-gelu", TOKENIZER.pad_id)
-        np.testing.assert_array_equal(theirs.shared.weight.detach(), params["encoder"]["token_embedding"])
-    export_retriever(tmp_path / "out", model, params, TOKENIZER, max_tokens=12, format="empax")
-    loaded = load_exported(tmp_path / "out")
-    assert loaded.model == model
-    oracle.assert_same_bytes(loaded.params, params)
-
-
-def test_a_folder_of_our_own_that_does_not_fit_lists_everything(tmp_path):
-    model, params = dual()
-    export_retriever(tmp_path / "out", model, params, TOKENIZER, max_tokens=12, format="empax")
-    file = tmp_path / "out" / "model.safetensors"
-    tensors = safetensors.numpy.load_file(file)
-    tensors["stray"] = tensors.pop("encoder/embedding_norm/bias")
-    tensors["encoder/embedding_norm/scale"] = np.ones(3, np.float32)
-    safetensors.numpy.save_file(tensors, file)
-    with pytest.raises(DataError) as caught:
-        load_exported(tmp_path / "out")
-    for part in ("3 problems", "missing encoder/embedding_norm/bias", "surplus stray", "[3], must be [20]"):
-        assert part in str(caught.value)
-    config = tmp_path / "out" / "config.json"
-    fields = json.loads(config.read_text())
-    config.write_text(json.dumps({**fields, "encoder": "gpt"}))
-    with pytest.raises(DataError, match="is not what empax writes"):
-        load_exported(tmp_path / "out")
-    config.write_text(json.dumps({**fields, "model_type": "t5"}))
-    with pytest.raises(DataError, match="holds a 't5', not a model in the format"):
-        load_exported(tmp_path / "out")
+def test_the_encoder_of_a_t5_is_a_retriever(tmp_path):
+    model = DualEncoder(T5Encoder(encoder_alone(t5(gated=True)[0].config)), pooling="cls")
+    ids = jnp.zeros((1, 2), int)
+    params = randomised(model, ids, ids == 0)
+    with pytest.raises(ConfigError, match="encoder of a 'bart' cannot be written for transformers"):
+        export_retriever(tmp_path / "out", model, params, TOKENIZER, max_tokens=12, base={"model_type": "bart"})
+    export_retriever(tmp_path / "t5", model, params, TOKENIZER, max_tokens=12)
+    theirs, info = transformers.T5EncoderModel.from_pretrained(tmp_path / "t5", output_loading_info=True)
+    assert not any(info.values()), info
+    assert (theirs.config.feed_forward_proj, theirs.config.pad_token_id) == ("gated-gelu", TOKENIZER.pad_id)
+    np.testing.assert_array_equal(theirs.shared.weight.detach(), params["encoder"]["token_embedding"])
 
 
 def test_parameters_of_another_model_are_refused(tmp_path):
@@ -314,8 +278,6 @@ def test_parameters_of_another_model_are_refused(tmp_path):
     extra = {**params, "encoder": {**params["encoder"], "more": np.ones(2)}}
     with pytest.raises(DataError, match="encoder/more would be lost"):
         export_generator(tmp_path / "out", model, extra, TOKENIZER, GREEDY)
-    with pytest.raises(DataError, match="encoder/more"):
-        export_generator(tmp_path / "out", model, extra, TOKENIZER, GREEDY, format="empax")
     assert list(tmp_path.iterdir()) == []
 
 

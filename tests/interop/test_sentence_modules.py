@@ -19,7 +19,6 @@ from empax.core.types import Instance
 from empax.data.exemplars import encode_keys, encode_queries
 from empax.data.features import encode_for_bert, pad
 from empax.interop.export import export_retriever
-from empax.interop.own_format import load_exported
 from empax.interop.pretrained import check_weights
 from empax.interop.pretrained_encoders import EncoderSettings, check_prompts, load_encoder
 from empax.interop.sentence_modules import read_modules
@@ -180,10 +179,6 @@ def test_vectors_that_are_cut_may_be_normalised_and_are_written_as_they_are(st, 
         again = tmp_path / f"again_{normalize}"
         export_retriever(again, loaded.model, loaded.params, loaded.tokenizer, max_tokens=60, base=None)
         np.testing.assert_allclose(encoded(st, again), found, rtol=1e-5, atol=1e-5)
-        own = tmp_path / f"own_{normalize}"
-        export_retriever(own, loaded.model, loaded.params, loaded.tokenizer, max_tokens=60, format="empax")
-        read = load_exported(own)
-        assert read.model == loaded.model
 
 
 def folder_of(path, *, modules=None, **files):

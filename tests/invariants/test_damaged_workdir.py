@@ -63,7 +63,7 @@ def fingerprint(session):
 
 
 def exported(workdir, output):
-    export_run(workdir, output, ExportSettings(format="empax"))
+    export_run(workdir, output, ExportSettings(what="retriever"))
     return {path.relative_to(output).as_posix(): hash_file(path) for path in output.rglob("*") if path.is_file()}
 
 

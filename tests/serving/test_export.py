@@ -24,7 +24,6 @@ from empax.data.tokenizer_folders import load_tokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Generation, export_generator
 from empax.interop.huggingface import load_pretrained
-from empax.interop.own_format import load_exported
 from empax.models.bert import BertEncoder
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import EMOTION_HEAD
@@ -44,7 +43,7 @@ METRICS = {
     "perplexity": {"value": None, "low": None, "high": None},
 }
 TEST_SET = {"split": "test", "title": "the built-in sample, test split, 6 rows"}
-ABOUT = Exported("generator", "joint", "joint", "transformers", "", 2, 10)
+ABOUT = Exported("generator", "joint", "joint", "", 2, 10)
 CONFIG = {"system": "reg", "data": {"name": "sample"}, "run": (), "seed": 0, "reg": {"decoding": {}}}
 REPORT = {"metrics": METRICS, "data": {}, "run": {}}
 
@@ -127,7 +126,8 @@ def same(one, two):
 )
 def test_the_model_that_was_asked_for_is_written(made, stage, what, pick, tmp_path):
     files, stages = made
-    line = export_run(files.root, tmp_path / "out", ExportSettings(stage=stage, what=what))
+    line = export_run(files.root, tmp_path / "out", ExportSettings(stage=stage, what=what, max_shard_bytes=4000))
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
     assert same(load_pretrained(tmp_path / "out").params, pick(stages))
     assert ("has not finished" in line) == (stage in ("generator", "retriever"))
 
@@ -150,16 +150,6 @@ def test_config_and_generation_are_those_of_the_run(made, tmp_path):
     export_run(files.root, tmp_path / "two", ExportSettings(what="retriever"))
     assert read_json(tmp_path / "two" / "sentence_bert_config.json")["max_seq_length"] == 16
     assert read_json(tmp_path / "two" / "config.json")["num_hidden_layers"] == 2
-
-
-def test_our_own_format_and_shards(made, tmp_path):
-    files, stages = made
-    export_run(files.root, tmp_path / "out", ExportSettings(format="empax", max_shard_bytes=4000))
-    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
-    assert same(load_exported(tmp_path / "out").params, stages["joint"]["generator"]["model"])
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "load_exported" in card
-    assert "library_name: empax" in card
 
 
 def test_the_card_tells_what_the_report_knows(made, tmp_path):
@@ -285,7 +275,6 @@ def test_a_card_names_the_licence_of_the_data_if_it_is_known_and_where_facts_are
     [
         ({}, {"answer"}),
         ({"what": "retriever"}, {"vectors"}),
-        ({"format": "empax"}, {"exported"}),
     ],
     ids=str,
 )
@@ -416,8 +405,6 @@ def test_what_cannot_be_exported_says_why(made, tmp_path):
             export_run(files.root, out, ExportSettings(**asked))
     with pytest.raises(ConfigError, match="holds no run"):
         export_run(tmp_path / "nowhere", out, ExportSettings())
-    with pytest.raises(ConfigError, match="format = 'empax' needs lora = 'merged'"):
-        ExportSettings(lora="adapters", format="empax")
     bare = tmp_path / "bare"
     write_json(bare / "config.json", read_json(files.config))
     with pytest.raises(CheckpointError, match=r"best holds no complete checkpoint; run the stage 'joint' first"):

@@ -92,7 +92,7 @@ def test_without_facts_about_things_there_is_the_query_alone(form, tokenizer):
 
 
 def test_the_card_of_an_export_reads_what_a_context_without_facts_is(form, tokenizer):
-    about = Exported("generator", "contrastive", "", "transformers", "", 0, 10, before=QUERY)
+    about = Exported("generator", "contrastive", "", "", 0, 10, before=QUERY)
     card = model_card(about, {"system": "nec", "data": {"name": "sample"}, "run": (), "seed": 0, "nec": {}}, None)
     (source,) = re.findall(r'tokenizer\("(.*?)", add_special_tokens=False', card)
     assert [tokenizer.backend.encode(source, add_special_tokens=False).ids] == read(
