@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
 
 from empax.core.files import DataError, hash_file, hash_json
 from empax.core.manifest import read_sealed, write_sealed
@@ -35,11 +34,6 @@ class Input:
 
     path: str
     files: Mapping[str, str]
-
-    @classmethod
-    def of(cls, recorded: Mapping[str, Any]) -> Input:
-        """Restores an input from a record."""
-        return cls(recorded["path"], recorded["files"])
 
     def difference(self, other: Input) -> str:
         """Describes how `other`, the current files, differs from this record; empty if they are equal."""

@@ -134,15 +134,10 @@ def verify_stage(stage: Path) -> list[str]:
       DataError: see `verify`.
     """
     done = read_done(stage)
-    problems = _problems(stage.parent, _made(done["files"]))
+    problems = _problems(stage.parent, done["files"])
     if needed := {name: text for name, text in problems.items() if not _is_outdated(name, stage.name, done)}:
         raise DataError(f"{_listed(needed)}. {remedy(stage.name)}")
     return list(problems.values())
-
-
-def _made(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops recorded files that no stage makes: older versions also recorded the user's files beside the folders."""
-    return {name: entry for name, entry in recorded.items() if "/" in name or name in ROOT_FILES}
 
 
 def _is_outdated(name: str, stage: str, done: Mapping[str, Any]) -> bool:

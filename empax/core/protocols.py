@@ -157,12 +157,15 @@ class Answering(Protocol):
         seed: int | Sequence[int],
         progress: str | None = None,
         kept: AnswerStore | None = None,
+        exemplars: Int[np.ndarray, "N K"] | None = None,
     ) -> list[Prediction]:
         """Returns one prediction per instance, in order; `notes` have `nll`, `num_tokens` and `emotion_by_head`.
 
         With one `seed` per instance, an answer does not depend on its batch.
 
         Batches with answers in `kept` are skipped; the answers of other batches are added to it.
+
+        An `ExemplarAnswering` shows these rows of its `exemplars.pairs`, -1 = none; None = those that it retrieves.
         """
         ...
 
@@ -197,19 +200,6 @@ class ExemplarAnswering(Answering, Protocol):
     @property
     def exemplars(self) -> ExemplarSource | None:
         """Source of the exemplars; None if the stage was trained without exemplars."""
-        ...
-
-    def respond(
-        self,
-        instances: Sequence[Instance],
-        *,
-        batch_size: int,
-        seed: int | Sequence[int],
-        progress: str | None = None,
-        kept: AnswerStore | None = None,
-        exemplars: Int[np.ndarray, "N K"] | None = None,
-    ) -> list[Prediction]:
-        """Like `Answering.respond`, with these rows of `exemplars.pairs`, -1 = none; None = those it retrieves."""
         ...
 
     def weigh(

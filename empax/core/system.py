@@ -21,18 +21,26 @@ S = TypeVar("S")
 
 @dataclasses.dataclass(frozen=True)
 class Assembly:
-    """A task with everything needed to train it.
+    """A task with everything needed to train it (`training.loop.fit`).
 
     Attributes:
-      frozen: parameters that the loss needs and that are not trained.
-      initial: loads pretrained or earlier weights into newly initialised parameters; None = train from scratch.
-      on_refresh: called between steps, on the stage's schedule (see `training.loop.fit`).
-      on_end: called with the stage's final parameters, before the stage counts as done (see there).
+      task: for an `OnlineTask`, `explore` is called on every batch before the update; a `ReinforcedTask` makes several
+        updates from its answers to a batch, see there.
+      validation: None = no evaluation, and the last parameters count as best.
+      frozen: passed to the task unchanged; no gradient flows.
+      initial: maps newly initialised parameters to the starting ones (pretrained ones, another stage's); same structure
+        and shapes. Not called on resuming from a checkpoint.
+      on_refresh: called as (n, params) before step n (from 0) for every positive multiple n of `refresh_every_steps`.
+        It may change the data in `train` for later steps, must store its result by n, and must copy any `params` that
+        it keeps. A run that resumes between two multiples calls it as (n, None) for the earlier one: "load the stored
+        result". It can be called twice for one n with the same parameters.
+      on_end: called by one process as (steps, the parameters that `fit` returns) before the stage counts as done; it
+        can be called twice with the same arguments.
     """
 
     task: Task
     train: Examples
-    validation: Examples
+    validation: Examples | None
     frozen: Params = dataclasses.field(default_factory=dict)
     initial: Callable[[Params], Params] | None = None
     on_refresh: Callable[[int, Params | None], None] | None = None
@@ -270,14 +278,10 @@ class RunContext:
         tasks: Sequence[str] = (),
         able: tuple[str, Callable[[TaskSpec[Any]], bool]] | None = None,
     ) -> Stage:
-        """Returns the stage `name`, to which `setting` of this stage refers.
+        """Returns the stage `name`, to which `setting` of this stage refers; it must be of kind `kind`.
 
-        Args:
-          setting: name of a setting of this stage.
-          name: its value.
-          kind: kind of the other stage.
-          tasks: tasks that the other stage may train, "TASK" or "SYSTEM.TASK"; none = any task.
-          able: required ability of its task in words ("answers"), and its predicate.
+        It may train any of `tasks`, "TASK" or "SYSTEM.TASK"; without any, every task that is `able`: the required
+        ability in words ("answers"), and its predicate.
 
         Raises:
           ConfigError: the run has no such stage before this one; the message lists suitable stages.
@@ -319,7 +323,6 @@ def load_system(name: str, where: str = "config.system") -> System:
     Raises:
       ConfigError: the system does not exist, or has another name than its module.
     """
-    _check_text(name, where)
     module = module_of(name)
     try:
         found = load_named(name, where) if ":" in name else getattr(importlib.import_module(module), "SYSTEM", None)
@@ -336,11 +339,6 @@ def load_system(name: str, where: str = "config.system") -> System:
     return found
 
 
-def _check_text(name: object, where: str) -> None:
-    if not isinstance(name, str):
-        raise ConfigError(f"{where} = {name!r} must be a text.")
-
-
 def find_task(name: str, system: str, where: str) -> tuple[System, str]:
     """Returns the system that has the task, and the task's name in it.
 
@@ -349,7 +347,6 @@ def find_task(name: str, system: str, where: str) -> tuple[System, str]:
     Raises:
       ConfigError: the system or the task does not exist.
     """
-    _check_text(name, f"{where}.task")
     owner, _, task = name.rpartition(".")
     found = load_system(owner, f"{where}.task") if owner else load_system(system)
     if task not in found.tasks:
@@ -360,17 +357,12 @@ def find_task(name: str, system: str, where: str) -> tuple[System, str]:
 def load_encoder_of(run: RunContext, stage: str) -> InstanceEncoder:
     """Loads the encoder trained by the stage `stage`, or, if that is empty, the pretrained encoder of the run's system.
 
-    Raises:
-      ConfigError: the stage trains no encoder, or the system has none.
+    The checks of the stages have made sure that there is one.
     """
-    if stage:
-        spec = run.named(stage).spec
-        if spec is not None and spec.encoder is not None:
-            return spec.encoder(run, stage)
-        raise ConfigError(f"config.{run.stage} refers to config.{stage}, which trains no encoder for an index.")
-    if run.plan.system.encoder is None:
-        raise ConfigError(
-            f"config.{run.stage} embeds texts, but the system {run.plan.system.name!r} has no encoder; leave "
-            "that stage out, or name a stage that trains one."
-        )
-    return run.plan.system.encoder(run)
+    if not stage:
+        assert run.plan.system.encoder is not None
+        return run.plan.system.encoder(run)
+    spec = run.named(stage).spec
+    assert spec is not None
+    assert spec.encoder is not None
+    return spec.encoder(run, stage)

@@ -20,12 +20,8 @@ def leave_out_absent(plan: RunPlan, files: WorkDir, *, planned: bool = False) ->
 
     This decides the stages with `data = "if_there"` that an annotate stage names. With EPITOME, they are trained on it.
     Without it, they are removed, and `left_out` of the annotate stage lists their mechanisms. An existing work
-    directory has already decided, so that a resumed run stays the same.
-
-    Args:
-      plan: the plan of a config.
-      files: work directory.
-      planned: whether the plan is only shown. If it is for devices elsewhere, the corpus may be there, too.
+    directory has already decided, so that a resumed run stays the same. In a plan that is only shown (`planned`), for
+    devices elsewhere, the corpus may be there, too.
     """
     annotating = {name: stage.settings for name, stage in plan.stages.items() if stage.kind == "annotate"}
     wanted = dict.fromkeys(stage for settings in annotating.values() for stage in settings.classifiers)

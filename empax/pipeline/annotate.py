@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from empax.core.cache import kept_rows
-from empax.core.config import ConfigError, check_numbers
+from empax.core.config import ConfigError
 from empax.core.files import hash_json, write_json, write_jsonl
 from empax.core.settings import cache_dir
 from empax.core.system import RunContext
@@ -25,6 +25,9 @@ from empax.evaluation.empathy import accuracy, confusion_matrix, f1, merge_level
 from empax.parts import attributes
 
 log = logging.getLogger("empax")
+
+THRESHOLD = 0.05
+"""Absolute compound score of VADER from which a text is "high" (or, negative, "low"), as its authors advise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +42,14 @@ class Settings:
       contexts: whether to annotate contexts. False where nothing reads those annotations, as in LEMPEx.
       reasons: stage whose annotator marks reasons in contexts, for the note "reasons" ([turn, start, end] of each, in
         characters); empty = none.
-      sentiment_threshold: absolute VADER compound score from which a text is "high" (or, negative, "low").
     """
 
     classifiers: tuple[str, ...] = ("attributes",)
     left_out: tuple[str, ...] = ()
     contexts: bool = True
     reasons: str = ""
-    sentiment_threshold: float = 0.05
 
     def __post_init__(self) -> None:
-        check_numbers(self, "sentiment_threshold", least=0, most=1)
         if unknown := set(self.left_out) - set(MECHANISMS):
             raise ConfigError(
                 f"left_out = {self.left_out} must be some of {', '.join(MECHANISMS)}, not {min(unknown)!r}."
@@ -61,21 +61,17 @@ class Settings:
             )
 
 
-def sentiment_levels(texts: Sequence[str], threshold: float) -> list[str]:
+def sentiment_levels(texts: Sequence[str]) -> list[str]:
     """Rates texts low, mid or high by VADER's compound score. Source: Hutto and Gilbert 2014; VADER's thresholds."""
-    compounds = map(sentiment, texts)
-    return ["high" if c >= threshold else "low" if c <= -threshold else "mid" for c in compounds]
+    return ["high" if c >= THRESHOLD else "low" if c <= -THRESHOLD else "mid" for c in map(sentiment, texts)]
 
 
 def judge_levels(
-    judges: Sequence[attributes.Judge],
-    contexts: Sequence[Sequence[str]],
-    responses: Sequence[str],
-    threshold: float,
+    judges: Sequence[attributes.Judge], contexts: Sequence[Sequence[str]], responses: Sequence[str]
 ) -> list[dict[str, str]]:
     """Returns the attributes' levels for each text, in the order of ATTRIBUTES: sentiment, and the judges' labels."""
     texts = [" ".join([*run, response]).strip() for run, response in zip(contexts, responses, strict=True)]
-    columns = {"sentiment": sentiment_levels(texts, threshold)}
+    columns = {"sentiment": sentiment_levels(texts)}
     for judge in judges:
         best = judge(contexts, responses).argmax(axis=-1)
         for c, mechanism in enumerate(judge.task.mechanisms):
@@ -130,7 +126,6 @@ def load_marker(settings: Settings, run: RunContext) -> Callable[[Sequence[Seque
 def context_notes(
     contexts: Sequence[Sequence[str]],
     judges: Sequence[attributes.Judge],
-    threshold: float,
     mark: Callable[[Sequence[Sequence[str]]], Sequence[Any]] | None,
     *,
     levels: bool,
@@ -140,7 +135,7 @@ def context_notes(
     if mark is not None:
         notes = [{"reasons": list(map(list, spans))} for spans in mark(contexts)]
     if levels:
-        found = judge_levels(judges, contexts, [""] * len(contexts), threshold)
+        found = judge_levels(judges, contexts, [""] * len(contexts))
         notes = [{**note, "context_attributes": one} for note, one in zip(notes, found, strict=True)]
     return notes
 
@@ -152,13 +147,8 @@ def with_context_notes(instances: Sequence[Instance], run: RunContext) -> list[I
         if stage.kind == "annotate":
             settings = stage.settings
             judges = load_judges(settings, run) if settings.contexts else []
-            notes = context_notes(
-                [i.context for i in found],
-                judges,
-                settings.sentiment_threshold,
-                load_marker(settings, run),
-                levels=settings.contexts,
-            )
+            mark, contexts = load_marker(settings, run), [i.context for i in found]
+            notes = context_notes(contexts, judges, mark, levels=settings.contexts)
             found = [dataclasses.replace(i, notes={**i.notes, **note}) for i, note in zip(found, notes, strict=True)]
     return found
 
@@ -168,7 +158,7 @@ def run(settings: Settings, run: RunContext) -> None:
     made_by = [judge.hash for judge in judges]
     for split in SPLITS:
         instances = prepared_instances(run, split)
-        rows = _annotated(instances, judges, settings, split, hash_json([made_by, settings.sentiment_threshold]))
+        rows = _annotated(instances, judges, settings, split, hash_json([made_by, THRESHOLD]))
         if mark is not None:
             marked = mark([i.context for i in instances])
             rows = [{**row, "reasons": list(map(list, spans))} for row, spans in zip(rows, marked, strict=True)]
@@ -188,8 +178,7 @@ def _annotated(
         if split == "train":
             responses["response_attributes"] = [i.response for i in instances]
         contexts = [i.context for i in instances]
-        threshold = settings.sentiment_threshold
-        columns = {note: judge_levels(judges, contexts, said, threshold) for note, said in responses.items()}
+        columns = {note: judge_levels(judges, contexts, said) for note, said in responses.items()}
         return [
             {"id": i.id, **{note: levels[row] for note, levels in columns.items()}} for row, i in enumerate(instances)
         ]

@@ -135,9 +135,9 @@ def run(settings: Settings, run: RunContext) -> None:
         dataclasses.replace(p, emotion_prediction=p.notes["emotion_by_head"][head] if head else "") for p in predictions
     ]
     for names, prefix in ((settings.judge, ""), (settings.second_judge, f"{JUDGES[0]}_")):
-        judges, threshold = judging.load_judges(names, run) if names else ([], 0.0)
+        judges = judging.load_judges(names, run) if names else []
         if judges:
-            predictions = judging.judged(predictions, judges, threshold, prefix=prefix)
+            predictions = judging.judged(predictions, judges, prefix=prefix)
     if settings.linear_judge:
         jury = judging.linear_jury(run.plan.data.dir)
         predictions, about["linear_judge"] = jury(predictions), jury.about()

@@ -25,11 +25,9 @@ from empax.training.checkpoint import CheckpointError
 
 log = logging.getLogger("empax")
 
-_THRESHOLD = annotate.Settings.sentiment_threshold
 
-
-def load_judges(names: str | Sequence[str], run: RunContext) -> tuple[list[Judge], float]:
-    """Loads the judges of stages that passed `check_judges`; also returns the threshold of VADER.
+def load_judges(names: str | Sequence[str], run: RunContext) -> list[Judge]:
+    """Loads the judges of stages that passed `check_judges`.
 
     An annotate stage stands for its classifiers; the other stages train judges.
 
@@ -37,15 +35,12 @@ def load_judges(names: str | Sequence[str], run: RunContext) -> tuple[list[Judge
       ConfigError: a stage is neither.
     """
     judges: list[Judge] = []
-    threshold = _THRESHOLD
     for name in [names] if isinstance(names, str) else names:
         if run.named(name).kind == "annotate":
-            labels = run.settings(name, annotate.Settings)
-            judges += annotate.load_judges(labels, run)
-            threshold = labels.sentiment_threshold
+            judges += annotate.load_judges(run.settings(name, annotate.Settings), run)
         else:
             judges.append(attributes.load_judge(run, name))
-    return judges, threshold
+    return judges
 
 
 def check_judges(setting: str, names: str | Sequence[str], run: RunContext) -> None:
@@ -186,11 +181,9 @@ def find_jury(where: str, data_dir: str = "") -> Jury:
     return dataclasses.replace(linear_jury(given or _opened(folder)[0].plan.data.dir), neural=neural)
 
 
-def judged(
-    predictions: Sequence[Prediction], judges: Sequence[Judge], threshold: float = _THRESHOLD, *, prefix: str = ""
-) -> list[Prediction]:
+def judged(predictions: Sequence[Prediction], judges: Sequence[Judge], *, prefix: str = "") -> list[Prediction]:
     """Adds the levels of responses and references to the predictions, in notes named `prefix` + "..._attributes"."""
     contexts = [p.context for p in predictions]
     texts = {"response": [p.response for p in predictions], "reference": [p.reference for p in predictions]}
-    levels = {whose: annotate.judge_levels(judges, contexts, said, threshold) for whose, said in texts.items()}
+    levels = {whose: annotate.judge_levels(judges, contexts, said) for whose, said in texts.items()}
     return with_notes(predictions, {f"{prefix}{whose}_attributes": found for whose, found in levels.items()})

@@ -94,19 +94,19 @@ def recorded(files: WorkDir, name: str) -> dict[str, Any]:
         raise DataError(f"{files.begun(name)} is gone.") from error
 
 
-def recorded_inputs(files: WorkDir, name: str) -> dict[str, Input] | None:
-    """Returns the external inputs recorded at a stage's start; None without a record.
+def recorded_inputs(files: WorkDir, name: str) -> dict[str, Input]:
+    """Returns the external inputs recorded at a stage's start; empty without a record.
 
     Raises:
       DataError: `DONE` is damaged.
     """
     try:
-        inputs = recorded(files, name).get("inputs")
+        inputs = recorded(files, name).get("inputs", {})
     except DataError:
         if files.done(name).is_file():
             raise
-        return None
-    return None if inputs is None else {what: Input.of(one) for what, one in inputs.items()}
+        return {}
+    return {what: Input(**one) for what, one in inputs.items()}
 
 
 def check_origins(files: WorkDir, stages: Iterable[Stage]) -> None:
@@ -218,7 +218,7 @@ class Records:
                 "files": described,
                 "settings": settings_hash(self._stages[name]),
                 "code": {**self._code[name], **mixed},
-                **({"inputs": began["inputs"]} if "inputs" in began else {}),  # an older version may have begun it
+                "inputs": began.get("inputs", {}),
                 "built_on": {other: _identity(read_done(files.stage(other))) for other in earlier},
             },
         )

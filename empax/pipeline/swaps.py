@@ -102,11 +102,25 @@ def run(settings: Settings, run: RunContext) -> None:
     encoder = pretrained_encoder(settings.nearest) if settings.nearest else source.encoder
     given, absent = choose(drawn, source, encoder, run)
     identity = hash_json([identify(run, settings, drawn), dataclasses.asdict(evaluated)])
-    asked = _Asked(answerer, run, identity, evaluated.batch_size)
+    chosen = {i.id for i in answered}
+
+    def asked(
+        what: str, ask: Callable[..., list[Prediction]], instances: Sequence[Instance], shown: np.ndarray
+    ) -> list[Prediction]:
+        """Asks the system, with the same seed each time, and keeps the answers until the stage is done."""
+        name, folder = f"{run.stage}, {what}", run.directory / _PARTS / what.replace(", ", "-")
+        kept = KeptAnswers(folder, hash_json([identity, what]), name)
+        options = {"batch_size": evaluated.batch_size, "seed": run.seed}
+        found = ask(instances, exemplars=shown, progress=name, kept=kept, **options)
+        kept.flush()
+        return found
+
     rows, about = [], {}
     for name, found in given.items():
-        weighed = asked.weigh(name, drawn, found)
-        replies = {row.id: row.response for row in asked.answer(name, drawn, answered, found)}
+        weighed, replies = asked(name, answerer.weigh, drawn, found), {}
+        if answered:
+            shown = found[[i.id in chosen for i in drawn]]
+            replies = {row.id: row.response for row in asked(f"{name}, replies", answerer.respond, answered, shown)}
         rows += _rows(name, weighed, replies, _likeness(drawn, found, source.pairs))
         about[name] = {"with_too_few": int((found < 0).any(axis=1).sum()) if name != "none" else 0}
     write_jsonl(run.directory / "swaps.jsonl.gz", rows)
@@ -165,39 +179,6 @@ def pretrained_encoder(name: str) -> CorpusEncoder:
         key_text=functools.partial(encode_keys, tokenizer, max_tokens=_MAX_TOKENS, key="response"),
         hash=hash_json([hash_tree(loaded.params), dataclasses.asdict(settings), _MAX_TOKENS]),
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Asked:
-    """Queries the system repeatedly and caches its answers."""
-
-    answerer: ExemplarAnswering
-    run: RunContext
-    identity: str
-    batch_size: int
-
-    def weigh(self, name: str, instances: Sequence[Instance], shown: np.ndarray) -> list[Prediction]:
-        return self._ask(name, self.answerer.weigh, instances, shown)
-
-    def answer(
-        self, name: str, drawn: Sequence[Instance], answered: Sequence[Instance], shown: np.ndarray
-    ) -> list[Prediction]:
-        """Answers the instances of `drawn` that are in `answered`; every condition starts with the same seed."""
-        if not answered:
-            return []
-        wanted = {i.id for i in answered}
-        return self._ask(f"{name}, replies", self.answerer.respond, answered, shown[[i.id in wanted for i in drawn]])
-
-    def _ask(
-        self, what: str, ask: Callable[..., list[Prediction]], instances: Sequence[Instance], shown: np.ndarray
-    ) -> list[Prediction]:
-        name = f"{self.run.stage}, {what}"
-        folder = self.run.directory / _PARTS / what.replace(", ", "-")
-        kept = KeptAnswers(folder, hash_json([self.identity, what]), name)
-        options = {"batch_size": self.batch_size, "seed": self.run.seed}
-        found = ask(instances, exemplars=shown, progress=name, kept=kept, **options)
-        kept.flush()
-        return found
 
 
 def _likeness(instances: Sequence[Instance], shown: np.ndarray, pairs: Sequence[Instance]) -> list[float | None]:

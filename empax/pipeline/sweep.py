@@ -23,7 +23,7 @@ from empax.pipeline.absent import leave_out_absent
 from empax.pipeline.plan import make_plan, plain
 from empax.pipeline.records import differences
 from empax.pipeline.run import find_inputs, find_problems
-from empax.pipeline.workdirs import alike, check_resumable, made_from_others, other_input
+from empax.pipeline.workdirs import alike, check_resumable, made_from_others
 
 _LONGEST = 120  # maximum length of a folder name; file systems allow 255 bytes
 
@@ -61,14 +61,9 @@ class Run:
         return not made_from_others(files, self.plan, self.inputs)
 
     def is_like(self, other: Run) -> bool:
-        """Whether both have the same settings and the same corpus."""
-        if any(differences(self.plan.config, other.plan.config)):
-            return False
-        if self.plan.data.dir == other.plan.data.dir:
-            return True
-        first = next(iter(self.plan.stages))  # reads the corpus; if that is missing, the comparison is impossible
-        mine, theirs = self.inputs[first], other.inputs[first]
-        return bool(mine and theirs) and not other_input(mine, theirs)
+        """Whether both have the same settings and the same folder of corpora."""
+        same_folder = self.plan.data.dir == other.plan.data.dir
+        return same_folder and not any(differences(self.plan.config, other.plan.config))
 
 
 def read_grid(words: Sequence[str]) -> dict[str, list[str]]:
@@ -108,14 +103,9 @@ def _split(text: str) -> list[str]:
 def make_runs(
     recipe: str, grid: Mapping[str, Sequence[str]], seeds: int, overrides: Mapping[str, str], folder: Path
 ) -> list[Run]:
-    """Returns all runs of a sweep: arm by arm, each under all seeds.
+    """Returns all runs of a sweep: arm by arm, each under `seeds` seeds from the recipe's own on, in folder/ARM/seedN.
 
-    Args:
-      recipe: FILE.py:ARG, or the name of a recipe.
-      grid: result of `read_grid`.
-      seeds: number of seeds, starting with the recipe's own.
-      overrides: settings of all arms, as texts.
-      folder: folder of the sweep; the work directory of a run is ARM/seedN in it.
+    `overrides` are settings of all arms, as texts.
 
     Raises:
       ConfigError: a setting does not exist, is wrong or is also in `overrides`, or two arms are equal.
@@ -180,14 +170,11 @@ def problems(runs: Sequence[Run]) -> Iterator[ConfigError | DataError]:
 def make(runs: Sequence[Run], execute: Callable[[Sequence[str]], int] | None = None) -> dict[str, int]:
     """Runs the unfinished runs one after another, each in its own process.
 
-    A run reuses the identical stages of a finished run. A failed run does not stop the others.
-
-    Args:
-      runs: result of `make_runs`.
-      execute: function that runs `empax.main` with these flags and returns its exit code.
+    A run reuses the identical stages of a finished run. A failed run does not stop the others; an interrupted one does.
+    `execute` runs `empax.main` with these flags and returns its exit code.
 
     Returns:
-      Work directory → exit code of each failed run; an interrupted run ends the sweep.
+      Work directory → exit code of each failed run.
     """
     finished = [run for run in runs if run.is_finished()]
     failed: dict[str, int] = {}

@@ -79,15 +79,9 @@ def run(settings: Any, run: RunContext) -> dict[str, Any]:
     if run.plan.data.name == "jsonl":
         warn_of_cut(assembly.train, run.stage)
     result = fit(
-        assembly.task,
-        train=assembly.train,
-        validation=assembly.validation,
+        assembly,
         settings=dataclasses.replace(loop, seed=run.seed),
-        frozen=assembly.frozen,
         directory=run.directory,
-        initial=assembly.initial,
-        on_refresh=assembly.on_refresh,
-        on_end=assembly.on_end,
         mesh=make_mesh(options.mesh),
         logical={**LOGICAL, **options.mesh.logical},
         profile=run.directory / "profile" if options.profile else None,

@@ -172,13 +172,8 @@ def _with_reuse(files: WorkDir, plan: RunPlan, inputs: AllInputs) -> str:
 
 def _check_inputs(files: WorkDir, plan: RunPlan, inputs: AllInputs, kept: Sequence[str]) -> None:
     """Raises ConfigError if a kept stage was made from other files than the current ones."""
-    silent = []
     for name in (name for name in kept if has_begun(files, name)):
-        recorded = recorded_inputs(files, name)
-        if recorded is None:
-            silent.append(name)
-            continue
-        now = inputs.get(name, {})
+        recorded, now = recorded_inputs(files, name), inputs.get(name, {})
         if differs := other_input(recorded, now):
             raise ConfigError(
                 f"{files.stage(name)} was made from other files: {differs}. Name the original files (config.data.dir, "
@@ -189,17 +184,11 @@ def _check_inputs(files: WorkDir, plan: RunPlan, inputs: AllInputs, kept: Sequen
         for what, one in recorded.items():
             if what not in now:
                 log.warning("%s: %s (%s) no longer exists, so it was not compared.", name, what, one.path)
-    if silent:
-        log.warning(
-            "%s: %s do not record the contents of the files they read (an older version of empax made them). Corpora "
-            "and models were not compared.",
-            files.root, ", ".join(silent),
-        )  # fmt: skip
 
 
 def made_from_others(files: WorkDir, plan: RunPlan, inputs: AllInputs) -> bool:
     """Whether a stage of the work directory was made from other files than `inputs`, according to its record."""
-    return any(other_input(recorded_inputs(files, name) or {}, inputs.get(name, {})) for name in plan.stages)
+    return any(other_input(recorded_inputs(files, name), inputs.get(name, {})) for name in plan.stages)
 
 
 def other_input(recorded: Inputs, now: Inputs) -> str:
@@ -292,7 +281,7 @@ def take_stages(other: WorkDir, files: WorkDir, plan: RunPlan, inputs: AllInputs
     if rows := "".join(path.read_text(encoding="utf-8") for path in copies if path.is_file()):
         write_text(files.metrics, rows)
     log.info("taken from %s: %s%s", other.root, ", ".join(taken), f" (then {end})" if end else "")
-    _check_inputs(files, plan, inputs, taken)  # warns about stages of an older version
+    _check_inputs(files, plan, inputs, taken)  # warns of inputs that no longer exist
     return {"stages": taken, "commit": _description(other).get("commit", "")}
 
 
@@ -315,7 +304,7 @@ def alike(other: WorkDir, plan: RunPlan, inputs: AllInputs) -> tuple[list[str], 
             running = holder(other)
             obstacle = f"{name} is not finished there" + (f", {running} is still running it" if running else "")
         if not obstacle:
-            differs = other_input(recorded_inputs(other, name) or {}, inputs.get(name, {}))
+            differs = other_input(recorded_inputs(other, name), inputs.get(name, {}))
             obstacle = f"its {name} was made from other files: {differs}" if differs else ""
         if obstacle:
             end = end or obstacle

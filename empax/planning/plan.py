@@ -16,7 +16,8 @@ from empax.core.system import RunPlan, Stage
 from empax.core.tree import count_bytes, count_params
 from empax.models.layers import logical_axes
 from empax.pipeline.run import problems_of_plan
-from empax.planning.sketches import optimizer_of, sketch_stage, step_flops, trial_flops
+from empax.planning.sketches import sketch_stage, step_flops, trial_flops
+from empax.training.programs import optimizer_for
 
 
 def show(plan: RunPlan, workdir: Path, redo: Sequence[str] = ()) -> int:
@@ -58,7 +59,7 @@ def describe(plan: RunPlan) -> str:
 def _describe_training(plan: RunPlan, stage: Stage) -> str:
     loop, found = stage.loop, sketch_stage(plan, stage)
     params, sketch = found.params, found.sketch
-    optimizer = jax.eval_shape(optimizer_of(found, loop).init, params)
+    optimizer = jax.eval_shape(optimizer_for(sketch.task, loop, params).init, params)
     settings = plan.options.mesh
     mesh = AbstractMesh((1, settings.fsdp, settings.tensor), AXES)  # its devices need not be here
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import optax
 from jax.extend import core as jex
 from jax.interpreters import partial_eval
 
@@ -20,7 +19,7 @@ from empax.core.files import WorkDir
 from empax.core.protocols import OnlineTask, ReinforcedTask, untrained_by
 from empax.core.system import RunContext, RunPlan, Sketch, Stage
 from empax.core.types import Params
-from empax.training.optimizer import first_updates, make_optimizer, trained_mask
+from empax.training.optimizer import trained_mask
 from empax.training.settings import LoopSettings
 
 
@@ -90,13 +89,6 @@ def sketch_stage(plan: RunPlan, stage: Stage) -> Sketched:
     rng = jax.eval_shape(lambda: jax.random.key(0))
     params = jax.eval_shape(sketch.task.init, rng, sketch.batch)
     return Sketched(sketch, params, trained_mask(loop.optimizer, params, untrained_by(sketch.task)))
-
-
-def optimizer_of(found: Sketched, loop: LoopSettings) -> optax.GradientTransformation:
-    """Builds the optimizer as in training."""
-    task = found.sketch.task
-    starts = first_updates(task, found.params, loop.updates_per_batch)
-    return make_optimizer(loop.optimizer, found.params, loop.updates, starts=starts, untrained=untrained_by(task))
 
 
 def trial_flops(found: Sketched) -> int:

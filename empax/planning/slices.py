@@ -18,20 +18,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from empax.core.config import ConfigError
 from empax.core.machine import planned_for
-from empax.core.protocols import ReinforcedTask
-from empax.core.sharding import (
-    LOGICAL,
-    batch_sharding,
-    batch_shards,
-    bytes_on_one,
-    make_mesh,
-    replicated,
-    shard_params,
-)
+from empax.core.sharding import LOGICAL, batch_shards, bytes_on_one, make_mesh, shard_params
 from empax.core.system import RunPlan, Stage
 from empax.core.tree import count_params
 from empax.core.types import TrainState
@@ -39,9 +29,9 @@ from empax.models.layers import logical_axes
 from empax.pipeline.plan import make_plan
 from empax.planning.ahead_of_time import compile_elsewhere, compile_into, libtpu_environment
 from empax.planning.hlo import Work
-from empax.planning.sketches import optimizer_of, sketch_stage, step_flops, trial_flops
+from empax.planning.sketches import sketch_stage, step_flops, trial_flops
+from empax.training.programs import make_programs
 from empax.training.settings import check_batch_sizes
-from empax.training.step import make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,11 +140,10 @@ def stages_to_compile(plan: RunPlan) -> list[Stage]:
 
 @dataclasses.dataclass(frozen=True)
 class _Laid:
-    """A stage's step as training compiles it, and the placement of its arguments on the devices."""
+    """A stage's step as training compiles it, and the shapes of its arguments, placed on the devices."""
 
     step: Any
     template: TrainState
-    places: TrainState
     frozen: Any
     batch: Any
 
@@ -173,15 +162,19 @@ def estimate(plan: RunPlan, stage: Stage, topology: str) -> Estimate:
     laid = lay_out(plan, stage, devices)
     program = compile_elsewhere(functools.partial(write_program, plan.config, stage.name, topology))
     work = program.work()
+
+    def held(tree: Any) -> int:
+        return bytes_on_one(tree, jax.tree.map(lambda leaf: leaf.sharding, tree))
+
     return Estimate(
         chip=chip,
         chips=len(devices),
         batch=stage.loop.batch_size,
         updates=stage.loop.updates_per_batch,
         parameters=count_params(laid.template.params),
-        parameter_bytes=bytes_on_one(laid.template.params, laid.places.params),
-        optimizer_bytes=bytes_on_one(laid.template.opt_state, laid.places.opt_state),
-        frozen_bytes=bytes_on_one(laid.frozen, jax.tree.map(lambda leaf: leaf.sharding, laid.frozen)),
+        parameter_bytes=held(laid.template.params),
+        optimizer_bytes=held(laid.template.opt_state),
+        frozen_bytes=held(laid.frozen),
         temporary_bytes=program.temporary_bytes,
         model_flops=model_flops(plan, stage),
         work=work,
@@ -201,24 +194,14 @@ def lay_out(plan: RunPlan, stage: Stage, devices: Sequence[Any]) -> _Laid:
     mesh = make_mesh(options.mesh, devices)
     check_batch_sizes(stage.loop, batch_shards(mesh), where=f"config.{stage.name}")
     logical = {**LOGICAL, **options.mesh.logical}
-    loop, found = stage.loop, sketch_stage(plan, stage)
-    sketch, params = found.sketch, found.params
-    optimizer = optimizer_of(found, loop)
-    rng = jax.eval_shape(lambda: jax.random.key(0))
-    count: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    memory = jax.eval_shape(sketch.task.init_memory) if isinstance(sketch.task, ReinforcedTask) else {}
-    template = TrainState(count, params, jax.eval_shape(optimizer.init, params), rng, memory)
-    places = shard_params(template, mesh, axes=logical_axes, logical=logical)
-    frozen_places = shard_params(sketch.frozen, mesh, axes=logical_axes, logical=logical)
-    step = make_train_step(
-        sketch.task, optimizer, state=places, batch=batch_sharding(mesh), replicated=replicated(mesh),
-        accumulate=loop.accumulate, epochs=loop.epochs, minibatches=loop.minibatches, trained=found.trained,
-    )  # fmt: skip
-
-    def placed(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
-
-    return _Laid(step, template, places, jax.tree.map(placed, sketch.frozen, frozen_places), sketch.batch)
+    sketch = sketch_stage(plan, stage).sketch
+    programs = make_programs(sketch.task, stage.loop, sketch.batch, mesh=mesh, logical=logical)
+    frozen = jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        sketch.frozen,
+        shard_params(sketch.frozen, mesh, axes=logical_axes, logical=logical),
+    )
+    return _Laid(programs.train, programs.template, frozen, sketch.batch)
 
 
 def write_program(config: Mapping[str, Any], stage: str, topology: str, folder: str) -> None:

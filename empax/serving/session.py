@@ -49,7 +49,6 @@ class Session:
 
     answerer: Answering
     judges: Sequence[ClassifierJudge]
-    sentiment_threshold: float
     head: str
     seed: int
     before: Before | None = answer_to_danger
@@ -87,15 +86,14 @@ class Session:
         context = RunContext(files, plan, evaluated)
         # No buckets: one compilation, so that all answers after the first are fast.
         answerer = evaluate.load_answerer(context.settings(evaluated, evaluate.Settings), context, ())
-        judges, threshold, of_replies, mark = (), 0.05, False, None
+        judges, of_replies, mark = (), False, None
         if "annotate" in stages:
             labels: annotate.Settings = stages["annotate"].settings
             judges = tuple(
                 dataclasses.replace(judge, buckets=(judge.max_tokens,))
                 for judge in annotate.load_judges(labels, context)
             )
-            threshold, of_replies = labels.sentiment_threshold, not labels.contexts
-            mark = annotate.load_marker(labels, context)
+            of_replies, mark = not labels.contexts, annotate.load_marker(labels, context)
         about = files.stage(context.stage) / "evaluate.json"
         verify(about)
         head = read_json(about).get("emotion_head", "")
@@ -103,7 +101,7 @@ class Session:
             verify(files.predictions, stage=files.stage(context.stage))
             head = head if beats_chance(read_jsonl(files.predictions)) else ""
         annotates = "annotate" in stages
-        return cls(answerer, judges, threshold, head, plan.seed, before, after, annotates, of_replies, mark)
+        return cls(answerer, judges, head, plan.seed, before, after, annotates, of_replies, mark)
 
     def reply(self, context: Texts | str) -> Prediction:
         """Answers a conversation; the turns of `context` alternate, and the last is the speaker's. A text is one turn.
@@ -152,7 +150,7 @@ class Session:
 
     def _answers(self, contexts: list[tuple[str, ...]], seeds: list[int]) -> list[Prediction]:
         levels = self.annotates and not self.of_replies
-        notes = annotate.context_notes(contexts, self.judges, self.sentiment_threshold, self.mark, levels=levels)
+        notes = annotate.context_notes(contexts, self.judges, self.mark, levels=levels)
         instances = [
             Instance(id="chat#1", context=turns, response="", emotion="", notes=note)
             for turns, note in zip(contexts, notes, strict=True)
@@ -164,7 +162,7 @@ class Session:
         responses = list(map(self.after, responses)) if self.after else responses
         told = [dict(one.notes) for one in found]
         if self.annotates and self.of_replies:
-            found_levels = annotate.judge_levels(self.judges, contexts, responses, self.sentiment_threshold)
+            found_levels = annotate.judge_levels(self.judges, contexts, responses)
             for note, one in zip(told, found_levels, strict=True):
                 note["response_attributes"] = one
         return [

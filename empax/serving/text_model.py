@@ -256,6 +256,7 @@ class TextModel:
           Interrupted: Ctrl-C or SIGTERM. With `workdir`, progress is kept.
         """
         # Imported here because it is slow and needed only for training.
+        from empax.core.system import Assembly
         from empax.serving.finetuning import FinetuneSettings, lora_settings, working_folder
         from empax.training.loop import fit
         from empax.training.lora import lora_task
@@ -279,13 +280,15 @@ class TextModel:
         inputs = hash_json([*inputs, hash_tree(self.params)])
         with working_folder(workdir, inputs, learning_rate=loop.optimizer.learning_rate) as folder:
             found = fit(
-                adapted or plain,
-                train=train,
-                validation=held_out,
+                Assembly(
+                    adapted or plain,
+                    train,
+                    held_out,
+                    frozen=adapted.freeze({"model": self.params}, {}) if adapted else {},
+                    initial=None if adapted else lambda fresh: {**fresh, "model": self.params},
+                ),
                 settings=loop,
-                frozen=adapted.freeze({"model": self.params}, {}) if adapted else {},
                 directory=folder / "finetune",
-                initial=None if adapted else lambda fresh: {**fresh, "model": self.params},
             ).params
         if adapted is None or settings is None:
             return dataclasses.replace(self, params=found["model"], trained=True, adapters=None)

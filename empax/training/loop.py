@@ -25,8 +25,9 @@ from empax.core.config import ConfigError
 from empax.core.manifest import read_sealed, remedy, write_sealed
 from empax.core.memory import HostMemory, give_back_freed_memory
 from empax.core.progress import Progress
-from empax.core.protocols import Examples, ReinforcedTask, SummarizingTask, Task
+from empax.core.protocols import Examples, ReinforcedTask, SummarizingTask
 from empax.core.sharding import LOGICAL, batch_sharding, batch_shards, make_mesh, shard_params
+from empax.core.system import Assembly
 from empax.core.tree import count_params
 from empax.core.types import AnyBatch, Metrics, Params, TrainState
 from empax.data.batches import eval_batches, some_of, train_batches
@@ -65,40 +66,22 @@ class FitResult:
 
 
 def fit(
-    task: Task,
+    assembly: Assembly,
     *,
-    train: Examples,
-    validation: Examples | None,
     settings: LoopSettings,
-    frozen: Params,
     directory: Path,
-    initial: Callable[[Params], Params] | None = None,
-    on_refresh: Callable[[int, Params | None], None] | None = None,
-    on_end: Callable[[int, Params], None] | None = None,
     mesh: Mesh | None = None,
     logical: Mapping[str, str] = LOGICAL,
     profile: Path | None = None,
     sinks: Sequence[str] = (),
 ) -> FitResult:
-    """Trains `task` until `settings.steps` or until patience ends; resumes from the newest checkpoint if there is one.
+    """Trains until `settings.steps` or until patience ends; resumes from the newest checkpoint if there is one.
 
     Args:
-      task: for an `OnlineTask`, `explore` is called on every batch before the update; a `ReinforcedTask` makes several
-        updates from its answers to a batch, see there.
-      train: training examples.
-      validation: validation examples; None = no evaluation, and the last parameters count as best.
+      assembly: the task, its data and its initial weights.
       settings: settings of the loop.
-      frozen: passed to the task unchanged; no gradient flows.
       directory: folder of the stage, named after it: checkpoints, and `result.json` after training. The run's
         metrics.jsonl and TensorBoard's files in `tensorboard/STAGE` are beside it.
-      initial: maps newly initialised parameters to the starting ones (pretrained ones, another stage's); same structure
-        and shapes. Not called on resuming from a checkpoint.
-      on_refresh: called as (n, params) before step n (from 0) for every positive multiple n of `refresh_every_steps`.
-        It may change the data in `train` for later steps, must store its result by n, and must copy any `params` that
-        it keeps. A run that resumes between two multiples calls it as (n, None) for the earlier one: "load the stored
-        result". It can be called twice for one n with the same parameters.
-      on_end: called by one process as (steps, the parameters that `fit` returns) before the stage counts as done; it
-        can be called twice with the same arguments.
       mesh: None = all devices along `data`.
       logical: name of a parameter's axis → mesh axis that it is split over.
       profile: folder for a trace of a few updates (with several processes, one subfolder each); None = no trace.
@@ -115,19 +98,18 @@ def fit(
         return FitResult(params=load_params(directory), **read_sealed(ended))
     mesh = make_mesh() if mesh is None else mesh
     check_batch_sizes(settings, batch_shards(mesh), where=f"config.{stage}")
-    check_whole_batches(settings, task, where=f"config.{stage}")
-    if settings.refresh_every_steps and on_refresh is None:
+    check_whole_batches(settings, assembly.task, where=f"config.{stage}")
+    if settings.refresh_every_steps and assembly.on_refresh is None:
         raise ConfigError(f"refresh_every_steps = {settings.refresh_every_steps}, but {stage} has nothing to refresh.")
     with contextlib.ExitStack() as stack:
         run = _Run(
-            stack, task, train, validation, settings, frozen, directory=directory, initial=initial,
-            on_refresh=on_refresh, mesh=mesh, logical=logical, profile=profile, sinks=sinks,
-        )  # fmt: skip
+            stack, assembly, settings, directory=directory, mesh=mesh, logical=logical, profile=profile, sinks=sinks
+        )
         run.train_to_end()
     result = run.result()
     if distributed.is_writer():
-        if on_end is not None:
-            on_end(run.step, load_params(directory))
+        if assembly.on_end is not None:
+            assembly.on_end(run.step, load_params(directory))
         write_sealed(ended, result)
     distributed.wait_for(ended)
     return FitResult(params=load_params(directory), **result)
@@ -139,15 +121,10 @@ class _Run:
     def __init__(
         self,
         stack: contextlib.ExitStack,
-        task: Task,
-        train: Examples,
-        validation: Examples | None,
+        assembly: Assembly,
         settings: LoopSettings,
-        frozen: Params,
         *,
         directory: Path,
-        initial: Callable[[Params], Params] | None,
-        on_refresh: Callable[[int, Params | None], None] | None,
         mesh: Mesh,
         logical: Mapping[str, str],
         profile: Path | None,
@@ -157,13 +134,14 @@ class _Run:
 
         Meanwhile the first update is compiled, and the first evaluation if that takes longer.
         """
-        self.task, self.train, self.settings, self.mesh = task, train, settings, mesh
+        self.task = task = assembly.task
+        self.train, self.validation, self.on_refresh = assembly.train, assembly.validation, assembly.on_refresh
+        self.settings, self.mesh = settings, mesh
         self.stage = stage = directory.name
-        self.validation = validation
-        if validation is not None:
-            self.validation = some_of(validation, settings.max_eval_examples, seed=settings.seed)
-        self.frozen = distributed.place(frozen, shard_params(frozen, mesh, axes=logical_axes, logical=logical))
-        self.on_refresh = on_refresh
+        if self.validation is not None:
+            self.validation = some_of(self.validation, settings.max_eval_examples, seed=settings.seed)
+        places = shard_params(assembly.frozen, mesh, axes=logical_axes, logical=logical)
+        self.frozen = distributed.place(assembly.frozen, places)
         self.step = 0  # batches trained on; the device may lag behind
         self.counters, self.window = Counters(), Window.starting_from({})
         self.ahead, self.memory = RunAhead(), HostMemory()
@@ -184,7 +162,7 @@ class _Run:
             self.window = Window.restored(self.counters.window)
         self._compile_update()
         if restored is None:
-            self.state = self.programs.first_state(initial)
+            self.state = self.programs.first_state(assembly.initial)
         if self.compiling.busy or settings.best_metric not in (None, "loss"):
             self._compile_evaluation()
         log.info("%s: %d parameters, from step %d.", stage, count_params(self.programs.template.params), self.step)

@@ -20,6 +20,9 @@ from empax.core.types import Params
 
 Schedule: TypeAlias = Literal["constant", "linear", "cosine", "rsqrt"]
 
+_FACTORED_FROM = 128
+"""For Adafactor: a parameter whose second largest axis is shorter keeps its full second moment."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ParamGroup:
@@ -62,12 +65,8 @@ class OptimizerSettings:
       b1: for "adamw": decay of the first moment, in [0, 1).
       b2: for "adamw": decay of the second moment, in [0, 1).
       eps: for "adamw": added to the root of the second moment, at least 1e-30.
-      decay_rate: for "adafactor": the second moment decays by 1 - n ** -decay_rate at update n.
-      clip_threshold: for "adafactor": maximum root mean square of a parameter's update.
       scale_parameter: for "adafactor": whether updates scale with the root mean square of the parameter, at least 1e-3.
         A parameter that starts at 0 then hardly moves at usual rates: set it to False with adapters (`lora`).
-      min_dim_size_to_factor: for "adafactor": a parameter whose second largest axis is shorter keeps its full second
-        moment.
       clip_norm: maximum global norm of a gradient, above 0; None = unlimited.
       ema_decay: decay of a running mean of the parameters, in [0, 1), which is evaluated and kept as the best instead
         of the last update's (Polyak & Juditsky 1992); 0 = none. It takes as much memory as the trained parameters.
@@ -83,10 +82,7 @@ class OptimizerSettings:
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
-    decay_rate: float = 0.8
-    clip_threshold: float = 1.0
     scale_parameter: bool = True
-    min_dim_size_to_factor: int = 128
     clip_norm: float | None = 1.0
     ema_decay: float = 0.0
     groups: tuple[ParamGroup, ...] = ()
@@ -96,8 +92,6 @@ class OptimizerSettings:
         check_numbers(self, "learning_rate", "weight_decay", "warmup_steps", least=0)
         check_numbers(self, "b1", "b2", "ema_decay", least=0, below=1)
         check_numbers(self, "eps", least=1e-30)
-        check_numbers(self, "decay_rate", "clip_threshold", above=0)
-        check_numbers(self, "min_dim_size_to_factor", least=1)
         check_numbers(self, "clip_norm", above=0, hint="None switches clipping off")
 
 
@@ -236,10 +230,8 @@ def _moments(settings: OptimizerSettings, late: Mapping[str, int]) -> optax.Grad
     if settings.method == "adamw":
         scaled = optax.scale_by_adam(b1=settings.b1, b2=settings.b2, eps=settings.eps)
     else:
-        rms = optax.scale_by_factored_rms(
-            decay_rate=settings.decay_rate, min_dim_size_to_factor=settings.min_dim_size_to_factor
-        )
-        scaled = optax.chain(rms, optax.clip_by_block_rms(settings.clip_threshold))
+        rms = optax.scale_by_factored_rms(decay_rate=0.8, min_dim_size_to_factor=_FACTORED_FROM)
+        scaled = optax.chain(rms, optax.clip_by_block_rms(1.0))
         if settings.scale_parameter:
             scaled = optax.chain(scaled, optax.scale_by_param_block_rms())
     if not late:

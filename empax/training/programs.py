@@ -118,17 +118,29 @@ class Compiling:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+def optimizer_for(task: Task, settings: LoopSettings, params: Params) -> optax.GradientTransformation:
+    """Builds the optimizer of a task's parameters, arrays or shapes."""
+    starts = first_updates(task, params, settings.updates_per_batch)
+    untrained = untrained_by(task)
+    return make_optimizer(settings.optimizer, params, settings.updates, starts=starts, untrained=untrained)
+
+
 def make_programs(
     task: Task, settings: LoopSettings, batch: AnyBatch, *, mesh: Mesh, logical: Mapping[str, str]
 ) -> Programs:
-    """Builds the programs of a stage; `batch`, any batch of the task, fixes the dimensions. `logical`: see `fit`."""
-    init_rng, rng = jax.random.split(jax.random.key(settings.seed))
+    """Builds the programs of a stage without computing anything, since a plan's devices need not be there.
+
+    `batch`, any batch of the task or its shapes, fixes the dimensions. `logical`: see `fit`.
+    """
+
+    def rngs() -> tuple[jax.Array, ...]:
+        return tuple(jax.random.split(jax.random.key(settings.seed)))
+
+    init_rng, rng = jax.eval_shape(rngs)
     # A separate program, so that it is traced only once.
     init = jax.jit(lambda rng, batch: task.init(rng, batch))
     shapes = jax.eval_shape(init, init_rng, batch)
-    starts = first_updates(task, shapes, settings.updates_per_batch)
-    untrained = untrained_by(task)
-    optimizer = make_optimizer(settings.optimizer, shapes, settings.updates, starts=starts, untrained=untrained)
+    optimizer = optimizer_for(task, settings, shapes)
     reinforced = task if isinstance(task, ReinforcedTask) else None
 
     def make(init_rng: jax.Array, rng: jax.Array, batch: AnyBatch) -> TrainState:
@@ -144,7 +156,7 @@ def make_programs(
         template=jax.tree.map(
             lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), template, shardings
         ),
-        initialise=lambda: initialise(init_rng, rng, batch),
+        initialise=lambda: initialise(*rngs(), batch),
         train=make_train_step(
             task,
             optimizer,
@@ -154,7 +166,7 @@ def make_programs(
             accumulate=settings.accumulate,
             epochs=settings.epochs,
             minibatches=settings.minibatches,
-            trained=trained_mask(settings.optimizer, shapes, untrained),
+            trained=trained_mask(settings.optimizer, shapes, untrained_by(task)),
         ),
         evaluate=make_eval_step(task, batch=rows, replicated=whole),
         average=jax.jit(averaged),

@@ -90,7 +90,7 @@ ZERO_REFUSED = (
     "max_shard_bytes", "fsdp", "tensor", "data", "d_model", "num_heads", "d_ff", "max_positions", "unroll",
     "head_dim", "num_encoder_layers", "num_decoder_layers", "num_beams", "num_samples", "temperature", "top_p",
     "clip_norm", "eps", "num_beam_groups", "num_return_sequences", "typical_p", "repetition_penalty",
-    "encoder_repetition_penalty", "decay_rate", "clip_threshold", "min_dim_size_to_factor", "epsilon_high",
+    "encoder_repetition_penalty", "epsilon_high",
     "min_count", "searched", "width", "latent", "teacher_decay_steps", "kernel",
     "facts_tokens", "social_tokens", "own_tokens", "max_piece_tokens", "max_candidates", "tails", "entity_facts",
     "hidden", "rows@study", "comparisons", "max_source_tokens",

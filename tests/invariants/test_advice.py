@@ -21,7 +21,7 @@ from configs import lempex, reflectdiffu, reg_transformer
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir
 from empax.core.settings import DataSettings
-from empax.core.system import RunContext, Stage, TaskSpec, load_encoder_of
+from empax.core.system import RunContext
 from empax.core.types import Dialogue, Utterance
 from empax.data import bpe, dailydialog, epitome, features, gguf, own, tokenizer_folders
 from empax.data.dialogues import to_instances
@@ -150,13 +150,9 @@ def tokenizer():
 
 
 def judges_alone():
-    """A stage of a run whose system has no encoder; another one trains one."""
+    """A stage of a run whose system has no encoder."""
     stages = {"prepare": {"kind": "prepare"}, "index": {"kind": "index"}}
-    config = {"system": "attributes", "attributes": {}, "run": list(stages), **stages}
-    context = in_stage("index", config=config)
-    spec = TaskSpec(object, None, None, None, encoder=lambda run, stage: stage)
-    stages = {"trained": Stage("trained", "train", None, spec=spec), **context.plan.stages}
-    return dataclasses.replace(context, plan=dataclasses.replace(context.plan, stages=stages))
+    return in_stage("index", config={"system": "attributes", "attributes": {}, "run": list(stages), **stages})
 
 
 SETTINGS = [
@@ -226,10 +222,6 @@ RECIPES = [
         "pipeline/index.py", "leave that stage out, or name a stage that trains one",
         lambda t: index_stage.check(index_stage.Settings(), judges_alone()),
         lambda t: index_stage.check(index_stage.Settings(encoder="retriever"), in_stage("reindex")),
-    ),
-    Case(
-        "core/system.py", "leave that stage out, or name a stage that trains one",
-        lambda t: load_encoder_of(judges_alone(), ""), lambda t: load_encoder_of(judges_alone(), "trained"),
     ),
     Case(
         "core/system.py", "name a stage that has {}",

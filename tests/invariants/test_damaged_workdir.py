@@ -58,7 +58,7 @@ def fingerprint(session):
         hash_tree(answerer._params), search.encoder.hash, hash_tree({"rows": search.index.embeddings}),
         [dataclasses.asdict(i) for i in search.corpus.instances], dataclasses.asdict(search.parts.settings),
         answerer.tokenizer.backend.to_str(), [judge.hash for judge in session.judges],
-        session.head, session.sentiment_threshold, session.seed,
+        session.head, session.seed,
     ])  # fmt: skip
 
 

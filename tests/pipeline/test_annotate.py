@@ -37,29 +37,29 @@ class CountingJudge:
         return np.eye(3)[levels]
 
 
-def test_sentiment_is_vaders_compound_cut_at_the_threshold():
+def test_sentiment_is_vaders_compound_cut_at_the_threshold(monkeypatch):
     texts = ["I love this, it is wonderful!", "This is horrible, I hate it.", "The table is made of wood."]
-    assert annotate.sentiment_levels(texts, 0.05) == ["high", "low", "mid"]
-    assert annotate.sentiment_levels(texts, 1.0) == ["mid"] * 3
-    assert annotate.sentiment_levels(texts, 0.0)[2] == "high"  # at the threshold counts as beyond it
+    assert annotate.sentiment_levels(texts) == ["high", "low", "mid"]
+    compounds = {"a": 0.05, "b": 0.0499, "c": -0.0499, "d": -0.05}  # at the threshold counts as beyond it
+    monkeypatch.setattr(annotate, "sentiment", compounds.get)
+    assert annotate.sentiment_levels(list(compounds)) == ["high", "mid", "mid", "low"]
 
 
 def test_levels_come_in_the_order_of_the_attributes_whoever_gives_them():
     judges = [CountingJudge(("exploration",)), CountingJudge(("interpretation", "emotional_reaction"))]
-    (found,) = annotate.judge_levels(judges, [("I love it",)], ["so much"], 0.05)
+    (found,) = annotate.judge_levels(judges, [("I love it",)], ["so much"])
     assert tuple(found) == ATTRIBUTES
     assert found == {"sentiment": "high", "emotional_reaction": "low", "interpretation": "high", "exploration": "high"}
 
 
 def test_what_nobody_gives_is_no_attribute():
-    assert annotate.judge_levels([], [("I love it",)], ["so much"], 0.05) == [{"sentiment": "high"}]
-    (found,) = annotate.judge_levels([CountingJudge(("exploration",))], [("I love it",)], ["so much"], 0.05)
+    assert annotate.judge_levels([], [("I love it",)], ["so much"]) == [{"sentiment": "high"}]
+    (found,) = annotate.judge_levels([CountingJudge(("exploration",))], [("I love it",)], ["so much"])
     assert found == {"sentiment": "high", "exploration": "high"}
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path / "cache"))
+def run(tmp_path, own_cache):
     context = RunContext(WorkDir(tmp_path / "run"), plan_of({}), "annotate")
     for split in annotate.SPLITS:
         rows = [Instance(f"{split}-{i}#2", (f"I am {'so ' * i}sad",), RESPONSE, "sad") for i in range(3)]

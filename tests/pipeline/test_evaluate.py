@@ -192,7 +192,7 @@ def test_a_judge_levels_responses_and_references(run, monkeypatch):
     monkeypatch.setattr(annotate, "load_judges", lambda settings, context: [judge])
     monkeypatch.setattr(
         annotate, "judge_levels",
-        lambda judges, contexts, responses, threshold: [{"exploration": text} for text in responses],
+        lambda judges, contexts, responses: [{"exploration": text} for text in responses],
     )  # fmt: skip
     _, _, rows = evaluated(run, judge="annotate", limit=2)
     assert [row["notes"]["response_attributes"] for row in rows] == [{"exploration": row["response"]} for row in rows]
@@ -282,28 +282,20 @@ def test_the_linear_judge_judges_beside_the_others_where_epitome_is(run, monkeyp
     assert "linear_judge" not in read_json(run.directory / "evaluate.json")
 
 
-def test_a_run_that_names_no_folder_of_data_has_a_jury_too(tmp_path, monkeypatch):
+def test_the_linear_judge_of_a_jury_learns_from_the_epitome_of_the_run_or_of_the_folder_given(tmp_path, monkeypatch):
     stages = {"system": "attributes", "attributes": {}, "run": ["prepare"], "prepare": {"kind": "prepare"}}
-    write_json(tmp_path / "config.json", {"seed": 0, "data": {"name": "sample"}, **stages})
     asked = []
     monkeypatch.setattr(judging, "find_judges", lambda workdir: ["neural"])
     monkeypatch.setattr(judging, "load_linear", lambda data_dir: asked.append(data_dir) or LinearJudge(None, {}))
-    for place in (tmp_path, tmp_path / "prepare"):
-        assert judging.find_jury(str(place)).neural == ["neural"]
-    assert asked == ["", ""]
+    for folder in ("", "of the run"):
+        write_json(tmp_path / "config.json", {"seed": 0, "data": {"name": "sample", "dir": folder}, **stages})
+        for place in (tmp_path, tmp_path / "prepare"):
+            assert judging.find_jury(str(place)).neural == ["neural"]
     with pytest.raises(ConfigError, match="has no stage 'identifiers'; it has: prepare"):
         judging.find_jury(str(tmp_path / "identifiers"))
-
-
-def test_the_linear_judge_is_trained_on_the_runs_epitome_unless_the_folder_given_holds_one(tmp_path, monkeypatch):
-    stages = {"system": "attributes", "attributes": {}, "run": ["prepare"], "prepare": {"kind": "prepare"}}
-    write_json(tmp_path / "config.json", {"seed": 0, "data": {"name": "sample", "dir": "of the run"}, **stages})
-    asked = []
-    monkeypatch.setattr(judging, "find_judges", lambda workdir: ["neural"])
-    monkeypatch.setattr(judging, "load_linear", lambda data_dir: asked.append(data_dir) or LinearJudge(None, {}))
     for _ in range(2):
         judging.find_jury(str(tmp_path), str(tmp_path / "data"))
         (tmp_path / "data").mkdir(exist_ok=True)
         for name in FILES.values():
             (tmp_path / "data" / name).touch()
-    assert asked == ["of the run", str(tmp_path / "data")]
+    assert asked == ["", "", *["of the run"] * 3, str(tmp_path / "data")]

@@ -22,8 +22,7 @@ SPLITS = ("train", "validation", "test")
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path / "cache"))
+def run(tmp_path, own_cache):
     plan = plan_of({"prepare": {"kind": "prepare"}, "facts": {"kind": "knowledge", "social": {"source": "sample"}}})
     context = RunContext(WorkDir(tmp_path / "run"), plan, "facts")
     for split in SPLITS:

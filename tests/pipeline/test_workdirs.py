@@ -9,9 +9,9 @@ import pytest
 
 from configs import emprl_t5, emprl_transformer, reg_t5
 from empax.core.config import ConfigError
-from empax.core.files import DataError, WorkDir, hash_file, hash_json, read_json, read_jsonl, write_json, write_jsonl
+from empax.core.files import DataError, WorkDir, hash_json, read_json, read_jsonl, write_json, write_jsonl
 from empax.core.inputs import Input
-from empax.core.manifest import read_config, read_done, read_sealed, write_config, write_sealed
+from empax.core.manifest import read_config, read_done, write_config, write_sealed
 from empax.pipeline import workdirs
 from empax.pipeline.plan import plain
 from empax.pipeline.records import Records
@@ -341,28 +341,6 @@ def test_a_stage_that_has_begun_does_not_go_on_from_another_corpus(config, made_
     claim(made_of_a, config, inputs=corpus("A", "a"))
     finish(made_of_a, config, corpus("A", "b"))  # whoever claims has looked; what it began with counts
     claim(made_of_a, config, inputs=corpus("A", "a"))
-
-
-def test_what_records_no_files_goes_on_and_says_so(config, finished, tmp_path, caplog):
-    """As older versions made it; and as a run whose corpus has been put away since."""
-    for name in config["run"]:
-        for path in (finished.done(name), finished.begun(name)):
-            record = read_sealed(path)
-            del record["inputs"]
-            write_sealed(path, record)
-        relisted(finished, name)
-    claim(finished, config, inputs=corpus("B", "b"))
-    assert "do not record the contents of the files" in caplog.text
-    caplog.clear()
-    claim(WorkDir(tmp_path / "new"), config, finished.root, inputs=corpus("B", "b"))
-    assert "do not record the contents of the files" in caplog.text
-
-
-def relisted(files, name):
-    """`DONE` with the checksum of a `BEGUN` that was changed on purpose."""
-    done, begun = read_sealed(files.done(name)), files.begun(name)
-    done["files"][f"{name}/BEGUN"] = {"bytes": begun.stat().st_size, "sha256": hash_file(begun)}
-    write_sealed(files.done(name), done)
 
 
 def test_a_corpus_that_was_put_away_is_not_asked_for(config, made_of_a, caplog):

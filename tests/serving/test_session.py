@@ -90,7 +90,7 @@ def test_a_reply_of_words_is_written_without_the_blanks_between_them(unk_id, sai
         return [Prediction(one.context, "i ca n't , sorry !", "") for one in instances]
 
     answerer = SimpleNamespace(tokenizer=SimpleNamespace(unk_id=unk_id), respond=respond)
-    session = Session(answerer, (), 0.05, head="", seed=0, before=None)
+    session = Session(answerer, (), head="", seed=0, before=None)
     assert session.reply(["Help!"]).response == said
     assert dataclasses.replace(session, after=str.upper).reply(["Help!"]).response == said.upper()
 

@@ -262,12 +262,12 @@ FIRST, SECOND = Judge((MECHANISMS[2],), (2,)), Judge((MECHANISMS[1], MECHANISMS[
 
 
 def test_levels_stand_under_the_mechanism_that_each_judge_says():
-    (found,) = annotate.judge_levels([FIRST, SECOND], [("I won!",)], [""], 0.05)
+    (found,) = annotate.judge_levels([FIRST, SECOND], [("I won!",)], [""])
     assert found == {
         "sentiment": "high", "emotional_reaction": "low", "interpretation": "mid", "exploration": "high",
     }  # fmt: skip
     for text, level in (("That is awful.", "low"), ("It is a table.", "mid"), ("Great!", "high")):
-        assert annotate.sentiment_levels([text], 0.05) == [level]
+        assert annotate.sentiment_levels([text]) == [level]
 
 
 def test_rewards_read_the_mechanisms_in_their_order_whoever_says_them():

@@ -127,17 +127,6 @@ def train_to(tiny, monkeypatch):
     return train
 
 
-@pytest.mark.slow
-def test_stopped_at_many_steps_in_turn_ends_bit_identical(tiny, train_to, tmp_path, unbroken):
-    kept = []
-    for step in (1, 4, 7, 9, 11, 13, 14):
-        train_to(step, tmp_path)
-        kept.append(sorted(int(path.parent.name) for path in tmp_path.glob("tiny/checkpoints/*/COMPLETE"))[-1:])
-    assert kept == [[], [3], [6], [6], [9], [12], [12]]
-    tiny.train(tmp_path)
-    assert remains(tmp_path) == unbroken[1]
-
-
 def test_damaged_newest_checkpoint_falls_back_and_ends_bit_identical(tiny, train_to, tmp_path, unbroken, caplog):
     train_to(10, tmp_path)
     newest = tmp_path / "tiny" / "checkpoints" / "9"
@@ -388,13 +377,9 @@ def test_refresh_is_called_before_its_step_and_replayed_between(tiny, train_to, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, "steps = 0 must be at least 1"),
-        ({"buckets": [8, 4]}, "buckets = .* must be ascending"),
         ({"accumulate": 3}, r"batch_size = 8 is not divisible by accumulate \* minibatches = 3 \* 1"),
         ({"accumulate": 4, "minibatches": 4}, r"is not divisible by accumulate \* minibatches = 4 \* 4"),
         ({"patience": 3, "best_metric": None}, "patience needs a best_metric to judge by"),
-        ({"best_mode": "lowest"}, "config.loop.best_mode = 'lowest' is not allowed; it takes one of 'min', 'max'"),
-        ({"optimizer": {"groups": [{"pattern": "("}]}}, "'\\(' is not a regular expression"),
     ],
 )
 def test_settings_refuse(changes, message):

@@ -182,12 +182,9 @@ def test_pattern_that_matches_nothing_is_refused_with_names():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"schedule": "cosin"}, "takes one of 'constant', 'linear', 'cosine', 'rsqrt'"),
-        ({"learning_rate": -1.0}, "must be at least 0"),
         ({"b2": 1.0}, r"must lie in \[0, 1\)"),
         ({"ema_decay": 1.0}, r"ema_decay = 1.0 must lie in \[0, 1\)"),
         ({"clip_norm": 0.0}, "clip_norm = 0.0 must be above 0"),
-        ({"learnig_rate": 1.0}, "did you mean 'learning_rate'"),
         ({"no_decay_pattern": "["}, "no_decay_pattern = '\\[' is not a regular expression"),
         ({"no_decay_pattern": "a{99999999999}"}, "not a regular expression: the repetition number is too large"),
         ({"groups": [{"pattern": "a", "learning_rate_scale": -1.0}]}, r"groups\[0\]: learning_rate_scale = -1.0"),
@@ -211,10 +208,11 @@ def gradients(step):
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 3.0 ** (step - 1), jnp.float32), WIDE)
 
 
-def adafactor(updates=3, params=WIDE, place=lambda tree: tree, **changes):
-    changes = {"clip_norm": None, "min_dim_size_to_factor": 2, "learning_rate": 0.05, **changes}
-    settings = OptimizerSettings(method="adafactor", **changes)
-    optimizer = make_optimizer(settings, params, 10)
+def adafactor(updates=3, params=WIDE, place=lambda tree: tree, factored_from=2, **changes):
+    settings = OptimizerSettings(method="adafactor", **{"clip_norm": None, "learning_rate": 0.05, **changes})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("empax.training.optimizer._FACTORED_FROM", factored_from)
+        optimizer = make_optimizer(settings, params, 10)
     params, state = place((params, optimizer.init(params)))
     for step in range(updates):
         change, state = jax.jit(optimizer.update)(gradients(step), state, params)
@@ -257,14 +255,14 @@ def test_adafactor_follows_the_paper():
 
 def test_each_option_of_adafactor_changes_what_it_should():
     plain = adafactor()[0]["wide"]["kernel"]
-    for changes in ({"decay_rate": 0.5}, {"clip_threshold": 0.3}, {"scale_parameter": False}, {"weight_decay": 0.1}):
+    for changes in ({"scale_parameter": False}, {"weight_decay": 0.1}):
         assert not np.allclose(plain, adafactor(**changes)[0]["wide"]["kernel"]), changes
-    factored, whole = (adafactor(min_dim_size_to_factor=size)[1] for size in (2, 7))
+    factored, whole = (adafactor(factored_from=size)[1] for size in (2, 7))
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(state)) for state in (factored, whole)]
     assert sizes[0] < sizes[1] - 6 * 9 // 2
     adamw = OptimizerSettings(learning_rate=0.05, clip_norm=None)
-    different = {"decay_rate": 0.5, "clip_threshold": 0.3, "scale_parameter": False, "min_dim_size_to_factor": 2}
-    jax.tree.map(np.testing.assert_array_equal, run(adamw), run(dataclasses.replace(adamw, **different)))
+    other = dataclasses.replace(adamw, scale_parameter=False)
+    jax.tree.map(np.testing.assert_array_equal, run(adamw), run(other))
 
 
 @pytest.mark.multidevice

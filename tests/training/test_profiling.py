@@ -56,15 +56,3 @@ def test_training_that_ends_before_the_trace_begins_is_a_warning(tmp_path, caplo
     assert [row.getMessage() for row in caplog.records] == [
         "no profile: the trace begins after 3 steps; this process made 3."
     ]
-
-
-def test_what_goes_wrong_in_the_step_itself_is_no_matter_of_the_profile(tmp_path):
-    def step(*_):
-        raise FloatingPointError("not a number")
-
-    profiler = Profiler(tmp_path, first=0)
-    with pytest.raises(FloatingPointError, match="not a number"):
-        profiler.watch(step)(np.ones(2))
-    assert profiler.tracing
-    profiler.close()
-    assert not profiler.tracing

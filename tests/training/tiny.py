@@ -19,6 +19,7 @@ import numpy as np
 from empax.core import distributed
 from empax.core.files import write_text
 from empax.core.sharding import MeshSettings, make_mesh
+from empax.core.system import Assembly
 from empax.core.types import Batch, Mean
 from empax.training import loop
 from empax.training.metrics_log import ProgressBar
@@ -150,16 +151,10 @@ def train(workdir, *, task=None, **changes):
             write_text(kept, str(int(1000 * np.abs(np.asarray(params["embed"]["table"])).sum()) % VOCABULARY))
         examples.shift = int(kept.read_text())
 
-    arguments = {
-        "train": examples,
-        "validation": TinyExamples(10, seed=1),
-        "settings": settings(),
-        "frozen": frozen(),
-        "directory": directory,
-        "on_refresh": on_refresh,
-        "mesh": one_device(),
-    }
-    return loop.fit(task or TinyTask(dropout=0.2), **{**arguments, **changes})
+    parts = {"validation": TinyExamples(10, seed=1), "frozen": frozen(), "on_refresh": on_refresh}
+    parts |= {name: changes.pop(name) for name in ("validation", "initial", "on_refresh", "on_end") if name in changes}
+    assembly = Assembly(task or TinyTask(dropout=0.2), examples, **parts)
+    return loop.fit(assembly, **{"settings": settings(), "directory": directory, "mesh": one_device(), **changes})
 
 
 def stop_at(step, action):

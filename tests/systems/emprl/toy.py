@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from empax.core.sharding import MeshSettings, make_mesh
+from empax.core.system import Assembly
 from empax.data.exemplars import LabelledBatch
 from empax.decoding.settings import DecodeSettings
 from empax.models.heads import ClassificationHead
@@ -156,16 +157,10 @@ def train(workdir, *, seed=0, steps=60, start=None, **changes):
         optimizer=OptimizerSettings(learning_rate=3e-3, groups=groups),
     )  # fmt: skip
     first = given["reference"]["model"] if start is None else start
-    return loop.fit(
-        policy(**changes),
-        train=Contexts(64),
-        validation=Contexts(8, seed=1),
-        settings=settings,
-        frozen=given,
-        directory=Path(workdir) / "ppo",
-        initial=lambda params: {**params, "model": first},
-        mesh=make_mesh(MeshSettings(data=1), devices=jax.devices()[:1]),
-    )
+    initial = lambda params: {**params, "model": first}  # noqa: E731
+    assembly = Assembly(policy(**changes), Contexts(64), Contexts(8, seed=1), frozen=given, initial=initial)
+    mesh = make_mesh(MeshSettings(data=1), devices=jax.devices()[:1])
+    return loop.fit(assembly, settings=settings, directory=Path(workdir) / "ppo", mesh=mesh)
 
 
 if __name__ == "__main__":

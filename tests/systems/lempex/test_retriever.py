@@ -15,7 +15,7 @@ import transformers
 from configs import lempex, lempex_retriever
 from empax.core.config import ConfigError, to_settings
 from empax.core.files import WorkDir
-from empax.core.system import RunContext
+from empax.core.system import Assembly, RunContext
 from empax.core.types import Instance
 from empax.data.bpe import train_bpe
 from empax.data.features import pad
@@ -193,7 +193,7 @@ def test_a_batch_is_not_cut(tmp_path):
     for name in ("accumulate", "minibatches"):
         settings = LoopSettings(steps=1, batch_size=16, buckets=(1,), **{name: 2})
         with pytest.raises(ConfigError, match=rf"config\.retriever\.{name} = 2 splits a batch of 16, .*set {name} = 1"):
-            fit(task, train=examples, validation=None, settings=settings, frozen={}, directory=tmp_path / "retriever")
+            fit(Assembly(task, examples, None), settings=settings, directory=tmp_path / "retriever")
 
 
 @pytest.mark.parametrize("machine", lempex_retriever.MACHINES)
