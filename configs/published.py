@@ -2,7 +2,7 @@ r"""The adapters that empax publishes in weights/: LoRA on all linear layers of 
 
   python -m empax.main --config=configs/published.py:empathetic-t5-small --config.data.dir=DATA --workdir=WORKDIR
   python -m empax.main --config=configs/published.py:empathetic-smollm2 --config.data.dir=DATA --workdir=WORKDIR
-  python -m tools.publish --workdir=WORKDIR --output=weights/NAME --decode='{"num_beams": 4}'
+  python -m tools.publish --workdir=WORKDIR --output=weights/NAME
   python -m empax.main --config=configs/published.py:empathetic-t5-small,tiny     # a trial: four steps
 
 The source has the format of `empax.load(...).reply(turns)`: turns joined by " | " for a T5, a chat of user and
@@ -34,7 +34,7 @@ def get_config(arg: str = "") -> ConfigDict:
         buckets=(128,) if chat else (32, 96),
         layout={"max_context_tokens": 128 if chat else 96, "max_target_tokens": 48},
         lora=lora,
-        decoding=common.CONSENSUS,
+        decoding=common.CONSENSUS if chat else common.T5_CONSENSUS,
     )
     if chat:
         # All 30 layers unrolled: in a loop, each layer would convert the saved activations of all others.

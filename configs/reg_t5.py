@@ -57,6 +57,7 @@ def recipe(model: str, form: str, machine: str) -> ConfigDict:
     if model in HUB:
         pretrained = {"pretrained": HUB[model], "preset": Path(HUB[model]).name}
     config.reg.generator = ConfigDict({"architecture": "t5", "dropout": 0.1, "dtype": "bfloat16", **pretrained})
+    config.reg.decoding = ConfigDict(common.T5_CONSENSUS)
     config.prepare.tokenizer = ConfigDict({"pretrained": pretrained["pretrained"]})
     config.report.paper_row = "T5 + REG"
     again = {} if machine == "gpu" else {"remat": "full"}

@@ -1,6 +1,6 @@
 r"""Writes the adapters of a run of `configs/published.py` as a folder of weights/, with its card.
 
-  python -m tools.publish --workdir=WORKDIR --output=weights/NAME --decode='{"num_beams": 4}'
+  python -m tools.publish --workdir=WORKDIR --output=weights/NAME
 
 The adapters are in PEFT's format, in bfloat16. Without a finished report the card has no numbers.
 """
@@ -75,8 +75,14 @@ _READS = {
 }
 
 
-def publish(workdir: Path, output: Path, decode: Mapping[str, Any]) -> str:
-    """Writes the folder; returns a line that describes it.
+def options(*, prompted: bool) -> dict[str, Any]:
+    """Returns the published decoding options; `prompted`: of SmolLM2, which reads "I'm" as two tokens, T5 as three."""
+    sizes = {"min_new_tokens": 8, "max_new_tokens": 40}
+    return {"num_beams": 4, "no_repeat_ngram_size": 3 if prompted else 4, **sizes}
+
+
+def publish(workdir: Path, output: Path, decode: Mapping[str, Any] | None = None) -> str:
+    """Writes the folder; returns a line that describes it. `decode` replaces `options`.
 
     Raises:
       ConfigError: the run has no adapters, or `output` is not empty.
@@ -91,7 +97,8 @@ def publish(workdir: Path, output: Path, decode: Mapping[str, Any]) -> str:
     model = found.model
     prompted = isinstance(model, DecoderOnly)
     ids = {"decoder_start_token_id": model.config.start_id} if isinstance(model, EncoderDecoder) else {}
-    written = {**ids, "eos_token_id": t.eos_id, "pad_token_id": t.pad_id, **decode}
+    chosen = options(prompted=prompted) if decode is None else decode
+    written = {**ids, "eos_token_id": t.eos_id, "pad_token_id": t.pad_id, **chosen}
     generation = Generation({}, t.start_id, t.eos_id, t.pad_id, written=written)
     learnt = math.prod(read_json(workdir / "config.json")["generator"][name] for name in ("steps", "batch_size"))
     report = read_json(workdir / _REPORT) if (workdir / _REPORT).is_file() else None
@@ -125,7 +132,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.publish", description="Writes a folder of weights/.")
     parser.add_argument("--workdir", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--decode", type=json.loads, default={}, help="generation_config.json, as JSON")
+    parser.add_argument("--decode", type=json.loads, help="other decoding options, as JSON")
     given = parser.parse_args(argv)
     print(publish(expand(given.workdir), expand(given.output), given.decode))
     return 0

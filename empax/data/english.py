@@ -24,6 +24,18 @@ def vader_lexicon() -> Mapping[str, float]:
     return SentimentIntensityAnalyzer().lexicon
 
 
+_TYPOGRAPHIC = str.maketrans("‘’ʼ“”", "'''\"\"")
+
+
+def typed(text: str) -> str:
+    """Replaces typographic apostrophes and quotation marks, which telephones write, by those of a keyboard.
+
+    Corpora hardly have others: in EmpatheticDialogues, 99.9% of the apostrophes are those of a keyboard. A word
+    vocabulary reads "can't" as "cannot", but "can’t" as "can ’ t"; for a byte-level BPE, "’" is three rare bytes.
+    """
+    return text.translate(_TYPOGRAPHIC)
+
+
 ABBREVIATIONS = (
     "mr mrs ms dr prof st jr sr vs etc inc co ltd corp dept approx est gen sgt capt lt col rev hon mt ft "
     + "a.m p.m u.s u.k e.g i.e ph.d b.a m.a d.c jan feb mar apr jun jul aug sep sept oct nov dec"

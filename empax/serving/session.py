@@ -26,7 +26,7 @@ from empax.pipeline import annotate, evaluate
 from empax.pipeline.plan import read_plan
 from empax.pipeline.records import check_origins
 from empax.serving.pairs import Texts, given_turns
-from empax.serving.safety import Before, answer_to_danger
+from empax.serving.safety import Before, answer_to_danger, without_fixed
 
 After = Callable[[str], str]
 
@@ -108,7 +108,8 @@ class Session:
 
         Replies of a word vocabulary are without the blanks of its tokenizer: "oh no!", not "oh no !".
 
-        A reply of the hook `before` has only the note `answered_by`.
+        Messages that got `safety.ANSWER` are left out of the context, with that answer. A reply of the hook `before`
+        has only the note `answered_by`.
 
         Raises:
           ConfigError: there is no turn, or a turn is not a text.
@@ -127,7 +128,7 @@ class Session:
         """
         if isinstance(contexts, str):
             raise ConfigError("contexts is a text, not a list of conversations; pass it to reply, or write [[text]].")
-        turns = [given_turns(context, "context") for context in contexts]
+        turns = [without_fixed(given_turns(context, "context")) for context in contexts]
         own = [self.seed] * len(turns) if seeds is None else list(seeds)
         if len(own) != len(turns) or not all(
             isinstance(seed, int | np.integer) and 0 <= seed <= LARGEST_INT for seed in own

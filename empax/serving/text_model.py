@@ -42,7 +42,7 @@ from empax.serving.pairs import (
     given_turns,
     zipped,
 )
-from empax.serving.safety import Before, answer_to_danger
+from empax.serving.safety import Before, answer_to_danger, without_fixed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ class TextModel:
           turns: alternating turns, the oldest first and the user's newest last; a text is a single turn.
           before: a hook that receives the newest turn; unless it returns None, its result replaces the model's answer.
             By default as in a `Session`: messages that seem to speak of self-harm or danger get a fixed answer that
-            names help (`serving.safety`). None: the model answers everything.
+            names help (`serving.safety`), and later replies read neither. None: the model answers everything.
           max_source_tokens: at least 2; a longer conversation keeps the newest turns that fit; a longer turn keeps its
             end. A model with few positions reads what `max_new_tokens` leaves of them; `max_length` counts the
             conversation, too.
@@ -149,7 +149,7 @@ class TextModel:
           ConfigError: there is no turn, a turn is not a text, the answer leaves no position for the conversation, or
             as in `generate`.
         """
-        context = given_turns(turns, "turns")
+        context = without_fixed(given_turns(turns, "turns"))
         check_whole("max_source_tokens", max_source_tokens, least=2)
         generator, most = self.generator, most_tokens(self.model)
         call = generator.reply_call(options)

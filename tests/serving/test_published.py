@@ -16,7 +16,9 @@ from empax.core.recipe import load_recipe
 from empax.data import wheels
 from empax.data.bpe import train_bpe
 from empax.data.sample import load_dialogues
+from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.wheels import FLAN_T5, NAMED, PUBLISHED, T5_REPLIES
+from empax.decoding.generation_config import FILE
 from tests.serving.models import WIDER, saved
 
 TEXTS = ["I feel sad today", "oh no what happened to you"]
@@ -117,6 +119,20 @@ def test_adapters_on_a_published_name_are_saved_with_those_beneath(published, tm
     )
     greedy = {"num_beams": 1, "max_new_tokens": 9}
     assert tuned.generate(TEXTS, **greedy) == [greedy_text(theirs, tokenizer, text, **greedy) for text in TEXTS]
+
+
+def test_a_reply_of_the_t5_may_say_im_twice():
+    try:
+        tokenizer = load_tokenizer(THE_WHEEL())
+    except ConfigError as error:
+        pytest.skip(str(error))
+    ids = tokenizer.encode("I'm sorry to hear that. I'm sure it gets better.")
+    sizes = [load_recipe("reg_t5").reg.decoding.no_repeat_ngram]
+    sizes.append(load_recipe(f"published:{T5_REPLIES}").seq2seq.decoding.no_repeat_ngram)
+    sizes.append(json.loads((wheels.published_folder(T5_REPLIES) / FILE).read_text())["no_repeat_ngram_size"])
+    for size in sizes:
+        several = list(zip(*(ids[i:] for i in range(size)), strict=False))
+        assert len(set(several)) == len(several)
 
 
 def test_recipes_take_published_names():

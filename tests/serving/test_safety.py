@@ -159,6 +159,15 @@ def test_the_answer_names_emergency_help_and_people_to_talk_to():
         assert word in ANSWER
 
 
+def test_models_read_no_fixed_answer_and_no_message_that_got_it():
+    assert safety.without_fixed(["My dog died.", "Oh no.", "I want to die.", ANSWER, "Bye."]) == (
+        "My dog died.", "Oh no.", "Bye.",
+    )  # fmt: skip
+    assert safety.without_fixed(["I want to die.", ANSWER, "kms", ANSWER, "Bye."]) == ("Bye.",)
+    assert safety.without_fixed([ANSWER, "Bye."]) == ("Bye.",)
+    assert safety.without_fixed([ANSWER]) == (ANSWER,)
+
+
 def test_texts_are_compared_in_one_form():
     assert normalised("  I DON’T\u200b—wánt, it!!\nNo.way... ") == "i dont want it\nno way"
     assert normalised("k i l l me, a b") == "kill me a b"

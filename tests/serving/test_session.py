@@ -150,7 +150,9 @@ def test_danger_is_answered_in_the_models_place_unless_that_is_turned_off(sessio
     assert (found.response, found.notes, found.exemplars) == (ANSWER, {"answered_by": "before"}, ())
     assert found.emotion_prediction == ""
     assert dataclasses.replace(session, before=None).reply(context).response != ANSWER
-    assert session.reply([context[-1], ANSWER, "Thank you."]).response != ANSWER  # the newest text counts
+    later = session.reply([*context, ANSWER, "Thank you."])
+    assert later.response != ANSWER  # the newest text counts
+    assert later.context == ("My dog died.", "Oh no.", "Thank you.")
 
 
 def test_the_hook_is_there_unless_it_is_turned_off(finished, session):
@@ -174,6 +176,7 @@ def test_what_is_no_turn_is_named(session):
     plain = dataclasses.replace(session, before=lambda text: text)
     assert plain.reply(turn for turn in ("  Hello \ud800. ",)).response == "Hello ?."
     assert plain.reply("Hello.") == plain.reply(["Hello."])
+    assert plain.reply("I can’t “go”.").response == 'I can\'t "go".'
 
 
 def test_hooks_see_the_users_text_and_the_models_reply(session):

@@ -9,9 +9,10 @@ import pytest
 import empax
 from configs import published
 from empax.core.files import read_json
+from empax.data.wheels import PUBLISHED, T5_REPLIES, published_folder
 from empax.interop.readers import open_tensors
 from empax.serving.export import trained_model
-from tools.publish import main
+from tools.publish import main, options
 
 
 @pytest.mark.slow
@@ -44,6 +45,13 @@ def test_a_run_becomes_a_folder_that_answers_as_it_does(tmp_path, name, wheel, c
     assert "tagged dialogues" not in caplog.text
     assert found[0] == pytest.approx(found[1], rel=1e-3)  # the adapters are rounded
     assert not np.isclose(found[0], found[2], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_command_of_a_card_writes_the_published_options(name):
+    written = read_json(published_folder(name) / "generation_config.json")
+    chosen = {key: value for key, value in written.items() if "token_id" not in key}
+    assert chosen == options(prompted=name != T5_REPLIES)
 
 
 def test_a_run_without_adapters_is_refused(tmp_path, capsys):

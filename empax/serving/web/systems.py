@@ -23,7 +23,7 @@ from empax.models.dual_encoder import DualEncoder
 from empax.serving.answering import most_tokens
 from empax.serving.loading import load
 from empax.serving.pairs import batches_of, buckets_of
-from empax.serving.safety import Before, answer_to_danger
+from empax.serving.safety import Before, answer_to_danger, without_fixed
 from empax.serving.session import Session, why_of
 from empax.serving.streaming import Wording, in_parts, place_of_stop, room_of
 from empax.serving.text_model import TextModel
@@ -153,7 +153,7 @@ class ModelSystem:
     def _examples(self, asked: Sequence[Asked]) -> Any:
         # Only the conversation is truncated, and there is room for every answer.
         return self.model.generator.examples(
-            [(a.turns, "") for a in asked], lengths={"max_context_tokens": self._source_tokens}
+            [(without_fixed(a.turns), "") for a in asked], lengths={"max_context_tokens": self._source_tokens}
         )
 
     def group(self, asked: Asked) -> Hashable:

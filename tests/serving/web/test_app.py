@@ -16,7 +16,7 @@ from empax.core.config import ConfigError
 from empax.serving.web import gate
 from empax.serving.web.app import ServerSettings, make_app
 from empax.serving.web.batcher import Batcher, FullError
-from empax.serving.web.openai import ApiError
+from empax.serving.web.openai import ApiError, chat_request
 from tests.serving.web.stub import Stub
 
 SAY = {"model": "stub", "messages": [{"role": "user", "content": "I lost my keys."}]}
@@ -61,6 +61,12 @@ async def queued(app, count):
 
 def chat(**changes):
     return ask("/v1/chat/completions", {**SAY, **changes})
+
+
+def test_models_read_the_signs_of_a_keyboard():
+    for content in ("I can’t “go”.", [{"type": "text", "text": "I can’t "}, {"type": "text", "text": "“go”."}]):
+        asked = chat_request({**SAY, "messages": [{"role": "user", "content": content}]}).asked
+        assert asked[0].turns == ('I can\'t "go".',)
 
 
 def test_a_reply_has_openais_form_with_choices_usage_and_stop():

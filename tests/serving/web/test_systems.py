@@ -173,6 +173,8 @@ def test_danger_gets_the_fixed_answer_at_once(folder):
     danger = make(folder).at_once(Asked(("I want to kill myself.",)))
     assert (danger.text, danger.completion_tokens, danger.why) == (ANSWER, 0, {"fixed": True})
     assert make(folder).at_once(Asked(("no",))) is None
+    later = Asked(("I want to kill myself.", ANSWER, "no"))
+    assert make(folder).group(later) == make(folder).group(Asked(("no",)))  # the fixed answer is not read
     assert make(folder, before=None).at_once(Asked(("I want to kill myself.",))) is None
 
 
