@@ -42,15 +42,11 @@ class BatchPlan:
     Targets stay in random order. A loss is the mean over the target tokens of its batch: in a batch of short targets
     alone, each token would count more, and the model would learn to answer too briefly.
 
-    Args:
-      lengths: see `core.protocols.Examples`.
-      batch_size: rows of a batch over all processes.
-      buckets: padded source lengths, ascending; each needs one compilation. Longer examples use the last bucket.
-      seed: at least 0.
-      order_lengths: lengths for sorting, if `lengths` change within an epoch; None = `lengths`.
+    `lengths` are as in `core.protocols.Examples`; `order_lengths` are those to sort by, if `lengths` change within an
+    epoch. `batch_size` counts rows over all processes. `buckets` are padded source lengths, ascending: each needs one
+    compilation, and longer examples use the last.
 
-    Raises:
-      ConfigError: if there are no examples, or values are out of range.
+    Raises ConfigError if there are no examples, or values are out of range.
     """
 
     def __init__(
@@ -113,22 +109,14 @@ def bucket_of(length: int, buckets: Sequence[int]) -> int:
 
 
 def train_batches(
-    examples: Examples,
-    *,
-    batch_size: int,
-    buckets: Sequence[int],
-    seed: int,
-    start_step: int,
-    stop_step: int,
+    examples: Examples, *, batch_size: int, buckets: Sequence[int], seed: int, start_step: int, stop_step: int
 ) -> Iterator[Batch]:
     """Yields the batches of steps `start_step` to `stop_step` - 1, prefetched in a thread, which calls `collate`.
 
     The batch of a step depends on `seed` and the step alone, not on the first step. With several processes, each makes
     the whole batch, so that shapes and random draws agree, and places its own rows (`core.distributed.place`). For the
-    arguments see `BatchPlan`; the random draws of `collate` depend on `seed` too.
-
-    Raises:
-      ConfigError: if values are out of range.
+    arguments see `BatchPlan`; the random draws of `collate` depend on `seed` too. Raises ConfigError if values are out
+    of range.
     """
     order = getattr(examples, "order_lengths", None)
     plan = BatchPlan(examples.lengths, batch_size, buckets, seed, order_lengths=order)
@@ -150,10 +138,8 @@ def eval_batches(
 ) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
     """Yields every example once, with the example of each row (-1 = filler, in the last batch).
 
-    They are sorted by bucket, then by target length if there is one (else the source's).
-
-    Raises:
-      ConfigError: if there are no examples, or values are out of range.
+    They are sorted by bucket, then by target length if there is one (else the source's). Raises ConfigError if there
+    are no examples, or values are out of range.
     """
     _check(len(examples), batch_size, buckets)
     lengths = _source_lengths(examples.lengths)
@@ -233,30 +219,13 @@ def draw_dialogues(instances: Sequence[Instance], most: int, *, seed: int = 0) -
 class SequenceExamples:
     """Pairs of token ids as random-access examples (`core.protocols.Examples`).
 
-    Args:
-      sources: ids of each source; one longer than its bucket keeps its last ids.
-      targets: ids of each target, the end-of-sequence id included; a truncated target loses its last ids.
-      pad_id: padding id.
-      max_target_tokens: maximum number of ids of a target. Targets are padded to the next multiple of 8, or to this.
-
-    Raises:
-      ValueError: if the numbers of targets and sources differ, or a target is empty.
+    A source longer than its bucket keeps its last ids. A target includes the end-of-sequence id; it keeps its first
+    `max_target_tokens` ids, and is padded to the next multiple of 8, or to that.
     """
 
     def __init__(
-        self,
-        sources: Sequence[Sequence[int]],
-        targets: Sequence[Sequence[int]],
-        *,
-        pad_id: int,
-        max_target_tokens: int,
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], *, pad_id: int, max_target_tokens: int
     ):
-        if len(sources) != len(targets):
-            raise ValueError(f"{len(sources)} sources and {len(targets)} targets; there must be one target per source.")
-        if not all(targets):
-            raise ValueError("a target is empty; it must hold at least the end-of-sequence id.")
-        if max_target_tokens < 1:
-            raise ConfigError(f"max_target_tokens = {max_target_tokens} must be at least 1.")
         self.sources = sources
         self.targets = [list(ids[:max_target_tokens]) for ids in targets]
         self.pad_id, self.max_target_tokens = pad_id, max_target_tokens

@@ -33,14 +33,9 @@ def train_bpe(
     Words include the space before them, every digit is a separate piece, punctuation is separate from words.
     Source: Sennrich et al. 2016; bytes as the alphabet: Radford et al. 2019.
 
-    Args:
-      texts: the training texts; the order does not matter.
-      vocab_size: maximum number of tokens, special tokens and the 256 bytes included; a small corpus gives fewer.
-      lowercase: whether to lower-case texts first.
-      special_tokens: atomic tokens in addition to BASE_TOKENS; `decode` skips them.
-
-    Raises:
-      ConfigError: if `vocab_size` is smaller than the number of special tokens and bytes.
+    The order of `texts` does not matter. `vocab_size` is the maximum number of tokens, special tokens and the 256 bytes
+    included. `special_tokens` are atomic tokens in addition to BASE_TOKENS; `decode` skips them. Raises ConfigError if
+    `vocab_size` is smaller than the number of special tokens and bytes.
     """
     special = list(dict.fromkeys((*BASE_TOKENS, *special_tokens)))
     alphabet = pre_tokenizers.ByteLevel.alphabet()

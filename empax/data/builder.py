@@ -110,11 +110,8 @@ def load(
     If `folder` is not writable, logs a warning and prepares them in a temporary folder, but not with Beam, whose
     workers may be on other machines.
 
-    Args:
-      make: a partial of the builder's class with its examples.
-      folder: a separate folder for each version of the corpus, named by a hash of its files, for example.
-      splits: names of its splits.
-      beam: Apache Beam's `PipelineOptions`, for examples that Beam reads.
+    `make` is a partial of the builder's class with its examples. Each version of a corpus needs a separate `folder`.
+    `beam` is Apache Beam's `PipelineOptions`, for examples that Beam reads.
     """
     builder = make(data_dir=str(folder), file_format="array_record")
     # The version is part of the path: a changed reader prepares the data again.

@@ -93,14 +93,11 @@ _REFUSED = "{} {}. Give the model another template, or none (chat_template.jinja
 def chat_template(source: str, *, where: str = _TEMPLATE, **tokens: str) -> ChatTemplate:
     """Extracts the frames of a Hugging Face chat template by rendering chats with marked turns.
 
-    Args:
-      source: the Jinja text, `chat_template` in tokenizer_config.json.
-      where: name of the template in messages: its file.
-      tokens: special tokens that it may refer to: `bos_token`, `eos_token`.
+    `source` is the Jinja text, `where` the file to name in messages, `tokens` are special tokens that the text may
+    refer to: `bos_token`, `eos_token`.
 
-    Raises:
-      ConfigError: if it is not a template, takes too much time or memory, or does not keep the turns of a chat separate
-        and in order.
+    Raises ConfigError if it is not a template, takes too much time or memory, or does not keep the turns of a chat
+    separate and in order.
     """
     with_system = [[("system", _SYSTEM), *_chat(_TURNS[:size])] for size in _SIZES]
     # Some templates do not support a system message, or drop it: its text is then put before the user's first turn.
@@ -217,10 +214,8 @@ def _render(
 def read_chat_template(folder: Path) -> str | None:
     """Reads the template of a folder, of several the one named "default"; None if there is none.
 
-    Template files take precedence over fields of JSON files, as in transformers.
-
-    Raises:
-      DataError: if a file is broken, or a field holds no templates.
+    Template files take precedence over fields of JSON files, as in transformers. Raises DataError if a file is broken,
+    or a field holds no templates.
     """
     templates = {_DEFAULT: folder / TEMPLATE} if is_listed(folder / TEMPLATE) else {}
     templates |= {file.stem: file for file in sorted((folder / MORE).glob("*.jinja"))}
@@ -236,10 +231,8 @@ def read_chat_template(folder: Path) -> str | None:
 def default_template(found: Any, where: str) -> str | None:
     """Returns the chat template: a single text, or the default of several (a mapping or a list of named objects).
 
-    Several templates without one named "default" give None and a warning, since a dialogue cannot choose one.
-
-    Raises:
-      DataError: if `found` has another form; `where` names the file.
+    Several templates without one named "default" give None and a warning, since a dialogue cannot choose one. Raises
+    DataError if `found` has another form; `where` names the file.
     """
     if isinstance(found, str):
         return found

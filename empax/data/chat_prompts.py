@@ -38,8 +38,7 @@ class ChatForm:
         response alone, "turns" = the former as two turns of the chat; None = rows have no columns for a shot.
       told: names that may occur in the note "told" of contexts; of these, exemplars show their own emotion.
 
-    Raises:
-      ConfigError: "turns" with a template that begins the first turn unlike later ones, or has the instruction last.
+    Raises ConfigError if a template for "turns" begins the first turn unlike later ones, or has the instruction last.
     """
 
     tokenizer: Tokenizer

@@ -33,8 +33,7 @@ def find_corpus(
 ) -> Path:
     """Returns the folder with all `files` of the corpus `what`: the user's (`data_folder`), or `under`/ in it.
 
-    Raises:
-      ConfigError: if no folder is named, or it does not hold the files.
+    Raises ConfigError if no folder is named, or it does not hold the files.
     """
     folder, origin = data_folder(data_dir, setting)
     they = "it" if len(files) == 1 else "them"

@@ -24,8 +24,7 @@ END_OF_TURN = "__eou__"
 def find_dailydialog(data_dir: str | os.PathLike[str] | None = None, *, split: str = "test") -> Path:
     """Returns the file of a split: in `data_dir` (else EMPAX_DATA_DIR), or in its subfolder `dailydialog/`.
 
-    Raises:
-      ConfigError: if there is no such split, no folder is named, or it does not hold the file.
+    Raises ConfigError if there is no such split, no folder is named, or it does not hold the file.
     """
     if split not in SPLITS:
         raise ConfigError(f"DailyDialog has no split {split!r}; it has {', '.join(SPLITS)}.")
@@ -40,10 +39,8 @@ def load_dialogues(path: Path | str) -> list[Dialogue]:
 
     The first turn is the "speaker"'s; turns alternate. Emotion and situation are empty: the emotion labels (seven, by
     turn) are in another file, and there are no situations. Texts are detokenised with `english.written`: our generators
-    learn from EmpatheticDialogues, where people typed freely; "I ' ll" would be three unknown words.
-
-    Raises:
-      DataError: if the file is missing, is not UTF-8, holds no dialogue, or has an invalid line (names line and turn).
+    learn from EmpatheticDialogues, where people typed freely; "I ' ll" would be three unknown words. Raises DataError
+    if the file is missing, is not UTF-8, holds no dialogue, or has an invalid line (names line and turn).
     """
     path = Path(path)
     prefix = path.stem.removeprefix("dialogues_")
@@ -79,9 +76,6 @@ def load_instances(path: Path | str) -> list[Instance]:
     Source: Ma et al. (EmpRL), Sec. V-D, Table VII. The paper leaves open which turns are answered, how much of their
     history is used, whether texts stay tokenised, and which BLEU is computed; this reading, which leaves nothing out,
     is ours. Each model truncates the history by its own limits (`data.sources`); one that is prompted in whole
-    exchanges leaves out the oldest turn of an even number.
-
-    Raises:
-      DataError: see `load_dialogues`.
+    exchanges leaves out the oldest turn of an even number. Raises DataError as `load_dialogues` does.
     """
     return to_instances(load_dialogues(path), every_turn=True)

@@ -39,6 +39,8 @@ def to_instances(
 ) -> list[Instance]:
     """Makes an instance of every listener turn (even 1-based index), in order, with all turns before it.
 
+    Only the position of a turn counts, not its speaker; readers of a corpus refuse blank turns.
+
     The note "situation" is the dialogue's if it describes an event: fewer than 4 words are a topic, which many share.
 
     Args:
@@ -47,15 +49,12 @@ def to_instances(
         same situation text become one dialogue (with the first one's id and emotion), and the last dialogue of the
         split is lost.
       every_turn: make an instance of every turn except the first; its author is then the listener of the instance.
-
-    Raises:
-      DataError: if an utterance is blank, or turns do not alternate between speaker and listener; names the dialogue.
     """
     if moel_compat:
         dialogues = _as_moel(dialogues)
     instances = []
     for dialogue in dialogues:
-        texts = _checked_texts(dialogue, merged=moel_compat)
+        texts = tuple(utterance.text for utterance in dialogue.utterances)
         told = len(dialogue.situation.split()) >= _FEWEST_WORDS
         notes = {"situation": dialogue.situation} if told else {}
         instances += [
@@ -69,20 +68,6 @@ def to_instances(
             for index in range(2, len(texts) + 1, 1 if every_turn else 2)
         ]
     return instances
-
-
-def _checked_texts(dialogue: Dialogue, *, merged: bool) -> tuple[str, ...]:
-    for index, utterance in enumerate(dialogue.utterances, start=1):
-        expected = "listener" if index % 2 == 0 else "speaker"
-        # In merged dialogues, as in MoEL's, the parity of the position counts, whoever spoke.
-        if utterance.speaker != expected and not merged:
-            raise DataError(
-                f"dialogue {dialogue.id!r}: utterance {index} is by {utterance.speaker!r}, must be by {expected!r}; "
-                "turns alternate and the speaker begins."
-            )
-        if not utterance.text.strip():
-            raise DataError(f"dialogue {dialogue.id!r}: utterance {index} is blank; remove it or the dialogue.")
-    return tuple(utterance.text for utterance in dialogue.utterances)
 
 
 def _as_moel(dialogues: Iterable[Dialogue]) -> Iterator[Dialogue]:
@@ -116,8 +101,7 @@ def instance_to_row(instance: Instance) -> dict[str, Any]:
 def instance_from_row(row: Mapping[str, Any]) -> Instance:
     """Converts a row of `instance_to_row` back to an instance.
 
-    Raises:
-      DataError: if a field is missing, unknown or of another type.
+    Raises DataError if a field is missing, unknown or of another type.
     """
     if set(row) != set(_FIELDS):
         raise DataError(f"an instance has the fields {', '.join(_FIELDS)}; found {', '.join(row) or 'none'}.")

@@ -61,10 +61,8 @@ def find_archive(data_dir: str | os.PathLike[str] | None = None, *, setting: str
     """Returns the archive: in `data_dir`, else in EMPAX_DATA_DIR, else downloaded into the cache (28 MB).
 
     Only a downloaded archive must have the pinned SHA-256; a local one is not checked. `data_dir` is the archive, a
-    folder that holds it, or one that holds it under `empathetic_dialogues/`.
-
-    Raises:
-      DataError: if the user's folder has no archive, there is no network, or the download is not the official archive.
+    folder that holds it, or one that holds it under `empathetic_dialogues/`. Raises DataError if the user's folder has
+    no archive, there is no network, or the download is not the official archive.
     """
     folder, origin = data_folder(data_dir, setting)
     if not folder:
@@ -84,8 +82,7 @@ def find_archive(data_dir: str | os.PathLike[str] | None = None, *, setting: str
 def given_archive(data_dir: str | os.PathLike[str] | None = None) -> Path | None:
     """Returns the user's archive; None if the official one would be downloaded, which needs no check.
 
-    Raises:
-      DataError: see `find_archive`.
+    Raises DataError as `find_archive` does.
     """
     if data_folder(data_dir)[0]:
         return find_archive(data_dir)
@@ -156,9 +153,8 @@ def read_dialogues(archive: Path, split: str) -> Iterator[Dialogue]:
     selects checkpoints: the better a model learns, the less likely is a second blank. The test split stays as it is:
     its hash identifies the rows.
 
-    Raises:
-      DataError: if the archive is truncated or lacks the file; a row has a wrong number of columns, an unknown emotion
-        or a blank utterance; or utterances are not numbered 1, 2, 3, ... within their conversation.
+    Raises DataError if the archive is truncated or lacks the file, a row has a wrong number of columns, an unknown
+    emotion or a blank utterance, or utterances are not numbered 1, 2, 3, ... within their conversation.
     """
     member = f"empatheticdialogues/{SPLITS[split]}.csv"
     rows: dict[str, dict[int, list[str]]] = {}
@@ -253,10 +249,8 @@ def _split_examples(archive: Path) -> dict[str, Iterator[tuple[int, dict[str, An
 def load_dialogues(data_dir: str | os.PathLike[str] | None = None) -> dict[str, list[Dialogue]]:
     """Loads the dialogues by split ("train", "validation", "test"), each in the archive's order.
 
-    The first call writes `array_record` files to the cache, under the archive's hash; later calls read them.
-
-    Raises:
-      DataError: see `find_archive` and `read_dialogues`.
+    The first call writes `array_record` files to the cache, under the archive's hash; later calls read them. Raises
+    DataError as `find_archive` and `read_dialogues` do.
     """
     archive = find_archive(data_dir)
     folder = cache_dir() / "tfds" / f"empathetic_dialogues-{hash_file(archive)[:16]}"

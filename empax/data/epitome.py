@@ -45,8 +45,7 @@ class EpitomePair:
 def find_epitome(data_dir: str | os.PathLike[str] | None = None, *, setting: str = SETTING) -> Path:
     """Finds the folder with the three files: `data_dir` (else EMPAX_DATA_DIR) or `empathy_mental_health/` in it.
 
-    Raises:
-      ConfigError: if no folder is named, or it does not hold the files.
+    Raises ConfigError if no folder is named, or it does not hold the files.
     """
     place = find_corpus("EPITOME", list(FILES.values()), FOLDER, data_dir, setting=setting)
     note("EPITOME", place, [place / name for name in FILES.values()])
@@ -64,10 +63,8 @@ def load_epitome(folder: Path | str) -> list[EpitomePair]:
     """Reads the three files and joins them, in the order of the first.
 
     A pair may have been annotated more than once; the n-th row of a pair in one file is joined with its n-th row in the
-    others. The posts are those of the first file: the others differ from it in blanks only.
-
-    Raises:
-      DataError: if a file is missing, has other columns, a level other than 0, 1 or 2, or other pairs than the first.
+    others. The posts are those of the first file: the others differ from it in blanks only. Raises DataError if a file
+    is missing, has other columns, a level other than 0, 1 or 2, or other pairs than the first.
     """
     tables = {mechanism: _read(Path(folder) / name) for mechanism, name in FILES.items()}
     first = tables[MECHANISMS[0]]
@@ -137,13 +134,10 @@ def split_by_seeker(
     """Splits pairs so that no seeker's post is on both sides and each level of each mechanism keeps its share.
 
     Greedy: posts in seeded random order change sides while that brings the level counts of the held-out side closer to
-    `holdout` times the total counts, with a larger weight for rare levels. Source: ours.
+    `holdout` times the total counts, with a larger weight for rare levels. Source: ours. Returns the training side and
+    the held-out side, each in the order of `pairs`.
 
-    Returns:
-      The training side and the held-out side, each in the order of `pairs`.
-
-    Raises:
-      ConfigError: if the share is outside (0, 1).
+    Raises ConfigError if the share is outside (0, 1).
     """
     if not 0.0 < holdout < 1.0:
         raise ConfigError(f"holdout = {holdout} must lie between 0 and 1, both excluded.")

@@ -136,11 +136,7 @@ def encode_keys(
 
 
 def _encode(
-    tokenizer: Tokenizer,
-    texts: Sequence[str],
-    max_tokens: int,
-    prompt: str,
-    keep: Literal["left", "right"] = "right",
+    tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int, prompt: str, keep: Literal["left", "right"] = "right"
 ) -> list[list[int]]:
     if tokenizer.reading.max_tokens is not None:
         max_tokens = min(max_tokens, tokenizer.reading.max_tokens)
@@ -358,10 +354,7 @@ class ExemplarExamples(ContextExamples):
             said = [self.corpus.instances[row].response if row >= 0 else "" for row in chosen.ravel()]
             ids = [row[: self.response_tokens] for row in self.form.tokenizer.encode_batch(said)]
             response, response_mask = features.pad(ids, self.response_tokens, self.pad_id)
-            arrays |= {
-                "response": response.reshape(*shape, -1),
-                "response_mask": response_mask.reshape(*shape, -1),
-            }
+            arrays |= {"response": response.reshape(*shape, -1), "response_mask": response_mask.reshape(*shape, -1)}
         return ExemplarBatch(**arrays)
 
 

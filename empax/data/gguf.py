@@ -88,8 +88,7 @@ def is_gguf(path: Path) -> bool:
 def find_gguf(path: Path) -> Path | None:
     """Returns `path` if it is a GGUF file, or the GGUF file in the folder `path`; None if there is none.
 
-    Raises:
-      DataError: if the folder holds several.
+    Raises DataError if the folder holds several.
     """
     if path.is_file():
         return path if is_gguf(path) else None
@@ -102,8 +101,7 @@ def find_gguf(path: Path) -> Path | None:
 def read_gguf(path: Path) -> GgufFile:
     """Reads the metadata and the table of tensors, but not the tensors themselves.
 
-    Raises:
-      DataError: if it is not a GGUF file of version 2 or 3, is truncated, or is one part of several.
+    Raises DataError if it is not a GGUF file of version 2 or 3, is truncated, or is one part of several.
     """
     check_whole(path)
     with path.open("rb") as file:
@@ -216,8 +214,7 @@ def gguf_tokenizer(file: GgufFile) -> tuple[rust.Tokenizer, dict[str, str], str 
       The tokenizer as if from a tokenizer.json; texts of the special tokens, by "pad_token", "eos_token", "bos_token"
       and "unk_token"; the Jinja source of the chat template, None if the model has none.
 
-    Raises:
-      DataError: if the tokenizer is not a byte-level BPE, or its pre-tokenizer is unknown.
+    Raises DataError if the tokenizer is not a byte-level BPE, or its pre-tokenizer is unknown.
     """
     kind = file.text("tokenizer.ggml.model")
     advice = "put the model's tokenizer.json beside the file."

@@ -20,6 +20,7 @@ import numpy as np
 
 from empax.core.text_files import DataError, parse_jsonl, read_lines
 from empax.core.types import Instance
+from empax.data.model_files import short
 
 SOCIAL_RELATIONS: tuple[str, ...] = ("xReact", "xNeed", "xIntent", "xEffect", "xWant")
 """Relations of an event that NEC and CEM use, with ATOMIC's names."""
@@ -111,8 +112,7 @@ def ranked(facts: Iterable[Fact], *, most: int = 0) -> list[Fact]:
 def facts_of(instance: Instance) -> list[Fact]:
     """Returns the facts in an instance's notes; none if no stage has added any.
 
-    Raises:
-      DataError: if the note has another form than a stage of kind "knowledge" writes.
+    Raises DataError if the note has another form than a stage of kind "knowledge" writes.
     """
     return facts_from(instance.notes["facts"], f"instance {instance.id!r}") if "facts" in instance.notes else []
 
@@ -120,35 +120,29 @@ def facts_of(instance: Instance) -> list[Fact]:
 def facts_from(value: Any, where: str) -> list[Fact]:
     """Parses the list `facts` of a line.
 
-    Raises:
-      DataError: if it is not such a list; says where, what was found and what it must be.
+    Raises DataError if it is not such a list; says where, what was found and what it must be.
     """
     if not isinstance(value, list):
-        raise DataError(f"{where}: facts = {_shown(value)} must be a list.")
+        raise DataError(f"{where}: facts = {short(value)} must be a list.")
     return [_fact(one, f"{where}, fact {number}") for number, one in enumerate(value, start=1)]
 
 
 def _fact(value: Any, where: str) -> Fact:
     if not isinstance(value, Mapping):
-        raise DataError(f"{where}: {_shown(value)} must be an object with head, relation and tail.")
+        raise DataError(f"{where}: {short(value)} must be an object with head, relation and tail.")
     if unknown := sorted(set(value) - set(_FIELDS)):
         raise DataError(f"{where}: unknown field {unknown[0]!r}; a fact has {', '.join(_FIELDS)}.")
     for name in ("head", "relation", "tail"):
         if not isinstance(value.get(name), str) or not value[name].strip():
-            raise DataError(f"{where}: {name} = {_shown(value.get(name))} must be a text that is not blank.")
+            raise DataError(f"{where}: {name} = {short(value.get(name))} must be a text that is not blank.")
     if not _RELATION.fullmatch(value["relation"]):
-        raise DataError(f"{where}: relation = {_shown(value['relation'])} must be a name of letters, such as xReact.")
+        raise DataError(f"{where}: relation = {short(value['relation'])} must be a name of letters, such as xReact.")
     rank, score = value.get("rank", 0), value.get("score", 0.0)
     if type(rank) is not int or rank < 0:
-        raise DataError(f"{where}: rank = {_shown(rank)} must be a whole number of at least 0.")
+        raise DataError(f"{where}: rank = {short(rank)} must be a whole number of at least 0.")
     if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
-        raise DataError(f"{where}: score = {_shown(score)} must be a number.")
+        raise DataError(f"{where}: score = {short(score)} must be a number.")
     return Fact(value["head"], value["relation"], value["tail"], rank, float(score))
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def clauses(turn: str) -> list[str]:
@@ -173,9 +167,8 @@ class Knowledge:
 def read_knowledge(path: Path, instances: Sequence[Instance]) -> Knowledge:
     """Reads a file with facts for all of `instances`, and possibly others.
 
-    Raises:
-      DataError: if the file is broken, a line has no source or another source than the first, an id occurs twice, or an
-        instance is missing.
+    Raises DataError if the file is broken, a line has no source or another source than the first, an id occurs twice,
+    or an instance is missing.
     """
     found: dict[str, list[Fact]] = {}
     source = ""
@@ -184,7 +177,7 @@ def read_knowledge(path: Path, instances: Sequence[Instance]) -> Knowledge:
         if unknown := sorted(set(row) - {"id", "facts", "source"}):
             raise DataError(f"{where}: unknown field {unknown[0]!r}; a line has id, facts and source.")
         if not isinstance(row.get("id"), str) or row["id"] in found:
-            raise DataError(f"{where}: id = {_shown(row.get('id'))} must be a text unique to this line.")
+            raise DataError(f"{where}: id = {short(row.get('id'))} must be a text unique to this line.")
         source = source or _source(row, where)
         if _source(row, where) != source:
             raise DataError(
@@ -204,8 +197,7 @@ def read_knowledge(path: Path, instances: Sequence[Instance]) -> Knowledge:
 def source_of(path: Path) -> str:
     """Returns the source in the first line of a file of facts; empty if it has no line.
 
-    Raises:
-      DataError: if the line is broken or has no source.
+    Raises DataError if the line is broken or has no source.
     """
     lines = parse_jsonl(read_lines(path), name=str(path))
     return next((_source(row, f"{path}, line {number}") for number, row in lines), "")
@@ -213,7 +205,7 @@ def source_of(path: Path) -> str:
 
 def _source(row: Mapping[str, Any], where: str) -> str:
     if not isinstance(row.get("source"), str) or not row["source"].strip():
-        raise DataError(f"{where}: source = {_shown(row.get('source'))} must say who made the facts.")
+        raise DataError(f"{where}: source = {short(row.get('source'))} must say who made the facts.")
     return row["source"]
 
 

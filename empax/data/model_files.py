@@ -73,8 +73,7 @@ def read_model_json(path: Path, *, kind: type[dict[str, Any]] | type[list[Any]] 
 def named_path(path: Path, name: Any) -> Path:
     """Returns the path of `name`, as referred to in the file `path`, in the same folder as that file.
 
-    Raises:
-      DataError: if it is not a file name, or leads out of the folder.
+    Raises DataError if it is not a file name, or leads out of the folder.
     """
     try:
         place = path.parent / name

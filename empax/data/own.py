@@ -40,8 +40,7 @@ _FORMS = f"a pair has source and target, a dialogue {', '.join(_FIELDS)}"
 def find_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
     """Returns the files of each split, sorted by name.
 
-    Raises:
-      DataError: if a split has no file, or only empty ones.
+    Raises DataError if a split has no file, or only empty ones.
     """
     root = expand(folder)
     if folder and root.is_file():
@@ -70,8 +69,7 @@ def files_hash(folder: str | os.PathLike[str]) -> str:
 def read_file(path: str | os.PathLike[str]) -> Iterator[Dialogue]:
     """Yields the dialogues of one file, in order; a pair's id is its file and line.
 
-    Raises:
-      DataError: if a line is not a dialogue; says which line, and what it must be.
+    Raises DataError if a line is not a dialogue; says which line, and what it must be.
     """
     number = found = 0
     for number, line in read_lines(Path(path)):
@@ -125,8 +123,7 @@ def _context(dialogue: Dialogue) -> tuple[Utterance, ...]:
 def check_files(folder: str | os.PathLike[str]) -> None:
     """Reads the first thousand dialogues of every file.
 
-    Raises:
-      DataError: see `find_files` and `read_file`; also if a single file has too few contexts to be split.
+    Raises DataError as `find_files` and `read_file` do; also if a single file has too few contexts to be split.
     """
     alone = expand(folder).is_file()
     for path in dict.fromkeys(path for paths in find_files(folder).values() for path in paths):
@@ -223,11 +220,9 @@ def load_dialogues(folder: str, *, beam: Sequence[str] = ()) -> dict[str, list[D
     """Loads the dialogues by split; prepared once in the cache, under the hash of the files.
 
     With options `beam`, Apache Beam prepares the corpus: ("--runner=DirectRunner",) in this process,
-    ("--runner=FlinkRunner", ...) on a cluster with access to the folder and the cache.
-
-    Raises:
-      DataError: see `check_files`; also if an id occurs twice in a split.
-      ConfigError: if `beam` has options and Beam is not installed.
+    ("--runner=FlinkRunner", ...) on a cluster with access to the folder and the cache. Raises DataError as
+    `check_files` does; also if an id occurs twice in a split, and ConfigError if `beam` has options and Beam is not
+    installed.
     """
     check_files(folder)
     prepared = cache_dir() / "tfds" / f"own-{files_hash(folder)}"

@@ -104,13 +104,9 @@ class SourceForm(Protocol):
 class TaggedForm:
     """`[attributes] context` and `[attributes] exemplar` in separate rows, or in one row with `<sep>` in between.
 
-    Every turn follows the token of its speaker.
-
-    Attributes:
-      attributes: whether attributes from the instances' notes precede the texts.
-      exemplars: see `ExemplarLayout`.
-      framed: whether each row has the tokenizer's special tokens around it: T5's end of sequence, BART's <s> and </s>.
-        For pretrained models, which expect them.
+    Every turn follows the token of its speaker. `attributes`: whether those in the instances' notes precede the texts.
+    `framed`: whether each row has the tokenizer's special tokens around it, which pretrained models expect: T5's end of
+    sequence, BART's <s> and </s>.
     """
 
     tokenizer: Tokenizer
@@ -206,12 +202,7 @@ class PlainForm:
     A decoder-only model with a chat template gets a text as the first turn of a chat, and a context as a chat between
     user and assistant. Without a template, the turns of a context, and an exemplar before them, are lines of one text;
     if the tokenizer has no line break (T5's), " | " separates them. A context that is too long loses its oldest turns,
-    two at a time.
-
-    Attributes:
-      template: the chat template of a decoder-only model; None if it has none.
-      first_token: the token that decoding forces at the start of an answer (BART's <s>), so that targets start with it
-        too, once; None = none.
+    two at a time. If decoding forces a `first_token` at the start of an answer (BART's <s>), targets start with it too.
     """
 
     tokenizer: SubwordTokenizer
@@ -233,10 +224,8 @@ class PlainForm:
     ) -> list[list[int]]:
         """Encodes each text with the frame that the model expects; at least one id, at most `max_tokens` if given.
 
-        Of a longer text, but not of its frame, it truncates all but the end `keep`.
-
-        Raises:
-          ConfigError: if `max_tokens` leaves no room besides the frame.
+        Of a longer text, but not of its frame, it truncates all but the end `keep`. Raises ConfigError if `max_tokens`
+        leaves no room besides the frame.
         """
         tokenizer = self.tokenizer
         if self.template is None:

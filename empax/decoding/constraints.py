@@ -110,10 +110,7 @@ def _latest(text: Int[Array, "B K L"], place: Int[Array, ""], num: int) -> Int[A
 
 
 def _ban_ngrams(
-    scores: Float[Array, "B K V"],
-    text: Int[Array, "#B #K L"],
-    last: Int[Array, "B K n"],
-    whole: Bool[Array, " L"],
+    scores: Float[Array, "B K V"], text: Int[Array, "#B #K L"], last: Int[Array, "B K n"], whole: Bool[Array, " L"]
 ) -> Float[Array, "B K V"]:
     """Bans the last token of every n-gram of `text` that starts with the latest n - 1 tokens, where `whole` is True."""
     before = last.shape[-1]
@@ -145,15 +142,11 @@ def _place(
 
 
 def forced_tokens(
-    index: Int[Array, ""],
-    eos_id: int,
-    *,
-    first_token: int | None,
-    end_at: Int[Array, "#B"] | int | None,
+    index: Int[Array, ""], eos_id: int, *, first_token: int | None, end_at: Int[Array, "#B"] | int | None
 ) -> Int[Array, "#B"] | None:
     """Returns each example's forced token at `index`, -1 = free choice; None if no option forces tokens.
 
-    This is `first_token` at 0 and `eos_id` at `end_at`.
+    `first_token` is forced at 0, `eos_id` at `end_at`.
     """
     if first_token is None and end_at is None:
         return None

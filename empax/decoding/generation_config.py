@@ -83,9 +83,8 @@ _DEFAULT_NEW_TOKENS = 20
 class ModelDecoding:
     """Decoding options of a model.
 
-    Attributes:
-      settings: for `decoding.search.generate`; `more_eos_ids` are those other than `eos_id`.
-      eos_id: ends a response, and is the token that `end_at_limit` forces; None = not specified.
+    `eos_id` ends a response, as the `more_eos_ids` of its settings do, and is the token that `end_at_limit` forces;
+    None = not specified.
     """
 
     settings: DecodeSettings
@@ -94,8 +93,7 @@ class ModelDecoding:
     def with_eos(self, eos_id: int) -> DecodeSettings:
         """Returns settings for a search with the end-of-sequence token `eos_id`, which may differ from `self.eos_id`.
 
-        Raises:
-          ConfigError: if the folder forces another token at the end.
+        Raises ConfigError if the folder forces another token at the end.
         """
         ids = (() if self.eos_id is None else (self.eos_id,)) + self.settings.more_eos_ids
         if self.settings.end_at_limit and eos_id != self.eos_id:
@@ -108,12 +106,7 @@ class ModelDecoding:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Origin of options, for error messages.
-
-    Attributes:
-      where: a file, or the name of a function.
-      advice: returns advice about an option, given its name.
-    """
+    """Origin of options, for error messages: a file or function, and advice about an option, given its name."""
 
     where: str
     advice: Callable[[str], str]
@@ -122,8 +115,7 @@ class Origin:
 def generation_fields_of(folder: Path) -> tuple[Path, dict[str, Any]]:
     """Reads the options of a folder, under transformers' names and unchecked; returns their file and the options.
 
-    Raises:
-      DataError: if the file is broken.
+    Raises DataError if the file is broken.
     """
     path = folder / FILE
     if path.is_file():
@@ -143,10 +135,8 @@ def decoding_of(fields: Mapping[str, Any], origin: Origin, *, encoder_decoder: b
 
     Defaults are those of transformers: 20 new tokens, the likeliest token at each step, top_k = 50 for sampling.
 
-    The response of a model that is no encoder-decoder continues a prompt, whose tokens do not count here.
-
-    Raises:
-      ConfigError: if an option that changes the text is unsupported, or a value is not allowed.
+    The response of a model that is no encoder-decoder continues a prompt, whose tokens do not count here. Raises
+    ConfigError if an option that changes the text is unsupported, or a value is not allowed.
     """
     fields = {name: value for name, value in fields.items() if value is not None}
     _check_integers(fields, origin)
@@ -165,8 +155,7 @@ def decoding_of(fields: Mapping[str, Any], origin: Origin, *, encoder_decoder: b
         values["first_token"] = fields["forced_bos_token_id"]
     values |= _lengths(fields, int(encoder_decoder), origin)
     return ModelDecoding(
-        settings=to_settings(DecodeSettings, values, where=origin.where),
-        eos_id=eos_ids[0] if eos_ids else None,
+        settings=to_settings(DecodeSettings, values, where=origin.where), eos_id=eos_ids[0] if eos_ids else None
     )
 
 

@@ -22,13 +22,7 @@ Limits: TypeAlias = tuple[Int[Array, " B"], Int[Array, " B"]]
 
 
 class Progress(NamedTuple):
-    """Progress of a search.
-
-    Attributes:
-      tokens: tokens of the best response so far, without the start.
-      settled: number of tokens that no further step can change.
-      ended: whether the response is complete.
-    """
+    """The best response so far, without the start, how many of its tokens are settled, and whether it has ended."""
 
     tokens: Int[Array, "B T"]
     settled: Int[Array, " B"]

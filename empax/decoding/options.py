@@ -41,24 +41,17 @@ _OURS = {*_OFF} - {*KNOWN} - {*_THEIRS} - {"method", "draw_beams"}
 """Options that transformers does not have."""
 
 _RETURNED = ("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate")
-_RERANKED = {
-    "rerank_length": ("consensus", "likelihood"),
-    "rerank_similarity": ("similarity",),
-    "rerank_likelihood": ("similarity",),
-}
-"""Values of `rerank` that read an option."""
+_RERANKED = {"rerank_length": "consensus", "rerank_similarity": "similarity", "rerank_likelihood": "similarity"}
+"""The value of `rerank` that reads an option."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """Decoding options of one call.
+    """Decoding options of one call, which returns `num_texts` hypotheses for each source.
 
-    Attributes:
-      settings: settings of the search; `more_eos_ids` are those other than `eos_id`.
-      num_texts: number of hypotheses to return for each source.
-      eos_id: end-of-sequence token of the search.
-      start_id: first token of an encoder-decoder's decoder; None = that of the model.
-      counts_prompt: those of "max_tokens" and "min_tokens" that include the tokens of the prompt.
+    The search ends with `eos_id` and the `more_eos_ids` of its settings. `start_id` is the first token of an
+    encoder-decoder's decoder; None = that of the model. `counts_prompt` names those of "max_tokens" and "min_tokens"
+    that include the tokens of the prompt.
     """
 
     settings: DecodeSettings
@@ -96,11 +89,8 @@ def call_of(
     length of the call overrides any length of the folder.
 
     The options of the model are `fields`, under transformers' names, of which those that the method does not read are
-    ignored, and `own`, for options that transformers does not have. `eos_id` is the tokenizer's.
-
-    Raises:
-      ConfigError: if an option is unknown, is not read by the method, contradicts another, or has a value that is not
-        allowed.
+    ignored, and `own`, for options that transformers does not have. `eos_id` is the tokenizer's. Raises ConfigError if
+    an option is unknown, is not read by the method, contradicts another, or has a value that is not allowed.
     """
     asked = {name: value for name, value in options.items() if name not in SAME_TEXT}
     check_keys(asked, {*_OFF, *KNOWN} - SAME_TEXT - {"draw_beams"}, where="generate", owner="generate")
@@ -220,7 +210,7 @@ def check_all_read(settings: DecodeSettings, where: str) -> None:
     read = {*BY_METHOD[settings.method].values(), *(DRAWN if settings.draw_beams else ())}
     read |= {"draw_beams"} if settings.method == "beam" else set()
     by_method = {"draw_beams", *(ours for table in BY_METHOD.values() for ours in table.values())}
-    idle = by_method - read | {name for name, readers in _RERANKED.items() if settings.rerank not in readers}
+    idle = by_method - read | {name for name, reader in _RERANKED.items() if settings.rerank != reader}
     if found := [name for name in _OFF if name in idle and getattr(settings, name) != _OFF[name]]:
         given = ", ".join(f"{name} = {getattr(settings, name)!r}" for name in found)
         off = ", ".join(f"{name}={_OFF[name]!r}" for name in found)
@@ -258,10 +248,10 @@ def _refuse_idle(given: Mapping[str, Any], settings: DecodeSettings, *, encoder_
             raise ConfigError(
                 f"generate: {name} = {value!r} has no effect after a prompt; first_token sets how an answer begins."
             )
-        if other in _RERANKED and settings.rerank not in _RERANKED[other]:
+        if other in _RERANKED and settings.rerank != _RERANKED[other]:
             raise ConfigError(
                 f"generate: {name} = {value!r} has no effect with rerank = {settings.rerank!r}; set rerank to "
-                f"{' or '.join(map(repr, _RERANKED[other]))}, or leave {name} out."
+                f"{_RERANKED[other]!r}, or leave {name} out."
             )
         if other == "rerank_exemplars":
             raise ConfigError(
@@ -277,9 +267,5 @@ _READERS = {
 } | {"num_samples": ["sample"]}
 _NEUTRAL = {name: (off,) for name, off in _OFF.items()} | {"top_k": (0, DEFAULT_TOP_K), "num_return_sequences": (1,)}
 """Values that are allowed for options without effect."""
-_HOW = {
-    "greedy": "the likeliest token is taken",
-    "beam": "a beam is searched",
-    "sample": "tokens are drawn",
-}
+_HOW = {"greedy": "the likeliest token is taken", "beam": "a beam is searched", "sample": "tokens are drawn"}
 _ADD = {"beam": "num_beams=4", "sample": "do_sample=True"}

@@ -17,11 +17,8 @@ class PassageReader:
     Padded arrays are as wide as the longest passage, which is half as long again as the mean in EmpatheticDialogues.
     Padding costs as much as text, in the encoder and in every decoding step. Supports no gradients and one device only.
 
-    Args:
-      model: its `encode` reads [N, 1, S].
-      rows: passages per call.
-      multiple: passages are padded to the longest of their call, rounded up to a multiple of this many tokens.
-      states_multiple: states are padded to the longest example of the batch, rounded up to a multiple of this.
+    The model's `encode` reads [N, 1, S], `rows` passages per call, padded to the longest of them, rounded up to a
+    `multiple` of tokens. States are padded to the longest example of the batch, rounded up to `states_multiple`.
     """
 
     def __init__(self, model: Any, *, rows: int = 16, multiple: int = 16, states_multiple: int = 128):

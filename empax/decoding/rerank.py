@@ -25,15 +25,10 @@ is the right answer."""
 class Hypotheses:
     """K hypotheses for each of B contexts, with further inputs of re-ranking.
 
-    Attributes:
-      tokens: [B, K, T].
-      mask: True at tokens, False at padding and the end-of-sequence token.
-      log_probs: [B, K], under the model.
-      encoding: returns the model's encoding of each context, [B, D]; called only by rules that need it.
-      encode: returns the model's encoding of texts, (ids[N, T], mask) to [N, D]; called only by rules that need it.
-      rng: randomness for rules that sample.
-      exemplars: M responses per context, ids [B, M, S] with their mask; None = no exemplars.
-      ended: [B, K], False where the maximum length cut a hypothesis; None = all have ended.
+    The mask is True at tokens, False at padding and the end-of-sequence token. `encoding` and `encode` return the
+    model's encodings of the contexts and of texts, given with their mask; only rules that need them call these, as only
+    rules that sample use `rng`. `exemplars` are M responses per context, with their mask. `ended` is False where the
+    maximum length cut a hypothesis; None = all have ended.
     """
 
     tokens: Int[Array, "B K T"]
@@ -64,10 +59,9 @@ class Consensus:
     Hypotheses that were cut come after all that have ended: they are the longest, so the power would prefer half
     sentences. Ours.
 
-    Attributes:
-      utility: F, of token ids. Equal hypotheses count as often as they occur.
-      length_power: a; above 0 compensates for a utility that prefers short hypotheses.
-      exemplar_weight: b; an exemplar without tokens is ignored.
+    `utility` is F, of token ids; equal hypotheses count as often as they occur. `length_power` is a: above 0 it
+    compensates for a utility that prefers short hypotheses. `exemplar_weight` is b; exemplars without tokens do not
+    count.
     """
 
     utility: Utility
@@ -98,22 +92,6 @@ class Consensus:
 
 
 @dataclasses.dataclass(frozen=True)
-class Likelihood:
-    r"""Scores a hypothesis by its log-probability.
-
-    .. math:: u_k = \log p(y_k) / |y_k|^a
-
-    Attributes:
-      length_power: a; 0 = the log-probability itself, 1 = divided by the number of tokens without the end token.
-    """
-
-    length_power: float = 0.0
-
-    def __call__(self, hypotheses: Hypotheses) -> Float[Array, "B K"]:
-        return hypotheses.log_probs / jnp.maximum(hypotheses.mask.sum(axis=2), 1) ** self.length_power
-
-
-@dataclasses.dataclass(frozen=True)
 class Similarity:
     r"""Scores a hypothesis by its likelihood and the similarity of its encoding to that of the context.
 
@@ -121,11 +99,8 @@ class Similarity:
               s_k = \frac{\log p(y_k)}{|y_k|}
 
     The length includes the end token. Source: NEC, Eq. 13 to 15, in the form of its code (CoNT's). Taken literally,
-    Eq. 14 and 15 have the probability instead of the fraction; then the cosine alone decides.
-
-    Attributes:
-      weight: alpha, in [0, 1].
-      likelihood: "normalised", or "probability" as in the equations.
+    Eq. 14 and 15 have the probability instead of the fraction (`likelihood` "probability"); then the cosine alone
+    decides. `weight` is alpha, in [0, 1].
     """
 
     weight: float = 0.7
@@ -163,7 +138,6 @@ def make_reranker(settings: DecodeSettings, utility: Utility) -> Reranker | None
     made: dict[str, Reranker | None] = {
         "": None,
         "consensus": Consensus(utility, settings.rerank_length, settings.rerank_exemplars),
-        "likelihood": Likelihood(settings.rerank_length),
         "random": Random(),
         "similarity": Similarity(settings.rerank_similarity, settings.rerank_likelihood),
     }

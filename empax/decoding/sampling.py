@@ -16,10 +16,7 @@ from empax.core.largest import group_width, grouped, largest
 class Draws(NamedTuple):
     """Separate randomness for each example, which then draws the same tokens in any batch.
 
-    Attributes:
-      keys: PRNG keys.
-      temperature: replaces the temperature of the settings; None = that of the settings.
-      top_p: replaces the top-p of the settings; None = that of the settings.
+    `temperature` and `top_p` replace those of the settings, unless they are None.
     """
 
     keys: jax.Array
@@ -61,14 +58,9 @@ def sample_tokens(
 
     Source: Fan et al. 2018 (top-k), Holtzman et al. 2020, Sec. 3.1 (top-p); for the others see `at_least`, `typical`.
 
-    Args:
-      rng: a PRNG key.
-      logits: -inf where a token is not allowed.
-      temperature: above 0; divides the logits.
-      top_k: keeps exactly the k likeliest tokens; 0 = all. A tie at the border keeps the lowest id.
-      top_p: keeps the smallest set of likeliest tokens whose total probability reaches p, in (0, 1]; 1 = all.
-      min_p: see `at_least`.
-      typical_p: see `typical`.
+    The logits are -inf where a token is not allowed; the temperature, above 0, divides them. `top_k` keeps exactly the
+    k likeliest tokens, 0 = all; a tie at the border keeps the lowest id. `top_p`, in (0, 1], keeps the smallest set of
+    likeliest tokens whose total probability reaches p; 1 = all.
     """
     scaled = logits / temperature
     if 0 < top_k < logits.shape[-1]:

@@ -38,8 +38,7 @@ def generate(step: StepFn, cache: Any, **given: Any) -> Generated:
       as in Hugging Face's search: they add 0. Log-probabilities of "beam" include penalties (repetition,
       `diversity_penalty`), since it ranks by them, and the temperature of `draw_beams`.
 
-    Raises:
-      ValueError, ConfigError: as in `search_of`.
+    Raises ConfigError as `search_of` does.
     """
     search = search_of(step, **given)
     return search.found(search.go_on(search.begin(cache)))
@@ -63,23 +62,18 @@ def search_of(
     Args:
       step: reads `tokens[B, K]` and the cache, returns float32 logits [B, K, V] and the next cache.
       batch_size: B.
-      start_id: first token that every hypothesis reads; not part of the result. One per example if they differ: the
-        last token of a prompt.
+      start_id: first token that every hypothesis reads, not part of the result; one per example if prompts end in it.
       eos_id: ends a hypothesis; part of the result.
       pad_id: fills the result after the end.
       settings: static.
       rng: PRNG key, needed only by "sample" and `draw_beams`. `Draws` has one per example.
-      source: input of the encoder, for `encoder_no_repeat_ngram` and `encoder_repetition_penalty`. Departure:
-        Hugging Face treats padding as tokens of the source.
+      source: input of the encoder, for options that read it. Departure: Hugging Face counts its padding as tokens.
       prompt: input of a decoder-only model, ending with `start_id`, if its tokens count for `no_repeat_ngram`,
         `repetition_penalty` and `bad_words`, as in Hugging Face; None = the response may repeat them. It is also the
         default of `source`.
-      limits: fewest and most tokens of each response, if they differ. `min_tokens` is then ignored, and no limit may
-        exceed `max_tokens`.
+      limits: fewest and most tokens of each response, at most `max_tokens`; `min_tokens` is then ignored.
 
-    Raises:
-      ValueError: if "sample" or `draw_beams` lacks an `rng`.
-      ConfigError: if an option needs a missing source, or names a token that the vocabulary lacks.
+    Raises ConfigError if an option needs a missing source, or names a token that the vocabulary lacks.
     """
     source = source or prompt
     if settings.reads_source and source is None:
@@ -96,8 +90,6 @@ def search_of(
         before=None if prompt is None else tokens_before(*prompt),
         limits=limits,
     )
-    if rng is None and (settings.method == "sample" or settings.draw_beams):
-        raise ValueError('rng = None is not allowed with method "sample" or draw_beams; pass a PRNG key.')
     return Search(step, start, settings, rng)
 
 

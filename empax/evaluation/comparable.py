@@ -19,11 +19,8 @@ OWN_ROWS: dict[str, str] = {
 class _Inputs(NamedTuple):
     """The fields of a row, other than texts, that a metric reads.
 
-    Attributes:
-      names: names of the fields.
-      counted: returns whether the metric uses the row, for each of its mechanisms if there are several.
-      label: returns the value that both systems must share on a row in use.
-      otherwise: the reason to give if they do not.
+    `counted` returns whether the metric uses the row, for each of its mechanisms if there are several, and `label` what
+    both systems must share on such a row; `otherwise` is the reason to give if they do not.
     """
 
     names: str

@@ -26,13 +26,7 @@ from empax.evaluation.statistics import DistinctStatistic, Statistic, estimate
 
 @dataclasses.dataclass(frozen=True)
 class AtEqualLength:
-    """A metric of two systems at equal length.
-
-    Attributes:
-      statistic: statistic of 2N rows, those of one system, then those of the other.
-      count: length of each system's replies.
-      unit: unit of the length, "words" or "bigrams".
-    """
+    """A metric of 2N rows of two systems, those of one before those of the other, at `count` words or bigrams each."""
 
     statistic: Statistic
     count: int
@@ -76,9 +70,8 @@ def at_equal_length(
 def check_compared(names: Sequence[str]) -> None:
     """Checks that these metrics can compare systems.
 
-    Raises:
-      ConfigError: a metric is only for tables of single systems: Distinct-n of a fixed number of n-grams, or a metric
-        over the rows that a system itself gets wrong.
+    Raises ConfigError if a metric is only for tables of single systems: Distinct-n of a fixed number of n-grams, or a
+    metric over the rows that a system itself gets wrong.
     """
     for name in names:
         if name.endswith(f":{text.SAMPLED_VARIANT}"):
@@ -160,9 +153,8 @@ def compare_systems(
       of the same number of n-grams of each system that has all rows. `absent`: peers that share too few rows, and why.
       `correction`: `method`, the `test` of the p-values, and the numbers of `tests`, `pairs`, `metrics` and `samples`.
 
-    Raises:
-      DataError: rows of `systems` do not pair up.
-      ConfigError: a metric is only for tables of single systems.
+    Raises DataError if rows of `systems` do not pair up, and ConfigError if a metric is only for tables of single
+    systems.
     """
     check_compared(names)
     settings = settings or ScoringSettings()

@@ -125,10 +125,8 @@ def _values(rows: Sequence[Prediction]) -> dict[str, float]:
 def empathy_agreement(rows: Sequence[Prediction], judge: str = "", *, seed: int = 0) -> dict[str, Any]:
     """Returns the agreement of mechanism levels in replies and references, with controls that ignore the context.
 
-    Args:
-      rows: rows with the notes of a judge: `reference_attributes` and `response_attributes`, mechanism → level.
-      judge: prefix of the names of its notes, without the underscore; empty = the first judge.
-      seed: seed of the shuffles.
+    The rows have the notes of a judge: `reference_attributes` and `response_attributes`, mechanism → level, with the
+    prefix `judge` and an underscore (empty = the first judge). `seed` is that of the shuffles.
 
     Returns:
       `weighted_f1`, `macro_f1` (percent) and `kappa` (in [-1, 1]), means over the mechanisms; the same for `majority`

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,14 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.config import check_numbers
 
 _MAX_ORDER = 4
+
+Ids: TypeAlias = Int[Array, "N T"]
+Mask: TypeAlias = Bool[Array, "N T"]
+OtherIds: TypeAlias = Int[Array, "N R"]
+OtherMask: TypeAlias = Bool[Array, "N R"]
+"""Ids and masks of candidates, and of references."""
+
+Scores: TypeAlias = Float[Array, " N"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +52,13 @@ class UtilityWeights:
 
 
 def utility(
-    candidates: Int[Array, "N T"],
-    candidate_mask: Bool[Array, "N T"],
-    references: Int[Array, "N R"],
-    reference_mask: Bool[Array, "N R"],
+    candidates: Ids,
+    candidate_mask: Mask,
+    references: OtherIds,
+    reference_mask: OtherMask,
     *,
     weights: UtilityWeights = UtilityWeights(),
-) -> Float[Array, " N"]:
+) -> Scores:
     """Returns F: the weighted mean of sentence BLEU, token F1 and ROUGE-L, in [0, 1].
 
     Source: REG (Wang et al.), Eq. 3, which leaves F open; its ablation removes each of the three in turn.
@@ -62,12 +71,7 @@ def utility(
     return total
 
 
-def sentence_bleu(
-    candidates: Int[Array, "N T"],
-    candidate_mask: Bool[Array, "N T"],
-    references: Int[Array, "N R"],
-    reference_mask: Bool[Array, "N R"],
-) -> Float[Array, " N"]:
+def sentence_bleu(candidates: Ids, candidate_mask: Mask, references: OtherIds, reference_mask: OtherMask) -> Scores:
     """Returns the smoothed BLEU-4 of each row, in [0, 1]; 0 if no token matches.
 
     Equals `sacrebleu.sentence_bleu` / 100: successive orders without matches count 1/2, 1/4, ... of a match, and orders
@@ -88,23 +92,13 @@ def sentence_bleu(
     return jnp.where(matches[:, 0] > 0, score, 0.0)
 
 
-def token_f1(
-    candidates: Int[Array, "N T"],
-    candidate_mask: Bool[Array, "N T"],
-    references: Int[Array, "N R"],
-    reference_mask: Bool[Array, "N R"],
-) -> Float[Array, " N"]:
+def token_f1(candidates: Ids, candidate_mask: Mask, references: OtherIds, reference_mask: OtherMask) -> Scores:
     """Returns the F1 of two bags of tokens, in [0, 1]. Source: Rajpurkar et al. 2016 (SQuAD), without its clean-up."""
     matches, _ = _count_ngrams(candidates, candidate_mask, references, reference_mask, 1)
     return _f_measure(matches[:, 0], _length(candidate_mask), _length(reference_mask))
 
 
-def rouge_l(
-    candidates: Int[Array, "N T"],
-    candidate_mask: Bool[Array, "N T"],
-    references: Int[Array, "N R"],
-    reference_mask: Bool[Array, "N R"],
-) -> Float[Array, " N"]:
+def rouge_l(candidates: Ids, candidate_mask: Mask, references: OtherIds, reference_mask: OtherMask) -> Scores:
     """Returns the F-measure (beta 1) of the longest common subsequence, in [0, 1]. Source: Lin 2004, Eq. 4."""
     equal = _equal(candidates, candidate_mask, references, reference_mask)  # [N, T, R]
     common = _longest_common_subsequence(equal)
@@ -112,23 +106,13 @@ def rouge_l(
 
 
 def ngram_precision(
-    candidates: Int[Array, "N T"],
-    candidate_mask: Bool[Array, "N T"],
-    references: Int[Array, "N R"],
-    reference_mask: Bool[Array, "N R"],
-    *,
-    order: int = 2,
-) -> Float[Array, " N"]:
+    candidates: Ids, candidate_mask: Mask, references: OtherIds, reference_mask: OtherMask, *, order: int = 2
+) -> Scores:
     """Returns the share of a candidate's n-grams in the reference, times BLEU's brevity penalty, in [0, 1].
 
     Unlike in BLEU, counts are not clipped; start and end tokens count unless they are masked.
     Source: the code of CoNT (An et al. 2022), NEC's.
-
-    Raises:
-      ValueError: order below 1.
     """
-    if order < 1:
-        raise ValueError(f"order = {order} is not allowed; it must be at least 1.")
     *_, ngrams = _equal_ngrams(_equal(candidates, candidate_mask, references, reference_mask), order)
     found = jnp.sum(jnp.any(ngrams, axis=2), axis=1, dtype=jnp.int32)
     lengths = _length(candidate_mask), _length(reference_mask)
@@ -136,13 +120,11 @@ def ngram_precision(
     return found.astype(jnp.float32) / total.astype(jnp.float32) * jnp.exp(_log_brevity(*lengths))
 
 
-def _length(mask: Bool[Array, "N T"]) -> Int[Array, " N"]:
+def _length(mask: Mask) -> Int[Array, " N"]:
     return jnp.sum(mask, axis=1, dtype=jnp.int32)
 
 
-def _equal(
-    left: Int[Array, "N T"], left_mask: Bool[Array, "N T"], right: Int[Array, "N R"], right_mask: Bool[Array, "N R"]
-) -> Bool[Array, "N T R"]:
+def _equal(left: Ids, left_mask: Mask, right: OtherIds, right_mask: OtherMask) -> Bool[Array, "N T R"]:
     """Returns where token t of the left equals token r of the right, both unmasked."""
     return (left[:, :, None] == right[:, None, :]) & left_mask[:, :, None] & right_mask[:, None, :]
 
@@ -158,11 +140,7 @@ def _equal_ngrams(equal: Bool[Array, "N T R"], max_order: int) -> Iterator[Bool[
 
 
 def _count_ngrams(
-    candidates: Int[Array, "N T"],
-    candidate_mask: Bool[Array, "N T"],
-    references: Int[Array, "N R"],
-    reference_mask: Bool[Array, "N R"],
-    max_order: int,
+    candidates: Ids, candidate_mask: Mask, references: OtherIds, reference_mask: OtherMask, max_order: int
 ) -> tuple[Int[Array, "N n"], Int[Array, "N n"]]:
     """Returns clipped matches and n-gram counts of the candidates, orders 1 to `max_order`."""
     across = _equal_ngrams(_equal(candidates, candidate_mask, references, reference_mask), max_order)
@@ -193,12 +171,12 @@ def _longest_common_subsequence(equal: Bool[Array, "N T R"]) -> Int[Array, " N"]
 
 def _f_measure(
     common: Int[Array, " N"], candidate_length: Int[Array, " N"], reference_length: Int[Array, " N"]
-) -> Float[Array, " N"]:
+) -> Scores:
     # 2PR / (P + R) with P = common / candidate length and R = common / reference length.
     both = jnp.maximum(candidate_length + reference_length, 1)
     return 2.0 * common.astype(jnp.float32) / both.astype(jnp.float32)
 
 
-def _log_brevity(candidate_length: Int[Array, " N"], reference_length: Int[Array, " N"]) -> Float[Array, " N"]:
+def _log_brevity(candidate_length: Int[Array, " N"], reference_length: Int[Array, " N"]) -> Scores:
     candidate = jnp.maximum(candidate_length, 1).astype(jnp.float32)
     return jnp.minimum(0.0, 1.0 - reference_length.astype(jnp.float32) / candidate)

@@ -21,8 +21,7 @@ Average = Literal["weighted", "macro"]
 def accuracy(labels: Sequence[str], predictions: Sequence[str]) -> float:
     """Returns the percentage of predictions equal to their labels; 0.0 for empty input.
 
-    Raises:
-      ValueError: the numbers of labels and predictions differ.
+    Raises ValueError if the numbers of labels and predictions differ.
     """
     hits = sum(label == prediction for label, prediction in zip(labels, predictions, strict=True))
     return 100.0 * hits / len(labels) if labels else 0.0
@@ -60,11 +59,7 @@ def sentiment_distances(responses: Sequence[str], references: Sequence[str]) -> 
 
 
 def confusion_matrix(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> Int[np.ndarray, "C C"]:
-    """Returns counts, rows = label, columns = prediction, both in the order of `names`.
-
-    Raises:
-      ValueError: `names` lacks a label or prediction, or their numbers differ.
-    """
+    """Returns counts, rows = label, columns = prediction, both in the order of `names`, which has all of them."""
     matrix = np.zeros((len(names), len(names)), np.int64)
     np.add.at(matrix, _indices(labels, predictions, names), 1)
     return matrix
@@ -147,13 +142,6 @@ def f1_statistic(
 def _indices(
     labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
 ) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
-    if len(labels) != len(predictions):
-        raise ValueError(f"{len(labels)} and {len(predictions)} items; there must be one for each row.")
     index = {name: i for i, name in enumerate(names)}
-    unknown = sorted({*labels, *predictions} - set(index))
-    if unknown:
-        raise ValueError(f"{unknown[0]!r} is not a class; the classes are {', '.join(names)}.")
-    return (
-        np.asarray([index[label] for label in labels], np.int64),
-        np.asarray([index[prediction] for prediction in predictions], np.int64),
-    )
+    gold, guess = (np.asarray([index[label] for label in side], np.int64) for side in (labels, predictions))
+    return gold, guess

@@ -41,8 +41,7 @@ class RatedReply:
 def find_ratings(data_dir: str | Path) -> Path:
     """Returns the file of ratings: `data_dir` itself, or a file in it.
 
-    Raises:
-      ConfigError: the file does not exist.
+    Raises ConfigError if the file does not exist.
     """
     root = expand(data_dir)
     for place in (root, root / FILE, root / Path(FILE).name):
@@ -54,8 +53,7 @@ def find_ratings(data_dir: str | Path) -> Path:
 def load_ratings(path: Path) -> list[RatedReply]:
     """Reads every reply of the file, the SOURCES of each dialogue in turn.
 
-    Raises:
-      DataError: the file is not UTF-8 text, lacks columns or has no rows; or a rating is not 1, 2 or 3, with its line.
+    Raises DataError if the file is not UTF-8 text, lacks columns or has no rows, or a rating is not 1, 2 or 3.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -52,10 +52,8 @@ def pair_rows(
 ) -> tuple[list[Prediction], list[Prediction]]:
     """Returns both lists in the order of the first, so that row i of each answers the same context.
 
-    Rows pair by `id` if all have one, else by context and reference. `names` of the two are for messages.
-
-    Raises:
-      DataError: a row has no partner, an id occurs twice, or the contexts, references or emotions of a pair differ.
+    Rows pair by `id` if all have one, else by context and reference. `names` of the two are for messages. Raises
+    DataError if a row has no partner, an id occurs twice, or the contexts, references or emotions of a pair differ.
     """
     by_id = all(row.id for row in rows_a) and all(row.id for row in rows_b)
     (a, keyed_a), (b, keyed_b) = (

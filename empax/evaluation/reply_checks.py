@@ -121,10 +121,7 @@ _SORRY = re.compile(
 def contradictions(rows: Sequence[Prediction]) -> list[Check]:
     """Checks that few replies are glad about negative emotions or sorry about positive ones: at most a third."""
     checks = []
-    for emotions, tone, of, pattern in (
-        (NEGATIVE, "glad", "negative", _GLAD),
-        (POSITIVE, "sorry", "positive", _SORRY),
-    ):
+    for emotions, tone, of, pattern in ((NEGATIVE, "glad", "negative", _GLAD), (POSITIVE, "sorry", "positive", _SORRY)):
         replies = [_plain(row.response) for row in rows if row.emotion in emotions and row.response.strip()]
         if len(replies) >= MIN_ROWS:
             wrong = sum(bool(pattern.search(reply)) for reply in replies)

@@ -51,14 +51,8 @@ def gold_ranks(
     Keys with the text of the gold response, or from the context's own dialogue, are ignored. Half of the keys with the
     gold response's score come before it (of one: none), so an encoder that gives all texts one vector finds nothing.
 
-    Args:
-      queries: vectors of contexts; all three may be sparse, like those of `bm25_vectors`.
-      gold: vectors of their gold responses.
-      keys: vectors of the other responses.
-      gold_texts: text number of each gold response; equal texts have equal numbers.
-      key_texts: text numbers of the keys.
-      groups: dialogue number of each context.
-      key_groups: dialogue numbers of the keys.
+    The vectors are of contexts, their gold responses, and other responses; all may be sparse (`bm25_vectors`). Equal
+    texts have equal numbers (`text_numbers`); groups are numbers of dialogues.
     """
     ranks = np.ones(len(groups), np.int64)
     for start in range(0, len(groups), _BLOCK):
@@ -88,12 +82,8 @@ def bm25_vectors(
     with n_w the count of a word in a text, and d_w the number of the N responses that contain it. Source: Robertson and
     Zaragoza 2009, Sec. 3.4, with an inverse document frequency that is never negative (Lucene's).
 
-    Args:
-      contexts: Q texts.
-      gold: their responses; they count among the N, so that both have the same document frequencies.
-      keys: the other responses.
-      k1: saturation of the term frequency.
-      b: length normalisation, from 0 to 1.
+    The N responses are the contexts' own (`gold`) and the others (`keys`), so that both have the same document
+    frequencies.
     """
     counted = word_counts([lower_tokens(text) for text in (*contexts, *gold, *keys)])
     queries, said = counted[: len(contexts)], counted[len(contexts) :]
@@ -131,13 +121,8 @@ def exemplar_statistics(
 
     Source: LEMPEx, Table 3 (words, emotions) and Sec. 6 (2) (overlap), both described there and not measured.
 
-    Args:
-      found: indices of the retrieved responses, best first; -1 = none.
-      texts: texts of the responses.
-      emotions: emotions of the responses; -1 = unknown.
-      wanted: emotions of the contexts; -1 = unknown.
-      dialogues: dialogue number of each context.
-      turns: number of turns of each context.
+    `found` are indices of the retrieved responses, best first; -1 = none. `texts` and `emotions` are those of the N
+    responses, `wanted` emotions, `dialogues` and numbers of `turns` those of the Q contexts; emotion -1 = unknown.
     """
     statistics: dict[str, Statistic] = {}
     there, rows = found >= 0, np.maximum(found, 0)

@@ -39,13 +39,10 @@ def read_predictions(
     `emotion_prediction`, `attributes`, `exemplars`, `notes`; null means unknown. Other keys go into `notes`: `nll`
     (nats, including the end token) with `num_tokens` gives perplexities, `intent` with `intent_prediction` an accuracy.
 
-    Args:
-      path: the file; one whose name ends in .gz is gzipped.
-      corpus: instances by id. They supply `context`, `reference` and `emotion` of lines that have only an `id` instead,
-        and missing fields of exemplars with an `id`: `released` leaves them out.
+    The instances of a `corpus` by id supply `context`, `reference` and `emotion` of lines that have only an `id`, and
+    missing fields of exemplars with an `id`: `released` leaves them out.
 
-    Raises:
-      DataError: the file does not exist, has another encoding, or is damaged (gzip).
+    Raises DataError if the file does not exist, has another encoding, or is damaged (gzip).
     """
     rows, bad = [], []
     for number, raw in raw_lines(path):
@@ -65,8 +62,7 @@ def read_all(
 ) -> list[Prediction]:
     """Reads predictions as `read_predictions` does, all of them.
 
-    Raises:
-      DataError: as there, or a line is bad; the message names the first one and ends in `remedy`.
+    Raises DataError as there, or if a line is bad; the message names the first one and ends in `remedy`.
     """
     rows, bad = read_predictions(path, corpus)
     if bad:
@@ -119,8 +115,7 @@ def _completed_exemplar(exemplar: Any, corpus: Mapping[str, Instance]) -> Any:
 def to_prediction(value: Any) -> Prediction:
     """Converts a JSON object to a `Prediction`.
 
-    Raises:
-      DataError: the value is not an object, or a field is missing or of the wrong type.
+    Raises DataError if the value is not an object, or a field is missing or of the wrong type.
     """
     if not isinstance(value, dict):
         raise DataError(f"must be a JSON object, not a {type(value).__name__}")

@@ -135,11 +135,8 @@ def score(rows: Sequence[Prediction], *, settings: ScoringSettings | None = None
 
     A metric without inputs is absent. A metric whose inputs only some rows have uses those rows; `counts` gives their
     number. Empty responses are scored (they match nothing) and counted. The order of rows affects only the resamples,
-    and which n-grams `of_10000` samples.
-
-    Raises:
-      DataError: there are no rows, or a likelihood is not a number.
-      ConfigError: a user metric fails.
+    and which n-grams `of_10000` samples. Raises DataError if there are no rows, or a likelihood is not a number, and
+    ConfigError if a user metric fails.
     """
     if not rows:
         raise DataError("there are no predictions to score.")
@@ -192,8 +189,7 @@ def is_own(name: str) -> bool:
 def try_own(names: Sequence[str], rows: Sequence[Prediction]) -> None:
     """Tests user metrics on a few rows, except those that need fields which `rows` lack.
 
-    Raises:
-      ConfigError: a function fails, or does not return one number per row.
+    Raises ConfigError if a function fails, or does not return one number per row.
     """
     for name in names:
         if can_be_tried(load_function(name, "metric"), rows):

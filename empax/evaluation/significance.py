@@ -40,18 +40,12 @@ def confidence_intervals(
     Source: Efron and Tibshirani 1993, Sec. 13.3 (percentiles of the bootstrap); Hesterberg 2015, Sec. 5.3 (percentiles
     further out with few dialogues, see `tails`); Davison and Hinkley 1997, Sec. 3.8 (resampling of whole clusters).
 
-    Args:
-      statistics: statistics by name, all over N rows.
-      dialogues: dialogue number of each row, from 0 without gaps; None = every row is a separate dialogue.
-      samples: bootstrap resamples, at least 1; the partitions are a tenth of them, at least 40.
-      seed: seed of both.
-
-    Raises:
-      ValueError: `samples` < 1, there are no rows, or the statistics have different numbers of rows.
+    `dialogues` has the dialogue number of each row, from 0 without gaps; None = every row is a separate dialogue. There
+    are `samples` bootstrap resamples, at least 1, and a tenth as many partitions, at least 40.
     """
     if not statistics:
         return {}
-    return _intervals(statistics, _check_groups(statistics, dialogues, samples), samples, seed)[0]
+    return _intervals(statistics, _groups(statistics, dialogues), samples, seed)[0]
 
 
 def _intervals(
@@ -75,20 +69,8 @@ def _intervals(
     return intervals, resampled
 
 
-def _check_groups(
-    statistics: Mapping[Name, Statistic], dialogues: Int[np.ndarray, " N"] | None, samples: int
-) -> Int[np.ndarray, " N"]:
-    sizes = {statistic.num_rows for statistic in statistics.values()}
-    if len(sizes) > 1:
-        raise ValueError(f"statistics must be over the same rows; found {sorted(sizes)} rows.")
-    (num_rows,) = sizes
-    if samples < 1 or num_rows < 1:
-        raise ValueError(f"at least one sample and one row are needed, got {samples} and {num_rows}.")
-    if dialogues is None:
-        return np.arange(num_rows)
-    if len(dialogues) != num_rows:
-        raise ValueError(f"{len(dialogues)} dialogue numbers for {num_rows} rows.")
-    return dialogues
+def _groups(statistics: Mapping[Name, Statistic], dialogues: Int[np.ndarray, " N"] | None) -> Int[np.ndarray, " N"]:
+    return np.arange(next(iter(statistics.values())).num_rows) if dialogues is None else dialogues
 
 
 def _resamples(groups: Int[np.ndarray, " N"], samples: int, seed: int) -> Iterator[Float[np.ndarray, "R N"]]:
@@ -125,11 +107,7 @@ def _percentiles(values: Float[np.ndarray, " R"], centre: float, ends: tuple[flo
 
 
 def part_interval(
-    statistic: Statistic,
-    *,
-    dialogues: Int[np.ndarray, " N"] | None = None,
-    partitions: int = 100,
-    seed: int = 0,
+    statistic: Statistic, *, dialogues: Int[np.ndarray, " N"] | None = None, partitions: int = 100, seed: int = 0
 ) -> tuple[float, float]:
     r"""Returns the 95% interval of a metric with an unknown rate of convergence, from parts without replacement.
 
@@ -146,7 +124,7 @@ def part_interval(
     t-interval from variances, not quantiles of the parts, which are biased for metrics that depend on the number of
     rows. g is clipped to [-2, 2]. With fewer than 8 dialogues only halves are used, and g is 1.
     """
-    groups = _check_groups({"": statistic}, dialogues, partitions)
+    groups = _groups({"": statistic}, dialogues)
     num_groups = int(groups.max()) + 1
     centre = estimate(statistic)
     parts = _PARTS if num_groups >= 2 * _PARTS else 2
@@ -179,11 +157,7 @@ def _values(statistic: Statistic, weights: Float[np.ndarray, "P K N"]) -> Float[
 
 
 def paired_tests(
-    both: Mapping[str, Statistic],
-    *,
-    dialogues: Int[np.ndarray, " N"] | None = None,
-    samples: int = 1000,
-    seed: int = 0,
+    both: Mapping[str, Statistic], *, dialogues: Int[np.ndarray, " N"] | None = None, samples: int = 1000, seed: int = 0
 ) -> dict[str, dict[str, float]]:
     r"""Returns an interval of the difference between two systems' metrics, and two-sided tests.
 
@@ -196,18 +170,12 @@ def paired_tests(
     with d the difference and d_r its value on resample r (Koehn 2004; Efron and Tibshirani 1993, Sec. 16.4), it is the
     level whose `tails` have the probability q: larger than q for few dialogues.
 
-    Args:
-      both: metrics of 2N rows by name: the rows of one system, then those of the other in the same order.
-      dialogues: dialogue numbers of the N rows, see `confidence_intervals`.
-      samples: resamples and swaps R, at least 1.
-      seed: seed of both.
+    Each metric in `both` is of 2N rows: those of one system, then those of the other in the same order. `dialogues` are
+    of the N rows, see `confidence_intervals`. `samples` is the number R of resamples and of swaps, at least 1.
 
     Returns:
       By name `difference` (first - second), its 95% interval `low`, `high`, `p_value`, and for smooth metrics
       `p_bootstrap`.
-
-    Raises:
-      ValueError: `samples` < 1, there are no rows, or the metrics have different numbers of rows.
     """
     if not both:
         return {}
@@ -216,7 +184,7 @@ def paired_tests(
     sides = {name: (found.take(first), found.take(second)) for name, found in both.items()}
     differences = {name: DifferenceStatistic(*pair) for name, pair in sides.items()}
     swapped = approximate_randomisation(both, dialogues=dialogues, samples=samples, seed=seed)
-    groups = _check_groups(differences, dialogues, samples)
+    groups = _groups(differences, dialogues)
     intervals, resampled = _intervals(differences, groups, samples, seed)
     num_groups = int(groups.max()) + 1
     found: dict[str, dict[str, float]] = {}
@@ -245,11 +213,7 @@ def _count_reaching(values: Float[np.ndarray, " R"], first: float, second: float
 
 
 def approximate_randomisation(
-    both: Mapping[str, Statistic],
-    *,
-    dialogues: Int[np.ndarray, " N"] | None = None,
-    samples: int = 1000,
-    seed: int = 0,
+    both: Mapping[str, Statistic], *, dialogues: Int[np.ndarray, " N"] | None = None, samples: int = 1000, seed: int = 0
 ) -> dict[str, float]:
     r"""Returns two-sided tests of whether two systems differ, by random swaps of their outputs per dialogue.
 
@@ -258,7 +222,7 @@ def approximate_randomisation(
     with d the difference of the metric and d_r its value after swap r. Exact for every metric, of sums or of distinct
     things, if the systems do not differ. Source: Riezler and Maxwell 2005.
 
-    Arguments and errors are as in `paired_tests`; the outputs of one dialogue are swapped together.
+    Arguments are as in `paired_tests`; the outputs of one dialogue are swapped together.
 
     Returns:
       By name the p-value, at least 1 / (R + 1), and at least that of all swaps of G dialogues, 2 ^ (1 - G).
@@ -266,7 +230,7 @@ def approximate_randomisation(
     if not both:
         return {}
     num_pairs = next(iter(both.values())).num_rows // 2
-    groups = _check_groups(both, None if dialogues is None else np.tile(dialogues, 2), samples)[:num_pairs]
+    groups = np.arange(num_pairs) if dialogues is None else dialogues
     num_groups = int(groups.max()) + 1
     observed = {name: np.ravel(_sides(statistic, np.ones((1, num_pairs)))) for name, statistic in both.items()}
     extreme = dict.fromkeys(both, 0)
@@ -302,10 +266,8 @@ def mean_interval(values: Sequence[float]) -> dict[str, float]:
     """Returns `mean`, `std` (of the sample, n - 1) and the mean's 95% t-interval `low`, `high`.
 
     Over the runs of one recipe with several seeds, it measures the variation between seeds, not between test sets, as
-    the bootstrap over rows does. It assumes approximately normal values; for percentages it may leave [0, 100].
-
-    Raises:
-      ValueError: there are fewer than two values.
+    the bootstrap over rows does. It assumes approximately normal values; for percentages it may leave [0, 100]. Raises
+    ValueError if there are fewer than two values.
     """
     if len(values) < 2:
         raise ValueError(f"an interval of a mean needs at least two values, got {len(values)}.")

@@ -39,9 +39,7 @@ class SumStatistic:
     """A smooth function of column sums: corpus BLEU, perplexity, accuracy, F1."""
 
     def __init__(
-        self,
-        sums: Float[np.ndarray, "N C"],
-        combine: Callable[[Float[np.ndarray, "R C"]], Float[np.ndarray, " R"]],
+        self, sums: Float[np.ndarray, "N C"], combine: Callable[[Float[np.ndarray, "R C"]], Float[np.ndarray, " R"]]
     ):
         self.num_rows = len(sums)
         self.bounds: tuple[float, float] | None = None
@@ -59,10 +57,6 @@ class DifferenceStatistic:
     """One system's metric minus another's over N paired rows."""
 
     def __init__(self, first: Statistic, second: Statistic):
-        if first.num_rows != second.num_rows:
-            raise ValueError(
-                f"{first.num_rows} and {second.num_rows} rows; both sides must have the same number of rows."
-            )
         self.num_rows = first.num_rows
         self.bounds: tuple[float, float] | None = None if first.bounds is None else (-np.inf, np.inf)
         self._sides = first, second
@@ -146,10 +140,8 @@ class DistinctStatistic:
     def sample(self, count: int, *, seed: int = 0) -> DistinctStatistic:
         """Returns the statistic of `count` items, sampled without replacement (rarefaction).
 
-        Distinct-n falls as texts get longer, regardless of their content. At an equal count it does not.
-
-        Raises:
-          ValueError: there are fewer items.
+        Distinct-n falls as texts get longer, regardless of their content. At an equal count it does not. Raises
+        ValueError if there are fewer items.
         """
         if count > self.num_items:
             raise ValueError(f"{count} items are wanted, but there are only {self.num_items}.")

@@ -26,11 +26,7 @@ BESIDE = ("own", "none")
 
 
 def score_swaps(
-    lines: Sequence[Mapping[str, Any]],
-    references: Mapping[str, Prediction],
-    *,
-    samples: int = 1000,
-    seed: int = 0,
+    lines: Sequence[Mapping[str, Any]], references: Mapping[str, Prediction], *, samples: int = 1000, seed: int = 0
 ) -> dict[str, Any]:
     """Returns the table of the lines of a swaps.jsonl.gz, with 95% intervals over dialogues; differences are paired.
 
@@ -43,8 +39,7 @@ def score_swaps(
       and `minus_none` the differences of all these. `replies`: `rows`, `bigrams` (the number behind each Distinct-2)
       and `given`, with `bleu_2_precision`, `distinct_2`, `words`, `questions`, and `minus_own`; empty without replies.
 
-    Raises:
-      DataError: the rows differ between kinds of exemplars, or `references` lacks one.
+    Raises DataError if the rows differ between kinds of exemplars, or `references` lacks one.
     """
     by_given: dict[str, dict[str, Mapping[str, Any]]] = {}
     for line in lines:

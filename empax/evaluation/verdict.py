@@ -30,10 +30,8 @@ _NLL_NOTES = ("nll", "nll_of_other_exemplars", "num_tokens")
 def verdict(rows: Sequence[Prediction], *, retrieves: bool = False) -> dict[str, Any]:
     """Checks the predictions as a whole.
 
-    Args:
-      rows: predictions, at least one. The notes `nll_of_other_exemplars`, `nll` and `num_tokens` show the effect
-        of exemplars.
-      retrieves: whether every row should have exemplars.
+    There is at least one; if the system `retrieves`, each should have exemplars. The notes `nll_of_other_exemplars`,
+    `nll` and `num_tokens` show their effect.
 
     Returns:
       `degenerate`, `line` (one sentence for the top of a report) and `checks` (each `name`, `ok`, `found`).
@@ -72,9 +70,7 @@ def _equal(rows: Sequence[Prediction]) -> list[Check]:
     return [
         Check("equal replies", most <= _MAX_ONE_REPLY * total, found),
         Check(
-            "distinct replies",
-            len(said) >= _MIN_DISTINCT * total,
-            f"{share(len(said), total)} replies are distinct",
+            "distinct replies", len(said) >= _MIN_DISTINCT * total, f"{share(len(said), total)} replies are distinct"
         ),
     ]
 

@@ -331,7 +331,6 @@ def _beyond(about: Exported, settings: Mapping[str, Any]) -> str:
     if about.what == "generator" and decoding.get("rerank"):
         chosen = {
             "consensus": "the one that the others agree with most",
-            "likelihood": "the likeliest",
             "similarity": "a likely one whose encoding is near that of the context",
             "random": "one of them at random",
         }[decoding["rerank"]]

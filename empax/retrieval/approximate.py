@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+from typing import TypeAlias
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from empax.core.types import Retrieved
-from empax.retrieval.exact import ExactIndex, ExactInParts, blocks, check_search, largest_group
+from empax.retrieval.exact import ExactIndex, ExactInParts, Groups, Queries, blocks, check_search, largest_group
+
+Found: TypeAlias = tuple[Int[np.ndarray, "Q K"], Float[np.ndarray, "Q K"]]
+"""Ids and scores of at most k rows of other groups, best first; where there are fewer, -1 and -inf."""
 
 
 class ApproximateIndex:
@@ -30,22 +34,14 @@ class ApproximateIndex:
         """Exact search of the same rows."""
         raise NotImplementedError
 
-    def best(
-        self, queries: Float[np.ndarray, "Q D"], groups: Int[np.ndarray, " Q"], k: int
-    ) -> tuple[Int[np.ndarray, "Q K"], Float[np.ndarray, "Q K"]]:
-        """Returns ids and scores of at most k rows of other groups, best first; where there are fewer, -1 and -inf."""
+    def best(self, queries: Float[np.ndarray, "Q D"], groups: Groups, k: int) -> Found:
+        """Finds rows in one block of queries."""
         raise NotImplementedError
 
-    def search(
-        self,
-        queries: Float[np.ndarray | Array, "Q D"],
-        k: int,
-        *,
-        query_groups: Int[np.ndarray, " Q"] | None = None,
-    ) -> Retrieved:
+    def search(self, queries: Queries, k: int, *, query_groups: Groups | None = None) -> Retrieved:
         """Searches like `ExactIndex.search`, but may miss rows."""
         queries = np.asarray(queries, np.float32)
-        groups = check_search(queries, k, query_groups, dim=self.dim, has_groups=self.has_groups)
+        groups = check_search(queries, query_groups, has_groups=self.has_groups)
         ids = np.full((len(queries), k), -1, np.int32)
         scores = np.full((len(queries), k), -np.inf, np.float32)
         for start, stop, _ in blocks(len(queries)):

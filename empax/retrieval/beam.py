@@ -26,13 +26,7 @@ MakeEncoder = Callable[[], InstanceEncoder]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Lines of a file.
-
-    Attributes:
-      number: index of the part, from 0.
-      offset: bytes before the first line.
-      rows: number of lines.
-    """
+    """Lines of a file: the number of the part, from 0, the bytes before its first line, and its number of lines."""
 
     number: int
     offset: int
@@ -81,10 +75,8 @@ def embed_file(
     Parts that already exist in `folder` are kept, so a failed pipeline continues where it stopped.
 
     The file has one instance per line, as written by the stage "prepare"; each encoder and file needs a separate
-    `folder`. `options` are Beam's, ("--runner=FlinkRunner", ...); none = the direct runner, in this process.
-
-    Raises:
-      DataError: if the file is empty, or a part's vectors have the wrong shape.
+    `folder`. `options` are Beam's, ("--runner=FlinkRunner", ...); none = the direct runner, in this process. Raises
+    DataError if the file is empty, or a part's vectors have the wrong shape.
     """
     result, parts = folder / "embeddings.npy", parts_of(path, rows_per_part)
     if not parts:

@@ -19,6 +19,7 @@ from empax.core.files import hash_json
 from empax.core.progress import Progress
 from empax.core.settings import cache_dir
 from empax.core.types import Instance, Params
+from empax.data.features import pad
 
 log = logging.getLogger("empax")
 
@@ -90,26 +91,15 @@ def embed(
     embedding depends on its own text alone: other rows and padding change only the rounding of matrix products with
     other shapes (about 1e-6).
 
-    Args:
-      apply: the encoder; jitted here. Pass the same function each time, not a new lambda, to reuse its compiled code.
-      params: parameters of the encoder.
-      token_ids: N texts with their special tokens, each of 1 to `max(buckets)` tokens. The caller truncates, since only
-        the caller knows which end matters.
-      pad_id: padding token; masked.
-      tokens_per_batch: padded tokens in one batch, which bounds memory; None = 32,768, on a CPU 1,024.
-      buckets: allowed padded lengths.
-      mesh: shards the rows of a batch over its axis "data"; None = the default device.
-      progress: see `core.progress`; None = no progress is shown. 10,000 texts or more are also announced in the log.
+    `apply` is jitted here: pass the same function each time, not a new lambda, to reuse its compiled code. `token_ids`
+    are texts with their special tokens; the caller truncates them, since only the caller knows which end matters.
+    `tokens_per_batch` (padded) bounds memory; None = 32,768, on a CPU 1,024. `mesh` shards the rows of a batch over its
+    axis "data"; None = the default device. With `progress` (see `core.progress`), 10,000 texts or more are also
+    announced in the log.
 
-    Returns:
-      float32, one row per text.
-
-    Raises:
-      ValueError: if a text is empty or longer than `max(buckets)`, no bucket is given, or `tokens_per_batch` < 1.
+    Raises ValueError if a text is empty or longer than `max(buckets)`.
     """
     worth = economy(tokens_per_batch)
-    if not buckets or worth.tokens_per_batch < 1:
-        raise ValueError(f"buckets = {tuple(buckets)}, tokens_per_batch = {tokens_per_batch}: both must be positive.")
     lengths = np.array([len(ids) for ids in token_ids], np.int64)
     ordered = np.array(sorted(buckets))
     _check_lengths(lengths, int(ordered[-1]))
@@ -196,11 +186,7 @@ def _fewer(padded: Int[np.ndarray, " N"], worth: Economy) -> Int[np.ndarray, " N
 def _pad(
     texts: Sequence[Sequence[int]], length: int, height: int, pad_id: int
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
-    ids = np.full((height, length), pad_id, np.int32)
-    mask = np.zeros((height, length), np.bool_)
-    for row, text in enumerate(texts):
-        ids[row, : len(text)] = text
-        mask[row, : len(text)] = True
+    ids, mask = pad([*texts, *[()] * (height - len(texts))], length, pad_id)
     # A filler row is a text of one padding token: the mean over no tokens would be 0 / 0.
     mask[len(texts) :, 0] = True
     return ids, mask
@@ -232,17 +218,11 @@ def embedders(model: Embedder) -> tuple[Encoder, Encoder]:
 
 @dataclasses.dataclass(frozen=True)
 class CorpusEncoder:
-    """The encoder of index stages, evaluation and chat.
+    """The encoder of index stages, evaluation and chat, with one tower or two.
 
-    Attributes:
-      model: one tower or two.
-      params: parameters of `model`.
-      pad_id: padding token.
-      query_text: token ids of contexts, without any response.
-      key_text: token ids of exemplars.
-      hash: hash of parameters and settings; an index with another hash is refused.
-      buckets: lengths in tokens to pad to; a single one compiles only once, for callers that embed single texts.
-      complete_keys: extends the vectors of exemplars by other properties; None = no extension.
+    `query_text` returns the token ids of contexts, without any response, `key_text` those of exemplars, whose vectors
+    `complete_keys` extends by other properties. An index with another `hash`, of parameters and settings, is refused.
+    Texts are padded to one of `buckets`; a single one compiles only once, for callers that embed single texts.
     """
 
     model: Embedder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,11 @@ from empax.core.types import Retrieved
 
 NO_GROUP = -1
 """Group of a row or query without a group: such a row is never excluded, such a query excludes no rows."""
+
+Queries: TypeAlias = Float[np.ndarray | Array, "Q D"]
+Groups: TypeAlias = Int[np.ndarray, " Q"]
+RowGroups: TypeAlias = Int[np.ndarray, " N"]
+"""Groups of queries and of rows, >= 0 or NO_GROUP; None in place of all = no exclusion."""
 
 _QUERY_BLOCKS = (1, 8, 64, 256)
 
@@ -37,16 +42,13 @@ class ExactIndex:
       groups: one number >= 0 per row (the dialogue it comes from), or NO_GROUP; None = no exclusion.
       mesh: shards the rows over its axis "data"; each device searches its own rows. None = one device.
       chunk_rows: rows scored at a time on one device for 256 queries; None = chosen by its memory.
-
-    Raises:
-      ValueError: if there are no rows, or `groups` has another length.
     """
 
     def __init__(
         self,
         embeddings: Float[np.ndarray, "N D"],
         *,
-        groups: Int[np.ndarray, " N"] | None = None,
+        groups: RowGroups | None = None,
         mesh: Mesh | None = None,
         chunk_rows: int | None = None,
     ):
@@ -54,11 +56,7 @@ class ExactIndex:
         self.num_rows, self.dim = embeddings.shape
         self.has_groups = groups is not None
         self._mesh = Mesh(np.array(jax.local_devices()[:1]), ("data",)) if mesh is None else mesh
-        if self.num_rows < 1 or chunk_rows < 1:
-            raise ValueError(f"{self.num_rows} rows, chunk_rows = {chunk_rows}: both must be at least 1.")
         row_groups = np.full(self.num_rows, NO_GROUP, np.int32) if groups is None else groups.astype(np.int32)
-        if row_groups.shape != (self.num_rows,):
-            raise ValueError(f"groups of shape {row_groups.shape}; it must be ({self.num_rows},), one per row.")
         shards = self._mesh.shape["data"]
         per_shard = -(-self.num_rows // shards)
         self._chunks = -(-per_shard // chunk_rows)
@@ -82,26 +80,15 @@ class ExactIndex:
         sharding = NamedSharding(self._mesh, PartitionSpec("data"))
         return jax.make_array_from_callback((padded, *values.shape[1:]), sharding, part)
 
-    def search(
-        self,
-        queries: Float[np.ndarray | Array, "Q D"],
-        k: int,
-        *,
-        query_groups: Int[np.ndarray, " Q"] | None = None,
-    ) -> Retrieved:
+    def search(self, queries: Queries, k: int, *, query_groups: Groups | None = None) -> Retrieved:
         """Finds the k best rows of each query, best first; of equal scores the lower id first.
 
-        Args:
-          queries: float32.
-          k: at least 1; if there are fewer rows, the rest has id -1, score -inf.
-          query_groups: rows of a query's own group are never returned; NO_GROUP excludes nothing.
-
-        Raises:
-          ValueError: if k < 1, or the queries have another dimension than the index, or the groups do not match.
-          DataError: if a query is not finite.
+        Rows of a query's own group are never returned. If there are fewer than k, the rest has id -1, score -inf.
+        Raises ValueError if the index was built without groups, but the queries have some, and DataError if a query is
+        not finite.
         """
         queries = np.ascontiguousarray(queries, np.float32)
-        query_groups = check_search(queries, k, query_groups, dim=self.dim, has_groups=self.has_groups)
+        query_groups = check_search(queries, query_groups, has_groups=self.has_groups)
         found = []
         for start, stop, block in blocks(len(queries)):
             # One array each way, as bits: each transfer takes a tenth of a millisecond on the host.
@@ -147,20 +134,14 @@ class ExactInParts:
         self,
         embeddings: Float[np.ndarray, "N D"],
         *,
-        groups: Int[np.ndarray, " N"] | None = None,
+        groups: RowGroups | None = None,
         mesh: Mesh | None = None,
         part_rows: int = 262_144,
     ):
         self.num_rows = len(embeddings)
         self._embeddings, self._groups, self._mesh, self._part_rows = embeddings, groups, mesh, part_rows
 
-    def search(
-        self,
-        queries: Float[np.ndarray | Array, "Q D"],
-        k: int,
-        *,
-        query_groups: Int[np.ndarray, " Q"] | None = None,
-    ) -> Retrieved:
+    def search(self, queries: Queries, k: int, *, query_groups: Groups | None = None) -> Retrieved:
         """See `ExactIndex.search`."""
         ids, scores = np.full((len(queries), 0), -1, np.int32), np.zeros((len(queries), 0), np.float32)
         for start in range(0, self.num_rows, self._part_rows):
@@ -175,24 +156,14 @@ class ExactInParts:
         return Retrieved(ids=ids, scores=scores)
 
 
-def largest_group(groups: Int[np.ndarray, " N"] | None) -> int:
+def largest_group(groups: RowGroups | None) -> int:
     """Returns the size of the largest group, the most candidates that a query's own group can displace."""
     members = np.zeros(0, np.int64) if groups is None else groups[groups > NO_GROUP]
     return int(np.unique(members, return_counts=True)[1].max()) if len(members) else 0
 
 
-def check_search(
-    queries: np.ndarray, k: int, query_groups: np.ndarray | None, *, dim: int, has_groups: bool
-) -> Int[np.ndarray, " Q"]:
-    """Checks the arguments of a search; returns the groups, NO_GROUP where there are none.
-
-    Raises:
-      ValueError, DataError: as in `ExactIndex.search`.
-    """
-    if queries.ndim != 2 or queries.shape[1] != dim:
-        raise ValueError(f"Queries of shape {queries.shape}; the index holds vectors of {dim} numbers: [Q, {dim}].")
-    if k < 1:
-        raise ValueError(f"k = {k}; it must be at least 1.")
+def check_search(queries: np.ndarray, query_groups: np.ndarray | None, *, has_groups: bool) -> Groups:
+    """Checks queries and groups as `ExactIndex.search` says; returns the groups, NO_GROUP where there are none."""
     if len(bad := np.flatnonzero(~np.isfinite(queries).all(axis=1))):
         raise DataError(
             f"{len(bad)} of {len(queries)} queries are not finite, the first is row {bad[0]}: the encoder that made "
@@ -202,8 +173,6 @@ def check_search(
         return np.full(len(queries), NO_GROUP, np.int32)
     if not has_groups:
         raise ValueError("query_groups given, but the index was built without groups; pass them when building it.")
-    if query_groups.shape != (len(queries),):
-        raise ValueError(f"query_groups of shape {query_groups.shape}; it must be ({len(queries)},), one per query.")
     return query_groups.astype(np.int32)
 
 

@@ -78,8 +78,7 @@ def _repeats(values: Int[np.ndarray, "Q N"]) -> Bool[np.ndarray, "Q N"]:
 def load_filter(folder: Path) -> ExemplarFilter | None:
     """Loads the filter of the index stage in `folder`; None if it has none.
 
-    Raises:
-      DataError: if the file is missing although it was written, or was altered.
+    Raises DataError if the file is missing although it was written, or was altered.
     """
     path = folder / _FILE
     verify(path)

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError
 from empax.core.paths import expand
-from empax.retrieval.approximate import ApproximateIndex
-from empax.retrieval.exact import NO_GROUP, ExactInParts
+from empax.retrieval.approximate import ApproximateIndex, Found
+from empax.retrieval.exact import NO_GROUP, ExactInParts, Groups, RowGroups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +45,6 @@ class MilvusSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self, "insert_rows", least=1)
-        if not self.collection.isidentifier():
-            raise ValueError(f"collection = {self.collection!r}; it must be a word of letters, digits and underscores.")
 
 
 class MilvusIndex(ApproximateIndex):
@@ -54,10 +52,8 @@ class MilvusIndex(ApproximateIndex):
 
     While it is filled, the collection has a temporary name, nine characters longer; one left incomplete may be dropped.
     Rows may be memory-mapped: they are sent in parts. The digest in the name is of the rows, their groups (as for
-    ExactIndex) and `encoder_hash`. `mesh`: devices of `exact`.
-
-    Raises:
-      ConfigError: if pymilvus is not installed, or the server cannot be reached or refuses the settings.
+    ExactIndex) and `encoder_hash`. `mesh`: devices of `exact`. Raises ConfigError if pymilvus is not installed, or the
+    server cannot be reached or refuses the settings.
     """
 
     def __init__(
@@ -66,7 +62,7 @@ class MilvusIndex(ApproximateIndex):
         settings: MilvusSettings,
         *,
         encoder_hash: str,
-        groups: Int[np.ndarray, " N"] | None = None,
+        groups: RowGroups | None = None,
         mesh: Mesh | None = None,
     ):
         super().__init__(embeddings, groups, mesh)
@@ -83,9 +79,7 @@ class MilvusIndex(ApproximateIndex):
         """Exact search of the same rows, with only a part of them on the devices at a time."""
         return ExactInParts(self._embeddings, groups=self._groups, mesh=self._mesh)
 
-    def best(
-        self, queries: Float[np.ndarray, "Q D"], groups: Int[np.ndarray, " Q"], k: int
-    ) -> tuple[Int[np.ndarray, "Q K"], Float[np.ndarray, "Q K"]]:
+    def best(self, queries: Float[np.ndarray, "Q D"], groups: Groups, k: int) -> Found:
         """Asks Milvus; raises DataError if it fails to answer."""
         ids, scores = np.full((len(queries), k), -1, np.int32), np.full((len(queries), k), -np.inf, np.float32)
         for row, hits in enumerate(self._found(queries, min(self.num_rows, k + self._largest_group))):

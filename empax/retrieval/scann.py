@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import DataError
 from empax.core.manifest import remedy
-from empax.retrieval.approximate import ApproximateIndex
-from empax.retrieval.exact import NO_GROUP, ExactIndex
+from empax.retrieval.approximate import ApproximateIndex, Found
+from empax.retrieval.exact import NO_GROUP, ExactIndex, Groups, RowGroups
 
 BRUTE_FORCE_BELOW = 1_000
 """With fewer rows, ScaNN searches all of them: too few to train a tree, and too few to need one."""
@@ -97,11 +97,8 @@ class ScannIndex(ApproximateIndex):
     codes, bit for bit.
 
     Embeddings and groups are as for ExactIndex, `mesh` is for the exact index. `folder` holds the output of `save` for
-    these embeddings and settings; None = train.
-
-    Raises:
-      ConfigError: if ScaNN is not installed, or the tree has more leaves than there are rows.
-      DataError: if `folder` holds no usable searcher.
+    these embeddings and settings; None = train. Raises ConfigError if ScaNN is not installed, or the tree has more
+    leaves than there are rows, and DataError if `folder` holds no usable searcher.
     """
 
     def __init__(
@@ -109,7 +106,7 @@ class ScannIndex(ApproximateIndex):
         embeddings: Float[np.ndarray, "N D"],
         settings: ScannSettings,
         *,
-        groups: Int[np.ndarray, " N"] | None = None,
+        groups: RowGroups | None = None,
         mesh: Mesh | None = None,
         folder: Path | None = None,
     ):
@@ -132,9 +129,7 @@ class ScannIndex(ApproximateIndex):
         """Exact index of the same rows, placed on the device when first used."""
         return ExactIndex(self._embeddings, groups=self._groups, mesh=self._mesh)
 
-    def best(
-        self, queries: Float[np.ndarray, "Q D"], groups: Int[np.ndarray, " Q"], k: int
-    ) -> tuple[Int[np.ndarray, "Q K"], Float[np.ndarray, "Q K"]]:
+    def best(self, queries: Float[np.ndarray, "Q D"], groups: Groups, k: int) -> Found:
         """Scores the candidates exactly; own group and missing ones come last."""
         ids = self._candidates(queries, k)
         vectors = np.asarray(self._embeddings[ids], np.float32)  # [Q, C, D]

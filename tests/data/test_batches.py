@@ -74,18 +74,6 @@ def test_an_epoch_whose_lengths_change_within_it_holds_every_example_once():
     assert any(one.source.shape != other.source.shape for one, other in zip(rest, whole[steps // 2 :], strict=True))
 
 
-def test_plan_is_pure():
-    lengths = make_examples().lengths
-    steps = [*range(40), *reversed(range(40)), 1000, 0]
-    one, other = (BatchPlan(lengths, 8, BUCKETS, seed=5) for _ in range(2))
-    shuffled = {step: other.plan(step) for step in np.random.default_rng(0).permutation(steps).tolist()}
-    for step in steps:
-        indices, bucket = one.plan(step)
-        np.testing.assert_array_equal(indices, shuffled[step][0])
-        assert bucket == shuffled[step][1]
-    assert not np.array_equal(BatchPlan(lengths, 8, BUCKETS, seed=6).plan(0)[0], one.plan(0)[0])
-
-
 def test_bucket_is_the_smallest_that_fits():
     plan = BatchPlan(make_examples().lengths, 8, BUCKETS, seed=0)
     seen = set()
@@ -221,15 +209,9 @@ def test_bad_settings_are_refused(wrong, message):
         make_batches(make_examples(), 0, 1, **wrong)
 
 
-def test_no_examples_and_no_targets_are_refused():
+def test_no_examples_are_refused():
     with pytest.raises(ConfigError, match="no examples"):
         make_batches(SequenceExamples([], [], pad_id=PAD, max_target_tokens=4), 0, 1)
-    with pytest.raises(ValueError, match="a target is empty"):
-        SequenceExamples([[1]], [[]], pad_id=PAD, max_target_tokens=4)
-    with pytest.raises(ConfigError, match="max_target_tokens = 0 must be at least 1"):
-        SequenceExamples([[1]], [[1]], pad_id=PAD, max_target_tokens=0)
-    with pytest.raises(ValueError, match="1 sources and 2 targets"):
-        SequenceExamples([[1]], [[1], [2]], pad_id=PAD, max_target_tokens=4)
 
 
 def test_some_examples_are_drawn_in_their_order_and_stay_the_same():

@@ -53,15 +53,6 @@ def test_every_turn_answers_where_there_is_no_listener():
     assert found == [Instance("a#2", ("a1",), "a2", "sad"), Instance("a#3", ("a1", "a2"), "a3", "sad")]
 
 
-def test_blank_and_swapped_turns_name_the_dialogue():
-    blank = Dialogue("hit:1", "sad", "rain", (Utterance("speaker", "Hi"), Utterance("listener", " ")))
-    with pytest.raises(DataError, match="'hit:1': utterance 2 is blank"):
-        to_instances([blank])
-    swapped = Dialogue("hit:2", "sad", "rain", (Utterance("listener", "Hi"), Utterance("speaker", "Yes")))
-    with pytest.raises(DataError, match="'hit:2': utterance 1 is by 'listener', must be by 'speaker'"):
-        to_instances([swapped])
-
-
 def test_rows_round_trip_through_json():
     instance = Instance("a#2", ("Grüße", 'a "quote"'), "b", "sad", {"attributes": {"sentiment": "low"}})
     assert instance_from_row(json.loads(json.dumps(instance_to_row(instance)))) == instance

@@ -127,10 +127,7 @@ def test_the_other_layouts_row_by_row(layout):
     """Of instance 4, whose exemplars are 6 and 7: the context's passage and theirs, or theirs behind the context."""
     examples = exemplars(form(layout))
     batch = collated(examples, 4)
-    own = [
-        *attribute_tokens(LOW),
-        *features.render_contexts(TOKENIZER, [INSTANCES[4].context], max_tokens=12)[0],
-    ]
+    own = [*attribute_tokens(LOW), *features.render_contexts(TOKENIZER, [INSTANCES[4].context], max_tokens=12)[0]]
     speaker, listener = (TOKENIZER.token_id(token) for token in features.EXEMPLAR_TURN_TOKENS)
     rows = []
     for i in (6, 7):

@@ -48,8 +48,6 @@ def test_attribute_tokens():
     assert attribute_token("sentiment", "low") == "<sentiment:low>"
     assert len(set(features.ATTRIBUTE_TOKENS)) == len(ATTRIBUTES) * len(LEVELS) == 12
     assert set(features.ATTRIBUTE_TOKENS) < set(features.SPECIAL_TOKENS)
-    with pytest.raises(ConfigError, match="attributes are sentiment"):
-        attribute_token("sentiment", "medium")
 
 
 def test_turns_alternate_back_from_the_speaker():
@@ -154,8 +152,6 @@ def test_bert_frame():
     assert encode_for_bert(tokenizer, ["10 11 12"], 5) == [[CLS, 10, 11, 12, BERT_SEP]]
     ends = encode_for_bert(tokenizer, ["10 11 12 13 14", "20 21 22"], 5, keep="ends")
     assert ends == [[CLS, 10, 11, 14, BERT_SEP], [CLS, 20, 21, 22, BERT_SEP]]
-    with pytest.raises(ConfigError, match="'left', 'right' or 'ends'"):
-        encode_for_bert(tokenizer, ["10"], 5, keep="middle")
     assert encode_for_bert(tokenizer, ["10 11"], 3) == [[CLS, 11, BERT_SEP]]
     assert encode_for_bert(tokenizer, ["10 11"], 4, prompt="7 ") == [[CLS, 7, 11, BERT_SEP]]
     with pytest.raises(ConfigError, match="max_tokens = 3 leaves no room after a prompt of 1 tokens"):

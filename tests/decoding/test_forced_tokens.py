@@ -42,13 +42,8 @@ CASES += [
     pytest.param(*case, marks=pytest.mark.slow)
     for case in (
         ("bart", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, **FORCED)),
-        ("bart", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6)),
         ("blenderbot", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True)),
-        ("blenderbot", DecodeSettings("beam", LENGTH, num_beams=4, length_penalty=0.6)),
         ("marian", DecodeSettings("beam", LENGTH, num_beams=3, no_repeat_ngram=3, end_at_limit=True)),
-        ("t5", DecodeSettings("greedy", LENGTH)),
-        ("mt5", DecodeSettings("greedy", LENGTH, min_tokens=2)),
-        ("mt5", DecodeSettings("beam", LENGTH, num_beams=3, length_penalty=0.6)),
         ("mbart", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True)),
         ("marian", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True)),
         ("pegasus", DecodeSettings("greedy", LENGTH, no_repeat_ngram=2, end_at_limit=True)),

@@ -73,7 +73,7 @@ def test_several_texts_and_several_samples_are_not_the_same():
     assert (one.num_texts, one.settings.num_samples) == (1, 4)
     best = call(do_sample=True, num_samples=4, num_return_sequences=2)
     assert (best.num_texts, best.settings.num_samples) == (2, 4)
-    ranked = call(num_beams=4, num_return_sequences=2, rerank="likelihood")
+    ranked = call(num_beams=4, num_return_sequences=2, rerank="random")
     assert (ranked.num_texts, ranked.settings.num_return_sequences) == (2, None)
 
 
@@ -185,7 +185,7 @@ def test_what_a_run_sets_stays_where_it_can_be():
         ({"stop_strings": ["x"]}, r"stop_strings = \['x'\] would change the text", {}),
         ({"output_scores": True}, "output_scores = True asks for more than texts", {}),
         ({"rerank_length": 1.0, "num_beams": 4}, "rerank_length = 1.0 has no effect with rerank = ''; set rerank to",
-         {"rerank_length": 1.0, "num_beams": 4, "rerank": "likelihood"}),
+         {"rerank_length": 1.0, "num_beams": 4, "rerank": "consensus"}),
         ({"rerank_exemplars": 1.0, "rerank": "consensus", "num_beams": 4}, "there are no exemplars", {}),
         ({"max_new_tokens": 0}, r"max_new_tokens = 0 must", {"max_new_tokens": 1}),
         ({"max_tokens": 0, "max_length": None}, r"max_tokens = 0 must", {"max_tokens": 1}),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from empax.core.types import Generated
-from empax.decoding.rerank import Consensus, Hypotheses, Likelihood, Random, Similarity, make_reranker, rerank
+from empax.decoding.rerank import Consensus, Hypotheses, Random, Similarity, make_reranker, rerank
 from empax.decoding.sampling import Draws
 from empax.decoding.settings import DecodeSettings
 from empax.evaluation.device_metrics import token_f1, utility
@@ -27,9 +27,10 @@ def hypotheses(seed, batch=3, num=5, length=6):
     )
 
 
-def ranked(given, reranker, exemplars=None, encode=lambda ids, mask: None, contexts=None):
+def ranked(given, reranker, exemplars=None):
     mask = (given.tokens != EOS) & (given.tokens != PAD)
-    found = Hypotheses(given.tokens, mask, given.log_probs, lambda: contexts, encode, jax.random.key(7), exemplars)
+    unread = (lambda: None), (lambda ids, mask: None)
+    found = Hypotheses(given.tokens, mask, given.log_probs, *unread, jax.random.key(7), exemplars)
     return rerank(given, reranker(found))
 
 
@@ -84,15 +85,6 @@ def test_a_cut_hypothesis_comes_after_all_that_have_ended():
     assert order([False, True, True, False]) == [1, 2, 0, 3]
 
 
-@pytest.mark.parametrize(("power", "order"), [(0.0, [0, 1, 2]), (1.0, [2, 1, 0])])
-def test_likelihood_counts_whole_or_by_the_token(power, order):
-    tokens = jnp.asarray([[[2, EOS, PAD, PAD], [3, 3, EOS, PAD], [4, 4, 4, 4]]], jnp.int32)
-    given = Generated(tokens, jnp.asarray([[-1.4, -1.5, -2.4]]))
-    found = ranked(given, Likelihood(power))
-    np.testing.assert_array_equal(found.tokens[0], np.asarray(tokens[0])[order])
-    np.testing.assert_array_equal(found.log_probs[0], np.asarray(given.log_probs[0])[order])
-
-
 def said_by_first_token(vectors):
     """An encoder that looks at the first token of each text alone."""
 
@@ -124,14 +116,6 @@ def test_similarity_of_worked_numbers(likelihood, weight, expected):
     np.testing.assert_allclose(Similarity(weight, likelihood)(given)[0], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(("weight", "first"), [(0.0, 2), (0.7, 3), (1.0, 3)])
-def test_similarity_without_weight_leaves_the_order_of_the_search(weight, first):
-    given = Generated(THREE, jnp.asarray([[-2.0, -4.5, -10.0]]))
-    reranker = Similarity(weight)
-    found = ranked(given, reranker, encode=said_by_first_token(COSINES), contexts=jnp.asarray([[7.0, 0.0]]))
-    assert found.tokens[0, 0, 0] == first
-
-
 def test_random_hypotheses_of_a_row_with_its_own_key_are_those_that_it_has_alone():
     keys = jax.vmap(jax.random.key)(jnp.array([4, 5, 4]))
 
@@ -157,10 +141,10 @@ def test_a_random_hypothesis_is_each_as_often_whatever_its_likelihood():
 def test_a_config_names_the_reranker():
     settings = DecodeSettings(method="sample", num_samples=3, rerank_length=0.5, rerank_similarity=0.2)
     named = {name: make_reranker(dataclasses.replace(settings, rerank=name), utility)
-             for name in ("", "consensus", "likelihood", "random", "similarity")}  # fmt: skip
+             for name in ("", "consensus", "random", "similarity")}  # fmt: skip
     assert named == {
-        "": None, "consensus": Consensus(utility, 0.5, 0.0), "likelihood": Likelihood(0.5),
-        "random": Random(), "similarity": Similarity(0.2, "normalised"),
+        "": None, "consensus": Consensus(utility, 0.5, 0.0), "random": Random(),
+        "similarity": Similarity(0.2, "normalised"),
     }  # fmt: skip
     to_the_letter = DecodeSettings(method="beam", rerank="similarity", rerank_likelihood="probability")
     assert make_reranker(to_the_letter, utility) == Similarity(0.7, "probability")

@@ -43,10 +43,6 @@ def test_confusion_matrix_matches_scikit_learn():
     np.testing.assert_array_equal(
         empathy.confusion_matrix(gold, guess, NAMES), confusion_matrix(gold, guess, labels=list(NAMES))
     )
-    with pytest.raises(ValueError, match="'x' is not a class"):
-        empathy.confusion_matrix(["x"], ["low"], NAMES)
-    with pytest.raises(ValueError, match="2 and 1 items"):
-        empathy.confusion_matrix(["low", "low"], ["low"], NAMES)
 
 
 def test_f1_statistic_is_the_mean_over_classifiers_of_the_rows_that_count():

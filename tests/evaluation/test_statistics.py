@@ -1,7 +1,6 @@
 """Statistics that count distinct things, against counting by hand."""
 
 import numpy as np
-import pytest
 
 from empax.evaluation.statistics import CountStatistic, DistinctStatistic, take_rows
 
@@ -28,24 +27,6 @@ def test_counts_are_of_every_item_in_each_resample():
     weights = np.array([[1, 1, 1, 1, 1], [3, 0, 0, 0, 0], [0, 0, 1, 0, 2]], float)
     np.testing.assert_allclose(statistic(weights), [2 + 20 + 100, 3 + 30, 1 + 20 + 100])
     assert statistic.bounds == (0.0, np.inf)
-
-
-def repeated(items, rows, num_rows):
-    return CountStatistic(items, rows, num_rows, lambda counts: (counts > 1).sum(axis=1).astype(float), (0.0, 9.0))
-
-
-@pytest.mark.parametrize("make", [DistinctStatistic, repeated])
-def test_taken_rows_are_what_their_weights_say(make):
-    rng = np.random.default_rng(0)
-    items, rows = rng.integers(0, 12, 60), np.sort(rng.integers(0, 20, 60))
-    statistic = make(items, rows, 20)
-    for _ in range(5):
-        taken = rng.permutation(20)[:7]
-        weights = np.bincount(taken, minlength=20)[None].astype(float)
-        part = statistic.take(taken)
-        assert part.num_rows == 7
-        assert part.bounds == statistic.bounds
-        np.testing.assert_allclose(part(np.ones((1, 7))), statistic(weights))
 
 
 def test_a_row_that_is_taken_twice_comes_twice():

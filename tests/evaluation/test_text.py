@@ -94,14 +94,6 @@ def test_precision_variant_by_hand():
     assert bleu(["a b a b", "a"], ["x a b", "a"], 2, "precision") == pytest.approx(100 * (1 / 3) / 2)
 
 
-@pytest.mark.parametrize(("order", "variant"), [(0, "nltk"), (5, "nltk"), (2, "bleurt")])
-def test_bleu_refuses_what_it_does_not_know(order, variant):
-    with pytest.raises(ValueError, match=r"variant|from 1 to 4"):
-        bleu(["a"], ["a"], order, variant)
-    with pytest.raises(ValueError, match="2 hypotheses and 1 references"):
-        bleu(["a", "b"], ["a"])
-
-
 def test_distinct_variants_by_hand():
     responses = ["The cat , the cat .", "the Dog."]
     # nltk: the cat , the cat . the dog . -> 9 tokens, 5 different; bigrams 5 + 2 = 7, of which "the cat" twice
@@ -111,10 +103,6 @@ def test_distinct_variants_by_hand():
     assert distinct(responses, 1, "no_punctuation") == pytest.approx(100 * 3 / 6)
     assert distinct(responses, 1, "whitespace") == pytest.approx(100 * 6 / 8)
     assert distinct(["", "a"], 2) == 0.0
-    with pytest.raises(ValueError, match="at least 1"):
-        distinct(responses, 0)
-    with pytest.raises(ValueError, match="no variant"):
-        distinct(responses, 1, "moses")
 
 
 def test_rouge_l_matches_rouge_score():

@@ -22,9 +22,7 @@ from empax.core.config import ConfigError, to_settings
 from empax.core.files import DataError, WorkDir
 from empax.core.settings import DataSettings
 from empax.core.system import RunContext
-from empax.core.types import Dialogue, Utterance
 from empax.data import bpe, dailydialog, epitome, features, gguf, own, tokenizer_folders
-from empax.data.dialogues import to_instances
 from empax.interop import tensors
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models import bert
@@ -246,12 +244,6 @@ FILES = [
     file_case(
         "data/dailydialog.py", "turn {} is blank; remove it or the dialogue", dailydialog.load_dialogues,
         "a __eou__ __eou__\n", "a __eou__ b __eou__\n",
-    ),
-    pair(
-        "data/dialogues.py", "is blank; remove it or the dialogue",
-        lambda texts: to_instances([Dialogue("a", "", "", tuple(
-            Utterance("listener" if i % 2 else "speaker", text) for i, text in enumerate(texts)))]),
-        {"texts": ("hi", "yes", " ")}, {"texts": ("hi", "yes")},
     ),
     Case(
         "data/corpora.py", "{} = {} holds no {}; set it to {}", lambda t: epitome.find_epitome(t.tmp),

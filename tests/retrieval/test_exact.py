@@ -28,18 +28,11 @@ def check(found, expected):
     np.testing.assert_array_equal(np.asarray(found.scores), expected[1].astype(np.float32))
 
 
-@pytest.mark.parametrize("num_queries", [1, 5, 257])
+@pytest.mark.parametrize("num_queries", [0, 1, 5, 64, 257])
 @pytest.mark.parametrize("chunk_rows", [65_536, 50, 3])
 def test_equals_brute_force_however_chunked(chunk_rows, num_queries):
     rows, queries = integers(ROWS, 0), integers(num_queries, 1)
     check(ExactIndex(rows, chunk_rows=chunk_rows).search(queries, 7), brute_force(rows, queries, 7))
-
-
-@pytest.mark.parametrize("num_queries", [0, 1, 9, 64, 65])
-def test_blocks_of_queries_lose_none(monkeypatch, num_queries):
-    monkeypatch.setattr(exact, "_QUERY_BLOCKS", (1, 8))
-    rows, queries = integers(ROWS, 0), integers(num_queries, 1)
-    check(ExactIndex(rows).search(queries, 7), brute_force(rows, queries, 7))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -166,10 +159,6 @@ def test_a_second_index_of_the_same_shape_compiles_nothing():
 
 def test_refuses_what_it_cannot_do():
     index = ExactIndex(integers(3, 0))
-    with pytest.raises(ValueError, match="k = 0"):
-        index.search(integers(1, 0), 0)
-    with pytest.raises(ValueError, match=r"shape \(1, 5\); the index holds vectors of 8"):
-        index.search(np.zeros((1, 5), np.float32), 1)
     with pytest.raises(ValueError, match="built without groups"):
         index.search(integers(1, 0), 1, query_groups=np.array([0]))
     for bad in (np.nan, np.inf):
@@ -178,5 +167,3 @@ def test_refuses_what_it_cannot_do():
         for searcher in (index, ExactInParts(integers(3, 0))):
             with pytest.raises(DataError, match="1 of 3 queries are not finite, the first is row 1"):
                 searcher.search(queries, 1)
-    with pytest.raises(ValueError, match="0 rows"):
-        ExactIndex(np.zeros((0, 3), np.float32))

@@ -296,8 +296,8 @@ def test_a_table_of_pairs_is_read_by_its_columns(reader, tmp_path):
 
 
 def test_settings_of_a_run_decode_as_they_say(reader):
-    run = dataclasses.replace(reader, decoding=DecodeSettings("beam", 5, num_beams=3, rerank="likelihood"))
-    assert run.generate(TEXTS) == reader.generate(TEXTS, num_beams=3, max_tokens=5, rerank="likelihood")
+    run = dataclasses.replace(reader, decoding=DecodeSettings("beam", 5, num_beams=3, rerank="consensus"))
+    assert run.generate(TEXTS) == reader.generate(TEXTS, num_beams=3, max_tokens=5, rerank="consensus")
     assert run.generate(TEXTS, num_beams=1) == reader.generate(TEXTS, max_tokens=5)
 
 
