@@ -114,7 +114,7 @@ def check(settings: Settings, run: RunContext) -> None:
 
 def run(settings: Settings, run: RunContext) -> None:
     answerer = load_answerer(settings, run, settings.buckets)
-    options = {"batch_size": settings.batch_size, "seed": run.seed}
+    options: dict[str, Any] = {"batch_size": settings.batch_size, "seed": run.seed}
     about: dict[str, Any] = {}
     head = ""
     if not settings.corpus:
