@@ -1,4 +1,4 @@
-"""Small SVG charts as text: lines, intervals, stacked shares, heat maps.
+"""Small SVG charts as text: lines, intervals, heat maps.
 
 Colours are CSS variables of the enclosing page.
 """
@@ -130,29 +130,6 @@ def beside(
     return _svg(left + width + 20, bottom + 20, svg, f"{label}, this run compared with {', '.join(others)}")
 
 
-def share_bars(shares: Mapping[str, Mapping[str, float]]) -> str:
-    """Draws one bar for each name, divided into the shares (summing to 1) of its parts."""
-    names = list(shares)
-    parts_of = list(dict.fromkeys(part for bar in shares.values() for part in bar))
-    left, width, row = 186, 240, 26
-    svg = []
-    for i, name in enumerate(names):
-        top, start = i * row + 4, float(left)
-        svg.append(_text(name, left - 8, top + 14, anchor="end"))
-        for j, part in enumerate(parts_of):
-            share = shares[name].get(part, 0.0)
-            length = share * width
-            title = f"<title>{escape(name)}, {escape(part)}: {100 * share:.1f}%</title>"
-            svg.append(
-                f'<rect class="bar l{j % 3}" x="{start:.1f}" y="{top}" width="{length:.1f}" height="19">{title}</rect>'
-            )
-            if length > 34:
-                x = f"{start + length / 2:.1f}"
-                svg.append(_text(f"{100 * share:.0f}%", x, top + 14, kind=f"value l{j % 3}"))
-            start += length
-    return _svg(left + width + 10, len(names) * row + 6, svg, "Shares") + _legend(parts_of, "l")
-
-
 def heat_map(
     labels: Sequence[str],
     matrix: Sequence[Sequence[float]],
@@ -234,7 +211,6 @@ def _svg(width: float, height: float, parts: Sequence[str], label: str) -> str:
     )
 
 
-def _legend(names: Sequence[str], kind: str = "s") -> str:
-    count = 4 if kind == "s" else 3
-    keys = (f'<span><i class="key {kind}{i % count}"></i>{escape(name)}</span>' for i, name in enumerate(names))
+def _legend(names: Sequence[str]) -> str:
+    keys = (f'<span><i class="key s{i % 4}"></i>{escape(name)}</span>' for i, name in enumerate(names))
     return f'<div class="legend">{"".join(keys)}</div>'

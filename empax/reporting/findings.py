@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -91,22 +90,6 @@ def find_peak_memory(files: WorkDir, stages: Sequence[str]) -> dict[str, float]:
     notes = of_stages(files, stages, "DONE").values()
     held = [note["peak_memory_mb"] for note in notes if "peak_memory_mb" in note]
     return {"stages/peak_memory_mb": max(held)} if held else {}
-
-
-def attribute_shares(predictions: Sequence[Prediction]) -> dict[str, dict[str, dict[str, float]]]:
-    """Returns the frequencies of attribute levels: "contexts" or "exemplars" → attribute → level → share."""
-    sources = {
-        "contexts": [row.attributes for row in predictions],
-        "exemplars": [exemplar.get("attributes") or {} for row in predictions for exemplar in row.exemplars],
-    }
-    shares: dict[str, dict[str, dict[str, float]]] = {}
-    for whose, attributes in sources.items():
-        for name in ATTRIBUTES:
-            counts = Counter(levels[name] for levels in attributes if levels.get(name))
-            if counts:
-                order = [*LEVELS, *sorted(set(counts) - set(LEVELS))]
-                shares.setdefault(whose, {})[name] = {level: counts[level] / counts.total() for level in order}
-    return shares
 
 
 def confusions(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:

@@ -62,7 +62,7 @@ def html(report: Report) -> str:
             ),
         ),
         ("Learning curves", parts.curves(_curves(report["history"]))),
-        ("Emotion and attributes", parts.attributes(_share_bars(report["attributes"]), *_confusions(report))),
+        ("Emotion and attributes", parts.attributes(*_confusions(report))),
         ("Emotions and their intents", parts.intents(_intents(report))),
         ("Training, heard", parts.heard(report["replies"])),
         (more, parts.examples(report["examples"][REPLIES:])),
@@ -105,14 +105,6 @@ def _curves(history: Mapping[str, Any]) -> list[tuple[str, list[str], list[str]]
             drawn[folded].append(charts.line_chart(points, x_label="step", y_label=name.replace("_", " ")))
         stages.append((stage, *drawn))
     return stages
-
-
-def _share_bars(shares: Mapping[str, Any]) -> str:
-    """Returns the levels of contexts and exemplars as SVG; empty if none are known."""
-    names = dict.fromkeys(name for levels in shares.values() for name in levels)
-    bars = {f"{name.replace('_', ' ')}, {whose}": one[name] for name in names for whose, one in shares.items()
-            if name in one}  # fmt: skip
-    return charts.share_bars(bars) if bars else ""
 
 
 def _confusions(report: Report) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:

@@ -29,7 +29,7 @@ from empax.evaluation.verdict import verdict
 from empax.pipeline.evaluate import main_stage
 from empax.reporting import findings, markdown, other_corpora, page, swaps
 from empax.reporting.controls import key
-from empax.reporting.findings import attribute_shares, confusions
+from empax.reporting.findings import confusions
 from empax.reporting.peers import read_peer_sets, score_peers, why_apart
 
 Report = dict[str, Any]
@@ -214,7 +214,6 @@ def build_report(
         "replies": [dict(row) for row in replies],
         "evaluations": {name: dict(found) for name, found in (evaluations or {}).items()},
         "swaps": {name: dict(found) for name, found in (swaps or {}).items()},
-        "attributes": attribute_shares(predictions),
         "confusion": confusions(predictions),
         "notes": dict(notes),
     }

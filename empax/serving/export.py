@@ -69,7 +69,6 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         passages=found.passages,
         exemplars=found.exemplars,
         before=found.before,
-        framed=bool(found.base),
         size=count_params(found.params),
         prompted=isinstance(found.model, DecoderOnly),
         template=found.tokenizer.chat_template is not None,

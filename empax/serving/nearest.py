@@ -44,7 +44,7 @@ _LENGTHS = (16, 32, 64)
 class Example:
     """One sentence, and its section, which is a kind of danger or not.
 
-    `half` is 0 or 1; `serving.safety_rates` compares each half only with the other.
+    `half` is 0 or 1; `tools.safety_rates` compares each half only with the other.
     """
 
     text: str

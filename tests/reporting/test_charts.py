@@ -26,9 +26,6 @@ DRAWN = [
         {"a name of 15 ab": (7.5, None, None), "a name of 16 abc": (9, 8.75, 9.125), "<": (8, 7.5, None)},
         label="BLEU-2 & more",
     ),
-    charts.share_bars(
-        {"a, <contexts>": {"low": 0.125, "mid": 0.5, "high": 0.375}, "b": {"mid": 0.15, "<other>": 0.85}}
-    ),
     charts.heat_map(
         ["sad", "<proud>"], [[55, 45], [0, 0]], row_title="gold & true", column_title="guess & found", cell=52
     ),

@@ -163,8 +163,6 @@ def test_report_has_the_agreed_keys_and_survives_json(tmp_path, known):
     assert [example["id"] for example in found["examples"]] == ["d0#4", "d6#4", "d13#4", "d19#4"]
     assert [report._spread("abcd", count) for count in (0, 1, 2, 4, 5)] == [[], ["a"], ["a", "d"], [*"abcd"], [*"abcd"]]
     assert "examples" not in stored  # they quote the corpus: on the pages only
-    assert stored["attributes"]["contexts"]["emotional_reaction"] == {"low": 0.0, "mid": 0.5, "high": 0.5}
-    assert stored["attributes"]["exemplars"] == {"sentiment": {"low": 1.0, "mid": 0.0, "high": 0.0}}
     assert sum(map(sum, stored["confusion"]["emotion"]["matrix"])) == 20
     assert stored["confusion"]["emotion"]["labels"] == list(EMOTIONS)
     assert stored["confusion"]["sentiment of exemplars"]["matrix"][0] == [20, 0, 0]

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import shutil
-import typing
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +44,7 @@ METRICS = {
 TEST_SET = {"split": "test", "title": "the built-in sample, test split, 6 rows"}
 ABOUT = Exported("generator", "joint", "joint", "", 2, 10)
 CONFIG = {"system": "reg", "data": {"name": "sample"}, "run": (), "seed": 0, "reg": {"decoding": {}}}
-REPORT = {"metrics": METRICS, "data": {}, "run": {}}
+REPORT = {"metrics": METRICS, "data": {}, "run": {}, "test_set": TEST_SET}
 
 
 def initial(model, seed, *inputs):
@@ -189,14 +188,13 @@ def test_the_card_tells_what_the_report_knows(made, tmp_path):
 def test_the_head_of_a_card_has_the_metrics_of_this_model_alone():
     from huggingface_hub import ModelCard
 
-    report = {**REPORT, "test_set": TEST_SET}
-    head = ModelCard(model_card(ABOUT, CONFIG, report)).data
+    head = ModelCard(model_card(ABOUT, CONFIG, REPORT)).data
     (found,) = head.eval_results  # perplexity is no number
     assert (found.metric_type, found.metric_name, found.metric_value) == ("bleu_1", "BLEU-1", 24.1)
     assert (found.dataset_type, found.task_type, head.model_name) == ("sample", "text-generation", "REG generator")
     assert (head.license, head.tags) == ("apache-2.0", ["empathetic-dialogue", "empax"])
     for other in ({"stage": "generator"}, {"what": "retriever"}):
-        card = model_card(dataclasses.replace(ABOUT, **other), CONFIG, report)
+        card = model_card(dataclasses.replace(ABOUT, **other), CONFIG, REPORT)
         assert not ModelCard(card).data.eval_results
 
 
@@ -209,10 +207,9 @@ def test_a_card_says_over_which_rows_its_metrics_are():
     assert (found.dataset_type, found.dataset_split, found.dataset_name) == ("sample", "validation", title)
     assert f"Over {title}, decoded" in card
     assert "test split" not in card
-    for older in (REPORT, {**REPORT, "test_set": {"split": "", "title": "corpus not known, 4 rows"}}):
-        card = model_card(ABOUT, CONFIG, older)
-        assert not ModelCard(card).data.eval_results
-        assert "| BLEU-1 | 24.10 |" in card
+    card = model_card(ABOUT, CONFIG, {**REPORT, "test_set": {"split": "", "title": "corpus not known, 4 rows"}})
+    assert not ModelCard(card).data.eval_results
+    assert "| BLEU-1 | 24.10 |" in card
 
 
 @pytest.mark.parametrize(
@@ -220,15 +217,16 @@ def test_a_card_says_over_which_rows_its_metrics_are():
     [
         ({"passages": 0, "before": "Reply: "}, "A source is `Reply: <speaker> … <listener> … <speaker> …`. No end"),
         ({"passages": 0, "before": "Reply: "}, 'tokenizer("Reply: <speaker> I lost my job.", add_special_tokens=False'),
-        ({"framed": True}, 'tokenizer("<speaker> I lost my job.", return_tensors="pt")'),
+        ({"base": "a/b"}, 'tokenizer("<speaker> I lost my job.", return_tensors="pt")'),
         ({"passages": 0}, "A source is `[attributes] <speaker> … <listener> … <speaker> …`; attributes are"),
-        ({"framed": True}, "special tokens stand around every passage (`</s>` behind those of a T5). Trained as"),
+        ({"base": "a/b"}, "special tokens stand around every passage (`</s>` behind those of a T5). Trained as"),
         ({"exemplars": "apart"}, "on 3 passages: that, and each exemplar, `[attributes] <exemplar_speaker> … <exempla"),
         ({"exemplars": "response"}, "on 3 passages: that, and each exemplar, `[attributes] <exemplar_listener> …`."),
         ({"exemplars": "joined"}, "on 2 passages: that, `<sep>`, and one exemplar each, `[attributes] <speaker> … <li"),
         ({"prompted": True, "exemplars": "turns"}, "It reads 2 exemplars as earlier turns of the chat.\n"),
         ({"prompted": True}, "It was trained with 2 exemplars behind the instruction.\n"),
         ({"prompted": True, "passages": 0}, 'turns = [["system", "You talk with somebody'),
+        ({"prompted": True, "passages": 0}, "the run counted the answer alone.\n"),
         ({"prompted": True, "template": False, "passages": 0}, r"\n\nThey:\nI lost my job.\n\nYou:\n"),
         ({"prompted": True, "template": False, "plain": True, "passages": 0}, 'prompt = tokenizer("I lost my job.",'),
         ({"prompted": True, "plain": True, "passages": 0}, 'turns = [["user", "I lost my job."]]\n'),
@@ -254,6 +252,7 @@ def test_a_card_says_what_the_model_reads_and_stands_on(about, said):
     assert ("Two encoders" in card) == ("towers" in about)
     assert ("rounded" in card) == ("rounded" in about)
     assert ("BASE" in card) == ("/home" in about.get("base", ""))
+    assert ("counted the answer" in card) == ("prompted" in about and not {"template", "plain"} <= about.keys())
     assert "plain" not in about or "<speaker>" not in card
     assert about.get("template", True) or "apply_chat_template" not in card
 
@@ -287,33 +286,17 @@ def test_the_example_of_a_card_runs(options, made_names, made, tmp_path):
 
 
 def test_the_card_says_what_the_run_does_beyond_the_model():
-    def card_of(**decoding):
-        return model_card(ABOUT, {**CONFIG, "reg": {"decoding": decoding}}, None)
-
-    drawn = {"method": "sample", "num_samples": 16, "num_beams": 5}
-    card = card_of(**drawn, rerank="consensus")
-    assert "draws 16 answers and gives the one that the others agree with most; `generate` returns them all" in card
-    card = card_of(method="beam", num_beams=5, rerank="similarity")
-    assert "finds 5 answers and gives a likely one" in card
-    assert "`generate` returns the best by its score" in card
-    for name in typing.get_args(typing.get_type_hints(DecodeSettings)["rerank"]):
-        assert ("The run draws" in card_of(**drawn, rerank=name)) == bool(name)
-    other = dataclasses.replace(ABOUT, evaluated_by="config.evaluate.decoding")
-    card = model_card(other, {**CONFIG, "reg": {"decoding": {**drawn, "rerank": "consensus"}}}, None)
-    assert "evaluated with the decoding of `config.evaluate.decoding`; this folder has the system's own" in card
-    assert "The run draws" not in card
-    settings = {"emotion_share": 0.5}
-    card = model_card(dataclasses.replace(ABOUT, what="retriever"), {**CONFIG, "reg": settings}, None)
-    assert "0.5 of a score is the probability that a context has the exemplar's emotion" in card
-    counting = {**CONFIG, "reg": {"decoding": {"no_repeat_ngram": 3, "repetition_penalty": 1.2}}}
-    chat, text = {"prompted": True, "plain": True}, {"prompted": True, "plain": True, "template": False}
-    for changes, said in (({"prompted": True}, True), (chat, True), (text, False), ({}, False)):
-        card = model_card(dataclasses.replace(ABOUT, **changes), counting, None)
-        assert ("`no_repeat_ngram_size` and `repetition_penalty` counted the answer alone" in card) is said
-    for what in ("generator", "retriever"):
-        plain_card = model_card(dataclasses.replace(ABOUT, what=what), CONFIG, None)
-        assert "In the run" not in plain_card
-        assert "The run draws" not in plain_card
+    settings = {"decoding": {"num_samples": 16, "rerank": "consensus"}, "emotion_share": 0.5}
+    for changes, said in (
+        ({}, '`{"num_samples": 16, "rerank": "consensus"}`. `generate` does not re-rank.'),
+        ({"evaluated_by": "config.evaluate.decoding"}, "decoding of `config.evaluate.decoding`; this folder has the"),
+        ({"what": "retriever"}, "0.5 of a score is the probability that a context has the exemplar's emotion"),
+    ):
+        about = dataclasses.replace(ABOUT, **changes)
+        card = model_card(about, {**CONFIG, "reg": settings}, None)
+        assert said in card
+        assert ("The run chooses" in card) == (not changes)
+        assert said not in model_card(about, CONFIG, None) or "evaluated_by" in changes
 
 
 def test_the_card_of_a_run_that_another_decoder_evaluated_says_so(made, tmp_path):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import jinja2
 
 from empax.core.config import ConfigError, UserError
 from empax.core.files import WorkDir, message_of, metric_rows, read_json
@@ -85,19 +86,6 @@ class Replies:
         self.failed = ""
         self.said.append(Said(stage.name, step, tuple((row.context[-1], row.response) for row in found)))
 
-    def html(self) -> str:
-        """Returns the replies as HTML, the newest checkpoint first."""
-        parts = [f'<p class="quiet">There are no replies: {escape(self.failed)}</p>'] if self.failed else []
-        if newest := tuple(self.said)[::-1]:  # a copy: the thread may append to it
-            heads = "".join(f'<th scope="col">{escape(one.stage)}, step {one.step}</th>' for one in newest)
-            rows = [f'<tr><th scope="col">What was told</th>{heads}</tr>']
-            for i, (told, _) in enumerate(newest[0].replies):
-                said = [escape(one.replies[i][1]) for one in newest]
-                cells = "".join(f"<td>{reply or '<i>nothing</i>'}</td>" for reply in said)
-                rows.append(f'<tr><th scope="row">{escape(told)}</th>{cells}</tr>')
-            parts.append(f"<h2>Replies</h2><div class='table'><table>{''.join(rows)}</table></div>")
-        return "".join(parts)
-
 
 def check_run(workdir: Path) -> None:
     """Raises ConfigError if there is no run, finished or not."""
@@ -110,28 +98,27 @@ def watch_page(workdir: Path, replies: Replies) -> str:
     files = WorkDir(workdir)
     config, rows = read_json(files.config), [row for _, row in metric_rows(files.metrics)]
     running, stages = holder(files), list(dict.fromkeys(row["stage"] for row in rows))
-    parts = [f"<header><h1>empax <span>{escape(workdir.name)}</span></h1></header><main>"]
-    parts.append(f'<p class="quiet">{escape(running or "It is not running now.")}</p>')
     under_way = next((name for name in config["run"] if not files.done(name).exists()), "")
     progress = left(config, rows, under_way) if under_way else "It has finished; report.html in its folder says how."
-    parts += [f"<p>{escape(line)}</p>" for line in (progress, memory()) if line]
     replies.look(stages)
-    parts.append(replies.html())
-    curves = collect_curves(rows)
-    for stage in reversed(stages):
-        names = sorted(curves[stage], key=lambda name: (_SHOWN.index(name) if name in _SHOWN else len(_SHOWN), name))
-        parts.append(f"<h2>{escape(stage)}</h2><div class='charts'>")
-        for name in names:
-            if name != "seconds":
-                series = {s: [(x, y) for x, y in points] for s, points in curves[stage][name].items()}
-                parts.append(f"<figure>{line_chart(series, x_label='step', y_label=name)}</figure>")
-        parts.append("</div>")
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    head += (
-        '<meta http-equiv="refresh" content="10"><link rel="icon" href="data:,"><link rel="stylesheet" href="page.css">'
+    curves: Mapping[str, Any] = collect_curves(rows)
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("empax.serving.web", ""), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )  # fmt: skip
+    return templates.get_template("watch.html").render(
+        name=workdir.name,
+        running=running or "It is not running now.",
+        lines=(progress, memory()),
+        failed=replies.failed,
+        said=tuple(replies.said)[::-1],  # a copy: the thread may append to it
+        charts={stage: _charts(curves[stage]) for stage in reversed(stages)},
     )
-    body = "".join((*parts, "</main>"))
-    return f'<!doctype html><html lang="en"><head>{head}<title>empax</title></head><body>{body}</body></html>'
+
+
+def _charts(curves: Mapping[str, Any]) -> list[str]:
+    names = sorted(curves, key=lambda name: (_SHOWN.index(name) if name in _SHOWN else len(_SHOWN), name))
+    return [line_chart(curves[name], x_label="step", y_label=name) for name in names if name != "seconds"]
 
 
 def left(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], stage: str) -> str:

@@ -1,4 +1,4 @@
-"""Error rates of the two classifiers of messages: `python -m empax.serving.safety_rates [--safety_data=DATA]`.
+"""Error rates of the two classifiers of messages, for docs/intended-use.md: `python -m tools.safety_rates [DATA]`.
 
 Classifies each half of the examples in safety_examples.txt with a second classifier fitted, with its threshold, to the
 other half alone. With DATA, also classifies the speakers' turns of EmpatheticDialogues' test split as chat does. Prints
@@ -7,20 +7,18 @@ Markdown with 95% intervals (Wilson 1927).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
-from absl import flags
 from jaxtyping import Bool
 
-from empax.core.command import in_one_line, run_command
+from empax.core.command import in_one_line
 from empax.data import empathetic_dialogues
 from empax.evaluation.reply_checks import wilson_low
 from empax.pipeline.run import quiet_logging
 from empax.serving.nearest import Example, Nearest, load_encoder, load_nearest, read_examples
 from empax.serving.safety import in_list
-
-_DATA = flags.DEFINE_string("safety_data", "", "A folder with EmpatheticDialogues; empty = its messages are not read.")
 
 
 def by_other_half(examples: Sequence[Example]) -> Bool[np.ndarray, " N"]:
@@ -53,11 +51,12 @@ def _percent(hits: int, count: int) -> str:
 
 
 @in_one_line
-def main(argv: list[str]) -> None:
+def main(data: str = "") -> None:
+    """Prints the table; without `data` the messages of EmpatheticDialogues are not read."""
     quiet_logging()
     turns: list[str] = []
-    if _DATA.value:  # before the examples, which take longer
-        dialogues = empathetic_dialogues.load_dialogues(_DATA.value)["test"]
+    if data:  # before the examples, which take longer
+        dialogues = empathetic_dialogues.load_dialogues(data)["test"]
         turns = sorted(
             {turn.text for dialogue in dialogues for turn in dialogue.utterances if turn.speaker == "speaker"}
         )
@@ -76,4 +75,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, __name__)
+    sys.exit(main(*sys.argv[1:]))

@@ -1,12 +1,10 @@
 """The table of how often the readers are wrong."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
-from empax.serving import safety_rates
 from empax.serving.nearest import Example, read_examples
+from tools import safety_rates
 
 
 def test_each_half_is_read_by_a_reader_of_the_other(monkeypatch):
@@ -38,10 +36,9 @@ def test_misses_and_alarms_are_counted_by_kind():
 
 
 def test_a_folder_without_the_corpus_is_one_line_before_any_work(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(safety_rates, "_DATA", SimpleNamespace(value=str(tmp_path)))
     monkeypatch.setattr(safety_rates, "quiet_logging", lambda: None)
     monkeypatch.setattr(safety_rates, "read_examples", lambda: pytest.fail("the examples are classified first"))
-    assert safety_rates.main([]) == 2
+    assert safety_rates.main(str(tmp_path)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert str(tmp_path) in line
