@@ -72,21 +72,30 @@ def test_a_terminal_that_cannot_show_a_letter_shows_another():
     assert done.stdout.strip() == b"caf? ?"
 
 
-def test_a_fixed_answer_is_named_as_such_and_a_feeling_only_where_there_is_one():
-    fixed = Prediction(("x",), "Call for help.", reference="", notes={"answered_by": "before"})
-    assert chat.describe(fixed, 0.1, 3) == "empax> Call for help.\n       [a fixed answer, not the model's]"
-    plain = Prediction(("x",), "Oh.", reference="", attributes={"sentiment": "low"})
-    assert "[sentiment low]" in chat.describe(plain, 0.1, 3)
-    felt = Prediction(("x",), "Oh.", reference="", emotion_prediction="sad", attributes={"sentiment": "low"})
-    assert "[you seem sad; sentiment low]" in chat.describe(felt, 0.1, 3)
+FACT = {"head": "I won", "relation": "xReact", "tail": "happy", "words": "As a result, I feel happy."}
+INTENTS = {"intent_first": "neutral", "intent_second": "wishing", "intent_prediction": "consoling"}
 
 
-def test_reasons_and_intents_are_shown_where_there_are_any():
-    notes = {"reasons": [[1, 3, 11]], "intent_first": "neutral", "intent_second": "wishing",
-             "intent_prediction": "consoling"}  # fmt: skip
-    shown = chat.describe(Prediction(("Hi.", "My dog died."), "Oh.", reference="", notes=notes), 0.1, 3).split("\n")
-    assert "       reasons: My <em>dog died</em>." in shown
-    assert "       intents: neutral -> wishing -> consoling" in shown
+@pytest.mark.parametrize(
+    ("about", "below"),
+    [
+        ({"notes": {"answered_by": "before"}}, ["[a fixed answer, not the model's]"]),
+        ({"attributes": {"sentiment": "low"}}, ["[sentiment low]", "0.10 s"]),
+        (
+            {"attributes": {"sentiment": "low"}, "emotion_prediction": "sad"},
+            ["[you seem sad; sentiment low]", "0.10 s"],
+        ),
+        ({"notes": {"facts": [FACT]}}, ["[-]", "knows: As a result, I feel happy. (xReact)", "0.10 s"]),
+        (
+            {"notes": {"reasons": [[1, 3, 11]], **INTENTS, "facts": []}},
+            ["[-]", "reasons: My <em>dog died</em>.", "intents: neutral -> wishing -> consoling", "0.10 s"],
+        ),
+    ],
+    ids=["fixed", "attributes", "feeling", "facts", "reasons and intents"],
+)
+def test_below_a_reply_stands_what_is_known_of_it(about, below):
+    shown = chat.describe(Prediction(("Hi.", "My dog died."), "Oh.", reference="", **about), 0.1, 3)
+    assert shown == "\n       ".join(["empax> Oh.", *below])
 
 
 @pytest.mark.slow
@@ -101,27 +110,3 @@ def test_danger_gets_the_fixed_answer_and_the_conversation_goes_on(command, fini
     without = command("-m", "empax.chat", f"--workdir={finished}", "--exemplars=0", "--nosafety", input=said)
     assert ANSWER not in without.stdout
     assert without.stdout.count("empax> ") == 3
-
-
-@pytest.mark.slow
-def test_a_run_without_its_checkpoint_is_refused(command, finished, tmp_path):
-    for path in finished.iterdir():
-        if path.name != "joint":
-            (tmp_path / path.name).symlink_to(path)
-    (tmp_path / "joint").mkdir()
-    for path in (finished / "joint").iterdir():
-        if path.name != "best":
-            (tmp_path / "joint" / path.name).symlink_to(path)
-    result = command("-m", "empax.chat", f"--workdir={tmp_path}")
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
-    (error,) = (line for line in result.stderr.splitlines() if line.startswith("error: "))
-    assert f"{tmp_path / 'joint'}/best/4" in error
-    assert "--redo=joint" in error
-
-
-def test_chat_shows_the_facts_behind_a_reply():
-    fact = {"head": "I won", "relation": "xReact", "tail": "happy", "words": "As a result, I feel happy."}
-    knowing = Prediction(("I won!",), "Great!", "", notes={"facts": [fact]})
-    assert "       knows: As a result, I feel happy. (xReact)\n" in chat.describe(knowing, 0.1, 3)
-    assert "knows" not in chat.describe(Prediction(("I won!",), "Great!", "", notes={"facts": []}), 0.1, 3)

@@ -1,6 +1,5 @@
 """One console command, and a wheel with the recipes inside."""
 
-import json
 import os
 import re
 import runpy
@@ -81,9 +80,7 @@ def test_a_recipe_is_a_file_or_a_name_and_may_import_its_neighbours(tmp_path):
     assert {"reg_transformer", "reg_t5", "quickstart"} <= set(recipes())
     assert load_recipe("reg_transformer:tiny") == load_recipe(f"{ROOT}/configs/reg_transformer.py:tiny")
     (tmp_path / "shared.py").write_text("STEPS = 7\n")
-    (tmp_path / "mine.py").write_text(
-        "from . import shared\n\n\ndef get_config():\n    return {'steps': shared.STEPS}\n"
-    )
+    (tmp_path / "mine.py").write_text("from . import shared\n\ndef get_config():\n    return {'steps': shared.STEPS}\n")
     assert load_recipe(str(tmp_path / "mine.py")) == {"steps": 7}
     with pytest.raises(ConfigError, match="'reg_t5' alone names the one that comes with empax"):
         load_recipe("elsewhere/reg_t5.py:tiny")
@@ -116,25 +113,19 @@ def installed(tmp_path_factory):
     return folder
 
 
+def python(installed, *words):
+    """Python in a folder where the wheel is installed and nothing of the repository lies."""
+    environment, options = {**os.environ, "PYTHONPATH": str(installed / "site")}, {"text": True, "timeout": 900}
+    return subprocess.run([sys.executable, *words], cwd=installed, env=environment, capture_output=True, **options)
+
+
 def empax(installed, *words):
-    """The console script of the installed wheel, run in another folder."""
-    environment = {**os.environ, "PYTHONPATH": str(installed / "site")}
-    script = installed / "site" / "bin" / "empax"
-    return subprocess.run(
-        [sys.executable, str(script), *words],
-        cwd=installed,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    """The console script of the installed wheel."""
+    return python(installed, str(installed / "site" / "bin" / "empax"), *words)
 
 
 def test_an_installed_wheel_knows_its_recipes(installed):
-    assert sorted(path.name for path in (installed / "site").iterdir() if path.suffix != ".dist-info") == [
-        "bin",
-        "empax",
-    ]
+    assert {path.name for path in (installed / "site").iterdir() if path.suffix != ".dist-info"} == {"bin", "empax"}
     weights = ROOT / "weights"
     files = {path.relative_to(weights) for path in weights.rglob("*") if path.is_file()}
     inside = installed / "site" / "empax" / "weights"
@@ -142,12 +133,8 @@ def test_an_installed_wheel_knows_its_recipes(installed):
     found = empax(installed, "run", "reg_transformr:tiny")
     assert found.returncode == 2
     assert "Did you mean 'reg_transformer'" in found.stderr
-    program = "import empax, empax.recipes.reg_transformer; print(empax.__file__)"
-    environment = {**os.environ, "PYTHONPATH": str(installed / "site")}
-    where = subprocess.run(
-        [sys.executable, "-c", program], cwd=installed, env=environment, capture_output=True, text=True, check=True
-    )
-    assert where.stdout.startswith(str(installed / "site"))
+    where = python(installed, "-c", "import empax, empax.recipes.reg_transformer; print(empax.__file__)")
+    assert where.stdout.startswith(str(installed / "site")), where.stderr
 
 
 @pytest.mark.slow
@@ -190,12 +177,6 @@ def test_help_and_the_version_are_said_at_any_place(command):
     assert "workdir" in flags_of(behind.stdout)
 
 
-def test_benchmarks_bring_the_server_that_one_of_them_measures():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert "empax.serve" in (ROOT / "benchmarks" / "serve.py").read_text(encoding="utf-8")
-    assert "empax[serve]" in extras["benchmarks"]
-
-
 def test_a_recipe_that_needs_an_argument_says_so(tmp_path):
     with pytest.raises(ConfigError, match="finetune needs a model; write finetune:FOLDER"):
         load_recipe("finetune")
@@ -203,15 +184,3 @@ def test_a_recipe_that_needs_an_argument_says_so(tmp_path):
     with pytest.raises(ConfigError, match=r"needs an argument; write .*mine\.py:ARGUMENT"):
         load_recipe(f"{tmp_path}/mine.py")
     assert load_recipe(f"{tmp_path}/mine.py:small") == {"form": "small"}
-
-
-def test_too_few_pairs_are_refused_before_any_work(command, tmp_path):
-    pairs = [{"source": f"I lost my key {i}.", "target": "Oh no!"} for i in range(5)]
-    (tmp_path / "five.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
-    words = ("comet_t5:tiny", f"--config.data.dir={tmp_path / 'five.jsonl'}", f"--workdir={tmp_path / 'run'}")
-    for name in ("plan", "run"):
-        found = command("-m", "empax", name, *words)
-        assert found.returncode == 2
-        assert "five.jsonl has too few different contexts (5)" in found.stderr
-        assert "give at least ten" in found.stderr
-    assert not (tmp_path / "run").exists()

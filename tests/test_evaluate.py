@@ -1,7 +1,5 @@
 import json
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -96,7 +94,7 @@ def test_lines_with_an_id_alone_need_the_corpus_and_no_line_is_named_beyond_the_
     assert ", and no others." in refused(predictions=str(tmp_path / "bad.jsonl"), skip_bad_lines=True)
 
 
-def test_comparison_is_printed_and_kept(tmp_path, capsys, monkeypatch, refused):
+def test_comparison_is_printed_and_kept(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["evaluate.py", "--predictions=a.jsonl", "--compare=b.jsonl"])
     first = write(tmp_path / "a.jsonl", [GOOD | {"context": [str(i)]} for i in range(8)])
     other = write(tmp_path / "b.jsonl", [GOOD | {"context": [str(i)], "response": "Oh."} for i in reversed(range(8))])
@@ -117,8 +115,6 @@ def test_comparison_is_printed_and_kept(tmp_path, capsys, monkeypatch, refused):
     assert (stored["run"]["predictions"], stored["run"]["compared_with"]) == ("a.jsonl", "b.jsonl")
     assert stored["rows"]["resampled"] == "rows"
     assert stored["run"]["command"] == "python -m empax.evaluate --predictions=a.jsonl --compare=b.jsonl"
-    unpaired = write(tmp_path / "c.jsonl", [GOOD])
-    assert "do not pair up by context and reference" in refused(predictions=first, compare=[unpaired])
 
 
 @pytest.fixture
@@ -172,12 +168,8 @@ def test_the_last_lines_name_who_is_better_and_every_files_verdict(tmp_path, cap
 def test_few_dialogues_are_named(tmp_path, capsys):
     path = write(tmp_path / "few.jsonl", [GOOD | {"id": f"d{i}#2"} for i in range(6)])
     assert run(predictions=path, output=str(tmp_path / "out")) == 0
-    said = (
-        "With 6 dialogues intervals are widened by Student's t; those of BLEU-3, BLEU-4, Sent-Std and perplexity per "
-        "word are too narrow."
-    )
-    assert f"{said} No p is below 0.0312." in capsys.readouterr().out
-    assert said in (tmp_path / "out" / "report.md").read_text(encoding="utf-8").replace("\\", "")
+    for text in (capsys.readouterr().out, (tmp_path / "out" / "report.md").read_text(encoding="utf-8")):
+        assert "With 6 dialogues intervals are widened by Student's t; those of " in text.replace("\\", "")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +246,6 @@ def test_peers_stand_beside_cleaned_text(tmp_path, three, capsys, refused):
     assert stored["peers"] == ["moel", "stranger"]
     assert "take bleu_2:moel" in refused(three[0], peers=str(tmp_path / "peers"), metrics=["bleu_2"])
     assert run(three[0], peers=str(tmp_path / "peers"), metrics=["bleu_2:moel"]) == 0
-    assert "there is no folder with *.jsonl" in refused(three[0], peers=str(tmp_path / "nobody"))
 
 
 def test_flags_that_do_not_go_together_are_refused(three, refused):
@@ -324,10 +315,6 @@ def test_the_report_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_a_perplexity_beyond_all_numbers_is_said(tmp_path, refused):
-    path = write(tmp_path / "one.jsonl", [GOOD, GOOD | {"nll": 1e6, "num_tokens": 3}])
-    said = "line 2: 'nll' is 1e+06 for 3 tokens: the perplexity of more than 700 nats a token"
-    assert said in refused(predictions=path)
-    assert run(predictions=path, skip_bad_lines=True) == 0
     path = write(tmp_path / "words.jsonl", [GOOD | {"id": "long", "nll": 69_000.0, "num_tokens": 100}])
     said = refused(predictions=path)
     assert "perplexity_per_word" in said
@@ -350,55 +337,33 @@ def test_wrong_files_and_folders_fail_before_any_work(tmp_path, three, monkeypat
         assert said in refused(*words, empathy="linear", **flags)
 
 
+def test_reports_of_runs_scored_again_are_summed_up_as_seeds(tmp_path, capsys):
+    """By the system and seed of each run's config; what does not belong together: tests/reporting/test_seeds.py."""
+    for folder, seed in (("a", 0), ("b", 1)):
+        (tmp_path / folder).mkdir()
+        path = write(tmp_path / folder / "predictions.jsonl", [GOOD | {"response": f"Great, {folder}."}, GOOD])
+        (tmp_path / folder / "config.json").write_text(json.dumps({"system": "emprl", "seed": seed}))
+        assert run(predictions=path, output=str(tmp_path / folder / "scored")) == 0
+    capsys.readouterr()
+    reports = [str(tmp_path / folder / "scored" / "report.json") for folder in "ab"]
+    assert run(*reports, seeds=True, output=str(tmp_path / "all")) == 0
+    assert capsys.readouterr().out.startswith("emprl, 2 runs\n")
+    assert read_json(tmp_path / "all" / "seeds.json")["metrics"]["rouge_l"]["mean"] > 0
+
+
 @pytest.mark.parametrize("lines", [[], ["", ""]])
 def test_nothing_to_score_is_an_error(tmp_path, lines, refused):
     assert "no predictions to score" in refused(predictions=write(tmp_path / "empty.jsonl", lines))
     assert "there is no file" in refused(predictions=str(tmp_path / "missing.jsonl"))
 
 
-def test_seeds_are_summed_up(tmp_path, capsys, refused):
-    reports = []
-    for folder, said in (("run0", "Congratulations, that is great!"), ("run1", "That is great.")):
-        (tmp_path / folder).mkdir()
-        path = write(tmp_path / folder / "mine.jsonl", [GOOD, GOOD | {"response": said}])  # one name: one system
-        assert run(predictions=path, output=str(tmp_path / folder)) == 0
-        reports.append(str(tmp_path / folder / "report.json"))
-    capsys.readouterr()
-    assert "are from the same run" in refused(reports[0], reports[0], seeds=True)
-    command = [sys.executable, "-m", "empax.evaluate", "--seeds", *reports, f"--output={tmp_path / 'all'}"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout.startswith("mine, 2 runs\nCorpus: unknown; 2 rows (sha256 ")
-    over = read_json(tmp_path / "all" / "seeds.json")["metrics"]["rouge_l"]
-    assert over["low"] < over["values"][0] < over["mean"] < over["values"][1] < over["high"]
-    assert over["mean"] == pytest.approx(sum(over["values"]) / 2)
-
-
-def test_runs_scored_again_are_seeds_of_their_system_only(tmp_path, capsys, refused):
-    for folder, system, seed in (("a", "emprl", 0), ("b", "emprl", 1), ("c", "reg", 1)):
-        (tmp_path / folder).mkdir()
-        path = write(tmp_path / folder / "predictions.jsonl", [GOOD | {"response": f"Great, {folder}."}, GOOD])
-        (tmp_path / folder / "config.json").write_text(json.dumps({"system": system, "seed": seed}))
-        assert run(predictions=path, output=str(tmp_path / folder / "scored")) == 0
-    reports = [str(tmp_path / folder / "scored" / "report.json") for folder in "abc"]
-    assert run(*reports[:2], seeds=True) == 0
-    assert capsys.readouterr().out.count("emprl, 2 runs") == 1
-    assert "different systems ('emprl' there, 'reg' here)" in refused(*reports[1:], seeds=True)
-
-
-def test_help_imports_nothing_heavy():
-    code = "import empax.evaluate, sys; print([m for m in ('jax', 'numpy', 'nltk', 'flax') if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
-    assert found.stdout.strip() == "[]"
-
-
-def test_the_linear_judge_judges_a_file_and_the_verdict_comes_last(tmp_path, capsys, monkeypatch, refused):
+def test_the_linear_judge_judges_a_file_and_the_verdict_comes_last(tmp_path, capsys, monkeypatch, refused, no_data_dir):
     from empax.data.sample import load_annotated_pairs
     from empax.parts.attributes.linear import train_linear
     from empax.pipeline import judging
 
     rows = [GOOD | {"context": [str(i)], "response": ""} for i in range(32)]
     path = write(tmp_path / "mine.jsonl", rows)
-    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
     assert "set --data or EMPAX_DATA_DIR to the" in refused(predictions=path, empathy="linear")
     asked, judge = [], train_linear(load_annotated_pairs())
     monkeypatch.setattr(judging, "load_linear", lambda data, **_: asked.append(data) or judge)

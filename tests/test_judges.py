@@ -61,7 +61,7 @@ def test_a_reply_like_the_persons_scores_high_beside_it(tmp_path, monkeypatch):
         assert found["references"][name]["within_dialogue"]["kendall"] == pytest.approx(1.0), name
 
 
-def test_neural_judges_of_a_work_directory_take_part(folder, monkeypatch):
+def test_neural_judges_of_a_work_directory_take_part(folder, monkeypatch, no_data_dir):
     asked = []
 
     def judge(contexts, texts):
@@ -71,7 +71,6 @@ def test_neural_judges_of_a_work_directory_take_part(folder, monkeypatch):
 
     judge.task = SimpleNamespace(mechanisms=MECHANISMS)
     monkeypatch.setattr(judges.judging, "find_judges", lambda workdir: [judge])
-    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
     found = judges.check_judges(str(folder), "some/run", samples=5)
     neural = [name for name in found["judges"] if name.startswith("identifiers")]
     assert (neural[0], len(neural)) == ("identifiers: sum", 4)

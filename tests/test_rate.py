@@ -2,12 +2,20 @@
 
 import csv
 import json
+from unittest import mock
 
 import pytest
 
 from empax import rate
 from empax.core.files import read_json, write_jsonl
 from empax.core.types import Prediction
+from empax.rating.study import ASPECTS
+
+
+def write_page(path, study, answers, rater="ann"):
+    """What the page of a study lets a rater save; gives the path as a word of a command."""
+    path.write_text(json.dumps({"study": study, "rater": rater, "answers": answers}))
+    return str(path)
 
 
 @pytest.fixture
@@ -53,16 +61,15 @@ def test_answers_of_page_and_sheet_are_counted_together(study, tmp_path, capsys)
     for item in key["items"]:
         left, right = (choices[name] for name in item["systems"])
         said[item["number"]] = "1" if left > right else "2"
-    answers = {str(n): dict.fromkeys(("empathy", "relevance", "fluency"), v) for n, v in said.items()}
-    page = {"study": key["study"], "rater": "ann", "answers": answers}
-    (tmp_path / "answers-ann.json").write_text(json.dumps(page))
+    answers = {str(n): dict.fromkeys(ASPECTS, v) for n, v in said.items()}
+    page = write_page(tmp_path / "answers-ann.json", key["study"], answers)
     with (study / "sheet.csv").open() as file:
         rows = list(csv.DictReader(file))
     with (tmp_path / "bob.CSV").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows({**row, **answers[row["number"]]} for row in rows)
-    files = [str(study / "key.json"), str(tmp_path / "answers-ann.json"), str(tmp_path / "bob.CSV")]
+    files = [str(study / "key.json"), page, str(tmp_path / "bob.CSV")]
     assert rate.main(["score", *files, f"--output={tmp_path / 'scores.json'}", "--samples=20"]) == 0
     found = read_json(tmp_path / "scores.json")
     assert found["empathy"]["win_rates"]["ours : theirs"] == [1.0, 1.0, 1.0]
@@ -75,10 +82,7 @@ def test_answers_of_page_and_sheet_are_counted_together(study, tmp_path, capsys)
 
 
 def test_ctrl_c_is_one_line(monkeypatch, capsys):
-    def stopped(words):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rate, "main", stopped)
+    monkeypatch.setattr(rate, "main", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit, match="130"):
         rate.command_line()
     assert capsys.readouterr().err == "\ninterrupted\n"
@@ -131,11 +135,10 @@ def test_what_most_raters_prefer_becomes_pairs_to_learn_from(study, files, tmp_p
         "eve": dict.fromkeys(first, "2"),
     }
     said["ann"][str(rated[0]["number"])] = "tie"  # nobody's majority
+    given = [str(study / "key.json")]
     for name, values in said.items():
         answers = {number: {"empathy": v, "relevance": "tie", "fluency": "tie"} for number, v in values.items()}
-        page = {"study": key["study"], "rater": name, "answers": answers}
-        (tmp_path / f"answers-{name}.json").write_text(json.dumps(page))
-    given = [str(study / "key.json"), *(str(tmp_path / f"answers-{name}.json") for name in said)]
+        given.append(write_page(tmp_path / f"answers-{name}.json", key["study"], answers, name))
     systems = ["--systems", *files]
     out = tmp_path / "pairs.jsonl"
     assert rate.main(["pairs", *given, *systems, f"--output={out}"]) == 0
@@ -161,9 +164,9 @@ def test_a_system_called_reference_keeps_its_own_replies(files, tmp_path, monkey
     renamed = json.loads(json.dumps(key).replace('"theirs"', '"reference"'))
     (tmp_path / "key.json").write_text(json.dumps(renamed))
     rated = [row for row in renamed["items"] if row["kind"] == "rated"]
-    answers = {str(row["number"]): dict.fromkeys(("empathy", "relevance", "fluency"), "1") for row in rated}
-    (tmp_path / "a.json").write_text(json.dumps({"study": key["study"], "rater": "ann", "answers": answers}))
-    given = ["pairs", str(tmp_path / "key.json"), str(tmp_path / "a.json"), f"--output={tmp_path / 'pairs.jsonl'}"]
+    answers = {str(row["number"]): dict.fromkeys(ASPECTS, "1") for row in rated}
+    page = write_page(tmp_path / "a.json", key["study"], answers)
+    given = ["pairs", str(tmp_path / "key.json"), page, f"--output={tmp_path / 'pairs.jsonl'}"]
     assert rate.main([*given, "--systems", *make[1:3]]) == 0
     pairs = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
     assert len(pairs) == 20
@@ -187,7 +190,7 @@ def test_empty_rows_of_a_sheet_are_passed_over_and_others_are_named(study, tmp_p
 
 def test_what_is_wrong_is_named(study, tmp_path, refused, capsys):
     key, page = study / "key.json", tmp_path / "a.json"
-    page.write_text(json.dumps({"study": "other", "answers": {}}))
+    write_page(page, "other", {})
     assert "is from the study 'other'" in refused("score", key, page)
     for answers, said in (
         ({"1": {}, "01": {}}, "answers item 1 2 times; keep one of the answers"),
@@ -195,7 +198,7 @@ def test_what_is_wrong_is_named(study, tmp_path, refused, capsys):
         ({"999": {}}, "answers item 999, which the study does not have"),
         ({"1": {"empathy": "1"}}, "no item of the study has an answer to every aspect"),
     ):
-        page.write_text(json.dumps({"study": read_json(key)["study"], "rater": "ann", "answers": answers}))
+        write_page(page, read_json(key)["study"], answers)
         assert said in refused("score", key, page)
     assert "are both from the rater 'ann'" in refused("score", key, page, page)
     assert "is not the key of a study" in refused("score", page, page)

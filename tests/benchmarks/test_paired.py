@@ -71,12 +71,6 @@ def test_only_benchmarks_without_a_device_are_bound_to_the_cpu(monkeypatch):
     assert os.environ["JAX_PLATFORMS"] == "cpu"
 
 
-def test_help_says_what_is_held_equal(capsys):
-    with pytest.raises(SystemExit):
-        arguments("What it is.", ("the same weights",), rounds=3).parse_args(["--help"])
-    assert "Held equal:\n  - the same weights" in capsys.readouterr().out
-
-
 @pytest.mark.oracle
 def test_what_disagrees_is_not_compared():
     from benchmarks.sides import check_agreement

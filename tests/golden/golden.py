@@ -44,7 +44,7 @@ def make(folder: Path, recipes: tuple[str, ...]) -> None:
     for recipe in recipes:
         with tempfile.TemporaryDirectory() as scratch:
             found = {"plan": run(recipe, Path(scratch), "--mode=plan")} | results(recipe, Path(scratch) / "run")
-        (folder / f"{name_of(recipe)}.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        (folder / f"{recipe.replace('.py:', '-')}.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
         print(f"{recipe}: made", flush=True)
 
 
@@ -56,7 +56,8 @@ def results(recipe: str, workdir: Path) -> dict[str, Any]:
     for name in ("predictions.jsonl", "report.json"):
         if (workdir / name).exists():
             text = (workdir / name).read_text()
-            found[name] = without_times(json.loads(text)) if name == "report.json" else digest(text)
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            found[name] = without_times(json.loads(text)) if name == "report.json" else digest
     return found
 
 
@@ -76,14 +77,6 @@ def without_times(value: Any) -> Any:
         timed = {key for key in value if key.startswith(TIMES) or key.endswith(TIMES)}
         return {key: without_times(item) for key, item in value.items() if key not in {*LEFT_OUT, *timed}}
     return [without_times(item) for item in value] if isinstance(value, list) else value
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def name_of(recipe: str) -> str:
-    return recipe.replace(".py:", "-").replace("+", "-")
 
 
 def differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:

@@ -83,9 +83,9 @@ def test_local_processes_know_who_they_are(start):
     assert start("local.sh", "2", fails="python")[0] == 3
 
 
-@pytest.mark.parametrize("words", [(), ("0",), ("2.5",), ("--config=a.py",)])
-def test_local_processes_must_be_counted(words, start):
-    assert start("local.sh", *words) == (2, [])
+@pytest.mark.parametrize("words", [(), ("0",), ("2.5",), ("--config=a.py",), ("2",)])
+def test_local_processes_must_be_counted_and_need_a_gpu_each(words, start):
+    assert start("local.sh", *words, CUDA_VISIBLE_DEVICES="3") == (2, [])
 
 
 @pytest.mark.parametrize(("visible", "gpus"), [("5,2,7", ("5", "2")), ("", ("", ""))])
@@ -93,10 +93,6 @@ def test_local_processes_share_the_gpus_that_the_user_chose(visible, gpus, start
     code, lines = start("local.sh", "2", CUDA_VISIBLE_DEVICES=visible)
     assert code == 0
     assert lines == [f"{i} 2  {gpu} python -m empax.main" for i, gpu in enumerate(gpus)]
-
-
-def test_local_processes_need_a_gpu_each(start):
-    assert start("local.sh", "2", CUDA_VISIBLE_DEVICES="3") == (2, [])
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from empax.models.transformer import EncoderDecoder, TransformerConfig
 B, T, H, N, D = 3, 6, 4, 8, 32
 
 
-def attention(kernel, **changes):
+def attention(kernel, sizes=(D, H, N), **changes):
     settings = {"use_bias": False, "scale": False, "dropout": 0.0, **changes}
-    return Attention(D, H, N, kernel=kernel, **settings)
+    return Attention(*sizes, kernel=kernel, **settings)
 
 
 def inputs(dtype):
@@ -138,36 +138,34 @@ def on_one_of(device, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("queries", "with_bias", "masked", "changes"),
     [
-        {"queries": 128, "with_bias": True, "masked": "keys"},  # T5's bias, read from a source of another length
-        {"queries": LONG, "with_bias": False, "masked": "causal", "num_kv_heads": 1},
-        {"queries": LONG, "with_bias": True, "masked": "all", "scale": True, "use_bias": True},
+        (128, True, "keys", {}),  # T5's bias, read from a source of another length
+        (LONG, False, "causal", {"num_kv_heads": 1}),
+        (LONG, True, "all", {"scale": True, "use_bias": True}),
     ],
     ids=["bias", "causal", "mask"],
 )
-def test_the_kernel_of_a_tpu_gives_values_and_gradients_of_products_and_softmax(case, monkeypatch):
+def test_the_kernel_of_a_tpu_gives_values_and_gradients_of_products_and_softmax(
+    queries, with_bias, masked, changes, monkeypatch
+):
     """As Pallas interprets it."""
-    queries, with_bias, masked = (case[key] for key in ("queries", "with_bias", "masked"))
-    options = {key: case[key] for key in case.keys() - {"queries", "with_bias", "masked"}}
     target, source, bias = (jax.random.normal(jax.random.key(i), shape) for i, shape in
                             enumerate([(2, queries, 16), (2, LONG, 16), (1, 2, queries, LONG)]))  # fmt: skip
     mask = (jnp.arange(LONG)[None] < jnp.array([[LONG], [150]]))[:, None]
     if masked != "keys":
         mask = mask & jnp.tril(jnp.ones((1, LONG, LONG), bool))
 
-    def made(kernel):
-        return Attention(16, 2, N, **{"use_bias": False, "scale": False, "dropout": 0.0, **options}, kernel=kernel)
-
-    given = {"mask": mask, "bias": bias if with_bias else None, "deterministic": True}
-    params = jax.jit(lambda key: made("plain").init(key, target, source, **given))(jax.random.key(9))
+    made = functools.partial(attention, sizes=(16, 2, N), **changes)
+    options = {"mask": mask, "deterministic": True}
+    init = functools.partial(made("plain").init, bias=bias if with_bias else None, **options)
+    params = jax.jit(init)(jax.random.key(9), target, source)
     on_one_of("tpu", monkeypatch)
 
     def value(params, target, source, bias, kernel):
         def read(layer):
             parts = layer.queries(target), *layer.keys_values(source)
-            given = {"mask": mask, "bias": bias if with_bias else None, "deterministic": True}
-            return layer.attend(*parts, **given, causal=masked == "causal")
+            return layer.attend(*parts, bias=bias if with_bias else None, causal=masked == "causal", **options)
 
         return jnp.sum(jnp.sin(nn.apply(read, made(kernel))(params)))
 

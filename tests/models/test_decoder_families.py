@@ -25,6 +25,7 @@ GPT2 = {"vocab_size": 37, "n_embd": 24, "n_head": 4, "n_layer": 3, "n_positions"
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
+        ("Llama", SIZES | {"num_key_value_heads": None}),
         ("Qwen2", SIZES),
         ("Qwen2", SIZES | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
         ("Qwen2", SIZES | {"use_sliding_window": True, "max_window_layers": 0, "num_key_value_heads": None}),

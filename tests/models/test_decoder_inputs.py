@@ -1,4 +1,4 @@
-"""What an encoder-decoder takes beside ids, and what it gives beside logits: off, they change nothing."""
+"""Cached decoding; what an encoder-decoder takes beside ids and gives beside logits: off, they change nothing."""
 
 import functools
 
@@ -15,7 +15,7 @@ from tests.models.test_transformer import B, S, T, V, example
 
 M, D = 4, 20
 SMALL = {"d_model": D, "num_heads": 3, "head_dim": 5, "d_ff": 28, "num_encoder_layers": 1, "num_decoder_layers": 2}
-
+LEARNED = {"position": "learned", "shared_positions": False, "position_offset": 2, "embedding_norm": True}  # as in BART
 
 make = functools.partial(test_transformer.make, **SMALL)
 
@@ -34,27 +34,37 @@ def logits(model, params, source, mask, target, *, added=None, embedded=None, **
 
 
 def cached(model, params, source, mask, target, **more):
-    """Logits of `target` by cached steps of two hypotheses, the second reordered to be the first after two tokens."""
+    """Logits [B, 3, T, V] by cached steps of three hypotheses: two read `target`, the third that of the other row.
+
+    The second reads another first token; after two tokens it goes on from the first.
+    """
 
     def begin(params, more):
         states = model.apply({"params": params}, source, mask, method="encode")
-        options = {"num_hypotheses": 2, "max_length": T, **more}
+        options = {"num_hypotheses": 3, "max_length": T, **more}
         return model.apply({"params": params}, states, mask, **options, method="start_cache")
 
     cache = jax.jit(begin)(params, more)
+    assert (cache.weights is not None) == (model.config.unroll > 1)
+    assert cache.cross_key[0].shape[0] == B  # of the first layer, stacked or apart: once per example
     step = jax.jit(lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="step"))
-    tokens, rows = jnp.full((B, 2), model.config.start_id), []
+    tokens, rows = jnp.full((B, 3), model.config.start_id), []
     for t in range(T):
         found, cache = step(tokens, cache)
-        rows.append(found[:, 1])
-        other = target[:, t] if t >= 1 else (target[:, t] + 1) % V
-        if t == 1:  # the second has read another token: from here it goes on as the first
-            cache = cache.reorder(jnp.zeros((B, 2), jnp.int32))
-        tokens = jnp.stack([target[:, t], other], axis=1)
-    return jnp.stack(rows, axis=1)
+        rows.append(found)
+        if t == 1:
+            cache = cache.reorder(jnp.tile(jnp.array([0, 0, 2]), (B, 1)))
+        own = target[:, t]
+        tokens = jnp.stack([own, own if t else (own + 1) % V, jnp.flip(own)], axis=1)
+    assert int(cache.position) == T
+    return jnp.stack(rows, axis=2)
 
 
 FORMS = {
+    "scratch": {"position": "relative"},
+    "post-norm": {"position": "sinusoidal", "pre_norm": False, "final_norm": False},
+    "gated": LEARNED | {"activation": "gated-gelu", "norm": "rms", "use_bias": False, "tie_embeddings": False},
+    "scaled": {"output_scale": True, "attention_scale": False, "num_decoder_layers": 3, "embed_scale": False},
     "memory": {"memories": ("facts",)},
     "two memories, no gate, post-norm": {"memories": ("facts", "concepts"), "memory_gate": "none", "pre_norm": False},
     "convolution": {"feed_forward_kernel": 3},
@@ -63,10 +73,10 @@ FORMS = {
 }
 
 
-QUICK = "two memories, no gate, post-norm"
+QUICK = ("scratch", "gated", "two memories, no gate, post-norm")
 
 
-@pytest.mark.parametrize("form", [pytest.param(form, marks=[pytest.mark.slow] * (form != QUICK)) for form in FORMS])
+@pytest.mark.parametrize("form", [pytest.param(form, marks=[pytest.mark.slow] * (form not in QUICK)) for form in FORMS])
 def test_cached_decoding_equals_teacher_forcing(form):
     model, params = make(**FORMS[form])
     source, mask, target = example()
@@ -75,12 +85,13 @@ def test_cached_decoding_equals_teacher_forcing(form):
         more["memories"] = {name: facts(seed) for seed, name in enumerate(model.config.memories)}
     if form == "start":
         more["start"] = jnp.asarray(np.random.default_rng(5).normal(size=(B, D)), jnp.float32)
-    expected = logits(model, params, source, mask, target, **more)
     found = cached(model, params, source, mask, target, **more)
-    # Position 1 of the second hypothesis followed another token.
-    for t in (0, 2, 3, 4):
-        np.testing.assert_allclose(found[:, t], expected[:, t], rtol=1e-5, atol=1e-5)
-    assert float(jnp.abs(found[:, 1] - expected[:, 1]).max()) > 1e-3
+    assert found.dtype == jnp.float32
+    own, other = (logits(model, params, source, mask, read, **more) for read in (target, jnp.flip(target, axis=0)))
+    expected = jnp.stack([own, own, other], axis=1)
+    assert float(jnp.abs(found[:, 1, 1] - expected[:, 1, 1]).max()) > 1e-3  # behind another token
+    found = found.at[:, 1, 1].set(expected[:, 1, 1])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("pre_norm", [pytest.param(True, marks=pytest.mark.slow), False])

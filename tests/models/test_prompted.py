@@ -66,15 +66,11 @@ def test_gradients_reach_the_prompt_and_remat_changes_nothing():
 
     def gradient(config):
         _, prompted, variables = parts(config)
-        return jax.grad(lambda v: prompted.apply(v, jnp.asarray(ids), jnp.asarray(mask), target)[:, :, 3].sum())(
-            variables
-        )
+        value = lambda v: prompted.apply(v, jnp.asarray(ids), jnp.asarray(mask), target)[:, :, 3].sum()  # noqa: E731
+        return jax.jit(jax.grad(value))(variables)
 
-    plain = gradient(CONFIG)
-    for one, two in zip(
-        jax.tree.leaves(plain), jax.tree.leaves(gradient(dataclasses.replace(CONFIG, remat="full"))), strict=True
-    ):
-        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+    plain, remat = gradient(CONFIG), gradient(dataclasses.replace(CONFIG, remat="full"))
+    jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5), plain, remat)
     read = np.abs(plain["params"]["token_embedding"]).sum(axis=1)
     assert read[PREFIX[0]] > 0
     assert (read[ids[mask]] > 0).all()
@@ -132,13 +128,11 @@ def test_fusion_reads_every_exemplar_and_then_the_context_once():
         exemplars = [ids[b, k, :3][mask[b, k, :3]] for k in range(2)]
         rows.append(np.concatenate([*exemplars, ids[b, 1, 3:][mask[b, 1, 3:]]]))
     expected = in_one_go(model, variables, rows, target)
-    np.testing.assert_allclose(
-        fusion.apply(variables, jnp.asarray(ids), jnp.asarray(mask), target), expected, rtol=1e-4, atol=1e-4
-    )
+    found = fusion.apply(variables, jnp.asarray(ids), jnp.asarray(mask), target)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     flat = fusion.states_mask(jnp.asarray(mask))
     assert flat.shape == (B, 2 * 3 + 3)
     states = fusion.apply(variables, jnp.asarray(ids), jnp.asarray(mask), method="encode")
     assert states.hidden.shape == (B, 9, CONFIG.d_model)
-    np.testing.assert_allclose(
-        fusion.apply(variables, target, states, flat, method="decode"), expected, rtol=1e-4, atol=1e-4
-    )
+    found = fusion.apply(variables, target, states, flat, method="decode")
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -14,6 +14,7 @@ from empax.models.memory_attention import Memory
 from empax.models.prompted import PromptedDecoder
 from empax.models.scanned import DecodeCache, scan_layers
 from empax.models.transformer import EncoderDecoder, TransformerConfig
+from empax.planning.sketches import _bodies
 
 V, D = 48, 16
 TINY = {"d_model": D, "num_heads": 2, "head_dim": 8, "d_ff": 24, "dropout": 0.0, "dtype": "bfloat16"}
@@ -59,11 +60,8 @@ def converted(jaxpr, inside=False):
         old = equation.invars[0].aval if equation.invars else None
         if inside and equation.primitive.name == "convert_element_type" and old.dtype == jnp.float32:
             found += [old.shape] if equation.params["new_dtype"] == jnp.bfloat16 else []
-        for value in equation.params.values():
-            for inner in jax.tree.leaves(value, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    found += converted(inner, inside or equation.primitive.name == "while")
+        for part in _bodies(equation):
+            found += converted(part, inside or equation.primitive.name == "while")
     return found
 
 

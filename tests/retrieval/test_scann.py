@@ -11,7 +11,6 @@ from empax.data.dialogues import to_instances
 from empax.data.empathetic_dialogues import find_archive, read_dialogues
 from empax.data.exemplars import encode_keys, encode_queries
 from empax.data.tokenizer_folders import load_tokenizer
-from empax.data.wheels import NAMED
 from empax.interop.huggingface import load_pretrained
 from empax.models.bert import BertEncoder
 from empax.models.dual_encoder import DualEncoder
@@ -91,14 +90,10 @@ def test_recall_of_the_default():
 
 @pytest.mark.slow
 @pytest.mark.real_data
-def test_recall_of_the_default_on_real_embeddings(real_data):
+def test_recall_of_the_default_on_real_embeddings(real_data, minilm):
     """MiniLM vectors of 6,000 training pairs and of 100 test contexts, all cut to 16 tokens for speed."""
-    try:
-        folder = NAMED["minilm"]()
-    except ConfigError as error:
-        pytest.skip(str(error))
-    tokenizer = load_tokenizer(folder)
-    _, config, params = load_pretrained(folder)
+    tokenizer = load_tokenizer(minilm)
+    _, config, params = load_pretrained(minilm)
     encoder = DualEncoder(encoder=BertEncoder(config), normalize=True)
     archive = find_archive(real_data)
     train, test = (to_instances(read_dialogues(archive, split)) for split in ("train", "test"))

@@ -10,6 +10,7 @@ import pytest
 from empax.core.config import ConfigError, to_settings
 from empax.core.protocols import SummarizingTask
 from empax.core.types import MECHANISMS
+from empax.data import features
 from empax.data.batches import eval_batches
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.parts.attributes.identifier import (
@@ -103,11 +104,7 @@ def test_texts_one_by_one_and_ids_in_a_compiled_function_are_judged_alike(tokeni
         task = dataclasses.replace(judge.task, model=judge.task.model.clone(mechanisms=(mechanism,)))
         singles.append(dataclasses.replace(judge, task=task, params=own))
     ids = encode_exchanges(tokenizer, CONTEXTS, RESPONSES, max_context_tokens=10, max_response_tokens=8)
-    inputs = []
-    for rows in ids:
-        length = max(map(len, rows))
-        inputs.append(jnp.asarray([row + [0] * (length - len(row)) for row in rows]))
-        inputs.append(jnp.asarray([[True] * len(row) + [False] * (length - len(row)) for row in rows]))
+    inputs = [jnp.asarray(array) for rows in ids for array in features.pad(rows, max(map(len, rows)), 0)]
     for judges in ([judge], singles):
         params = [one.params for one in judges]
         np.testing.assert_allclose(make_probabilities(judges)(params, *inputs), np.exp(log_probs), rtol=1e-4, atol=1e-5)

@@ -74,12 +74,10 @@ def test_a_level_that_no_pair_has_gets_nothing(pairs):
     assert found[:, 2, 1].tolist() == [0.0, 0.0]
 
 
-def test_without_epitome_it_says_so(tmp_path, monkeypatch):
-    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
-    with pytest.raises(ConfigError, match="EPITOME"):
-        linear.load_linear(str(tmp_path))
-    with pytest.raises(ConfigError, match="EPITOME"):
-        linear.load_linear()
+def test_without_epitome_it_says_so(tmp_path, no_data_dir):
+    for given in ([str(tmp_path)], []):
+        with pytest.raises(ConfigError, match="EPITOME"):
+            linear.load_linear(*given)
 
 
 @pytest.mark.real_data

@@ -43,8 +43,7 @@ class Toy(EncoderTask):
 
 class Apart(Toy):
     def keys(self, rng):
-        first, second = jax.random.split(rng)
-        return first, second
+        return tuple(jax.random.split(rng))
 
 
 class Kept(Toy):

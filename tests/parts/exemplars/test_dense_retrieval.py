@@ -124,8 +124,7 @@ def test_a_file_that_is_no_list_of_pairs_is_refused(tmp_path, entries, said):
         load_given_pairs(write(tmp_path, entries), "train")
 
 
-def test_a_folder_without_the_pairs_is_named(tmp_path, monkeypatch):
-    monkeypatch.delenv("EMPAX_DATA_DIR", raising=False)
+def test_a_folder_without_the_pairs_is_named(tmp_path, no_data_dir):
     with pytest.raises(ConfigError, match=r"holds no lempex_dpr/ with reddit-train.* the pairs that the authors"):
         find_given_pairs(tmp_path)
     with pytest.raises(ConfigError, match="EMPAX_DATA_DIR = ''"):

@@ -9,32 +9,26 @@ import pytest
 
 from empax.core.types import Generated
 from empax.decoding.settings import DecodeSettings
-from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.prompted import FusionInPrompt, PromptedDecoder
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.parts.generator import decoder as decoders
 from empax.parts.generator.decoder import Decoder
+from tests.parts.generator.tiny import EOS, PAD, PROMPTED, START
 
-V, EOS, PAD, START = 12, 1, 0, 2
 MODEL = EncoderDecoder(
-    scratch(V, d_model=8, num_heads=1, head_dim=8, d_ff=8, num_encoder_layers=1, num_decoder_layers=1, start_id=START)
+    scratch(12, d_model=8, num_heads=1, head_dim=8, d_ff=8, num_encoder_layers=1, num_decoder_layers=1, start_id=START)
 )
 
 
 def test_a_hypothesis_is_compared_as_one_text_where_prompts_hold_exemplars(monkeypatch):
     kept = []
     monkeypatch.setattr(decoders, "make_reranker", lambda *_: lambda found: kept.append(found) or jnp.zeros((2, 2)))
-    model = DecoderOnly(
-        DecoderOnlyConfig(
-            vocab_size=V, d_model=8, num_heads=1, num_kv_heads=1, head_dim=8, d_ff=8, num_layers=1, max_positions=64
-        )
-    )
-    fusion = FusionInPrompt(model, (3,), START, split=4)
+    fusion = FusionInPrompt(PROMPTED.model, (3,), START, split=4)
     source = jnp.full((2, 3, 7), 4)
     params = jax.jit(fusion.init)(jax.random.key(0), source, source > 0, source[:, 0])["params"]
     settings = DecodeSettings("sample", 3, num_samples=2, rerank="similarity")
     ids = jnp.array([[5, 6, PAD]])  # shorter than an exemplar's columns
-    prompted = PromptedDecoder(model, (3,), START)
+    prompted = PromptedDecoder(PROMPTED.model, (3,), START)
 
     @jax.jit
     def encoded(params):

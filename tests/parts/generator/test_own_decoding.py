@@ -51,10 +51,8 @@ def test_the_folder_says_how_and_the_run_how_long(tmp_path):
 
 def test_a_run_on_plain_texts_trains_on_the_token_that_its_folder_forces(tmp_path, monkeypatch):
     (tmp_path / "generation_config.json").write_text('{"forced_bos_token_id": 2}')
-    tokenizer, model = (
-        train_bpe(["oh no"], vocab_size=290, special_tokens=SPECIAL_TOKENS),
-        EncoderDecoder(bart_config("bart-base")),
-    )
+    tokenizer = train_bpe(["oh no"], vocab_size=290, special_tokens=SPECIAL_TOKENS)
+    model = EncoderDecoder(bart_config("bart-base"))
     for name, made in (("run_tokenizer", tokenizer), ("load_generator", LoadedGenerator(model, None))):
         monkeypatch.setattr(parts, name, lambda *_, made=made, **__: made)
     generator = GeneratorSettings(architecture="pretrained", pretrained=str(tmp_path))
@@ -110,9 +108,6 @@ def test_what_own_decoding_would_pass_over_is_refused(tmp_path):
     own = settings(tmp_path, True)
     with pytest.raises(ConfigError, match=r"decoding\.top_k = 5 has no effect: .* set own_decoding to False"):
         dataclasses.replace(own, decoding=DecodeSettings(max_tokens=12, top_k=5))
-
-
-def test_a_random_generator_has_no_folder():
     with pytest.raises(ConfigError, match="own_decoding needs a pretrained generator"):
         DialogueSettings(own_decoding=True)
 
