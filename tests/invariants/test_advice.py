@@ -351,7 +351,6 @@ WITHOUT_A_CASE = {
     ("systems/classic/examples.py", "has none of the {} words; give another"): _OWN,
     ("models/decoder_only.py", "shorten them or raise it"): _EARLIER,
     ("models/transformer.py", "shorten them or raise it"): _EARLIER,
-    ("models/transformer.py", "or use logits_from"): "said to whoever writes a loss, not to whoever runs a recipe",
     ("pipeline/judging.py", "give the work directory of one that has trained"): _RUN,
     ("pipeline/judging.py", "run its recipe again"): _RUN,
     ("planning/slices.py", "brings libtpu"): "libtpu comes for Linux hosts of TPUs; tests/planning compile with it",
