@@ -81,7 +81,7 @@ def models(model: str) -> ConfigDict:
                 "max_key_tokens": 64,
             },
             # With two beams, half of the replies would begin with "That's a good", with or without this training.
-            "decoding": {**common.CONSENSUS, "num_samples": 4},
+            "decoding": {**common.T5_CONSENSUS, "num_samples": 4},
             "passages": 2,
             "attributes": False,
             "emotion_share": 0.0,

@@ -323,6 +323,7 @@ def load_system(name: str, where: str = "config.system") -> System:
     Raises:
       ConfigError: the system does not exist, or has another name than its module.
     """
+    _check_text(name, where)
     module = module_of(name)
     try:
         found = load_named(name, where) if ":" in name else getattr(importlib.import_module(module), "SYSTEM", None)
@@ -339,6 +340,11 @@ def load_system(name: str, where: str = "config.system") -> System:
     return found
 
 
+def _check_text(name: object, where: str) -> None:
+    if not isinstance(name, str):  # a config may hold anything
+        raise ConfigError(f"{where} = {name!r} must be a text.")
+
+
 def find_task(name: str, system: str, where: str) -> tuple[System, str]:
     """Returns the system that has the task, and the task's name in it.
 
@@ -347,6 +353,7 @@ def find_task(name: str, system: str, where: str) -> tuple[System, str]:
     Raises:
       ConfigError: the system or the task does not exist.
     """
+    _check_text(name, f"{where}.task")
     owner, _, task = name.rpartition(".")
     found = load_system(owner, f"{where}.task") if owner else load_system(system)
     if task not in found.tasks:

@@ -18,6 +18,7 @@ from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.architectures import with_dropout
 from empax.interop.grown_vocabulary import check_vocabulary, grow_vocabulary
 from empax.interop.huggingface import load_config, load_pretrained, model_config, resolve
+from empax.interop.readers import is_adapter
 from empax.interop.sentence_modules import SentenceModules, read_modules
 from empax.models.attention_kernels import AttentionKernel
 from empax.models.bert import BertConfig, BertEncoder, bert_config
@@ -132,6 +133,11 @@ def load_encoder(
     folder = said.encoder
     if not sentences:
         said = SentenceModules(folder, said.pooling)
+    if settings.num_layers and is_adapter(folder):
+        raise ConfigError(
+            f"num_layers = {settings.num_layers} cuts an encoder, but {settings.pretrained} is an adapter on all of "
+            "its layers; set num_layers = 0."
+        )
     model, config = _encoder_of(model_config(load_config(folder), **run), settings)
     params = {"encoder": load_pretrained(folder, config).params, **said.params(config.d_model)} if with_params else None
     own = load_tokenizer(folder)

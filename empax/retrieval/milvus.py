@@ -45,6 +45,8 @@ class MilvusSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self, "insert_rows", least=1)
+        if not self.collection.isidentifier():  # Milvus says so once the corpus is embedded
+            raise ConfigError(f"collection = {self.collection!r} must be a word of letters, digits and underscores.")
 
 
 class MilvusIndex(ApproximateIndex):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from empax.core.files import WorkDir, read_json, write_jsonl
+from empax.core.files import WorkDir, read_jsonl, write_jsonl
 from empax.core.recipe import load_recipe, override, run_name, split_overrides
 from empax.core.types import MECHANISMS
 from empax.data.sample import load_annotated_pairs
@@ -157,7 +157,7 @@ def test_own_data_is_trained_on_without_epitome(machine):
     assert "EPITOME, their training data, is missing" in found.stderr
     folder = machine.folder / "runs" / "own"
     assert "Attributes left out" in (folder / "report.md").read_text(encoding="utf-8")
-    assert set(read_json(folder / "report.json")["attributes"]["contexts"]) == {"sentiment"}
+    assert {tuple(row["attributes"]) for row in read_jsonl(folder / "predictions.jsonl")} == {("sentiment",)}
     again = machine.run(*small, "--config.attributes.data=if_there")
     assert "report: done before" in again.stderr
     talked = machine.run("empax.chat", "--workdir=runs/own", said="I am so happy.\n").stdout

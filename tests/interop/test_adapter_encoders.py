@@ -15,6 +15,7 @@ from empax.core.files import DataError
 from empax.interop.huggingface import load_adapted, load_config, load_pretrained, model_config
 from empax.interop.parameters import export_params, import_params
 from empax.interop.peft import export_adapters
+from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.models.lora import LoraSettings
 from tests.interop import oracle
 
@@ -86,6 +87,13 @@ def test_what_is_excluded_by_a_whole_name_is_not_missing(kind, written, saved):
     excluded = rf"{front.replace('.', '[.]')}(encoder[.])?layer[.]0[.].*"
     folder, merged = written(kind, target_modules=of_queries(kind), exclude_modules=excluded)
     assert len(assert_read_as_merged(folder, merged, saved(kind))) == 1
+
+
+def test_an_adapter_on_an_encoder_that_is_cut_is_refused_before_any_work(written):
+    folder, _ = written("BertModel", target_modules=["query"])
+    settings = EncoderSettings(pretrained=str(folder), num_layers=1)
+    with pytest.raises(ConfigError, match=r"num_layers = 1 cuts an encoder, but .* is an adapter on all of its layers"):
+        load_encoder(settings, None, with_params=False)
 
 
 def test_a_pooler_is_left_out_and_said(written, saved, caplog):

@@ -107,6 +107,8 @@ def test_an_index_is_saved_and_loaded(corpus, settings, tmp_path):
 
 def test_what_cannot_work_says_so(corpus, monkeypatch, tmp_path):
     rows, _, _ = corpus
+    with pytest.raises(ConfigError, match="collection = 'my-index' must be a word"):
+        MilvusSettings(collection="my-index")
     settings = MilvusSettings(uri=str(tmp_path / "rows.db"))
     with pytest.raises(ConfigError, match=r"there is no Milvus at store\.milvus\.uri"):
         MilvusIndex(rows, MilvusSettings(uri="http://127.0.0.1:9"), encoder_hash="one")
