@@ -207,18 +207,21 @@ CONSENSUS = {
 
 
 T5_CONSENSUS = {**CONSENSUS, "no_repeat_ngram": 4}
-"""The same for T5's tokens, which split "I'm" into three.
+"""The same for the tokens of T5 and BERT, which split "I'm" into three.
 
 A ban on three lets no reply say "I'm" twice. Of one T5's greedy replies, 4.1% do; of its replies with the ban, none do,
 and 1.9% go on with "I've", "I'd" or "I'll" instead (greedily 0.04%, people 0.1%).
 """
 
 
-def decode_alike(config: ConfigDict, chosen: Arguments) -> ConfigDict:
-    """Selects the leaderboard's decoder for evaluation if "consensus" is given; training does not change."""
+def decode_alike(config: ConfigDict, chosen: Arguments, decoding: Mapping[str, Any] = CONSENSUS) -> ConfigDict:
+    """Selects the leaderboard's decoder for evaluation if "consensus" is given; training does not change.
+
+    `decoding` is CONSENSUS, or T5_CONSENSUS for such tokens.
+    """
     if "consensus" in chosen.flags:
         few = {"num_samples": 2, "max_tokens": 8} if chosen.tiny else {}
-        config.evaluate.decoding = ConfigDict({**CONSENSUS, **few})
+        config.evaluate.decoding = ConfigDict({**decoding, **few})
     return config
 
 

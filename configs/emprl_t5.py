@@ -32,7 +32,7 @@ def get_config(arg: str = "") -> ConfigDict:
         common.on_gpu(config, lengths=2)
     if chosen.tiny:
         config = shrink(config, random=not chosen.model)
-    return emprl_transformer.flagged(config, chosen)
+    return emprl_transformer.flagged(config, chosen, common.T5_CONSENSUS)
 
 
 def recipe(model: str, form: str) -> ConfigDict:

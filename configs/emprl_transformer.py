@@ -23,6 +23,9 @@ Other rewards: --config.ppo.rewards='({"kind": "text", "function": "my_module:my
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from . import common, empathy_identifiers, reg_transformer
@@ -47,9 +50,9 @@ def get_config(arg: str = "") -> ConfigDict:
     return flagged(config, chosen)
 
 
-def flagged(config: ConfigDict, chosen: common.Arguments) -> ConfigDict:
-    """Adds the changes of the flags to the recipe."""
-    common.decode_alike(config, chosen)
+def flagged(config: ConfigDict, chosen: common.Arguments, decoding: Mapping[str, Any] = common.CONSENSUS) -> ConfigDict:
+    """Adds the changes of the flags to the recipe; `decoding` as in `common.decode_alike`."""
+    common.decode_alike(config, chosen, decoding)
     return add_dailydialog(config) if "dailydialog" in chosen.flags else config
 
 

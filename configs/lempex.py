@@ -63,7 +63,7 @@ def get_config(arg: str = "") -> ConfigDict:
     for form in forms:
         change(config, form)
     config.run = tuple(name for name in config.run if name in config)
-    return common.decode_alike(shrink(config) if chosen.tiny else config, chosen)
+    return common.decode_alike(shrink(config) if chosen.tiny else config, chosen, common.T5_CONSENSUS)
 
 
 def read(forms: Sequence[str]) -> ConfigDict:

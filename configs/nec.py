@@ -53,7 +53,8 @@ def get_config(arg: str = "") -> ConfigDict:
     leave_out_unread(config)
     if "consensus" in chosen.flags and (idle := {"no_rerank", "random_beam"} & set(forms)):
         raise ValueError(f"nec.py:{arg}: {' and '.join(sorted(idle))} choose among beams, and consensus among samples.")
-    return common.decode_alike(shrink(config, model) if chosen.tiny else config, chosen)
+    decoding = common.T5_CONSENSUS if model == "t5" else common.CONSENSUS
+    return common.decode_alike(shrink(config, model) if chosen.tiny else config, chosen, decoding)
 
 
 def read(forms: Sequence[str]) -> ConfigDict:
@@ -129,7 +130,8 @@ def models(model: str) -> ConfigDict:
                 "method": "beam",
                 "num_beams": 5,  # the code's
                 "max_tokens": 30,  # Sec. 4.2
-                "no_repeat_ngram": 3,  # ours: else one reply in 16 says a sentence twice
+                # ours: else one reply in 16 says a sentence twice; T5 splits "I'm" into three, see T5_CONSENSUS
+                "no_repeat_ngram": 4 if model == "t5" else 3,
                 "rerank": "similarity",
                 "rerank_similarity": 0.7,  # alpha, Sec. 4.2
                 "rerank_likelihood": "normalised",  # the code's; Eq. 14 is "probability"
@@ -219,7 +221,8 @@ def change(config: ConfigDict, form: str) -> None:
         both = config.contrastive
         config.generator.steps += both.steps * both.batch_size // config.generator.batch_size
         config.evaluate.stage = "generator"
-        config.nec.decoding = ConfigDict({"method": "beam", "num_beams": 5, "max_tokens": 30, "no_repeat_ngram": 3})
+        for name in ("rerank", "rerank_similarity", "rerank_likelihood"):
+            del config.nec.decoding[name]
         del config.contrastive
     if form in ("no_entity", "no_social"):
         config.nec[form.removeprefix("no_")] = False

@@ -64,6 +64,17 @@ def written(text: str) -> str:
     return text
 
 
+_STARTS = re.compile(r"""(?:^|(?<=[^.][.!?] )|(?<=[^.][.!?]["'] ))["'(]?[a-z]""")
+_I = re.compile(r"(?<![\w'.-])i(?=$|[\s,.!?;:)]|'(?:m|d|ve|ll)\b)(?!\.e\b)")
+
+
+def with_capitals(text: str) -> str:
+    """Returns a text in lower case with the capitals of its sentences and of "I"; other texts are unchanged."""
+    if text != text.lower():
+        return text
+    return _I.sub("I", _STARTS.sub(lambda found: found[0].upper(), text))
+
+
 def as_typed(text: str) -> str:
     """Returns `written(text)` for a line in which a blank precedes every `.`, `,`, `!` and `?` after a word.
 

@@ -13,7 +13,7 @@ import numpy as np
 from empax.core.config import ConfigError, check_numbers
 from empax.core.files import hash_json
 from empax.core.types import Prediction
-from empax.data.english import as_typed
+from empax.data.english import as_typed, with_capitals
 from empax.evaluation.pairing import pair_rows
 
 Form: TypeAlias = Literal["pairs", "likert"]
@@ -108,10 +108,11 @@ class Study:
     def shown(self) -> dict[str, Any]:
         """Returns the raters' part as JSON: nothing in it identifies systems, repeats or checks.
 
-        So no reply has the blanks of a tokeniser, by which raters would recognise systems of words.
+        So no reply has the blanks of a tokeniser or is in lower case, by which raters would recognise systems: models
+        from scratch write no capitals, people do in nine of ten replies.
         """
         items = [
-            {"number": i.number, "context": list(i.context), "replies": list(map(as_typed, i.replies))}
+            {"number": i.number, "context": list(i.context), "replies": [with_capitals(as_typed(r)) for r in i.replies]}
             for i in self.items
         ]
         body = {"form": self.settings.form, "aspects": list(ASPECTS), "scale": SCALE, "items": items}

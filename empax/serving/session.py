@@ -18,7 +18,7 @@ from empax.core.paths import expand
 from empax.core.protocols import Answering
 from empax.core.system import RunContext
 from empax.core.types import Instance, Prediction
-from empax.data.english import written
+from empax.data.english import with_capitals, written
 from empax.data.spans import Span, marked
 from empax.evaluation.reply_checks import wilson_low
 from empax.parts.attributes import ClassifierJudge
@@ -106,7 +106,8 @@ class Session:
     def reply(self, context: Texts | str) -> Prediction:
         """Answers a conversation; the turns of `context` alternate, and the last is the speaker's. A text is one turn.
 
-        Replies of a word vocabulary are without the blanks of its tokenizer: "oh no!", not "oh no !".
+        Replies of a word vocabulary are without the blanks of its tokenizer, and those of a tokenizer that lower-cases
+        have capitals: "Oh no!", not "oh no !".
 
         Messages that got `safety.ANSWER` are left out of the context, with that answer. A reply of the hook `before`
         has only the note `answered_by`.
@@ -160,6 +161,8 @@ class Session:
         tokenizer = getattr(self.answerer, "tokenizer", None)
         of_words = tokenizer is not None and tokenizer.unk_id is not None
         responses = [written(one.response) if of_words else one.response for one in found]
+        if tokenizer is not None and tokenizer.encode("I") == tokenizer.encode("i"):
+            responses = list(map(with_capitals, responses))
         responses = list(map(self.after, responses)) if self.after else responses
         told = [dict(one.notes) for one in found]
         if self.annotates and self.of_replies:

@@ -6,7 +6,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.core.types import Instance, Utterance
 from empax.data.dailydialog import find_dailydialog, load_dialogues, load_instances
-from empax.data.english import as_typed, written
+from empax.data.english import as_typed, with_capitals, written
 
 LINES = [
     "Some weed ? __eou__ Oh , umm , no thanks . __eou__ I ' ll wait , don't worry . __eou__ Let ' s go . __eou__",
@@ -99,3 +99,17 @@ def test_real_counts(real_data):
     assert (len(dialogues), len(turns), len(instances)) == (1000, 7740, 6740)
     assert len({i.id for i in instances}) == len(instances)
     assert not any(" ." in text or " ' s " in text or "__" in text for text in turns)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("oh no! i'm sorry. did i ask (i hope)?", "Oh no! I'm sorry. Did I ask (I hope)?"),
+        ('well... it is, i.e. so. "what?" he said', 'Well... it is, i.e. So. "What?" He said'),
+        ("that is so sweet . so am i !", "That is so sweet . So am I !"),
+        ("i saw Anna.", "i saw Anna."),
+        ("", ""),
+    ],
+)
+def test_a_text_in_lower_case_gets_the_capitals_of_sentences_and_of_i(text, wanted):
+    assert with_capitals(text) == wanted

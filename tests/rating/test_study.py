@@ -35,17 +35,18 @@ def test_items_show_the_replies_that_the_key_says_and_nothing_else():
         assert item["context"] == [f"one {number}", "oh", f"two {number}"]
         for reply, whose in zip(item["replies"], known["systems"], strict=True):
             name, of = reply.rsplit(" ", 1)
-            assert name == names[whose]
+            assert name.lower() == names[whose]
             assert (of == number) == (whose != "another context's reply")
 
 
-def test_no_blanks_of_a_tokeniser_give_a_system_away():
+def test_neither_the_blanks_nor_the_lower_case_of_a_tokeniser_give_a_system_away():
     rows = system("ours", 4)
     of_words = [dataclasses.replace(row, response=f"{row.response} , i 'm sorry .") for row in rows]
     study = make_study({"ours": rows, "words": of_words}, StudySettings(rows=4, repeats=0, checks=0))
     for item, shown in zip(study.items, study.shown()["items"], strict=True):
         told = dict(zip(item.systems, shown["replies"], strict=True))
-        assert told["words"] == f"{told['ours']}, i'm sorry."
+        assert told["ours"].startswith("Ours ")
+        assert told["words"] == f"{told['ours']}, I'm sorry."
 
 
 def test_pairs_come_equally_often_and_sides_are_drawn():
@@ -179,6 +180,6 @@ def test_the_sheet_has_an_empty_cell_for_each_aspect():
     rows = list(csv.DictReader(sheet(study.shown()).splitlines(keepends=True)))
     assert len(rows) == len(study.items)
     for row, item in zip(rows, study.items, strict=True):
-        assert (row["reply_1"], row["reply_2"]) == item.replies
+        assert (row["reply_1"].lower(), row["reply_2"].lower()) == item.replies
         assert row["context"] == f"S: {item.context[0]}\nL: oh\nS: {item.context[2]}"
         assert all(row[aspect] == "" for aspect in ASPECTS)

@@ -19,11 +19,13 @@ from empax.data.sample import load_dialogues
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.wheels import FLAN_T5, NAMED, PUBLISHED, T5_REPLIES
 from empax.decoding.generation_config import FILE
+from empax.interop.huggingface import resolve
 from tests.serving.models import WIDER, saved
 
 TEXTS = ["I feel sad today", "oh no what happened to you"]
 CASES = [pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED]
 THE_WHEEL = NAMED[FLAN_T5]
+CONSENSUS_OF_T5 = ("nec:consensus", "emprl_t5:consensus", "lempex:t5,consensus")
 
 
 @pytest.fixture
@@ -130,9 +132,19 @@ def test_a_reply_of_the_t5_may_say_im_twice():
     sizes = [load_recipe("reg_t5").reg.decoding.no_repeat_ngram]
     sizes.append(load_recipe(f"published:{T5_REPLIES}").seq2seq.decoding.no_repeat_ngram)
     sizes.append(json.loads((wheels.published_folder(T5_REPLIES) / FILE).read_text())["no_repeat_ngram_size"])
+    sizes += [load_recipe(form).nec.decoding.no_repeat_ngram for form in ("nec", "nec:no_contrast")]
+    sizes += [load_recipe(form).evaluate.decoding.no_repeat_ngram for form in CONSENSUS_OF_T5]
     for size in sizes:
         several = list(zip(*(ids[i:] for i in range(size)), strict=False))
         assert len(set(several)) == len(several)
+
+
+def test_a_reply_in_the_words_of_bert_may_say_im_twice():
+    ids = load_tokenizer(resolve("minilm")).encode("I'm sorry to hear that. I'm sure it gets better.")
+    size = load_recipe("lempex:consensus").evaluate.decoding.no_repeat_ngram
+    several = list(zip(*(ids[i:] for i in range(size)), strict=False))
+    assert len(set(several)) == len(several)
+    assert load_recipe("nec:scratch,consensus").evaluate.decoding.no_repeat_ngram == 3
 
 
 def test_recipes_take_published_names():

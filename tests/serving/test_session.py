@@ -84,12 +84,15 @@ def test_judges_may_judge_the_reply_in_place_of_the_context(session):
     assert "emotional_reaction " in shown
 
 
-@pytest.mark.parametrize(("unk_id", "said"), [(3, "i can't, sorry!"), (None, "i ca n't , sorry !")])
-def test_a_reply_of_words_is_written_without_the_blanks_between_them(unk_id, said):
+@pytest.mark.parametrize(
+    ("unk_id", "encode", "said"),
+    [(3, str.lower, "I can't, sorry!"), (None, str.lower, "I ca n't , sorry !"), (None, str, "i ca n't , sorry !")],
+)
+def test_a_reply_is_without_the_blanks_and_the_lower_case_of_a_tokenizer(unk_id, encode, said):
     def respond(instances, **_):
         return [Prediction(one.context, "i ca n't , sorry !", "") for one in instances]
 
-    answerer = SimpleNamespace(tokenizer=SimpleNamespace(unk_id=unk_id), respond=respond)
+    answerer = SimpleNamespace(tokenizer=SimpleNamespace(unk_id=unk_id, encode=encode), respond=respond)
     session = Session(answerer, (), head="", seed=0, before=None)
     assert session.reply(["Help!"]).response == said
     assert dataclasses.replace(session, after=str.upper).reply(["Help!"]).response == said.upper()
