@@ -142,7 +142,7 @@ def part_interval(
         small.append(_values(statistic, inside).var(axis=1, ddof=1))
         if parts == _PARTS:
             halves = _values(statistic, np.stack([inside[:, i] + inside[:, j] for i, j in _PAIRINGS], axis=1))
-            large.append(np.mean((halves[:, ::2] - halves[:, 1::2]) ** 2 / 2.0, axis=1))
+            large.append((halves[:, ::2] - halves[:, 1::2]) ** 2 / 2.0)
     variance, of_rows, rate = float(np.nanmean(np.concatenate(small))), size, 1.0
     if parts == _PARTS:
         quarter, variance, of_rows = variance, float(np.nanmean(np.concatenate(large))), 2 * size

@@ -117,7 +117,7 @@ class DistinctStatistic:
         self._num_items = np.bincount(rows, minlength=num_rows).astype(np.float64)
         order = np.lexsort((rows, items))
         self._rows = rows[order]
-        self._starts = np.flatnonzero(np.diff(items[order], prepend=-1))  # start of each item's rows
+        self._starts = np.unique(items[order], return_index=True)[1]  # start of each item's rows
 
     def __call__(self, weights: Float[np.ndarray, "R N"]) -> Float[np.ndarray, " R"]:
         if len(self._rows) == 0:
