@@ -113,7 +113,7 @@ class Checkpointer:
         """
         self.wait()
         folder = self._directory / _FOLDERS["last"]
-        lost: list[str] = []
+        problem = ""
         for step, path in reversed(list(_complete(folder))):
             try:
                 record = _verified(path)
@@ -121,15 +121,14 @@ class Checkpointer:
                 log.warning("%s is damaged (%s); falling back to the previous checkpoint.", path, error)
                 continue
             if problem := self._best_problem(step, record["best"]):
-                lost.append(problem)
                 log.warning("%s; %s builds on it. Falling back to the checkpoint before that.", problem, path)
                 continue
             state = self._restore(path, record, template)
             log.info("Continuing from the checkpoint %s.", path)
             self._forget_best(after=step)
             return step, state, record["extra"]
-        if lost:
-            raise CheckpointError(f"{lost[-1]}, and there is no older checkpoint. {remedy(self._directory.name)}")
+        if problem:
+            raise CheckpointError(f"{problem}, and there is no older checkpoint. {remedy(self._directory.name)}")
         if folder.is_dir() and any(folder.iterdir()):
             log.warning("%s holds no complete, undamaged checkpoint; training starts anew.", folder)
         self._forget_best(after=-1)

@@ -305,6 +305,19 @@ def test_half_written_folders_of_a_killed_process_are_removed(tmp_path):
     assert steps_in(tmp_path / "checkpoints") == ["3"]
 
 
+def test_what_cannot_be_removed_counts_no_more_and_stops_nobody(tmp_path):
+    """Somebody moved a checkpoint to another disk and left a link."""
+    saved(tmp_path, 3, 6)
+    link = tmp_path / "checkpoints" / "3"
+    link.rename(tmp_path / "elsewhere")
+    link.symlink_to(tmp_path / "elsewhere")
+    saved(tmp_path, 9)
+    assert restore(tmp_path)[0] == 9
+    assert steps_in(tmp_path / "checkpoints") == ["3", "6", "9"]
+    with pytest.raises(CheckpointError, match=r"checkpoints/3 failed .*; intact: the checkpoints of steps 6, 9\."):
+        saved(tmp_path, 3)  # Orbax refuses at once
+
+
 @pytest.mark.multidevice
 def test_restores_straight_into_another_mesh(tmp_path):
     saved(tmp_path, 3)

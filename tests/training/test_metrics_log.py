@@ -41,7 +41,7 @@ def test_resuming_drops_what_will_come_again(tmp_path):
             for step in (2, 4, 6):
                 log.write(step, "train", {"loss": float(step)})
     with path.open("a") as file:
-        file.write('{"stage": "second", "st')  # killed while writing
+        file.write('7\n{"stage": "second", "stdp": 6}\n{"stage": "second", "st')  # damaged; killed while writing
     with MetricsLog(path, stage="second", resume_step=4) as log:
         log.write(6, "train", {"loss": 7.0})
     rows = [(row["stage"], row["step"], row["loss"]) for row in read_jsonl(path)]
