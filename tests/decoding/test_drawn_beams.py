@@ -94,8 +94,8 @@ def test_what_comes_first_comes_as_often_as_drawing_without_replacement_has_it(o
 def test_what_is_cut_off_leaves_so_many():
     row = jnp.log(jnp.array([0.5, 0.3, 0.1, 0.06, 0.04]))
     off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
-    for options, many in (({}, 5), ({"top_k": 3}, 3), ({"top_p": 0.7}, 2), ({"min_p": 0.15}, 3), ({"top_p": 0.1}, 2)):
-        found = truncated(row, **{**off, **options}, at_least_tokens=2)
+    for options, many in (({}, 5), ({"top_k": 4}, 4), ({"top_p": 0.93}, 4), ({"min_p": 0.1}, 4), ({"top_p": 0.1}, 3)):
+        found = truncated(row, **{**off, **options}, at_least_tokens=3)
         assert np.isfinite(found).sum() == many, options
         np.testing.assert_array_equal(found[:many], row[:many])
 

@@ -55,8 +55,9 @@ def test_states_are_those_of_padded_arrays_side_by_side(model, arrays, params, r
 
 def test_gaps_within_a_passage_stay_out(model, arrays, params):
     ids, mask = arrays[0][:2], arrays[1][:2].copy()
-    mask[0, 2, 3:5] = False
+    mask[0, 2, 3:6] = False
     states, kept = PassageReader(model, rows=3, multiple=4, states_multiple=4)(params, ids, mask)
+    assert states.shape[1] == kept[0].sum() == 16  # a multiple already: nothing is rounded up
     padded = encoded(model, params, ids, mask)
     np.testing.assert_allclose(states[0][kept[0]], padded[0][mask[0].ravel()], rtol=1e-5, atol=1e-5)
 

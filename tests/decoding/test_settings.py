@@ -29,6 +29,7 @@ from empax.decoding.settings import DecodeSettings
         ({"suppress_tokens": (3,), "first_token": 3}, "first_token = 3 is in suppress_tokens"),
         ({"first_token": -1}, "first_token = -1"),
         ({"method": "beam", "num_beams": 4, "num_beam_groups": 3}, "num_beam_groups = 3 must divide num_beams = 4"),
+        ({"diversity_penalty": 1e5}, r"diversity_penalty = 100000\.0 must lie in \[0, 10000\.0\]"),
         ({"method": "beam", "diversity_penalty": 1.0}, "diversity_penalty = 1.0 .* num_beam_groups above 1"),
         (
             {"method": "beam", "num_beams": 2, "num_return_sequences": 3},
