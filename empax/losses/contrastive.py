@@ -26,7 +26,7 @@ def dense_retrieval_nll(
     allowed: Bool[Array, "B P"],
     valid: Bool[Array, " B"],
     *,
-    temperature: float = 1.0,
+    temperature: float,
 ) -> tuple[Mean, Metrics]:
     r"""Computes the negative log-likelihood of each query's positive among all passages of the batch.
 

@@ -13,7 +13,7 @@ from empax.core.types import Retrieved
 from empax.retrieval.exact import ExactIndex, ExactInParts, Groups, Queries, blocks, check_search, largest_group
 
 Found: TypeAlias = tuple[Int[np.ndarray, "Q K"], Float[np.ndarray, "Q K"]]
-"""Ids and scores of at most k rows of other groups, best first; where there are fewer, -1 and -inf."""
+"""Ids and scores of at most k rows of other groups, best first; where there are fewer, the score is -inf."""
 
 
 class ApproximateIndex:
@@ -48,7 +48,7 @@ class ApproximateIndex:
             found = self.best(queries[start:stop], groups[start:stop], k)
             width = found[0].shape[1]
             ids[start:stop, :width], scores[start:stop, :width] = found
-        short = np.flatnonzero(ids[:, min(k, self.num_rows) - 1] < 0)
+        short = np.flatnonzero(scores[:, min(k, self.num_rows) - 1] == -np.inf)
         if len(short):
             exact = self.exact.search(queries[short], k, query_groups=groups[short] if self.has_groups else None)
             ids[short], scores[short] = exact.ids, exact.scores

@@ -26,24 +26,24 @@ MakeEncoder = Callable[[], InstanceEncoder]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Lines of a file: the number of the part, from 0, the bytes before its first line, and its number of lines."""
+    """Lines of a file: how many lines and bytes are before them, and how many they are."""
 
-    number: int
+    before: int
     offset: int
     rows: int
 
     def file(self, folder: Path) -> Path:
         """Returns the path of the part's vectors."""
-        return folder / f"part-{self.number:06d}.npy"
+        return folder / f"part-{self.before:06d}.npy"
 
 
 def parts_of(path: Path, rows: int) -> list[Part]:
     """Splits a file into parts of `rows` lines; the last may have fewer."""
-    found, offset = [], 0
+    found, before, offset = [], 0, 0
     with path.open("rb") as file:
         while lines := list(itertools.islice(file, rows)):
-            found.append(Part(len(found), offset, len(lines)))
-            offset += sum(map(len, lines))
+            found.append(Part(before, offset, len(lines)))
+            before, offset = before + len(lines), offset + sum(map(len, lines))
     return found
 
 
@@ -60,7 +60,7 @@ class EmbedPart(beam.DoFn):
         with self._path.open("rb") as file:
             file.seek(part.offset)
             lines = [file.readline().decode() for _ in range(part.rows)]
-        rows = parse_jsonl(enumerate(lines, start=1), name=str(self._path))
+        rows = parse_jsonl(enumerate(lines, start=part.before + 1), name=str(self._path))
         vectors = self._encoder.embed_keys([instance_from_row(row) for _, row in rows])
         target = part.file(self._folder)
         write_atomically(target, lambda temporary: np.save(temporary, vectors))

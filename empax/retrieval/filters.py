@@ -109,8 +109,8 @@ def find_exemplars(
     if filter is None:
         return index.search(queries, k, query_groups=groups)
     searched = filter.searched or k * largest_group(index.groups)
-    wanted, most = filter.wanted(queries, emotions), min(max(searched, k), len(index))
-    ids, scores = np.full((len(queries), k), -1, np.int32), np.full((len(queries), k), -np.inf, np.float32)
+    wanted, most = filter.wanted(queries, emotions), max(min(searched, len(index)), k)
+    ids, scores = np.empty((len(queries), k), np.int32), np.empty((len(queries), k), np.float32)
     for start in range(0, len(queries), _QUERIES):
         part = slice(start, start + _QUERIES)
         found = index.search(queries[part], most, query_groups=groups[part])
@@ -124,9 +124,9 @@ def find_exemplars(
             fits &= ~np.take_along_axis(repeated, np.argsort(order, axis=1), axis=1)
             order = np.take_along_axis(order, np.argsort(repeated, axis=1, kind="stable"), axis=1)
         best = order[:, :k]
-        there, width = np.take_along_axis(fits, best, axis=1), best.shape[1]
-        ids[part, :width] = np.where(there, np.take_along_axis(found.ids, best, axis=1), -1)
-        scores[part, :width] = np.where(there, np.take_along_axis(found.scores, best, axis=1), -np.inf)
+        there = np.take_along_axis(fits, best, axis=1)
+        ids[part] = np.where(there, np.take_along_axis(found.ids, best, axis=1), -1)
+        scores[part] = np.where(there, np.take_along_axis(found.scores, best, axis=1), -np.inf)
     return Retrieved(ids=ids, scores=scores)
 
 

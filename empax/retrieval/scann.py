@@ -139,9 +139,7 @@ class ScannIndex(ApproximateIndex):
             barred |= (self._groups[ids] == groups[:, None]) & (groups > NO_GROUP)[:, None]
         scores[barred] = -np.inf
         rows, order = np.arange(len(ids))[:, None], np.lexsort((ids, -scores), axis=-1)[:, :k]
-        ids, scores = ids[rows, order], scores[rows, order]
-        ids[scores == -np.inf] = -1
-        return ids, scores
+        return ids[rows, order], scores[rows, order]
 
     def _candidates(self, queries: np.ndarray, k: int) -> np.ndarray:
         """Returns candidate row ids [Q, C] in no particular order, -1 = none."""

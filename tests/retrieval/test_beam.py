@@ -8,7 +8,7 @@ import pytest
 from empax.core.files import DataError, write_jsonl
 from empax.core.types import Instance
 from empax.data.dialogues import instance_to_row
-from empax.retrieval.beam import Part, embed_file, parts_of
+from empax.retrieval.beam import EmbedPart, Part, embed_file, parts_of
 
 INSTANCES = [Instance(f"d{i}#2", (f"I lost {i} dogs — again",), f"oh no {i}", "sad") for i in range(23)]
 
@@ -34,7 +34,7 @@ def corpus(tmp_path):
 
 def test_parts_are_lines_and_bytes(corpus):
     parts = parts_of(corpus, 10)
-    assert [(part.number, part.rows) for part in parts] == [(0, 10), (1, 10), (2, 3)]
+    assert [(part.before, part.rows) for part in parts] == [(0, 10), (10, 10), (20, 3)]
     with corpus.open("rb") as file:
         file.seek(parts[2].offset)
         assert json.loads(file.readline())["id"] == "d20#2"
@@ -53,7 +53,7 @@ def test_a_pipeline_that_failed_goes_on(corpus, tmp_path):
     with pytest.raises(Exception, match="out of memory"):
         embed_file(corpus, Broken, folder, rows_per_part=5)
     assert not (folder / "embeddings.npy").exists()
-    kept = Part(1, 0, 5).file(folder)
+    kept = Part(5, 0, 5).file(folder)
     kept.parent.mkdir(exist_ok=True)
     np.save(kept, np.full((5, 2), 7.0, np.float32))
     found = embed_file(corpus, Encoder, folder, rows_per_part=5)
@@ -71,3 +71,9 @@ def test_what_does_not_fit_is_named(corpus, tmp_path):
     np.save(Part(0, 0, 5).file(folder), np.zeros((4, 2), np.float32))
     with pytest.raises(DataError, match=r"part-000000.npy holds \(4, 2\), must be \(5, 2\); delete it"):
         embed_file(corpus, Encoder, folder, rows_per_part=5)
+    with corpus.open("a") as file:
+        file.write("{\n")
+    embed = EmbedPart(corpus, Encoder, folder)
+    embed.setup()
+    with pytest.raises(DataError, match=r"train\.jsonl, line 24: not valid JSON"):
+        next(embed.process(parts_of(corpus, 10)[2]))
