@@ -20,7 +20,8 @@ Filter: TypeAlias = Literal["none", "predicted_emotion", "gold_emotion"]
 
 _FILE = "filter.npz"
 _QUERIES = 1024  # queries at a time, since each has many rows before the filter
-_RIDGE = 1e-3  # relative to the mean of the diagonal
+_SHRINKAGE = 0.01  # of the covariance towards its mean variance
+_NEVER = -1e4  # the constant of an emotion that no row has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ class ExemplarFilter:
     one_per_dialogue: bool = False
 
     def predict(self, queries: Float[np.ndarray, "Q D"]) -> Int[np.ndarray, " Q"]:
-        """Predicts the emotion of each query, by least squares on its vector; index into EMOTIONS."""
+        """Predicts the emotion of each query from its vector; index into EMOTIONS."""
         assert self.weights is not None
         return (_with_one(queries) @ self.weights).argmax(axis=1)
 
@@ -131,18 +132,29 @@ def find_exemplars(
 
 
 def fit_emotions(vectors: Float[np.ndarray, "N D"], emotions: Int[np.ndarray, " N"]) -> Float[np.ndarray, "E C"]:
-    r"""Fits weights that predict the emotion of a vector: ridge regression of the 32 indicators, with a constant.
+    r"""Fits weights that predict the emotion of a vector by linear discriminant analysis, with a constant.
 
-    .. math:: W = (X^\top X + \lambda I)^{-1} X^\top Y
+    .. math:: w_e = \Sigma^{-1} (\mu_e - \mu), \quad b_e = \log \pi_e - \tfrac{1}{2} w_e^\top (\mu_e + \mu)
 
-    with lambda a thousandth of the mean of the diagonal. Rows with an unknown emotion are ignored. Ours: it needs no
-    training stage, and uses the retriever's vectors unchanged.
+    with the means mu_e and shares pi_e of the emotions, the mean mu of all vectors, and the covariance Sigma within
+    emotions, shrunk towards its mean variance. Rows with an unknown emotion are ignored.
+
+    Ours: it needs no training stage, and uses the retriever's vectors unchanged. Least squares on indicators would
+    hardly ever predict an emotion whose vectors lie between those of others (Hastie et al. 2009, Sec. 4.2).
     """
     known = emotions >= 0
-    rows, labels = _with_one(vectors[known]).astype(np.float64), np.eye(len(EMOTIONS))[emotions[known]]
-    penalty = _RIDGE * np.trace(rows.T @ rows) / rows.shape[1]
-    weights = np.linalg.solve(rows.T @ rows + penalty * np.eye(rows.shape[1]), rows.T @ labels)
-    return weights.astype(np.float32)
+    rows, labels = vectors[known].astype(np.float64), emotions[known]
+    counts, size = np.bincount(labels, minlength=len(EMOTIONS)), rows.shape[1]
+    middle = rows.mean(axis=0)
+    means = np.eye(len(EMOTIONS))[labels].T @ rows / np.maximum(counts, 1)[:, None]
+    apart = rows - means[labels]
+    within = apart.T @ apart / len(rows)
+    variance = max(float(np.trace(within)) / size, 1e-12)
+    within = (1.0 - _SHRINKAGE) * within + _SHRINKAGE * variance * np.eye(size)
+    weights = np.linalg.solve(within, (means - middle).T)
+    constants = np.log(np.maximum(counts, 1) / len(rows)) - 0.5 * ((means + middle) * weights.T).sum(axis=1)
+    weights[:, counts == 0] = 0.0
+    return np.concatenate([weights, np.where(counts > 0, constants, _NEVER)[None]]).astype(np.float32)
 
 
 def _with_one(vectors: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "N E"]:

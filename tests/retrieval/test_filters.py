@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from sklearn.linear_model import Ridge
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from empax.core.types import EMOTIONS
 from empax.retrieval.filters import ExemplarFilter, find_exemplars, fit_emotions, load_filter
 from empax.retrieval.index import IndexSettings, build_index
 
@@ -90,13 +89,21 @@ def test_one_row_of_a_dialogue_stays_and_those_of_the_turn_come_first(space, kin
 
 
 @pytest.mark.oracle
-def test_emotions_are_told_by_ridge_regression(space):
-    _, keys, _, _, _, emotions, _ = space
+def test_emotions_are_told_by_discriminant_analysis(space):
+    _, keys, queries, _, _, emotions, _ = space
     known = emotions >= 0
-    rows = np.concatenate([keys[known], np.ones((known.sum(), 1))], axis=1)
-    penalty = 1e-3 * np.mean(np.sum(rows**2, axis=0))
-    ridge = Ridge(alpha=penalty, fit_intercept=False).fit(rows, np.eye(len(EMOTIONS))[emotions[known]])
-    np.testing.assert_allclose(fit_emotions(keys, emotions), ridge.coef_.T, rtol=1e-4, atol=1e-6)
+    theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.01).fit(keys[known].astype(float), emotions[known])
+    scores = np.concatenate([queries, np.ones((len(queries), 1))], axis=1) @ fit_emotions(keys, emotions)
+    shares = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(shares[:, :3], theirs.predict_proba(queries), rtol=1e-3)
+    assert shares[:, 3:].max() == 0.0  # no row has them
+
+
+def test_an_emotion_between_two_others_is_told():
+    emotions = np.repeat(np.arange(3), 10)
+    vectors = (emotions[:, None] - 1 + 0.1 * np.random.default_rng(0).normal(size=(30, 1))).astype(np.float32)
+    filter = ExemplarFilter("predicted_emotion", 0, emotions, fit_emotions(vectors, emotions))
+    np.testing.assert_array_equal(filter.predict(vectors), emotions)
 
 
 def test_a_filter_is_kept_beside_its_index(space, tmp_path):

@@ -1,5 +1,6 @@
 """DPO, IPO, KTO: losses and gradients as the papers print them, what is preferred in a group, pairs from a file."""
 
+import functools
 import json
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from configs import emprl_transformer
 from empax.core.files import write_jsonl
 from empax.core.text_files import DataError
 from empax.core.types import Instance
@@ -129,6 +131,16 @@ def test_the_likelihood_changes_the_loss_and_zero_leaves_it(toy):
     loss = jax.jit(lambda p: task.loss(p, frozen, rollout.batch, KEY, train=False)[0].value())
     plain, nll = found(), float(loss(params))
     assert found(likelihood_weight=0.5) == pytest.approx(plain + 0.5 * nll, rel=1e-3)
+
+
+def test_gold_responses_count_as_much_beside_ipo_as_beside_dpo():
+    shares = []
+    for loss in ("dpo", "ipo"):
+        ppo = emprl_transformer.get_config(loss).ppo
+        function = functools.partial(getattr(preferences, f"{loss}_loss"), beta=ppo.beta)
+        near = [function(jnp.full(1, margin), jnp.zeros(1), jnp.ones(1, bool)).value() for margin in (-0.01, 0.01)]
+        shares.append(ppo.likelihood_weight / float(near[0] - near[1]))
+    assert shares[1] == pytest.approx(shares[0], rel=0.01)
 
 
 def test_pairs_of_a_file_are_learnt_from_as_they_stand(toy):
