@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import lempex
+from configs import lempex, reg_transformer
 from empax.models.heads import EMOTION_HEAD
+from empax.models.stack import Stack
 from empax.models.t5 import t5_from_scratch
 from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.task import Generator
@@ -82,6 +83,16 @@ def test_speakers_begin_as_large_as_words_and_at_zero_beside_pretrained_weights(
         found = started(params, {"token_embedding": 2 * table}, pretrained=pretrained)
         np.testing.assert_array_equal(found["speakers"], speakers)
         np.testing.assert_array_equal(found["model"]["token_embedding"], 2 * table)
+
+
+@pytest.mark.parametrize("decoder", [False, True])
+def test_positions_move_as_fast_as_in_other_transformers_from_scratch(decoder):
+    settings, other = lempex.get_config().generator, reg_transformer.get_config().generator
+    (own,), (group,) = settings.optimizer.groups, other.optimizer.groups
+    slopes = Stack(t5_from_scratch(20), 1, decoder)._slopes(jax.random.key(0), (32, 6))
+    step = settings.optimizer.learning_rate * own["learning_rate_scale"] * np.sqrt(np.mean(np.square(slopes)))
+    assert step == pytest.approx(other.optimizer.learning_rate * group["learning_rate_scale"], rel=0.2)
+    assert "groups" not in lempex.get_config("t5").generator.optimizer
 
 
 @pytest.mark.slow
