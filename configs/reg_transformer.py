@@ -197,7 +197,6 @@ def distillation() -> dict:
         "signal": "metrics",
         "utility": {"bleu": 1.0, "f1": 1.0, "rouge_l": 1.0},  # Table 2 removes one at a time
         "target_temperature": 0.02,  # ours; tau is not given
-        "score_temperature": 0.1,  # ours: cosines have a small range
         "replace_probability": 0.2,  # ours; k of Eq. 5 is not given
         "emotion_weight": 1.0,  # ours
         "explore_tokens": 20,  # ours

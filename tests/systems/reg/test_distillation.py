@@ -7,6 +7,7 @@ import optax
 import pytest
 import torch
 
+from configs import reg_transformer
 from empax.core.config import ConfigError
 from empax.evaluation.device_metrics import UtilityWeights
 from empax.systems.reg.distillation import emdr2, retriever_kl, target_distribution
@@ -137,6 +138,23 @@ def test_the_printed_form_is_least_when_all_scores_are_infinite():
 def test_a_temperature_of_zero_is_refused():
     with pytest.raises(ValueError, match=r"temperature = 0.0 .* above 0"):
         target_distribution(jnp.zeros((B, K)), ALL, temperature=0.0)
+
+
+def test_utilities_that_tell_nothing_hardly_teach_the_recipes_retriever_to_rank_random_candidates_as_high():
+    rng = np.random.default_rng(0)
+    rows = 200
+    settings = DistillationSettings(**{**reg_transformer.distillation(), "utility": UtilityWeights()})
+    # Two retrieved candidates and a random one: cosines of MiniLM, halved by `emotion_share`.
+    scores = np.tile(0.5 * np.array([0.65, 0.65, 0.1], np.float32), (rows, 1))
+    utilities = rng.normal(0.13, 0.06, size=(rows, 3)).astype(np.float32)
+    mask, valid = jnp.ones((rows, 3), bool), jnp.ones(rows, bool)
+    targets = target_distribution(jnp.asarray(utilities), mask, temperature=settings.target_temperature)
+
+    @jax.jit
+    def loss(scores):
+        return retriever_kl(scores, targets, mask, valid, temperature=settings.score_temperature).value()
+
+    assert loss(jnp.asarray(scores)) - loss(jnp.zeros_like(scores)) < 0.1
 
 
 @pytest.mark.parametrize("kind", ["metric", "pdist", "emdr2"])
