@@ -77,8 +77,8 @@ _READS = {
 
 def options(*, prompted: bool) -> dict[str, Any]:
     """Returns the published decoding options; `prompted`: of SmolLM2, which reads "I'm" as two tokens, T5 as three."""
-    sizes = {"min_new_tokens": 8, "max_new_tokens": 40}
-    return {"num_beams": 4, "no_repeat_ngram_size": 3 if prompted else 4, **sizes}
+    chosen = {"no_repeat_ngram_size": 3, "min_new_tokens": 8} if prompted else {"no_repeat_ngram_size": 4}
+    return {"num_beams": 4, **chosen, "max_new_tokens": 40}
 
 
 def publish(workdir: Path, output: Path, decode: Mapping[str, Any] | None = None) -> str:

@@ -21,7 +21,7 @@ Filter: TypeAlias = Literal["none", "predicted_emotion", "gold_emotion"]
 _FILE = "filter.npz"
 _QUERIES = 1024  # queries at a time, since each has many rows before the filter
 _SHRINKAGE = 0.01  # of the covariance towards its mean variance
-_NEVER = -1e4  # the constant of an emotion that no row has
+_NEVER = -1e30  # the constant of an emotion that no row has; of few rows in many dimensions, others have -1e4 and less
 
 
 @dataclasses.dataclass(frozen=True)
