@@ -109,7 +109,7 @@ class Study:
         """Returns the raters' part as JSON: nothing in it identifies systems, repeats or checks.
 
         So no reply has the blanks of a tokeniser or is in lower case, by which raters would recognise systems: models
-        from scratch write no capitals, people do in nine of ten replies.
+        from scratch write no capitals.
         """
         items = [
             {"number": i.number, "context": list(i.context), "replies": [with_capitals(as_typed(r)) for r in i.replies]}

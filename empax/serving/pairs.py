@@ -12,7 +12,7 @@ from empax.core.config import LARGEST_INT, ConfigError
 from empax.core.protocols import Examples
 from empax.core.types import Batch
 from empax.data.batches import eval_batches, padded_lengths
-from empax.data.english import typed
+from empax.data.english import with_plain_quotes
 
 Texts: TypeAlias = Iterable[str]
 """A list, a tuple, a generator, a NumPy array, a pandas column, or any other iterable of texts."""
@@ -49,7 +49,7 @@ def check_whole(name: str, value: Any, *, least: int) -> None:
 def checked_texts(texts: Texts, name: str, *, mend: bool = False) -> list[str]:
     """Returns the texts as a list; `name` is the caller's argument.
 
-    `mend` turns lone surrogates into "?", and quotation marks into those that corpora have (`data.english.typed`).
+    `mend` turns lone surrogates into "?", and typographic quotes into plain ones.
 
     Raises:
       ConfigError: `texts` is not a sequence of texts; the message names it or its first invalid item.
@@ -62,7 +62,7 @@ def checked_texts(texts: Texts, name: str, *, mend: bool = False) -> list[str]:
 
 
 def given_turns(turns: Texts | str, name: str) -> tuple[str, ...]:
-    """Returns the turns of a conversation, as typed on a keyboard, without surrounding blanks; one text is one turn.
+    """Returns the turns of a conversation, with plain quotes, without surrounding blanks; one text is one turn.
 
     Raises:
       ConfigError: there is no turn, or a turn is not a text; `name` is the caller's argument.
@@ -110,7 +110,7 @@ def _text(text: Any, where: str, *, mend: bool = False) -> str:
     if not isinstance(text, str):
         raise ConfigError(f"{where} is {_kind(text)}; it must be a text.")
     if mend:
-        return typed(text.encode(errors="replace").decode())
+        return with_plain_quotes(text.encode(errors="replace").decode())
     try:
         text.encode()
     except UnicodeEncodeError as error:

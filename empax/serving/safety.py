@@ -45,7 +45,7 @@ def answer_to_danger(text: str) -> str | None:
 def without_fixed(turns: Sequence[str]) -> tuple[str, ...]:
     """Returns the turns, the newest last, without each `ANSWER` and the message before it.
 
-    No model has learned to continue a conversation after it: it takes 264 of T5's tokens, in six languages.
+    No model has learned to continue a conversation after it: it is long, and in six languages.
     """
     kept = list(turns)
     for place in range(len(kept) - 2, -1, -2):  # the turns of the other side

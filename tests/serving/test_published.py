@@ -19,7 +19,6 @@ from empax.data.sample import load_dialogues
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.wheels import FLAN_T5, NAMED, PUBLISHED, T5_REPLIES
 from empax.decoding.generation_config import FILE
-from empax.interop.huggingface import resolve
 from tests.serving.models import WIDER, saved
 
 TEXTS = ["I feel sad today", "oh no what happened to you"]
@@ -123,27 +122,25 @@ def test_adapters_on_a_published_name_are_saved_with_those_beneath(published, tm
     assert tuned.generate(TEXTS, **greedy) == [greedy_text(theirs, tokenizer, text, **greedy) for text in TEXTS]
 
 
-def test_a_reply_of_the_t5_may_say_im_twice():
-    try:
-        tokenizer = load_tokenizer(THE_WHEEL())
-    except ConfigError as error:
-        pytest.skip(str(error))
+def may_say_im_twice(tokenizer, size):
     ids = tokenizer.encode("I'm sorry to hear that. I'm sure it gets better.")
+    several = list(zip(*(ids[i:] for i in range(size)), strict=False))
+    return len(set(several)) == len(several)
+
+
+def test_a_reply_of_the_t5_may_say_im_twice():
+    tokenizer = load_tokenizer(THE_WHEEL())
     sizes = [load_recipe("reg_t5").reg.decoding.no_repeat_ngram]
     sizes.append(load_recipe(f"published:{T5_REPLIES}").seq2seq.decoding.no_repeat_ngram)
     sizes.append(json.loads((wheels.published_folder(T5_REPLIES) / FILE).read_text())["no_repeat_ngram_size"])
     sizes += [load_recipe(form).nec.decoding.no_repeat_ngram for form in ("nec", "nec:no_contrast")]
     sizes += [load_recipe(form).evaluate.decoding.no_repeat_ngram for form in CONSENSUS_OF_T5]
-    for size in sizes:
-        several = list(zip(*(ids[i:] for i in range(size)), strict=False))
-        assert len(set(several)) == len(several)
+    assert all(may_say_im_twice(tokenizer, size) for size in sizes)
+    assert not may_say_im_twice(tokenizer, 3)
 
 
-def test_a_reply_in_the_words_of_bert_may_say_im_twice():
-    ids = load_tokenizer(resolve("minilm")).encode("I'm sorry to hear that. I'm sure it gets better.")
-    size = load_recipe("lempex:consensus").evaluate.decoding.no_repeat_ngram
-    several = list(zip(*(ids[i:] for i in range(size)), strict=False))
-    assert len(set(several)) == len(several)
+def test_a_reply_in_the_words_of_bert_may_say_im_twice(minilm):
+    assert may_say_im_twice(load_tokenizer(minilm), load_recipe("lempex:consensus").evaluate.decoding.no_repeat_ngram)
     assert load_recipe("nec:scratch,consensus").evaluate.decoding.no_repeat_ngram == 3
 
 

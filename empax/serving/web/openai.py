@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from empax.data.english import typed
+from empax.data.english import with_plain_quotes
 from empax.decoding.settings import LEAST_TEMPERATURE
 from empax.serving.web.systems import Asked, Said
 
@@ -106,7 +106,7 @@ def _turns(messages: Any) -> tuple[str, ...]:
             raise wrong(f"{where}.role", f"{role!r:.40} must be {expected!r}: {rule}")
         if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
             content = "".join(text_of(part.get("text"), f"{where}.content") for part in content)
-        turns.append(typed(text_of(content, f"{where}.content")).strip())
+        turns.append(with_plain_quotes(text_of(content, f"{where}.content")).strip())
     if not turns[-1]:
         raise wrong(f"messages[{len(turns) - 1}].content", "is empty; there is nothing to answer.")
     return tuple(turns)
