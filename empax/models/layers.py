@@ -128,11 +128,12 @@ class Norm(nn.Module):
     kind: str
     eps: float
     dtype: DTypeLike = jnp.float32
+    scale_init: nn.initializers.Initializer = nn.initializers.ones
 
     @nn.compact
     def __call__(self, values: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
         size = values.shape[-1]
-        scale = self.param("scale", nn.initializers.ones, (size,))
+        scale = self.param("scale", self.scale_init, (size,))
         values = values.astype(jnp.float32)
         if self.kind == "layer":
             values = values - jnp.mean(values, axis=-1, keepdims=True)
@@ -149,6 +150,12 @@ def over_last(vector: Num[Array, " D"], ndim: int) -> Num[Array, "*B D"]:
 
 
 normal = nn.initializers.normal
+
+
+def alternating(rng: jax.Array, shape: tuple[int], dtype: DTypeLike = jnp.float32) -> Float[Array, " D"]:
+    """Returns the initial scale 1, -1, 1, ... of a norm."""
+    del rng
+    return (1 - 2 * (jnp.arange(*shape) % 2)).astype(dtype)
 
 
 class Attention(nn.Module):

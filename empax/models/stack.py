@@ -224,7 +224,7 @@ class Stack(nn.Module):
         if c.embedding_norm:
             self.embedding_norm = c.make_norm()
         if c.final_norm:
-            self.final_norm = c.make_norm()
+            self.final_norm = c.make_norm(alternates=self.decoder and c.alternating_norm)
         self.dropout = Dropout(c.dropout)
 
     def project(self, embedded: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

@@ -82,11 +82,12 @@ def t5_from_scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
     """Returns the settings of a T5 v1.0 of any size: pre-norm, no biases, unscaled attention, tied and scaled output.
 
     Its relative bias starts as ALiBi's (`relative_slopes`); T5's own start near 0 would stay weak for long.
+    The signs of its decoder's final norm alternate at first (`alternating_norm`).
     The default is LEMPEx' "GloVe-T5" (Majumder et al., Sec. 3.2), with 27,575,184 parameters for its 21,132 words.
     `changes` are any fields of TransformerConfig.
     """
     fields = {"d_model": 300, "d_kv": 50, "d_ff": 2048, "num_heads": 6, "num_layers": 6, "vocab_size": vocab_size}
-    return dataclasses.replace(t5_config(fields, relative_slopes=True), **changes)
+    return dataclasses.replace(t5_config(fields, relative_slopes=True, alternating_norm=True), **changes)
 
 
 def mt5_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:

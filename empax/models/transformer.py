@@ -37,6 +37,7 @@ def scratch(vocab_size: int, **changes: Any) -> TransformerConfig:
         inner_dropout=False,
         embed_scale=True,
         relative_slopes=True,
+        alternating_norm=True,
     )
     return dataclasses.replace(defaults, **changes)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, TypeAlias
 
+import flax.linen as nn
 import jax.numpy as jnp
 
 from empax.core.config import ConfigError, check_numbers
 from empax.models.attention_kernels import AttentionKernel
-from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS, Attention, Norm, Sinusoids
+from empax.models.layers import ACTIVATIONS, GATED_ACTIVATIONS, Attention, Norm, Sinusoids, alternating
 
 Remat: TypeAlias = Literal["none", "minimal", "full"]
 """What the backward pass recomputes, see `models.scanned.rematerialized`."""
@@ -59,6 +60,9 @@ class TransformerConfig:
       embedding_norm: whether a norm follows the embeddings, one in each stack (BART).
       embedding_projection: whether a matrix, one per stack, projects the scaled embeddings before positions are added.
       embed_scale: whether embeddings are scaled by sqrt(d_model), as in Vaswani et al. 2017.
+      alternating_norm: whether the scale of the decoder's final norm starts as 1, -1, 1, ...; else it starts as 1.
+        Ours: with 1 and a tied output layer, the state of a token that was just read is nearest to its own embedding.
+        Such a model begins by repeating each token, and unlearns this slowly.
       output_scale: whether output logits are scaled by d_model ** -0.5 (T5 v1.0).
       output_bias: whether a constant is added to the logits (BART's `final_logits_bias`); it is never trained.
       init_scale: factor on every initial weight except embeddings.
@@ -95,6 +99,7 @@ class TransformerConfig:
     attention_scale: bool = True
     position: Literal["relative", "sinusoidal", "learned"] = "relative"
     relative_slopes: bool = False
+    alternating_norm: bool = False
     sinusoids: Sinusoids = "tensor2tensor"
     relative_buckets: int = 32
     relative_max_distance: int = 128
@@ -140,8 +145,9 @@ class TransformerConfig:
         rate = self.dropout if self.activation_dropout is None else self.activation_dropout
         return rate if self.inner_dropout else 0.0
 
-    def make_norm(self) -> Norm:
-        return Norm(self.norm, self.layer_norm_eps, jnp.dtype(self.dtype))
+    def make_norm(self, *, alternates: bool = False) -> Norm:
+        init = alternating if alternates else nn.initializers.ones
+        return Norm(self.norm, self.layer_norm_eps, jnp.dtype(self.dtype), init)
 
     def initial_embedding_stddev(self) -> float:
         """Returns the standard deviation of initial token and position embeddings."""

@@ -210,11 +210,27 @@ def test_weights_begin_with_the_spread_of_their_inputs(changes, wider):
         np.testing.assert_allclose(spread, wanted[name.rsplit("/", 1)[-1]], rtol=0.2, err_msg=name)
 
 
+@functools.lru_cache
+def begun(config):
+    model = EncoderDecoder(config(V, d_model=16, num_heads=2, head_dim=8, d_ff=8))
+    return jax.jit(model.init)(jax.random.key(0), *example())["params"]
+
+
+@pytest.mark.parametrize("config", [scratch, t5_from_scratch])
+def test_an_untrained_decoder_does_not_repeat_the_token_that_it_has_just_read(config):
+    """Its states still hold that token's embedding, which is also a row of the output layer."""
+    params = begun(config)
+    table, scale = np.asarray(params["token_embedding"]), np.asarray(params["decoder"]["final_norm"]["scale"])
+    logits = (table * scale) @ table.T
+    assert abs(np.diag(logits).mean()) < logits[~np.eye(V, dtype=bool)].std()
+    np.testing.assert_array_equal(np.abs(scale), 1.0)
+    np.testing.assert_array_equal(params["encoder"]["final_norm"]["scale"], 1.0)
+
+
 @pytest.mark.parametrize("config", [scratch, t5_from_scratch])
 def test_the_relative_bias_begins_as_alibis(config):
     """-slope * distance, also for far keys, where a bucket holds several distances."""
-    model = EncoderDecoder(config(V, d_model=16, num_heads=2, head_dim=8, d_ff=8))
-    params = jax.jit(model.init)(jax.random.key(0), *example())["params"]
+    params = begun(config)
     for stack, sides in (("encoder", (-1, 1)), ("decoder", (-1,))):
         table = np.asarray(params[stack]["relative_bias"])
         for distance in (side * d for side in sides for d in range(100)):
