@@ -1,13 +1,14 @@
 """The generator: off, every flag leaves the plain model; on, each changes what it says it does."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import lempex, reg_transformer
+from configs import common, lempex, reg_transformer
 from empax.models.heads import EMOTION_HEAD
 from empax.models.stack import Stack
 from empax.models.t5 import t5_from_scratch
@@ -92,7 +93,16 @@ def test_positions_move_as_fast_as_in_other_transformers_from_scratch(decoder):
     slopes = Stack(t5_from_scratch(20), 1, decoder)._slopes(jax.random.key(0), (32, 6))
     step = settings.optimizer.learning_rate * own["learning_rate_scale"] * np.sqrt(np.mean(np.square(slopes)))
     assert step == pytest.approx(other.optimizer.learning_rate * group["learning_rate_scale"], rel=0.2)
-    assert "groups" not in lempex.get_config("t5").generator.optimizer
+
+
+def test_speakers_can_become_as_large_as_the_words_of_a_pretrained_t5():
+    """Whose embeddings have a root mean square of 13.5; speakers begin at zero, and alone part the turns."""
+    config = lempex.get_config("t5")
+    optimizer, (group,) = config.generator.optimizer, config.generator.optimizer.groups
+    assert re.search(group["pattern"], "speakers")
+    assert not re.search(group["pattern"], "model/token_embedding")
+    assert 8 < optimizer.learning_rate * group["learning_rate_scale"] * config.generator.steps / 2 < 20
+    assert config.lempex.generator.unroll == config.judges.encoder.unroll == common.ON_CPU["unroll"]
 
 
 @pytest.mark.slow
