@@ -45,8 +45,6 @@ def recipe(model: str, form: str) -> ConfigDict:
     config.evaluate.update({"buckets": start.evaluate.buckets, "batch_size": 16})
     if "ppo" in config:
         config.ppo.update({"buckets": start.generator.buckets, "max_validation_examples": 500})
-        # ours: in bfloat16, the programs of the rollout and of the loss round differently.
-        config.ppo.guard_tolerance = 0.03
         # ours: the rates of the policy's updates sum to those of the paper's 6,400. GRPO's policy learns in all 900
         # updates, PPO's in the last 820.
         config.ppo.optimizer.learning_rate = 1.71e-4 if "value_warmup_steps" in config.ppo else 1.42e-4

@@ -52,8 +52,6 @@ def main(workdir: Path, kind: str, rows: int, file: Path | None) -> None:
         raise ConfigError(f"{workdir} reads no exemplars to copy from; take knn, or a run that reads some.")
     task, asked = answerer.task, draw(load_instances(run, "validation"), rows)
     params, examples = answerer._params, answerer._make_examples(asked).examples
-    if hasattr(task, "retriever"):
-        task, params = task.generator, params["generator"]
 
     def of_corpus(params: Any, batch: Any, read: Any) -> Callable[..., jax.Array]:
         if kind == "knn":

@@ -172,6 +172,15 @@ def test_no_stage_of_two_forms_together_is_idle(name):
             assert not idle(plain(recipe.get_config(",".join(dict.fromkeys(pair))))), pair
 
 
+@pytest.mark.parametrize("recipe", [emprl_transformer, emprl_t5, emprl_llm])
+@pytest.mark.parametrize("form", ["", "grpo", "gspo"])
+def test_policies_may_begin_where_bfloat16_rounds_responses_otherwise(recipe, form):
+    config = recipe.get_config(form)
+    exact = config.emprl.generator.dtype == "float32"
+    assert exact == (form == "gspo")
+    assert config.ppo.get("guard_tolerance") == (None if exact else 0.05)
+
+
 def test_facts_that_nobody_reads_are_not_looked_for():
     assert "knowledge" not in nec.get_config("no_entity,no_social").run
     assert "knowledge" in nec.get_config("no_entity").run
@@ -242,6 +251,13 @@ def test_necs_beams_say_no_sentence_twice(form):
     config = plain(nec.get_config(form))
     size = 3 if {"scratch", "bart"} & set(form.split(",")) else 4
     assert config["evaluate"].get("decoding", config["nec"]["decoding"])["no_repeat_ngram"] == size
+
+
+@pytest.mark.parametrize("recipe", [emprl_transformer, emprl_t5, emprl_llm])
+def test_whole_dialogues_are_answered_in_as_many_rows_as_single_turns(recipe):
+    """Few dialogues have more than two listener turns, so that further ones would be filler rows."""
+    dialogues, turns = (recipe.get_config(form).ppo for form in ("trajectory", ""))
+    assert (dialogues.max_turns, dialogues.max_turns * dialogues.batch_size) == (2, turns.batch_size)
 
 
 def test_the_documents_contrast_for_reg_splits_no_batch():

@@ -96,7 +96,7 @@ def test_an_update_of_a_policy_costs_what_it_reads_and_answers():
         return update_flops(sketch_stage(plan, list(plan.stages.values())[-1]))
 
     alone = cost("")
-    assert cost("trajectory") == 4 * alone  # turns of each dialogue
+    assert cost("trajectory") == 2 * alone  # turns of each dialogue
     assert cost("retrieval") > 1.5 * alone  # two exemplars for each context
 
 

@@ -34,7 +34,7 @@ from empax.systems.emprl.kl import kl_penalty
 from empax.systems.emprl.rewards import EmpathyReward
 from empax.systems.emprl.settings import GrpoTaskSettings, PpoTaskSettings
 from empax.systems.emprl.tasks import Grpo, Ppo
-from empax.systems.reg.tasks import Joint
+from empax.systems.reg.tasks import GuidedGenerator, Joint
 
 NAMES = core.EMOTIONS
 ROWS, SOURCE, TARGET, WIDTH, WORDS = 3, 4, 5, 6, 7
@@ -170,7 +170,8 @@ def test_joint_training_weighs_generator_and_retriever_with_all_their_parts(alph
 
 def test_both_heads_together_are_the_sum_of_their_log_probabilities():
     other = RNG.normal(size=(ROWS, 4)) * 3
-    found = joint().read({"generator": PARAMS, "retriever": other}, BATCH)
+    given = {**vars(generator()), "heads": ("generator", "retriever", "both"), "retriever": Ranker.encoder}
+    found = GuidedGenerator(**given).read({**PARAMS, "retriever": other}, BATCH)
     own = POOLED @ HEAD
     np.testing.assert_array_equal(found["generator"], own.argmax(axis=1))
     np.testing.assert_array_equal(found["retriever"], other.argmax(axis=1))

@@ -35,7 +35,7 @@ def test_the_table_has_what_a_run_with_that_weight_would_report(finished, tmp_pa
     asked = draw(load_instances(run, "validation"), 6)
     for weight in (0.0, 0.2):
         own = NeighbourSettings(**{f"{kind}_weight": weight})
-        task = dataclasses.replace(made.task, generator=dataclasses.replace(made.task.generator, neighbours=own))
+        task = dataclasses.replace(made.task, neighbours=own)
         answerer = Answerer(task, made._params, made._make_examples, made.tokenizer, made.buckets)
         if kind == "knn":
             answerer.remember(load_instances(run, "train"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -20,11 +20,13 @@ from empax.data.batches import draw_rows
 from empax.data.exemplars import Corpus, ExemplarExamples, encode_keys, encode_queries, traits
 from empax.data.sources import SourceForm
 from empax.data.store import load_candidates, load_instances, run_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
 from empax.interop.pretrained_encoders import LoadedEncoder, load_encoder
-from empax.models.dual_encoder import Towers, random_params
+from empax.models.dual_encoder import DualEncoder, Towers, random_params
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.answerer import AnswerExamples
 from empax.parts.generator.parts import GeneratorParts
+from empax.parts.generator.trained import Trained
 from empax.retrieval.encode import BUCKETS, CorpusEncoder, Embedder
 from empax.retrieval.filters import ExemplarFilter, find_exemplars, load_filter
 from empax.retrieval.index import Index, load_index
@@ -94,6 +96,14 @@ class RetrievalParts:
             key_text=self.key_text,
             hash=hash_json([hash_tree(made_by), settings, self.settings.key, self.settings.query, *more]),
         )
+
+    def to_export(
+        self, stage: str, model: DualEncoder, params: Params, max_tokens: int, *, pretrained: str = ""
+    ) -> Trained:
+        """Returns an encoder that `stage` trained; it began as `pretrained`, empty = as the settings say."""
+        tokenizer, settings = cast(SubwordTokenizer, self.encoder.tokenizer), self.settings
+        base = pretrained or settings.retriever.pretrained
+        return Trained(stage, "retriever", model, params, tokenizer, settings.decoding, base, max_tokens=max_tokens)
 
 
 def searched_instances(run: RunContext, index: str, split: str, limit: int) -> tuple[list[Instance], np.ndarray]:

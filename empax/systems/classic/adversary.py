@@ -91,11 +91,10 @@ def adversarial_losses(
     .. math:: L_G = -f(s), \quad L_f = f(s) - f(r) + \lambda\,\mathrm{penalty}
 
     with r the embeddings of the gold response and s their expectation under the model, teacher-forced. The generator
-    learns from L_G alone and the critics from L_f alone; nothing else learns from either. With `published`, L_G has no
-    gradient.
+    learns from L_G (with `published` it has no gradient), the critics from L_f, and nothing else from either.
+    Source: Li et al. 2020 (EmpDG) for the critics' inputs.
 
-    `model` is a `systems.classic.model.Classic` with an adversary, `lexicon` masks the ids of emotion words, and `rng`
-    samples the points between real and fake. Source: Li et al. 2020 (EmpDG) for the critics' inputs.
+    `model` is a `systems.classic.model.Classic`, `lexicon` masks the ids of emotion words.
 
     Returns:
       For each of LOSSES the value of each row, and a mask of the rows that have a next turn.

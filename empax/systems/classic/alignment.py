@@ -99,8 +99,7 @@ def chosen(
 ) -> tuple[Float[Array, "B D"], Float[Array, "B J"]]:
     r"""Returns the attention-weighted mean of tanh(memory), and the weights; zeros if a row has no memory.
 
-    Departure: logits are divided by \sqrt D, in the released code (`published`) they are not. With 300 features, new
-    vectors then give nearly all weight to one node, by chance.
+    Departure: unless `published`, logits are divided by \sqrt D: else one node gets nearly all weight, by chance.
     """
     memory, scale = jnp.tanh(memory), 1.0 if published else query.shape[-1] ** -0.5
     logits = jnp.where(mask, scale * jnp.einsum("BD,BJD->BJ", query, memory), MASKED)
@@ -132,11 +131,9 @@ def nearness(
     .. math:: -\log \sigma(f(a, b) - f(a, b')) - \log \sigma(f(a, b) - f(a', b)), \quad
               f(a, b) = \sigma(a \cdot b / \sqrt D)
 
-    with a the `first`, b the `second`, and a' and b' those of the row `giver`. For `published` see `AlignmentSettings`:
-    log sigma(sigma(...)), and f(a, b) = sigma(a . b).
-
-    Departure: the product is divided by the root of the width D. With 300 features, a product of new vectors has a
-    standard deviation of 17, where the sigmoid has no gradient.
+    with a the `first`, b the `second`, and a' and b' those of the row `giver`. As `published`: log sigma(sigma(...)),
+    and f(a, b) = sigma(a . b).
+    Departure: products are divided by the root of the width D, or those of 300 features leave the sigmoid no gradient.
     """
     scale = 1.0 if published else first.shape[-1] ** -0.5
 
@@ -153,10 +150,10 @@ def nearness(
 class Alignment(Reader):
     r"""Two graphs: of words and their concepts, and of the last turn, its clauses and what follows from each.
 
-    The context attends to each graph (prior), and so does the response (posterior); a KL term pulls the prior to the
-    posterior. The summary of one graph must be near that of the other (coarse), and each fact near the feeling of its
-    turn or clause (fine). The decoder reads W_2 ReLU(W_1 [h; k; e]): k summarizes the facts; e mixes concepts and
-    feelings, and the emotion is read from it. Every decoder layer attends to both graphs.
+    The context attends to each graph (prior), and so does the response (posterior), to which a KL pulls the prior. The
+    summaries of the graphs must be near each other (coarse), and each fact near the feeling of its turn or clause
+    (fine). The decoder reads W_2 ReLU(W_1 [h; k; e]), with k the summary of the facts, and e that of concepts and
+    feelings, from which the emotion is read. Every decoder layer attends to both graphs.
 
     Departure: layers read the source first, then the graphs; the mean of the feelings excludes padding; the posterior's
     queries have no role embedding; graphs have no dropout. Negatives come from the next row; a batch of one has none.

@@ -54,9 +54,7 @@ class ConceptsSettings:
 class ConceptPicker:
     """Picks the concepts of a context's words from facts about the things in it.
 
-    Attributes:
-      words: the tokenizer's words by id, in lower case.
-      intensities: their emotional intensities, in [0, 1].
+    `words` are the tokenizer's by id, in lower case, with their emotional `intensities`, in [0, 1].
     """
 
     settings: ConceptsSettings
@@ -113,15 +111,12 @@ def check_intensity(name: str) -> None:
 
 @functools.cache
 def _intensities(name: str) -> Mapping[str, float]:
-    r"""Reads the emotional intensity of each word.
+    r"""Reads the emotional intensity of each word; raises as `check_intensity` does.
 
     .. math:: (\lVert (v, a / 2) - (1/2, 0) \rVert_2 - 0.06467) / 0.607468
 
-    for valence v and arousal a in [0, 1]; for VADER, the absolute valence over 4.
-
-    Source: Li et al. 2022 (KEMP), Eq. 1, and its code.
-    Departure: VADER's lexicon, which comes with this package's requirements, has no arousal; NRC_VAD is not free.
-    Raises as `check_intensity` does.
+    for valence v and arousal a in [0, 1]; for VADER, the absolute valence over 4. Source: Li et al. 2022 (KEMP), Eq. 1,
+    and its code. Departure: VADER's lexicon has no arousal, and NRC_VAD is not free.
     """
     check_intensity(name)
     if name == "vader":

@@ -184,8 +184,8 @@ def _following(instances: Sequence[Instance]) -> list[str]:
 def emotional_words(name: str, tokenizer: Tokenizer) -> Bool[np.ndarray, " V"]:
     """Returns a mask of the ids that are words of the lexicon `name`, "vader" or a file with one word on each line.
 
-    Departure: EmpDG takes the NRC lexicon, whose terms are not free; VADER's comes with this package's requirements.
-    Raises ConfigError if there is no such file or it has none of the words, and DataError if it is not text.
+    Departure: EmpDG takes the NRC lexicon, whose terms are not free. Raises ConfigError if there is no such file or it
+    has none of the words, and DataError if it is not text.
     """
     words = _lexicon(name)
     found = np.array([tokenizer.decode([i]).strip() in words for i in range(tokenizer.vocab_size)])

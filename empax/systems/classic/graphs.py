@@ -28,9 +28,7 @@ class GraphAttention(nn.Module):
 
     with r and s vectors of the kind of the edge from i to j, if edges have kinds, and c the inverse square root of the
     head's width. A node without edges reads zeros.
-
-    Departure: KEMP has c = 1. With 300 features, the initial logits then have a standard deviation of 35, and nearly
-    every node reads a single neighbour, by chance.
+    Departure: KEMP has c = 1, by which nearly every new node reads a single neighbour, by chance.
 
     Attributes:
       num_heads: heads of D / num_heads features each. Source: one, KEMP; two, CASE.
@@ -103,10 +101,8 @@ class Concepts(Reader):
 
     with \eta the intensity of each word's emotion. The emotion is read from s, the signal. Every decoder layer reads
     it too: W [a; s] of its attention a is W_1 a + W_2 s, where W_1 is merged with the attention's output matrix.
-
-    Departure: concepts follow the words directly, without a separator, where the released code has padding between
-    them; the graph has no dropout. Padding counts in neither graph nor signal, unless `published`.
-    Source: Li et al. 2022 (KEMP), released code.
+    Source: Li et al. 2022 (KEMP), released code. Departure: concepts follow the words without padding, which counts in
+    neither graph nor signal, unless `published`; the graph has no dropout.
     """
 
     settings: ConceptsSettings
@@ -157,15 +153,11 @@ def attention_loss(
     shares: Float[Array, "B S"],
     mask: Bool[Array, "B S"],
 ) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
-    r"""Returns the mean squared error between the decoder's attention and the intensities.
+    r"""Returns the mean squared error between the decoder's attention and the intensities, and the rows that count.
 
     .. math:: \mathrm{mean}_s (\mathrm{mean}_t a_{ts} - softmax(\eta)_s)^2
 
-    Departure: KEMP's code counts padding in both means.
-    Source: Li et al. 2022 (KEMP), released code.
-
-    Returns:
-      The loss of each row, and a mask of the rows that have a response.
+    Source: Li et al. 2022 (KEMP), released code. Departure: that counts padding in both means.
     """
     attended = masked_mean(weights, target_mask)
     squares = jnp.where(mask, jnp.square(attended - shares), 0.0).sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1)

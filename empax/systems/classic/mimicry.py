@@ -99,10 +99,8 @@ class GatedPair(nn.Module):
 class Mimicry(Reader):
     """A mixture of emotions for each polarity, from a latent; the mixture of the context's polarity is mimicked.
 
-    The polarity is that of the gold emotion in training, else of the likeliest one. Answers take the prior's mean.
-
-    Departure: training samples the posterior, which the released code uses for the KL alone; answers do not sample.
-    Source: Majumder et al. 2020 (MIME).
+    The polarity is that of the gold emotion in training, else of the likeliest one. Source: Majumder et al. 2020
+    (MIME). Departure: training samples the posterior, which is for the KL alone there; answers take the prior's mean.
     """
 
     settings: MimicrySettings
@@ -188,11 +186,8 @@ class Refinement(Reader):
               W_2 \, ReLU(W_1 (\sigma(u) \odot u))
 
     with k the first state of a relation's facts, or for feelings the mean of the states. A relation without facts is a
-    vector of zeros.
-
-    Departure: the mean of the feelings excludes padding, which the released code includes; the hidden layer is three
-    times as wide as the context.
-    Source: Sabour et al. 2022 (CEM).
+    vector of zeros. Source: Sabour et al. 2022 (CEM). Departure: the mean of the feelings excludes padding; the hidden
+    layer is three times as wide as the context.
     """
 
     def setup(self) -> None:

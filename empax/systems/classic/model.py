@@ -34,10 +34,7 @@ READERS: dict[str, Any] = {
     "mimicry": Mimicry,
     "alignment": Alignment,
 }
-"""Modules by name, in the order in which a model has them; each takes the model's config and its own settings.
-
-What the emotion is read from comes before "emotion", and what its logits gate behind it.
-"""
+"""Modules by name, in the order of a model: what "emotion" reads comes before it, what its logits gate behind it."""
 
 
 class Listeners(nn.Module):
@@ -131,8 +128,8 @@ class Classic(nn.Module):
     Attributes:
       readers: names of READERS with their settings (None = the reader has none).
       adversary: settings of the critics; None = no critics.
-      copies: whether words may be copied from the attended source: See et al. 2017, Eq. 9, with a gate that depends on
-        the decoder's state alone. Source: the released code of EmpDG and KEMP.
+      copies: whether words may be copied from the attended source (See et al. 2017, Eq. 9), as in the released code of
+        EmpDG and KEMP by a gate that reads the decoder's state alone.
     """
 
     config: TransformerConfig

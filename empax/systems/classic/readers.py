@@ -54,10 +54,7 @@ class FactTexts:
 
 @flax.struct.dataclass
 class ClassicBatch(LabelledBatch):
-    """A batch of words with their speakers.
-
-    `step` is the number of updates made; only the training step sets it.
-    """
+    """A batch of words with their speakers; only the training step sets `step`, the number of updates made."""
 
     speaker: Int[Array, "B S"]  # a word id: <speaker>, <listener>, or that of the first token
     emotional: Bool[Array, "B S"]  # words of the emotion lexicon
@@ -215,10 +212,9 @@ def teacher_probability(step: Int[Array, ""], settings: ListenersSettings) -> Fl
 
 
 class ListenerGate(Reader):
-    """The weights of the 32 listeners: the softmax of the emotion logits. Source: MoEL.
+    """The weights of the 32 listeners: the softmax of the emotion logits, or in some batches the gold emotion.
 
-    In training, the gold emotions gate whole batches instead, less and less often, except rows whose emotion is
-    unknown.
+    Source: MoEL. These batches of training become ever rarer, see `teacher_probability`.
     """
 
     settings: ListenersSettings

@@ -133,9 +133,8 @@ class ClassicParts:
 
         .. math:: w_v \propto 1 - f_v / \max_u f_u
 
-        with a mean of 1 over the vocabulary. Source: Sabour et al. 2022 (CEM), after Jiang et al. 2019.
-        Departure: CEM's code counts the words that the model generates during training; ours counts those of the
-        responses. CEM's code never counts the end token, which then has the highest weight.
+        with a mean of 1 over the vocabulary. Source: Sabour et al. 2022 (CEM), after Jiang et al. 2019. Departure: its
+        code counts the words that the model generates, but no end tokens, which then have the highest weight.
         """
         size, end = self.tokenizer.vocab_size, self.tokenizer.eos_id
         counts = np.bincount(np.concatenate([np.asarray(row, int) for row in targets]), minlength=size)

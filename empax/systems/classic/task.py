@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,13 +15,12 @@ from empax.decoding.sampling import Randomness
 from empax.losses.cross_entropy import token_log_probs
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.decoder import Decoder
+from empax.parts.generator.gains import with_gains
 from empax.parts.generator.task import Keys, Losses, ResponseTask
 from empax.systems.classic.adversary import adversarial_losses
 from empax.systems.classic.graphs import attention_loss
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch, next_rows
-
-log = logging.getLogger("empax")
 
 _EXCHANGED = "nll_exchanged_"
 READ_BY = {"refinement": ("facts",), "concepts": ("concepts",), "alignment": ("concepts", "cognition")}
@@ -109,22 +107,8 @@ class ClassicTask(ResponseTask):
         return metrics
 
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
-        """Adds `NAME_gain`: how much the log-likelihood per token exceeds that given another row's part, in nats.
-
-        Warns if there is no gain: the part does not influence the responses.
-        """
-        gains = {}
-        for name, value in averages.items():
-            if name.startswith(_EXCHANGED):
-                part, gain = name.removeprefix(_EXCHANGED), value - averages["nll"]
-                gains[f"{part}_gain"] = gain
-                if gain <= 0:
-                    log.warning(
-                        "%s unused: with that of another context, the likelihood is as high (gain %.4f nats).",
-                        part,
-                        gain,
-                    )
-        return {**averages, **gains}
+        """Adds the gain of each part over that of another row."""
+        return with_gains(averages, _EXCHANGED, "that of another context")
 
     def _row_losses(self, batch: ClassicBatch, losses: Mapping[str, tuple[Any, Any]]) -> Losses:
         parts, metrics = [], {}

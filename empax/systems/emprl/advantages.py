@@ -1,7 +1,6 @@
 """Advantages from the scores of sampled responses: token rewards, whitening, GAE, group baselines.
 
-All results are constants of the update: no gradient flows through them. Values under a False mask (NaN too) have no
-effect, and the results there are 0.
+No gradient flows through a result. Values under a False mask (NaN too) have no effect, and results there are 0.
 """
 
 from __future__ import annotations
@@ -29,11 +28,9 @@ def response_mask(tokens: Int[Array, "B T"], valid: Bool[Array, " B"] | None = N
 
 
 def mask_first_token(mask: Mask) -> Mask:
-    """Returns the mask without each response's first token.
+    """Returns the mask without each response's first token, as in EmpRL's runs: TRL 0.9's mask starts one token late.
 
-    TRL 0.9's mask of encoder-decoders starts one token late, so that in EmpRL's runs the first generated token has no
-    KL, no reward, no value and no gradient. This is right if the first token is forced (BART), else a departure from
-    Eq. 8 to 15. A response of one token then has no tokens left, and its score is lost.
+    Right if the first token is forced (BART), else a departure from Eq. 8 to 15: a response of one token has no score.
     """
     return mask.at[:, 0].set(False)
 
@@ -43,8 +40,8 @@ def token_rewards(scores: Float[Array, " B"], kl: Tokens, mask: Mask, *, beta: F
 
     .. math:: r_t = [t = T] \, R - \beta \, \mathrm{KL}_t
 
-    with the `scores` R of whole responses, and the `kl` in nats per token. The last True of a row's mask is t = T; rows
-    without True get 0. Source: EmpRL, Eq. 7 and 8; Ziegler et al. 2019, Eq. 2.
+    with the `scores` R of whole responses, the `kl` in nats per token, and T the last True of a row's mask.
+    Source: EmpRL, Eq. 7 and 8; Ziegler et al. 2019, Eq. 2.
     """
     rewards = -beta * real(kl, mask) + jnp.where(_remaining(mask) == 1, scores.astype(jnp.float32)[:, None], 0.0)
     return jax.lax.stop_gradient(jnp.where(mask, rewards, 0.0))
@@ -55,9 +52,8 @@ def whiten(values: Float[Array, "..."], mask: Bool[Array, "..."], *, shift_mean:
 
     .. math:: w = (v - m) / \sqrt{s^2 + 10^{-8}} \quad (+ m \text{ unless } \texttt{shift\_mean})
 
-    with the unbiased variance. Fewer than two values have none: they become their own mean or 0. Call it on the whole
-    rollout, before it is split into mini-batches. Source: the code of Ziegler et al. 2019, and TRL's, which keeps the
-    mean of rewards, but not of advantages.
+    with the unbiased variance; fewer than two values become their mean, or 0. It is for whole rollouts, not parts.
+    Source: the code of Ziegler et al. 2019, and TRL's, which keeps the mean of rewards, but not of advantages.
     """
     values = real(values, mask)
     count = jnp.sum(mask.astype(jnp.float32))
@@ -70,10 +66,9 @@ def whiten(values: Float[Array, "..."], mask: Bool[Array, "..."], *, shift_mean:
 
 @flax.struct.dataclass
 class ScoreStatistics:
-    r"""Count, mean and sum of squared deviations of all scores so far; float32 scalars.
+    """Count, mean and sum of squared deviations of all scores so far; float32 scalars. Source: Chan et al. 1979.
 
-    Source: Chan et al. 1979 (the pairwise update). Fields are `Any` because checkpoints, shardings and
-    `jax.eval_shape` use other leaves than arrays.
+    Fields are `Any` because checkpoints, shardings and `jax.eval_shape` use other leaves than arrays.
     """
 
     count: Any  # Float[Array, ""]; exact up to 2^24 scores
@@ -103,10 +98,7 @@ class ScoreStatistics:
         return jnp.where(std > 1e-6, std, 1.0)
 
     def normalise(self, scores: Float[Array, " B"]) -> Float[Array, " B"]:
-        """Standardizes scores by the running mean and deviation (TRL: `use_score_norm`, on in EmpRL's runs).
-
-        Call `update` with these scores first, as TRL does.
-        """
+        """Standardizes scores by the running mean and deviation; `update` with these scores first, as TRL does."""
         return jax.lax.stop_gradient((scores.astype(jnp.float32) - self.mean) / self.std())
 
 
@@ -120,9 +112,7 @@ def generalized_advantages(
 
     Source: Schulman et al. 2016, Eq. 16; EmpRL, Eq. 10. Tokens t = 1 .. T are the ones under the mask, at any position.
 
-    Departure: EmpRL's Eq. 9 sums only to delta_{T-1}, so the last token has no advantage and the value's target there
-    is its old value: the empathy reward r_T teaches neither policy nor value. And delta_{T-1}, as the last of several
-    terms, has exponent T-t+1 instead of T-1-t.
+    Departure: EmpRL's Eq. 9 ends at delta_{T-1}, with exponent T-t+1, so that the empathy reward r_T teaches nothing.
     "paper_literal" computes that: A_T = 0, A_{T-1} = delta_{T-1}, and for t < T-1
 
     .. math:: A_t = \sum_{l=0}^{T-2-t} (\gamma\lambda)^l \delta_{t+l} + (\gamma\lambda)^{T-t+1} \delta_{T-1}
@@ -156,12 +146,11 @@ def grpo_advantages(
 
     .. math:: A_i = (R_i - \mathrm{mean}(R)) / (\mathrm{std}(R) + 10^{-4})
 
-    Source: Shao et al. 2024 (GRPO), Sec. 4.1.2; std unbiased and its 1e-4 as in TRL. Without `scale_rewards` there is
-    no division, since it increases the weight of contexts whose responses hardly differ (Liu et al. 2025, Dr. GRPO,
-    Sec. 3.2).
+    Source: Shao et al. 2024 (GRPO), Sec. 4.1.2; std unbiased and its 1e-4 as in TRL. `scale_rewards=False` leaves out
+    the division (Liu et al. 2025, Dr. GRPO, Sec. 3.2).
 
-    Responses to one context are adjacent: `Generated.tokens` [B, K, T] as [B K, T], with K the `group_size`, at least
-    2. `valid` is False on filler rows, which do not belong to their group.
+    The `group_size` responses to a context, at least 2, are adjacent: [B, K, T] as [B K, T]. `valid` is False on filler
+    rows, which do not belong to their group.
     """
     grouped, counts, size = by_group(scores, valid, group_size)
     mean = jnp.sum(grouped, axis=1, keepdims=True) / jnp.maximum(size, 1.0)

@@ -22,7 +22,7 @@ LEAST_SHARE = 0.01
 OUTPUTS = 5_000
 """The number of responses among which a pair of tokens should be new."""
 SHARE = 0.05
-"""The share of distinct pairs in that many responses: a value below the policy's rewards long ones; above, short."""
+"""The share of distinct pairs in that many responses; below the policy's it rewards long ones, above it short ones."""
 _ROUNDS = 50
 _BITS = 20
 """Bits of the hash of a pair: a million slots, of which a corpus fills a tenth."""
@@ -33,9 +33,8 @@ def expected_levels(
 ) -> Float[np.ndarray, "N M 3"]:
     """Returns the cross-validated probability of each level of the response to each context.
 
-    For each mechanism, a multinomial logistic regression is fitted on four of five folds and predicts the fifth, in
-    turn. All rows of a dialogue, which `groups` names, are in one fold. Embeddings have about unit length; levels, here
-    and below, are indices into LEVELS. Source: ours.
+    By multinomial logistic regressions on the other folds than the row's; the rows of a dialogue, which `groups` names,
+    are in one fold. Embeddings have about unit length; levels, here and below, are indices into LEVELS. Source: ours.
     """
     from sklearn.linear_model import LogisticRegression  # takes a second to import
 
@@ -64,11 +63,9 @@ def f1_gains(expected: Float[np.ndarray, "N M 3"]) -> Float[np.ndarray, "N M 3"]
       F_l = \frac{2 \sum_n q_{n,l} \, a_{n,l}}{\sum_n q_{n,l} + \sum_n a_{n,l}}, \qquad
       G_{n,l} = N \frac{\partial F_w}{\partial a_{n,l}} = \frac{2 s_l}{s_l + t_l} (q_{n,l} - F_l / 2)
 
-    with a = 1 where response n has level l, s and t the shares of the levels in q and in a. G depends on all responses
-    through F and t; these are taken at the optimum, a = 1 at the largest G of each response, found by iteration.
-    Source: ours; in Koyejo et al. 2014 (Consistent binary classification with generalized performance metrics) optimal
-    decisions compare probabilities with a threshold, which for F1 is half the optimal value. `expected` is q, the
-    probability that the gold response to each context has each level.
+    with a = 1 where response n has level l, `expected` q the probability that the gold response has it, and s and t the
+    shares of the levels in q and in a. F and t are those of the optimum, a = 1 at the largest G of each response, found
+    by iteration. Source: ours, after Koyejo et al. 2014 (optimal decisions compare q with half the optimal F1).
     """
     shares = expected.mean(axis=0)
     f1, weights = np.full(shares.shape, 0.5), np.ones(shares.shape)
@@ -86,9 +83,8 @@ def balanced_gains(levels: Int[np.ndarray, "N M"]) -> Float[np.ndarray, "N M 3"]
 
     .. math:: G_{n,l} = \frac{[l = l_n]}{3 s_l}
 
-    with s the shares of the gold levels, at least LEAST_SHARE. Without knowledge of the gold level, every level that is
-    not rarer earns 1/3 on average, so the most common one is worth no more than the others. Source: ours; the weights
-    are those of balanced accuracy (Brodersen et al. 2010).
+    with s the shares of the gold levels, at least LEAST_SHARE: without knowledge of the gold level, any level that is
+    not rarer earns 1/3 on average. Source: ours; the weights are those of balanced accuracy (Brodersen et al. 2010).
     """
     gold = np.eye(len(LEVELS), dtype=np.float32)[levels]
     shares = np.maximum(gold.mean(axis=0), LEAST_SHARE)
@@ -103,14 +99,11 @@ class Novelty:
       R = \frac{1}{\bar T} \sum_{b \in y} (1_{\lambda_b > 0} \, e^{-\lambda_b} - D)
 
     with lambda_b the expected count of the pair b in n gold responses: a pair adds a distinct one only if no other
-    response has it. So neither long nor short responses are rewarded as such. A pair that no gold response has would
-    also add one, but is not rewarded: from a model it is more likely an error than a discovery. As in Distinct-2, the
-    end token is in no pair: else responses would earn most by ending without a full stop, after a word that is rarely
-    the last one.
-    Source: ours.
+    response has it. A pair that no gold response has is not rewarded, since from a model it is most likely an error. As
+    in Distinct-2, the end token is in no pair. Source: ours.
 
     Attributes:
-      params: {"new": [2 ** 20]}, exp(-lambda) of each pair's slot, or 0; placed like any other frozen parameters.
+      params: {"new": [2 ** 20]}, exp(-lambda) of each pair's slot, or 0.
       share: D of the policy.
       pairs: mean T, the average number of pairs of a gold response.
       eos_id: the end token.

@@ -26,13 +26,10 @@ def kl_penalty(
     .. math::
       k_1 = \log \frac{\pi}{\rho}, \quad k_3 = \frac{\rho}{\pi} - 1 + k_1
 
-    Source: EmpRL, Eq. 6 ("k1"); Schulman 2020, "Approximating KL divergence". Both are unbiased; k1 can be negative,
-    k3 cannot, and has the lower variance if the two policies are close (if they are far apart, the higher).
-
-    Departure: Eq. 6 prints log pi(.) / rho(.) without a token; ours takes the sampled token.
-
-    The gradient flows to `log_probs` alone, with the estimator's own bias: the gradient of k1 has mean 0, so use k3 in
-    a loss. Under a False mask the KL is 0.
+    Source: EmpRL, Eq. 6 ("k1"); Schulman 2020, "Approximating KL divergence". Both are unbiased; k3 is never negative,
+    and has the lower variance if the policies are close. The gradient flows to `log_probs` alone; that of k1 has mean
+    0, so a loss needs k3. Under a False mask the KL is 0.
+    Departure: Eq. 6 names no token; ours is the sampled one.
     """
     log_ratio = real(log_probs, mask) - jax.lax.stop_gradient(real(reference_log_probs, mask))
     if estimator == "k1":
@@ -57,14 +54,13 @@ class KlController:
     .. math:: e = \mathrm{clip}(\mathrm{KL} / \mathrm{target} - 1, -0.2, 0.2), \quad
       \beta \leftarrow \beta \, \max(0, 1 + e \, n / \mathrm{horizon})
 
-    with n responses in the batch. Source: Ziegler et al. 2019, Sec. 2.2, in the form of their code and TRL's (n /
-    horizon where the paper has a constant 0.1).
+    with n responses in the batch. Source: Ziegler et al. 2019, Sec. 2.2, in the form of their code and TRL's.
 
     Attributes:
       coefficient: beta, Float[Array, ""], or a leaf of checkpoints, shardings and `jax.eval_shape`.
       target: nats per response, above 0; None = the coefficient is constant.
-      horizon: responses after which a constant error of 20% has changed beta by about 20%. It must be well above a
-        batch's n: at n / 5, beta could fall to 0 and stay there.
+      horizon: responses after which a constant error of 20% has changed beta by about 20%; well above n, or beta may
+        become 0.
     """
 
     coefficient: Any

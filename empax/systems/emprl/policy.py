@@ -31,10 +31,7 @@ Found: TypeAlias = tuple[Tokens, Tokens | None, Float[Array, "B T V"]]
 """Log-probabilities of tokens, the value before each token, and all logits."""
 
 LEAST = {"distinct_responses": 0.2, "entropy": 0.1, "response_tokens": 3.0}
-"""Below any of these, a policy has collapsed or is about to. It logs a warning, since only its user can tell.
-
-No rollout is shorter than its `min_tokens` and an end, so that `response_tokens` must also be a token above that.
-"""
+"""Below any of these a policy may have collapsed; `response_tokens` must also be above `min_tokens` and an end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +100,7 @@ class Policy:
     ) -> Found:
         """Returns log-probabilities of `tokens`, the value before each, and all logits; teacher-forced, no dropout.
 
-        With `frozen_trunk` = 1 no gradient of the values flows into the model, with 0 all of it.
+        The share 1 - `frozen_trunk` of the values' gradient flows into the model.
         """
         model, own = self.generator.model, params["model"]
         hidden = apply(model, own, tokens, encoded.states, encoded.mask, method="decode_hidden", rng=None)
@@ -214,22 +211,19 @@ class Policy:
         return {"ratio_error": Mean.of(ratio, mask), "reference_error": Mean.of(moved, mask)}
 
     def check_start(self, metrics: Mapping[str, float], *, step: int) -> None:
-        limit = self.settings.guard_tolerance
-        found = {"ratio_error": metrics["ratio_error"]}
-        if step == 0:
-            found["reference_error"] = metrics["reference_error"]
+        limit, after = self.settings.guard_tolerance, f" of this process (step {step})" if step else ""
         causes = {
             "ratio_error": "the loss computes other log-probabilities than the rollout: dropout, another dtype, or "
-            "another mask",
-            "reference_error": "the reference is not the model that training begins with: check start_from",
+            "another mask"
         }
-        for name, value in found.items():
-            if not value <= limit:  # NaN is not
-                after = f" of this process (step {step})" if step else ""
+        if step == 0:
+            causes["reference_error"] = "the reference is not the model that training begins with: check start_from"
+        for name, cause in causes.items():
+            if not (value := metrics[name]) <= limit:  # NaN is not
                 raise TrainingError(
                     f"before the first update{after} {name} = {value:.3g} must be at most guard_tolerance = {limit:g}: "
-                    f"{causes[name]}. In bfloat16 the two computations round differently: set dtype = 'float32', or "
-                    "raise guard_tolerance if that is all."
+                    f"{cause}. In bfloat16 the two computations round differently: set dtype = 'float32', or raise "
+                    "guard_tolerance if that is all."
                 )
 
     def check_progress(self, metrics: Mapping[str, float], *, step: int) -> None:

@@ -23,11 +23,10 @@ MAX_RATIO = 10.0
 
 
 def reduce_tokens(values: Tokens, mask: Mask, reduction: Reduction) -> Mean:
-    """Reduces the values of tokens to one number.
+    """Returns the mean over all "tokens" (TRL's PPO, thus EmpRL's runs), or over the responses that have any.
 
-    "tokens" averages over all tokens (TRL's PPO, thus EmpRL's runs). "sequences" sums over the tokens of a response and
-    averages over responses (EmpRL, Eq. 12 to 15; over a constant length it is Dr. GRPO's). "sequence_means" averages
-    over the tokens of a response, then over responses (Shao et al. 2024, Eq. 3). Rows without tokens do not count.
+    A response's value is the sum over its tokens for "sequences" (EmpRL, Eq. 12 to 15), and their mean for
+    "sequence_means" (Shao et al. 2024, Eq. 3).
     """
     if reduction == "tokens":
         return Mean.of(values, mask)
@@ -38,18 +37,12 @@ def reduce_tokens(values: Tokens, mask: Mask, reduction: Reduction) -> Mean:
 
 
 def weighted_sum(*parts: tuple[float | Float[Array, ""], Mean]) -> Mean:
-    """Returns the weighted sum of losses with one mask and one reduction, which thus share their weight.
-
-    EmpRL, Eq. 13: `weighted_sum((1.0, policy), (0.1, value))`. `Mean.__add__` is for parts of a batch, not of a loss.
-    """
+    """Returns the weighted sum of losses with one mask and one reduction, which thus share their weight (Eq. 13)."""
     return Mean(sum((factor * part.total for factor, part in parts), start=jnp.zeros(())), parts[0][1].weight)
 
 
 def ratio_is_near(log_probs: Tokens, old_log_probs: Tokens, mask: Mask) -> Bool[Array, ""]:
-    """Whether to train on a mini-batch: its mean ratio is finite and at most MAX_RATIO. No gradient flows.
-
-    It is the `keep` of all its losses.
-    """
+    """Returns the `keep` of a mini-batch's losses: whether its mean ratio is finite and at most MAX_RATIO."""
     ratio = jnp.exp(jax.lax.stop_gradient(kl_penalty(log_probs, old_log_probs, mask)))
     return Mean.of(ratio, mask).value() <= MAX_RATIO
 
@@ -127,9 +120,8 @@ def value_loss(
     Source: EmpRL, Eq. 15, which prints `clip=None, reduction="sequences"` and no half; its runs (TRL) clip at 0.2 and
     halve, as Dhariwal et al. 2017 (OpenAI Baselines) do.
 
-    `clip` is epsilon > 0, in units of the values; None = no clipping. No gradient flows to the `old_values` of the
-    rollout and the `returns` of `generalized_advantages`. Other arguments are those of `policy_loss`. The metric
-    `value_clip_fraction` is the share of tokens where the clipped error is the larger.
+    `clip` is epsilon > 0, in units of the values; None = no clipping. No gradient flows to `old_values` and `returns`.
+    Other arguments are those of `policy_loss`. `value_clip_fraction` is the share of tokens whose clipped error counts.
     """
     counted = mask if keep is None else mask & keep
     values, returns = real(values, counted), jax.lax.stop_gradient(real(returns, counted))
@@ -160,13 +152,12 @@ def grpo_loss(
 
     .. math:: L = L_{policy} + \beta \, \mathrm{mean} \, k_3(\pi_\theta, \rho)
 
-    Source: Shao et al. 2024 (GRPO), Eq. 3 and 4. Dr. GRPO (Liu et al. 2025) is `reduction="sequences"`, over a constant
-    length, which the learning rate absorbs; DAPO (Yu et al. 2025) is "tokens".
+    Source: Shao et al. 2024 (GRPO), Eq. 3 and 4; with `reduction="sequences"` Liu et al. 2025 (Dr. GRPO), with "tokens"
+    Yu et al. 2025 (DAPO); with importance_sampling_level = "sequence" GSPO.
 
-    `advantages` are those of `grpo_advantages`, `kl_coefficient` is beta, at least 0; `reduction` is of both parts. No
-    gradient flows to the frozen reference. Other arguments and `options` are those of `policy_loss`;
-    importance_sampling_level = "sequence" is GSPO. Further metrics are `policy_loss` itself, and `kl` = mean k3 in nats
-    per token.
+    `advantages` are those of `grpo_advantages`, `kl_coefficient` is beta, at least 0. No gradient flows to the frozen
+    reference. Other arguments and `options` are those of `policy_loss`. Further metrics are `policy_loss` itself, and
+    `kl`, the mean k3 in nats per token.
     """
     spread = jnp.broadcast_to(advantages[:, None], mask.shape)
     policy, metrics = policy_loss(log_probs, old_log_probs, spread, mask, reduction=reduction, keep=keep, **options)
@@ -188,10 +179,7 @@ def entropy(logits: Float[Array, "B T V"], mask: Mask, *, reduction: Reduction =
 
 
 def explained_variance(values: Tokens, returns: Tokens, mask: Mask) -> Float[Array, ""]:
-    """Returns 1 - Var(R - V) / Var(R) over tokens: 1 = V predicts the returns, 0 = like a constant, below 0 = worse.
-
-    It is 0 if the returns do not vary. It does not add up over parts of a batch: compute it on the whole rollout.
-    """
+    """Returns 1 - Var(R - V) / Var(R) over the tokens of a whole rollout, at most 1; 0 if the returns do not vary."""
 
     def variance(x: Tokens) -> Float[Array, ""]:
         return Mean.of(jnp.square(x - Mean.of(x, mask).value()), mask).value()
@@ -202,10 +190,7 @@ def explained_variance(values: Tokens, returns: Tokens, mask: Mask) -> Float[Arr
 
 
 def distinct_share(tokens: Int[Array, "B T"], mask: Mask) -> Mean:
-    """Returns the share of responses unequal to all earlier ones of the batch; near 0, all responses are the same.
-
-    Ids are at least 0; `mask` is `response_mask`, including the first token. Rows without tokens do not count.
-    """
+    """Returns the share of responses (rows with tokens) that equal no earlier one of the batch; ids are at least 0."""
     ids = jnp.where(mask, tokens, -1)  # so that a response never equals a longer one
     counts = jnp.any(mask, axis=1)
     same = jnp.all(ids[:, None] == ids[None], axis=2)  # no row without tokens equals one with tokens

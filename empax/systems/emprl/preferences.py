@@ -77,8 +77,8 @@ def dpo_loss(
 
     .. math:: L = -\log \sigma(\beta h), \quad h = r_w - r_l
 
-    with the log-ratios r_w of the `chosen` and r_l of the `rejected` responses, in nats. Where `counts` is False there
-    is no preference: values (NaN too) have no effect. Source: Rafailov et al. 2023 (DPO), Eq. 7.
+    with the log-ratios r_w of `chosen` and r_l of `rejected` responses, in nats; values where `counts` is False (NaN
+    too) have no effect. Source: Rafailov et al. 2023 (DPO), Eq. 7.
     """
     return Mean.of(-jax.nn.log_sigmoid(beta * (real(chosen, counts) - real(rejected, counts))), counts)
 
@@ -86,12 +86,11 @@ def dpo_loss(
 def ipo_loss(
     chosen: Float[Array, " G"], rejected: Float[Array, " G"], counts: Bool[Array, " G"], *, beta: float
 ) -> Mean:
-    r"""Returns the squared distance of the margin from its target, so that it does not grow without bound.
+    r"""Returns the squared distance of the margin from its target; arguments are those of `dpo_loss`.
 
     .. math:: L = \left(h - \frac{1}{2 \beta}\right)^2, \quad h = r_w - r_l
 
     Source: Azar et al. 2024 (IPO), Eq. 17, with beta for tau. TRL takes r as means over tokens, the paper as sums.
-    Arguments are those of `dpo_loss`.
     """
     margin = real(chosen, counts) - real(rejected, counts)
     return Mean.of(jnp.square(margin - 0.5 / beta), counts)
@@ -104,9 +103,8 @@ def kto_loss(
 
     .. math:: L = 1 - \sigma(s \, \beta (r - z_0)), \quad s = 1 \text{ (wanted)}, -1 \text{ (unwanted)}
 
-    with s the `side`, 0 where a response does not count, and z_0 the `reference_point`, at least 0: the KL to the
-    reference in nats per response, to which no gradient flows. Source: Ethayarajh et al. 2024 (KTO), Eq. 8, both of its
-    weights 1.
+    with s the `side`, 0 where a response does not count, and z_0 the `reference_point`, a KL in nats per response
+    without gradient. Source: Ethayarajh et al. 2024 (KTO), Eq. 8, both of its weights 1.
     """
     counts = side != 0.0
     gain = real(ratios, counts) - jax.lax.stop_gradient(real(reference_point, counts))
@@ -149,10 +147,7 @@ def check_apart(path: Path, instances: Sequence[Instance], asked: Sequence[Insta
 def given_answers(
     instances: Sequence[Instance], rejected: Sequence[str], tokenizer: Tokenizer, length: int, first: int | None = None
 ) -> Int[np.ndarray, "N 2 T"]:
-    """Returns ids of chosen and rejected responses, after the token `first` if there is one, and with their end token.
-
-    They are cut to `length`, all included.
-    """
+    """Returns ids of chosen and rejected responses, behind `first` and with their end token, cut to `length` in all."""
     before = () if first is None else (first,)
     texts = [text for one, two in zip(instances, rejected, strict=True) for text in (one.response, two)]
     ids = [[*before, *row, tokenizer.eos_id][:length] for row in tokenizer.encode_batch(texts)]

@@ -1,7 +1,6 @@
 """Rewards of responses: the identifiers' empathy (Eq. 2 to 5), compiled functions, plain functions of texts.
 
-`probabilities` are those of each mechanism's levels for (context, response); `valid` is False on filler rows, whose
-reward is 0.
+`probabilities` are those of each mechanism's levels; `valid` is False on filler rows, whose reward is 0.
 """
 
 from __future__ import annotations
@@ -24,11 +23,14 @@ from empax.core.files import hash_json
 from empax.core.plugins import blamed, load_function
 from empax.core.protocols import InstanceEncoder, Tokenizer
 from empax.core.sharding import local_mesh
+from empax.core.system import RunContext, load_encoder_of
 from empax.core.text_functions import call_on_texts, can_be_tried, needed_fields, row_fields, wanted_fields
 from empax.core.types import LEVELS, MECHANISMS, Instance, Params
 from empax.data import features
+from empax.data.store import load_instances
 from empax.data.tokenizers import tokenizers_agree
 from empax.models.empathy_identifier import frame
+from empax.parts.attributes import load_identifiers
 from empax.parts.attributes.identifier import IdentifierJudge, Probabilities, encode_exchanges, make_probabilities
 from empax.systems.emprl.expectations import Novelty, balanced_gains, expected_levels, f1_gains
 from empax.systems.emprl.rollouts import JudgedContexts, Rollout
@@ -78,9 +80,8 @@ def trajectory_reward(
     .. math:: S_t = \tfrac{1}{2} (R_t + \bar R) - \lambda \, \frac{1}{M} \sum_m
       \max(0, |E[l_{t,m}] - E[l_{t-1,m}]| - |g_{t,m} - g_{t-1,m}|)
 
-    with E[l] the expected level (0 to 2) and g the wanted one: a shift as in the gold responses costs nothing.
-    `scores` are R_t of single turns, and g is the mean level of `wanted`. `turn` is the number of the turn in its
-    dialogue; the turns of a dialogue are adjacent rows, 0 first. lambda is `shift_penalty`.
+    with the `scores` R_t of single turns, E[l] the expected level (0 to 2), g the mean level of `wanted`, and lambda
+    the `shift_penalty`. `turn` is the turn's number in its dialogue, whose turns are adjacent rows, 0 first.
     Source: ours; EmpRL, Sec. VII names it as future work, without a formula.
     """
     rows = jnp.arange(scores.shape[0])
@@ -101,8 +102,7 @@ def trajectory_reward(
 class EmpathyReward:
     """The empathy reward by trained identifiers.
 
-    If the tokenizers of the generator and of all identifiers agree, the identifiers read the generator's ids and are
-    compiled with the rollout; else responses are decoded to text on the host, and only the identifiers are compiled.
+    If all tokenizers agree, they read the generator's ids, compiled with the rollout; else texts decoded on the host.
 
     Attributes:
       judges: together one for each mechanism.
@@ -189,10 +189,7 @@ def decoded(tokenizer: Tokenizer, tokens: Int[np.ndarray, "B T"]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledReward:
-    """A function of a `Rollout`'s arrays, `(rollout) -> [B]`; `(params, rollout) -> [B]` if it has `params`.
-
-    They are placed on the mesh like any other frozen parameters, and are not constants of the compiled program.
-    """
+    """A function of a `Rollout`'s arrays, `(rollout) -> [B]`; `(params, rollout) -> [B]` if it has `params`."""
 
     function: Callable[..., Rows]
     on_host = False
@@ -279,28 +276,21 @@ class Reward:
 
 
 def make_reward(
-    settings: Sequence[RewardSettings],
-    *,
-    tokenizer: Tokenizer,
-    instances: Sequence[Instance],
-    judges: Callable[[str], IdentifierJudge],
-    encoder: Callable[[], InstanceEncoder],
-    responses: Callable[[], Sequence[str]] | None = None,
+    settings: Sequence[RewardSettings], run: RunContext, tokenizer: Tokenizer, instances: Sequence[Instance]
 ) -> Reward:
     """Builds the reward from the `settings` of its parts; raises ConfigError if a function does not exist.
 
-    The `tokenizer` is the generator's; row numbers of batches index `instances`. `judges` loads the identifiers of a
-    stage, `encoder` builds that of contexts (for goal = "f1"), `responses` loads all gold ones (for kind = "novelty").
+    The `tokenizer` is the generator's; row numbers of batches index `instances`.
     """
     parts: list[tuple[float, EmpathyReward | CompiledReward | TextReward]] = []
     for part in settings:
         if part.kind == "empathy":
-            found = tuple(judges(stage) for stage in part.stages)
-            expects = encoder() if part.goal == "f1" else None
-            made = EmpathyReward(found, tokenizer, part.shift_penalty, part.goal, expects)
+            expects = load_encoder_of(run, "") if part.goal == "f1" else None
+            judges = load_identifiers(run, part.stages)
+            made = EmpathyReward(judges, tokenizer, part.shift_penalty, part.goal, expects)
         elif part.kind == "novelty":
-            assert responses is not None
-            made = CompiledReward(Novelty.of(tokenizer.encode_batch(responses()), eos_id=tokenizer.eos_id))
+            responses = [instance.response for instance in load_instances(run, "train")]
+            made = CompiledReward(Novelty.of(tokenizer.encode_batch(responses), eos_id=tokenizer.eos_id))
         elif part.kind == "compiled":
             made = CompiledReward(load_function(part.function))
         else:

@@ -64,10 +64,8 @@ class JudgedContexts:
     """The identifiers' input for each example, and the wanted levels of its response.
 
     Attributes:
-      contexts: ids, framed for the identifiers.
+      contexts: ids, framed for the identifiers, at most `max_tokens` of a context, to be padded with `pad_id`.
       wanted: [N, M, 3] float32: 1 for the gold response's level, else 0; or the gains of `expectations`.
-      pad_id: padding id of the identifiers' tokenizer.
-      max_tokens: maximum tokens of a context.
       merit: [N] float32, reward of the gold response itself, in standard deviations above the mean of all.
     """
 

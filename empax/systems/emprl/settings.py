@@ -20,14 +20,12 @@ class RewardSettings:
         to Distinct-2, see `expectations.Novelty`), "compiled" (a function of arrays) or "text" (a function of strings).
       weight: factor of the part; below 0 the part is a penalty.
       goal: for "empathy". "gold": the levels of the gold response (Eq. 2 to 5); "f1": the levels that add most to the
-        expected weighted F1, given the context (`systems.emprl.expectations`), as if averaged over many gold responses;
-        "balanced": the levels of the gold response, rare ones with a higher reward, so that no level earns more than
-        another without knowledge of the gold response.
+        expected weighted F1, given the context (`systems.emprl.expectations`); "balanced": the levels of the gold
+        response, rare ones with a higher reward, so that without knowledge of it no level earns more than another.
       stages: for "empathy": the stages that trained the identifiers, together one for each mechanism.
       function: for the other kinds: "module:name", importable. "compiled" is called as (rollout) -> [B], jitted, with a
-        `systems.emprl.rollouts.Rollout`, or as (params, rollout) if it has an attribute `params`, a tree of arrays such
-        as a Flax scorer's; "text" is called as (contexts, responses, references, **fields) -> [B], with lists of B.
-        Fields are `id`, `emotion` and the rows' notes, as far as the function names them (all, if it takes **anything).
+        `systems.emprl.rollouts.Rollout`, or as (params, rollout) if it has an attribute `params`, a tree of arrays;
+        "text" as (contexts, responses, references, **fields) -> [B], see `core.text_functions.call_on_texts`.
       shift_penalty: for "empathy" on whole dialogues: penalty for a change of level from one listener turn to the next,
         beyond the change in the gold responses; 0 = each turn is rewarded alone.
     """

@@ -17,7 +17,7 @@ from empax.core.files import write_json
 from empax.core.paths import expand
 from empax.core.settings import cache_dir
 from empax.core.shapes import shapes_of
-from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, load_encoder_of
+from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch
 from empax.core.text_functions import TWO_ROWS
 from empax.core.types import Instance, Params
 from empax.data import own
@@ -26,7 +26,7 @@ from empax.data.exemplars import ContextExamples, LabelledBatch
 from empax.data.store import check_candidates, check_prepared, load_instances, planned_instances, planned_notes
 from empax.decoding.settings import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
-from empax.parts.attributes import check_identifiers, load_identifiers
+from empax.parts.attributes import check_identifiers
 from empax.parts.encoder.stages import check_encoder
 from empax.parts.exemplars.checks import check_marked, check_passages
 from empax.parts.exemplars.parts import ExemplarSearch, RetrievalParts
@@ -141,14 +141,7 @@ def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
     parts = GeneratorParts.of(run, with_params=False)
     first = generator_params(parts, run, stage.start_from)
     train, answers = _training(parts, run, stage)
-    reward = make_reward(
-        () if answers is not None else stage.rewards,
-        tokenizer=parts.tokenizer,
-        instances=train.instances,
-        judges=lambda name: load_identifiers(run, (name,))[0],
-        encoder=lambda: load_encoder_of(run, ""),
-        responses=lambda: [instance.response for instance in load_instances(run, "train")],
-    )
+    reward = make_reward(stage.rewards if answers is None else (), run, parts.tokenizer, train.instances)
     held_out = _examples(parts, run, stage, "validation", stage.max_validation_examples)
     examples: Any = PolicyExamples(train, reward.judged(train.instances, cache_dir() / "levels"), answers)
     if stage.whole_dialogues:
@@ -199,10 +192,7 @@ def policy_model(parts: GeneratorParts, params: Params, first: Params, kept_shar
 
 
 class Replies:
-    """Keeps the policy's answers to a few validation contexts during training: `replies/STEP.json`.
-
-    The first call also keeps the answers of the initial model, as step 0.
-    """
+    """Keeps the answers to a few validation contexts: `replies/STEP.json`, with the initial model's as step 0."""
 
     def __init__(
         self, parts: GeneratorParts, run: RunContext, stage: PolicyTaskSettings, asked: list[Instance], first: Params
@@ -327,10 +317,7 @@ def _answerer(
 
 
 def trained_policy(stage: PolicyTaskSettings, run: RunContext, adapters: bool) -> Trained:
-    """Returns the policy's generator of the trained stage of `run`, without its heads.
-
-    `adapters` are refused: a policy's belong to weights that no other library has.
-    """
+    """Returns the policy's generator of the trained stage of `run`, without its heads; `adapters` are refused."""
     saved = load_params(run.directory)
     if adapters:
         raise ConfigError(

@@ -1,8 +1,7 @@
 """EmpRL: empathy level alignment via reinforcement learning (Ma et al.), by PPO; also by GRPO and preferences.
 
-The policy answers; identifiers score how likely its answers have the gold responses' empathy levels (Eq. 2 to 5); the
-KL to the fine-tuned model is subtracted (Eq. 6 to 8); and the policy is trained on the advantages (Eq. 9 to 15).
-PAPERS.md lists every equation and every departure.
+Identifiers score the policy's answers (Eq. 2 to 5); the KL to the fine-tuned model is subtracted (Eq. 6 to 8); and the
+policy is trained on the advantages (Eq. 9 to 15). PAPERS.md lists every equation and every departure.
 """
 
 from __future__ import annotations

@@ -141,17 +141,10 @@ def trained_retriever(stage: RetrieverTaskSettings, run: RunContext, adapters: b
     params = load_params(run.directory)
     check_adapters(adapters, run, "retriever")
     parts, settings = TowerParts.of(run, with_params=False), run.shared_settings(LempexSettings)
-    towers = parts.towers
-    return Trained(
-        run.stage,
-        "retriever",
-        (towers.key or towers.query) if side else towers.query,
-        params[towers.names[side]],
-        cast(SubwordTokenizer, parts.retrieval.encoder.tokenizer),
-        settings.decoding,
-        (settings.key_pretrained if side else "") or settings.retriever.pretrained,
-        max_tokens=(settings.layout.max_query_tokens, settings.layout.max_key_tokens)[side],
-    )
+    towers, most = parts.towers, (settings.layout.max_query_tokens, settings.layout.max_key_tokens)[side]
+    model = (towers.key or towers.query) if side else towers.query
+    began = settings.key_pretrained if side else ""
+    return parts.retrieval.to_export(run.stage, model, params[towers.names[side]], most, pretrained=began)
 
 
 RETRIEVER = TaskSpec(

@@ -74,8 +74,7 @@ def estimate(
 
     .. math:: \hat x_0 = (x_t - \sqrt{1 - \bar\alpha_t} \epsilon) / \sqrt{\bar\alpha_t}
 
-    An error of the predicted noise is multiplied by sqrt(1 - alpha-bar) / sqrt(alpha-bar): by 1.3 at time 200 of the
-    default schedule, by 330,000 at time 1,000. Source: Ho et al. 2020, Eq. 15.
+    It multiplies an error by 1.3 at time 200 of the default schedule, by 330,000 at 1,000. Source: Ho et al., Eq. 15.
     """
     removed = noisy - _at(np.sqrt(1.0 - schedule.alpha_bars), time) * predicted
     return removed / _at(np.sqrt(schedule.alpha_bars), time)

@@ -30,12 +30,7 @@ class ReasonBatch(Batch):
 
 @flax.struct.dataclass
 class ReflectBatch(LabelledBatch):
-    """Contexts, responses and their labels.
-
-    Pieces are present if reasons are annotated. The fields after them are the number of the row, and those that a
-    rollout sets: the annotator's outputs, the noise from which emotions are restored, and the policy's choice with its
-    reward and, if replies are rewarded, its reply.
-    """
+    """Contexts, responses and their labels; pieces if reasons are annotated. A rollout sets the fields after `row`."""
 
     polarity: Int[Array, " B"]  # of the context by VADER: -1, 0, 1
     turns: Int[Array, " B"]  # number of turns of the context
@@ -127,15 +122,10 @@ NO_PRIOR = np.full(len(INTENTS), 1.0 / len(INTENTS), np.float32)
 class ReflectExamples(LabelledExamples):
     """Instances as random-access examples (`core.protocols.Examples`).
 
-    An unknown word of a response gets its slot if its context, as the row has it, contains the word.
-
-    Attributes:
-      instances: the instances of the rows.
-      words: the words of the slots, for each instance.
-
-    The settings give lengths; a `max_target_tokens` other than 0 overrides that of responses. `prior` is the
-    classifier's, [N, intents]. `intents` are those of responses, by instance id; others are unknown. Reasons are
-    annotated if there is a `piece_tokenizer`. For `slots` see `Slots`.
+    An unknown word of a response gets its slot (see `Slots`) if its context, as the row has it, contains the word;
+    `words` are those of the slots, for each instance. A `max_target_tokens` other than 0 overrides the settings'.
+    `prior` is the classifier's, [N, intents]; `intents` are those of responses, by instance id, others are unknown.
+    Reasons are annotated if there is a `piece_tokenizer`.
     """
 
     def __init__(

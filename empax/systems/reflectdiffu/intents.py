@@ -33,10 +33,7 @@ from empax.training.checkpoint import load_params
 
 @dataclasses.dataclass(frozen=True)
 class Intents(EncoderTask):
-    """The classifier of intents, trained by cross-entropy; targets are the numbers of intents.
-
-    Its outputs are logits; predictions are the distribution of the response's intent, without reading the response.
-    """
+    """The classifier of intents, trained by cross-entropy; it predicts the distribution of the response's intent."""
 
     progress: ClassVar[tuple[str, int]] = ("intents", 2)
     kept: ClassVar[str] = "intents"

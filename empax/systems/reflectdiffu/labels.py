@@ -60,10 +60,7 @@ def intent_ids(names: Iterable[str]) -> Int[np.ndarray, " N"]:
 def load_intents(data: DataSettings) -> dict[str, str]:
     """Loads the intent of each listener turn, by instance id; turns labelled with an emotion instead are absent.
 
-    Raises:
-      ConfigError: this corpus has no labels, or they are not in its folder: `data.dir` (else EMPAX_DATA_DIR), or
-        `empathetic_dialogues/` in it.
-      DataError: the file of labels is broken.
+    Raises ConfigError if this corpus has no labels or they are not in its folder, DataError if their file is broken.
     """
     if data.name == "sample":
         return sample.load_intents()
@@ -102,11 +99,7 @@ def read_listener_intents(path: Path) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class IntentTable:
-    """Counts of the intents of responses by emotion.
-
-    Attributes:
-      counts: [emotions, intents], in the order of EMOTIONS and INTENTS.
-    """
+    """Counts of the intents of responses by emotion, in the order of EMOTIONS and INTENTS."""
 
     counts: Int[np.ndarray, "E I"]
 
@@ -124,10 +117,7 @@ class IntentTable:
         return {name: tuple(INTENTS[i] for i in row) for name, row in zip(EMOTIONS, order, strict=True)}
 
     def covered(self, references: Mapping[str, Sequence[str]], *, by_any: bool = False) -> float:
-        """Returns the percentage of instances whose intent is a reference of their emotion: a ceiling of accuracy.
-
-        With `by_any`, a reference of any emotion: the ceiling for any predicted emotion.
-        """
+        """Returns the percentage of instances whose intent is a reference of their emotion, or `by_any` of any one."""
         named = {intent for intents in references.values() for intent in intents}
         inside = np.array([[intent in (named if by_any else references[e]) for intent in INTENTS] for e in EMOTIONS])
         return 100.0 * float((self.counts * inside).sum() / max(self.counts.sum(), 1))
@@ -143,10 +133,7 @@ def references(
 
 
 def intent_report(train: IntentTable, judged: IntentTable) -> dict[str, Any]:
-    """Reports on the labels: the heat map of ReflectDiffu's Fig. 3, and the ceilings of the intents' accuracy.
-
-    The most common intents in training are the references; the ceilings are measured on `judged`.
-    """
+    """Reports ReflectDiffu's Fig. 3 and the ceilings of accuracy on `judged` by the commonest intents of training."""
     shares = train.counts / np.maximum(train.counts.sum(axis=1, keepdims=True), 1)
     return {
         "shares": {
@@ -163,10 +150,7 @@ def intent_report(train: IntentTable, judged: IntentTable) -> dict[str, Any]:
 def majority_by_turn(
     train: Iterable[Instance], judged: Iterable[Instance], intents: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Returns the most common intents of first and of later replies in training, and their accuracy: a baseline.
-
-    Accuracy is a percentage of the instances in `judged` whose intent is known.
-    """
+    """Returns the most common intents of first and of later replies in training, and their accuracy in percent."""
     counts = Counter((len(i.context) == 1, intents[i.id]) for i in train if i.id in intents)
     said = {first: max(INTENTS, key=lambda intent, first=first: counts[first, intent]) for first in (True, False)}
     known = [i for i in judged if i.id in intents]

@@ -64,10 +64,8 @@ class EmotionExperts(nn.Module):
 
     .. math:: p = \mathrm{softmax}(W_s E Q),\ s \in \{pos, neg\}
 
-    and the mean of both distributions for a neutral text. Source: ReflectDiffu, Eq. 4.
-
-    Departure: each row has its own gate ("row"). The paper takes the majority of a batch ("batch_majority"), so that
-    the emotion of a text depends on the other texts.
+    and the mean of both distributions for a neutral text. Source: ReflectDiffu, Eq. 4. Departure: each row has its own
+    gate ("row"), not that of the batch's majority, by which an emotion depends on other texts.
     """
 
     @nn.compact
@@ -76,7 +74,7 @@ class EmotionExperts(nn.Module):
     ) -> tuple[Float[Array, "B E"], Float[Array, "2 E D"]]:
         """Returns log-probabilities of the emotions, and each expert's embeddings of them: positive, negative.
 
-        Polarity is 1, -1 or, for a neutral text, 0. Filler rows, where `valid` is False, do not count in the majority.
+        Polarity is 1, -1, or 0 for a neutral text; filler rows, not `valid`, do not count in the majority.
         """
         size, emotions = summary.shape[-1], len(EMOTIONS)
         embedding = self.param("emotion_embedding", normal(size**-0.5), (emotions, size))
@@ -98,8 +96,7 @@ class EmotionExperts(nn.Module):
 class IntentTwice(nn.Module):
     """A first intent, a second one that suits the emotion, and a final one from both.
 
-    Source: ReflectDiffu, Sec. 3.3.1. The paper does not specify these, which are ours: the temperature of similarities,
-    the policy's input besides the state (the number of turns), and how two intents are combined.
+    Source: ReflectDiffu, Sec. 3.3.1. Ours: the temperature, the policy's second input, and how intents are combined.
     """
 
     num_intents: int
@@ -127,8 +124,7 @@ class IntentTwice(nn.Module):
 
         .. math:: p = (1 - \alpha) p_{semantic} + \alpha p_{intent}
 
-        with alpha the `share`. Source: ReflectDiffu, Eq. 5. Departure: Eq. 5 ("printed") is p_semantic + alpha
-        p_intent, which sums to more than 1.
+        with alpha the `share`. Source: ReflectDiffu, Eq. 5. Departure: as "printed" it sums to more than 1.
         """
         cosines = _unit(summary) @ _unit(self.intent_embedding).T
         semantic = jax.nn.softmax(cosines / _TEMPERATURE, axis=-1)
@@ -174,10 +170,9 @@ class IntentTwice(nn.Module):
 class IntentDenoiser(nn.Module):
     """Predicts the noise in a vector from the noisy vector, its time, the intent and a latent variable.
 
-    Source: ReflectDiffu, Eq. 7, after Park et al. 2018; the layers are ours, as the paper gives none. The prior learns
-    from the denoiser's inputs; the posterior also reads the clean vector (Sohn et al. 2015, conditional VAE).
-    With recognition = "noisy", the posterior reads the denoiser's inputs alone, and the prior is the standard Gaussian:
-    the latent then adds no information for the denoiser, and its KL falls to 0.
+    Source: ReflectDiffu, Eq. 7, after Park et al. 2018; the layers are ours. The prior learns from the denoiser's
+    inputs, and the posterior also reads the clean vector (Sohn et al. 2015). With recognition = "noisy" the posterior
+    reads the denoiser's inputs alone, so that it adds nothing, and the prior is the standard Gaussian.
     """
 
     latent: int  # its dimensions
@@ -221,9 +216,8 @@ class Mimicry(nn.Module):
 
     .. math:: H' = H + g A(H, [e_{pos}; H]) + (1 - g) A(H, [e_{neg}; H])
 
-    with a separate attention A for each, and a gate g for each word. Source: ReflectDiffu, Eq. 7 and 8. Departure:
-    Eq. 8 leaves shapes and fusion open; ours returns as many states as the context has, so that the decoder attends to
-    words and can copy them.
+    with a separate attention A for each, and a gate g for each word. Source: ReflectDiffu, Eq. 7 and 8, which leaves
+    shapes and fusion open: ours keeps one state for each word, so that the decoder can copy it.
     """
 
     d_model: int

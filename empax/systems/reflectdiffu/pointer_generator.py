@@ -41,10 +41,8 @@ class PointerGenerator(nn.Module):
     Parameters are the model's under "model", and the gate's.
 
     Attributes:
-      model: the encoder-decoder.
       slots: ids after the vocabulary for unknown words of a source, numbered per source from V. The decoder reads
         `unknown_id` in their place.
-      unknown_id: see `slots`.
     """
 
     model: EncoderDecoder

@@ -50,10 +50,8 @@ class ReasonAnnotator(nn.Module):
 
     .. math:: \alpha_{ij} = \mathrm{softmax}_j(q_i \cdot k_j / \sqrt D), \quad \tilde h_i = h_i + \sum_j \alpha_{ij} h_j
 
-    Source: ReflectDiffu, Eq. 13 to 16. Departure: Eq. 15 omits h_i itself, so that words with the same attention would
-    be identical; the paper does not specify the score of a pair.
-
-    Parameters are the encoder's under "encoder", and those of the composition and the CRF ("transitions").
+    Source: ReflectDiffu, Eq. 13 to 16; the score of a pair is ours. Departure: Eq. 15 omits h_i itself, so that words
+    with the same attention would be identical.
     """
 
     encoder: nn.Module  # a BertEncoder: `(ids[B,S], mask[B,S], deterministic=) -> states[B,S,D]`
@@ -235,9 +233,8 @@ def load_finder(run: RunContext, stage: str) -> ReasonFinder:
 def quality(finder: ReasonFinder, stage: ReasonTaskSettings, run: RunContext) -> dict[str, Any]:
     """Measures the annotator's agreement with people, if their spans or cause turns are available.
 
-    `held_out` is the F1 of pieces and of whole spans, in percent, on the test split of the stage's data; `lexicon` is
-    that of VADER's words on the same contexts. `cause_turns` compares turns that have a reason with the cause turns of
-    EmpatheticDialogues' test split, among the speaker's turns.
+    `held_out` is the F1 of pieces and of spans, in percent, on the test split of the stage's data, `lexicon` that of
+    VADER's words; `cause_turns` compares the speaker's turns with EmpatheticDialogues' cause turns.
     """
     found: dict[str, Any] = {"data": stage.data}
     if stage.data in ("reccon", "sample"):

@@ -34,13 +34,8 @@ class ReplyEmpathy:
 
     .. math:: R = \exp(-\sum_m CE(p_m, l_m))
 
-    with l the identifiers' own levels of the gold response. Source: EmpRL, Eq. 2 to 5.
-
-    Attributes:
-      judges: together one for each mechanism.
-      tokenizer: the tokenizer of the replies.
-      instances: N instances, which the row numbers of batches index.
-      words: the words of the slots, for each instance.
+    with l the levels by the `judges`, together one for each mechanism m. Batches number the rows of `instances`, and
+    `words` are those of their slots. Source: EmpRL, Eq. 2 to 5.
     """
 
     judges: tuple[IdentifierJudge, ...]
@@ -114,8 +109,8 @@ class ReinforcedReflectDiffu(ReflectDiffu):
 
         .. math:: R = \mathrm{sigmoid}(E_s[e] \cdot I[a])
 
-        with the embedding of the predicted emotion by the expert of its polarity, and that of the chosen intent.
-        Source: ReflectDiffu, Eq. 9. Departure: no loss aligns these embeddings, so that by default labels reward.
+        with the predicted emotion's embedding by the expert of its polarity, and the chosen intent's. Source:
+        ReflectDiffu, Eq. 9. Departure: no loss aligns these embeddings, so that by default labels reward.
         """
         assert thought.actions is not None
         intent = jnp.take_along_axis(thought.actions, action[:, None], axis=1)[:, 0]
@@ -191,8 +186,7 @@ def policy_loss(log_prob: Float[Array, " B"], batch: Any, counted: Array, weight
 
     .. math:: L = -\frac{\pi(a)}{\mu(a)} (R - b)
 
-    Source: Williams 1992; the ratio: ReflectDiffu, Sec. 3.3.1, which does not define mu. No gradient flows to the
-    advantage.
+    Source: Williams 1992; the ratio: ReflectDiffu, Sec. 3.3.1, which does not define mu. R - b has no gradient.
     """
     ratio = jnp.exp(log_prob - jax.lax.stop_gradient(batch.log_prob))
     return Mean.of(-ratio * jax.lax.stop_gradient(batch.advantage), counted, weights)

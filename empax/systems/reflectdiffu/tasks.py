@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from typing import Any, Literal
 
 import flax.struct
@@ -22,6 +21,7 @@ from empax.models.latent import gaussian_kl
 from empax.models.layers import apply
 from empax.models.transformer import EncoderDecoder
 from empax.parts.generator.contrast import Read
+from empax.parts.generator.gains import with_gains
 from empax.parts.generator.task import Keys, Losses, ResponseTask, combine, emotion_loss, target_weights
 from empax.systems.reflectdiffu.crf import viterbi
 from empax.systems.reflectdiffu.diffusion import estimate, printed_steps, q_sample
@@ -33,30 +33,19 @@ from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
 from empax.systems.reflectdiffu.reasons import ReasonAnnotator
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 
-log = logging.getLogger("empax")
 
+@flax.struct.dataclass(frozen=True, kw_only=True)
+class Thought(Read):
+    """A context as the decoder reads it, and what the model makes of it; `states` are Emo_fused, or the encoder's."""
 
-@flax.struct.dataclass
-class Thought:
-    """The model's reading of a context before it answers."""
-
-    states: Float[Array, "B S D"]  # memory of the decoder: Emo_fused, or the encoder's states
     summary: Float[Array, "B D"]  # Q
     emotion: Float[Array, "B E"]  # log-probabilities
     emotion_embedding: Float[Array, "2 E D"]  # by the positive and the negative expert
     first: Float[Array, "B I"]
     final: Float[Array, "B I"]  # log-probabilities
-    start: Float[Array, "B D"] | None  # first input of the decoder; None = its start token
     policy: Float[Array, "B N"] | None = None  # log-probabilities of the reference intents
     actions: Int[Array, "B N"] | None = None  # the reference intents
     second: Int[Array, " B"] | None = None  # the chosen intent
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Considered(Read):
-    """A context as the decoder reads it, with its `Thought`."""
-
-    thought: Thought
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,12 +159,14 @@ class ReflectDiffu(ResponseTask):
         first = self.ask(params, "intents", "first", summary, batch.prior, **mixed)
         if stage.mimicry:
             states = self.mimicked(params, states, mask, summary, first, noise, erased=erased)
-        thought = Thought(states, summary, emotion, embedding, first, log_shares(first), None)
+        found = {"emotion": emotion, "emotion_embedding": embedding, "first": first, "final": log_shares(first)}
+        thought = Thought(states=states, mask=mask, summary=summary, **found)
         if stage.second_intent:
             thought = self.reconsidered(params, batch, thought)
+        beside = {"source": batch.source} if isinstance(self.model, PointerGenerator) else {}
         if stage.intent_start:
-            thought = thought.replace(start=self.start_of(params, thought.final))  # type: ignore[attr-defined]
-        return thought
+            beside["start"] = self.start_of(params, thought.final)
+        return thought.replace(beside=beside)  # type: ignore[attr-defined]
 
     def judged(
         self, params: Params, batch: ReflectBatch, summary: Float[Array, "B D"]
@@ -241,14 +232,9 @@ class ReflectDiffu(ResponseTask):
         word = self.ask(params, "model", "embed", jnp.full((final.shape[0], 1), config.start_id, jnp.int32))
         return config.d_model**0.5 * (word[:, 0] + intent)
 
-    def encode(self, params: Params, batch: ReflectBatch, rng: jax.Array | None) -> Considered:
+    def encode(self, params: Params, batch: ReflectBatch, rng: jax.Array | None) -> Thought:
         """Encodes the context, with the noise of `noise_of`."""
-        return self.considered(batch, self.think(params, batch, noise=self.noise_of(batch, None), rng=rng))
-
-    def considered(self, batch: ReflectBatch, thought: Thought) -> Considered:
-        """Returns the thought in the form that the decoder reads."""
-        copied = {"source": batch.source} if isinstance(self.model, PointerGenerator) else {}
-        return Considered(thought.states, batch.source_mask, {"start": thought.start, **copied}, thought=thought)
+        return self.think(params, batch, noise=self.noise_of(batch, None), rng=rng)
 
     def loss(
         self, params: Params, frozen: Params, batch: ReflectBatch, rng: jax.Array, *, train: bool
@@ -260,45 +246,35 @@ class ReflectDiffu(ResponseTask):
         parts, metrics = self.losses(params, frozen, batch, read, (dropout[1], diffuse))
         return combine(parts, target_weights(batch), batch.valid), metrics
 
-    def losses(self, params: Params, frozen: Params, batch: ReflectBatch, read: Considered, rngs: Keys) -> Losses:
+    def losses(self, params: Params, frozen: Params, batch: ReflectBatch, read: Thought, rngs: Keys) -> Losses:
         """The second of `rngs` is given in evaluations too: the denoisers' errors need samples."""
-        stage, weights, thought = self.stage, target_weights(batch), read.thought
+        stage, weights = self.stage, target_weights(batch)
         logits = self.logits(params, batch, read, rngs[0])
         nll, smoothed = self.likelihood(logits, batch)
-        emotion, metrics = emotion_loss(thought.emotion, batch.emotion, weights)
+        emotion, metrics = emotion_loss(read.emotion, batch.emotion, weights)
         parts = [(stage.response_weight, smoothed), (stage.emotion_weight, emotion)]
         if self.experts is not None:
             known = batch.valid & (batch.emotion >= 0)
-            alike = supervised_contrastive(thought.summary, batch.emotion, known, temperature=stage.temperature)
+            alike = supervised_contrastive(read.summary, batch.emotion, known, temperature=stage.temperature)
             metrics["contrastive_loss"] = alike
             # A loss of the whole batch: it has no rows to weight by their tokens.
             whole = Mean(alike.value() * weights.sum(), weights.sum())
             parts.append((stage.emotion_weight * stage.contrastive_weight, whole))
         for found, more in (
-            self.intent_parts(batch, thought, weights),
-            self.diffusion_parts(params, batch, thought, weights, rngs[1]) if stage.mimicry else ([], {}),
+            self.intent_parts(batch, read, weights),
+            self.diffusion_parts(params, batch, read, weights, rngs[1]) if stage.mimicry else ([], {}),
         ):
             parts += [(stage.twice_weight * factor, part) for factor, part in found]
             metrics |= more
         if stage.mimicry and rngs[0] is None:
             bare = self.think(params, batch, noise=self.noise_of(batch, None), erased=True)
-            without = self.logits(params, batch, self.considered(batch, bare), None)
+            without = self.logits(params, batch, bare, None)
             metrics["nll_without_mimicry"], _ = self.likelihood(without, batch)
         return parts, {"nll": nll, **metrics}
 
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
-        """Adds `mimicry_gain`, the gain in log-likelihood per token by the restored vectors, in nats.
-
-        Warns if there is no gain: the decoder then ignores the diffusion.
-        """
-        if "nll_without_mimicry" not in averages:
-            return averages
-        gain = averages["nll_without_mimicry"] - averages["nll"]
-        if gain <= 0:
-            log.warning(
-                "EMU unused: with zeros in place of its vectors, the likelihood is as high (gain %.4f nats).", gain
-            )
-        return {**averages, "mimicry_gain": gain}
+        """Adds `mimicry_gain`: without a gain, the decoder ignores the diffusion."""
+        return with_gains(averages, "nll_without_", "zeros in place of its vectors")
 
     def intent_parts(self, batch: ReflectBatch, thought: Thought, weights: Float[Array, " B"]) -> Losses:
         """Returns the cross-entropy of the gold intent, and the accuracy of each intent.
@@ -335,8 +311,7 @@ class ReflectDiffu(ResponseTask):
     ) -> Losses:
         """Returns the error of the predicted noise (Ho et al. 2020, Eq. 14) and the KL, per denoiser on its polarity.
 
-        No gradient flows to the summary, which is denoised, or to the first intent, the condition: it is computed from
-        the summary, and would become a code of it.
+        No gradient flows to the summary, or to the first intent: it would become a code of the summary.
         """
         stage, clean = self.stage, jax.lax.stop_gradient(standardized(thought.summary))
         intent = jax.lax.stop_gradient(self.condition(params, thought.first))
@@ -369,21 +344,20 @@ class ReflectDiffu(ResponseTask):
         draw = lambda number: jax.random.normal(jax.random.fold_in(jax.random.key(0), number), shape)  # noqa: E731
         return jax.vmap(draw)(batch.number)
 
-    def labels(self, params: Params, batch: ReflectBatch, read: Considered) -> dict[str, Array]:
+    def labels(self, params: Params, batch: ReflectBatch, read: Thought) -> dict[str, Array]:
         """Returns the emotion and the intents of every step.
 
         With slots, also `num_unknown`: the number of words of the response that vocabulary and context lack.
         """
-        thought = read.thought
         found = {
-            "generator": thought.emotion.argmax(axis=1),
+            "generator": read.emotion.argmax(axis=1),
             "intent_classifier": batch.prior.argmax(axis=1),
-            "intent_first": thought.first.argmax(axis=1),
-            "intent_prediction": thought.final.argmax(axis=1),
+            "intent_first": read.first.argmax(axis=1),
+            "intent_prediction": read.final.argmax(axis=1),
         }
         if isinstance(self.model, PointerGenerator) and self.model.slots:
             found["num_unknown"] = jnp.sum(batch.target_mask & (batch.target == self.model.unknown_id), axis=1)
-        return found if thought.second is None else {**found, "intent_second": thought.second}
+        return found if read.second is None else {**found, "intent_second": read.second}
 
 
 def shown_tags(

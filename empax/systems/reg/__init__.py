@@ -1,4 +1,4 @@
-"""REG: the tasks (`tasks`), their stages (`stages`), and the trained models (`answers`)."""
+"""REG: the tasks (`tasks`), their stages (`stages`), and the parts of both (`parts`)."""
 
 import functools
 
@@ -9,8 +9,7 @@ from empax.parts.exemplars.settings import INDEX_UNREAD
 from empax.parts.generator.checks import check_system
 from empax.parts.generator.stages import GENERATOR, trained_generator
 from empax.systems.reg import settings, stages
-from empax.systems.reg.answers import answer_joint, trained_retriever
-from empax.systems.reg.parts import trained_encoder
+from empax.systems.reg.parts import trained_encoder, trained_retriever
 
 
 def check(run: RunContext) -> None:
@@ -54,7 +53,7 @@ TASKS = {
         stages.check_joint,
         stages.build_joint,
         stages.sketch_joint,
-        answer=answer_joint,
+        answer=stages.answer_joint,
         check_evaluation=stages.check_evaluation,
         searches=True,
         reads_exemplars=lambda _: True,

@@ -23,12 +23,11 @@ def target_distribution(
 
     .. math:: P_k = \exp(F_k / \tau) / \sum_j \exp(F_j / \tau)
 
-    Source: REG (Wang et al.), Eq. 3, with utilities = F of the decoded candidates. With utilities = log-likelihoods
-    of the response given each passage, these are the targets of perplexity distillation (Izacard et al. 2023, Atlas,
-    Sec. 2.2, "PDist").
+    Source: REG (Wang et al.), Eq. 3, with utilities F of the decoded candidates; Izacard et al. 2023 (Atlas, "PDist"),
+    Sec. 2.2, with log-likelihoods of the response given each passage.
 
-    `mask` is True at real candidates, `temperature` is tau > 0, in units of the utilities. Probabilities sum to 1 over
-    the real candidates; all are 0 if a row has none.
+    `mask` is True at real candidates, `temperature` is tau > 0, in units of the utilities. Without real candidates, all
+    probabilities of a row are 0.
     """
     log_probs = _masked_log_softmax(utilities, mask, temperature)
     return jax.lax.stop_gradient(jnp.where(mask, jnp.exp(log_probs), 0.0))
@@ -50,10 +49,7 @@ def retriever_kl(
 
     "softmax": Q = softmax(scores / T). "literal_sigmoid": Q = sigmoid(scores / T), for each candidate separately.
     Source: REG (Wang et al.), Eq. 4; with the targets of PDist: Izacard et al. 2023.
-
-    Departure: Eq. 4 prints the sigmoid. That Q is not a distribution: the loss is then a constant minus
-    sum_k P_k log sigmoid(s_k), which falls for every candidate as its score rises, can be negative, and is minimal when
-    all scores are infinite. So "softmax" is the default, and the printed form is optional.
+    Departure: Eq. 4 prints the sigmoid, by which Q is no distribution, and the loss falls as any score rises.
 
     `scores` are query times passage, before any temperature; no gradient flows to the `targets`, P of
     `target_distribution`. `mask` is True at real candidates, `valid` False on filler rows; a row without candidates
@@ -85,8 +81,7 @@ def emdr2(
 
     Source: Singh et al. 2021 (EMDR2), Eq. 4, the retriever's term.
 
-    `log_likelihoods` are log p(y | x, d_k) of the whole response, at most 0; no gradient flows through them. All other
-    arguments are those of `retriever_kl`.
+    `log_likelihoods` are log p(y | x, d_k), at most 0, without gradient. Other arguments are those of `retriever_kl`.
     """
     likelihoods = jax.lax.stop_gradient(jnp.where(mask, log_likelihoods, 0.0))
     joint = _masked_log_softmax(scores, mask, temperature) + likelihoods

@@ -20,12 +20,10 @@ class EmotionEncoder:
 
     .. math:: s(q, k) = (1 - w) \, q^\top k + w \, p(e_k \mid q)
 
-    Two encoders read a query, one for relevance and one for emotions, so that learning one does not impair the other.
-    An exemplar's emotion e_k is known; if it is not, the second term is 0. Ours; REG retrieves "via emotion similarity"
-    and leaves it to the vectors.
+    Two encoders read a query, so that learning emotions does not impair relevance. If the exemplar's emotion e_k is
+    unknown, the second term is 0. Ours; REG leaves emotions to the vectors.
 
-    Parameters: "encoder" as in DualEncoder, "emotion_encoder" likewise if emotions have a share, and the head's
-    "emotion".
+    Parameters: "encoder" as in DualEncoder, "emotion_encoder" likewise if emotions have a share, the head's "emotion".
 
     Attributes:
       encoder: computes the vectors; without a share, the head reads them too.

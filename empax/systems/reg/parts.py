@@ -19,8 +19,10 @@ from empax.models.heads import EMOTION_HEAD
 from empax.parts.exemplars.parts import RetrievalParts
 from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.parts import GeneratorParts
+from empax.parts.generator.trained import Trained, check_adapters
 from empax.retrieval.encode import CorpusEncoder
 from empax.systems.reg.encoder import EmotionEncoder
+from empax.systems.reg.settings import DenseTaskSettings, JointTaskSettings, RetrieverTaskSettings
 from empax.training.checkpoint import load_params
 from empax.training.lora import trained_whole
 
@@ -84,10 +86,7 @@ class RegParts(EmotionParts):
 
     @classmethod
     def of(cls, run: RunContext, *, with_params: bool = True, planned: bool = False) -> RegParts:
-        """Returns the parts of `run`; `with_params` loads pretrained weights.
-
-        The generator's are loaded beneath adapters alone, placed as in training: else an earlier stage has its weights.
-        """
+        """Returns the parts of `run`; `with_params` loads pretrained weights, the generator's only beneath adapters."""
         adapted = run.shared_settings(RetrievalSettings).lora is not None
         generator = GeneratorParts.of(run, with_params=with_params and adapted, planned=planned)
         retrieval = RetrievalParts.of(run, generator.tokenizer, with_params=with_params, planned=planned)
@@ -103,3 +102,14 @@ def trained_encoder(run: RunContext, stage: str) -> CorpusEncoder:
     """Returns the encoder of the training stage `stage`, with which index stages embed."""
     parts = emotion_parts(run)
     return parts.corpus_encoder(parts.retriever_params(run, stage))
+
+
+def trained_retriever(
+    stage: DenseTaskSettings | RetrieverTaskSettings | JointTaskSettings, run: RunContext, adapters: bool
+) -> Trained:
+    """Returns the retriever of the trained stage of `run`, without its emotion head. `adapters` are refused."""
+    params = trained_whole(load_params(run.directory))
+    check_adapters(adapters, run, "retriever")
+    parts = emotion_parts(run, with_params=False).retrieval
+    most = max(parts.settings.layout.max_query_tokens, parts.settings.layout.max_key_tokens)
+    return parts.to_export(run.stage, parts.encoder.model, params.get("retriever", params)["encoder"], most)

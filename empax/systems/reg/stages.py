@@ -15,7 +15,7 @@ from empax.core.files import DataError, write_atomically
 from empax.core.manifest import remedy
 from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
-from empax.core.system import Assembly, RunContext, Sketch
+from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch, load_encoder_of
 from empax.core.types import Batch, Params
 from empax.data.batches import SequenceExamples, draw
 from empax.data.exemplars import ExemplarBatch, ExemplarExamples, emotion_ids, traits
@@ -24,7 +24,9 @@ from empax.decoding.settings import DecodeSettings
 from empax.models.dual_encoder import Towers
 from empax.parts.exemplars import dense
 from empax.parts.exemplars.checks import check_passages
+from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.exemplars.settings import RetrievalSettings
+from empax.parts.generator.answerer import Answerer
 from empax.parts.generator.checks import (
     GENERATOR_TASKS,
     check_contrast,
@@ -33,7 +35,16 @@ from empax.parts.generator.checks import (
     check_losses,
     decoding_of,
 )
-from empax.parts.generator.stages import begun_with, generator_params, pretrained, sketch_frozen_generator, sketched
+from empax.parts.generator.stages import (
+    answerer_of,
+    begun_with,
+    generator_params,
+    pretrained,
+    sketch_frozen_generator,
+    sketched,
+    taught_heads,
+    with_earlier,
+)
 from empax.retrieval.filters import find_exemplars, load_filter
 from empax.retrieval.index import build_index, load_index
 from empax.systems.reg.parts import EmotionParts, RegParts, emotion_parts
@@ -44,7 +55,7 @@ from empax.systems.reg.settings import (
     JointTaskSettings,
     RetrieverTaskSettings,
 )
-from empax.systems.reg.tasks import DenseTask, EmotionTask, Joint, RetrieverTask
+from empax.systems.reg.tasks import DenseTask, EmotionTask, GuidedGenerator, Joint, RetrieverTask
 from empax.training.checkpoint import load_params
 from empax.training.lora import trained_whole
 
@@ -365,3 +376,36 @@ def sketch_joint(stage: JointTaskSettings, run: RunContext, batch_size: int, len
     frozen = sketch_frozen_generator(parts.generator, batch_size, length) if stage.ranks else {}
     made = sketched(parts.generator, joint_task(parts, stage), batch, frozen)
     return dataclasses.replace(made, **_sketch_given(parts, run, stage, batch_size, length))
+
+
+def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
+    """Builds the answerer of a finished stage, the retriever with G2; an index of another encoder is refused."""
+    parts = RegParts.of(run, with_params=False)
+    made = parts.generator.trained_at(run.at(options.stage))
+    params = made.stage_params(run, options.stage)
+    encoder: Any = parts.corpus_encoder(params["retriever"])
+    made_by = ""
+    if not (stage.retriever or stage.ranks):  # untrained, so it knows no emotions either
+        encoder = load_encoder_of(run, "")
+    elif stage.passage_encoder == "frozen":
+        # Query-side training: the passages keep the embeddings of the retriever that joint training started from.
+        made_by = load_encoder_of(run, stage.retriever).hash
+    search = ExemplarSearch.of(run, made, options.index, buckets=options.buckets, encoder=encoder, made_by=made_by)
+    params = {**made.lowered(params["generator"]), "retriever": params["retriever"]}
+    generator = vars(parts.generator.generator_task(stage, fused=True))
+    task = GuidedGenerator(**{**generator, "heads": _heads(stage, run), "retriever": parts.retriever})
+    return answerer_of(made, task, params, search, options, run)
+
+
+def _heads(stage: JointTaskSettings, run: RunContext) -> tuple[str, ...]:
+    """Returns the emotion heads that this stage or an earlier one trained."""
+    retrievers = (_teaches_emotions(one) for one in with_earlier(stage, run, "retriever"))
+    taught = (*taught_heads(stage, run), *(("retriever",) if any(retrievers) else ()))
+    return (*taught, "both") if len(taught) == 2 else taught
+
+
+def _teaches_emotions(stage: Any) -> bool:
+    """Whether a stage trains the retriever's emotion head."""
+    if isinstance(stage, JointTaskSettings | RetrieverTaskSettings):
+        return stage.ranks and stage.distillation.emotion_weight > 0
+    return isinstance(stage, EmotionTaskSettings)

@@ -2,8 +2,7 @@
 
 Four emotion attributes are prepended to every text. G1 learns to answer (Eq. 2); the retriever learns to rank the
 exemplars by their use for G1 (Eq. 3 to 5); then the retriever and G2 train jointly, and G2 reads all exemplars at once
-with Fusion-in-Decoder (Eq. 6 and 7). PAPERS.md lists every equation and every departure: above all, exemplars are
-separate from the context (`data.sources.ExemplarLayout`), and every training row has some.
+with Fusion-in-Decoder (Eq. 6 and 7). PAPERS.md lists every equation and every departure.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from empax.core.types import Batch, Generated, Mean, Metrics, Params
+from empax.core.types import Batch, Mean, Metrics, Params
 from empax.decoding.passages import PassageReader
-from empax.decoding.sampling import Randomness
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import token_log_probs
 from empax.models.layers import apply
 from empax.parts.exemplars.dense import DenseRetriever
 from empax.parts.exemplars.dense_retrieval import RetrievalBatch
+from empax.parts.generator.contrast import Read
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.task import Fusion, Generator, combine, emotion_loss, target_weights
 from empax.systems.reg.distillation import emdr2, retriever_kl, target_distribution
@@ -36,8 +35,7 @@ from empax.systems.reg.settings import DistillationSettings
 class EmotionTask:
     """The retriever's emotion encoder with its 32-way head; a batch's only target is the emotion.
 
-    Departure: the paper retrieves "via emotion similarity" and reports an emotion accuracy, but trains neither. Trying
-    candidates (stage 2) is so expensive that it sees few dialogues; emotions are cheap to learn from all of them first.
+    Departure: the paper trains no emotions. Stage 2, which tries candidates, can afford few dialogues; this one all.
     """
 
     encoder: EmotionEncoder
@@ -204,12 +202,7 @@ class Joint:
     retriever: RetrieverTask
     generator: Generator
     retriever_weight: float
-    heads: tuple[str, ...] = ("generator", "retriever", "both")
     whole: ClassVar[str] = "^generator/emotion/|^retriever/"
-
-    @property
-    def model(self) -> Any:
-        return self.generator.model
 
     @property
     def splits_batches(self) -> bool:
@@ -253,33 +246,24 @@ class Joint:
         parts = [*((1.0 - alpha, part) for part in _flat(own)), *((alpha, part) for part in _flat(ranked))]
         return combine(parts, weights, batch.valid), {**logged, **_renamed(metrics)}
 
-    def generate(self, params: Params, frozen: Params, batch: Any, rng: Randomness) -> Generated:
-        return self.generator.generate(params["generator"], frozen, batch, rng)
 
-    def read(self, params: Params, batch: Any) -> dict[str, Array]:
-        """Returns for each row `nll`, `num_tokens`, and the emotion by each head and by both (index into EMOTIONS)."""
-        generator, retriever = params["generator"], params["retriever"]
-        read = self.generator.encode(generator, batch, None)
-        heads: dict[str, Any] = {"generator": self.generator.emotions(generator, batch, read, None)}
+@dataclasses.dataclass(frozen=True)
+class GuidedGenerator(Generator):
+    """G2 as it answers: its parameters, and those of the retriever under "retriever"."""
+
+    retriever: EmotionEncoder = dataclasses.field(kw_only=True)
+
+    def labels(self, params: Params, batch: Any, read: Read) -> dict[str, Array]:
+        """Returns the emotion of each row by each head and by both (index into EMOTIONS)."""
+        heads: dict[str, Any] = {"generator": self.emotions(params, batch, read, None)}
         if "retriever" in self.heads:
-            heads["retriever"] = self.retriever.encoder.emotions(retriever, batch.query, batch.query_mask)
+            heads["retriever"] = self.retriever.emotions(params["retriever"], batch.query, batch.query_mask)
         heads["both"] = sum(jax.nn.log_softmax(logits.astype(jnp.float32)) for logits in heads.values())
-        found = {name: heads[name].argmax(axis=-1) for name in self.heads}
-        return {**self.generator.nll(generator, batch, read), **found}
-
-    # The methods below are those of `ResponseTask`, except for the place of the parameters.
-    def target_states(self, params: Params, batch: Any) -> Array:
-        return self.generator.target_states(params["generator"], batch)
-
-    def with_states(self, params: Params, states: Any) -> Params:
-        return {**params, "generator": self.generator.with_states(params["generator"], states)}
-
-    def weigh(self, params: Params, batch: Any) -> dict[str, Array]:
-        return self.generator.weigh(params["generator"], batch)
+        return {name: heads[name].argmax(axis=-1) for name in self.heads}
 
     def read_before(self, reader: PassageReader, params: Params, batch: Any) -> Any:
         """Replaces the passages of a newly collated batch by their states, for `generate` and `read`."""
-        states, mask = reader(params["generator"]["model"], batch.source, batch.source_mask)
+        states, mask = reader(params["model"], batch.source, batch.source_mask)
         nothing = {name: getattr(batch, name)[..., :0] for name in ("source", "source_mask")}
         own = None  # the context's passage comes first
         if batch.lead:

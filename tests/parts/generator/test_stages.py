@@ -11,7 +11,7 @@ from empax.parts.generator import stages
 from empax.parts.generator.parts import GeneratorParts
 from empax.pipeline.plan import make_plan, plain
 from empax.systems.emprl import stages as policies
-from empax.systems.reg.answers import _heads
+from empax.systems.reg.stages import _heads
 from tests.plans import changed
 
 NONE = {"generator.emotion_weight": 0.0, "exemplars.emotion_weight": 0.0, "joint.emotion_weight": 0.0}

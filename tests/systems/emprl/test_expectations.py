@@ -13,6 +13,7 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from empax.core.config import ConfigError
+from empax.core.types import Instance
 from empax.systems.emprl.expectations import FOLDS, Novelty, balanced_gains, expected_levels, f1_gains
 from empax.systems.emprl.rewards import make_reward
 from empax.systems.emprl.settings import RewardSettings
@@ -167,10 +168,10 @@ def test_an_end_is_no_novelty_whatever_word_it_follows(toy):
     assert bare - whole < 0.06  # the share of one pair, as in Distinct-2, not that of a pair that nobody else has
 
 
-def test_a_part_of_the_reward_counts_gold_responses(toy):
-    gold, others = ["w20 w20", *["w5 w6"] * 4_999], {"judges": lambda stage: None, "encoder": dict}
-    settings = [RewardSettings("novelty", 0.5)]
-    reward = make_reward(settings, tokenizer=toy.Words(), instances=[], responses=lambda: gold, **others)
+def test_a_part_of_the_reward_counts_gold_responses(toy, monkeypatch):
+    gold = [Instance(f"{i}#2", (), text, "") for i, text in enumerate(["w20 w20", *["w5 w6"] * 4_999])]
+    monkeypatch.setattr("empax.systems.emprl.rewards.load_instances", lambda run, split: gold)
+    reward = make_reward([RewardSettings("novelty", 0.5)], None, toy.Words(), [])
     assert not reward.on_host
     rollout = toy.saying([[20, EOS, 0, 0], [20, 20, EOS, 0], [20, 20, 21, EOS]])
     # One in 5,000 has said "w20 w20", nobody "w20 w21".

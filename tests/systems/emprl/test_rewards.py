@@ -149,7 +149,7 @@ scorer = Scorer()
 
 
 def reward_of(toy, *parts, instances=()):
-    return make_reward(parts, tokenizer=toy.Words(), instances=instances, judges=lambda stage: None, encoder=dict)
+    return make_reward(parts, None, toy.Words(), instances)
 
 
 def lengths_of_texts(contexts, responses, references):

@@ -23,7 +23,7 @@ from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
 from empax.systems.reflectdiffu.reasons import ReasonAnnotator, Reasons, _span_starts
 from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu, policy_loss
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
-from empax.systems.reflectdiffu.tasks import Considered, ReflectDiffu, Thought, shown_tags, standardized
+from empax.systems.reflectdiffu.tasks import ReflectDiffu, Thought, shown_tags, standardized
 from empax.training.accumulation import TrainingError
 from tests.systems.learning import random_like
 
@@ -236,7 +236,7 @@ def test_the_loss_has_each_part_with_its_weight(whole, monkeypatch):
     rng = np.random.default_rng(4)
     summary, emotion = (jnp.asarray(rng.normal(size=(B, size)), jnp.float32) for size in (6, len(EMOTIONS)))
     thought = task_thought(jnp.zeros((B, len(INTENTS)))).replace(summary=summary, emotion=jax.nn.log_softmax(emotion))
-    parts, metrics = task.losses({}, {}, batch, Considered(None, batch.source_mask, thought=thought), (KEY, KEY))
+    parts, metrics = task.losses({}, {}, batch, thought, (KEY, KEY))
     assert [factor for factor, _ in parts] == pytest.approx([0.5, 0.3, 0.3 * 0.7, 0.2 * 2.0, 0.2 * 4.0])
     rows = np.array([5, 3, 4, 0])  # tokens; the last row is filler
     nll = -(token_log_probs(logits, batch.target) * batch.target_mask).sum(axis=1)[:3].sum()
@@ -342,8 +342,11 @@ def task_thought(final):
     zeros = jnp.zeros((B, S, 2))
     policy = jax.nn.log_softmax(jnp.zeros((B, N)))
     emotion = jax.nn.log_softmax(jnp.zeros((B, len(EMOTIONS))))
-    return Thought(zeros, zeros[:, 0], emotion, jnp.zeros((2, len(EMOTIONS), 2)), jnp.exp(final), final, None,
-                   policy=policy, actions=jnp.zeros((B, N), int), second=jnp.zeros(B, int))  # fmt: skip
+    return Thought(
+        states=zeros, mask=jnp.ones((B, S), bool), summary=zeros[:, 0], emotion=emotion,
+        emotion_embedding=jnp.zeros((2, len(EMOTIONS), 2)), first=jnp.exp(final), final=final, policy=policy,
+        actions=jnp.zeros((B, N), int), second=jnp.zeros(B, int),
+    )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -481,7 +484,7 @@ def test_diffusion_that_nobody_listens_to_is_a_warning(caplog, whole):
         assert used["mimicry_gain"] == pytest.approx(0.2)
         assert not caplog.messages
         task.summarize({"nll": 3.0, "nll_without_mimicry": 3.0})
-    assert "EMU unused" in caplog.text
+    assert "mimicry unused: with zeros" in caplog.text
     assert task.summarize({"nll": 3.0}) == {"nll": 3.0}  # of a model without denoisers
 
 

@@ -287,8 +287,8 @@ def test_the_index_of_an_encoder_that_no_stage_trained_is_recognised_by_its_pret
 
     asked = []
     monkeypatch.setattr("empax.parts.exemplars.parts.load_encoder", pretrained)
-    monkeypatch.setattr("empax.systems.reg.answers.ExemplarSearch.of", lambda *_, made_by, **__: asked.append(made_by))
-    monkeypatch.setattr("empax.systems.reg.answers.answerer_of", lambda *_: None)
+    monkeypatch.setattr("empax.systems.reg.stages.ExemplarSearch.of", lambda *_, made_by, **__: asked.append(made_by))
+    monkeypatch.setattr("empax.systems.reg.stages.answerer_of", lambda *_: None)
     run = context(finished, "evaluate", joint__retriever="emotions")
     answering(run, "joint")
     assert asked == [load_encoder_of(run, "emotions").hash]

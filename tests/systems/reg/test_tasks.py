@@ -29,7 +29,7 @@ from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.task import Generator, emotion_loss
 from empax.systems.reg.encoder import EmotionEncoder
 from empax.systems.reg.settings import DistillationSettings
-from empax.systems.reg.tasks import DenseTask, EmotionTask, Joint, RetrieverTask, take_candidates
+from empax.systems.reg.tasks import DenseTask, EmotionTask, GuidedGenerator, Joint, RetrieverTask, take_candidates
 from empax.training.loop import LoopSettings
 from empax.training.lora import lora_task
 from empax.training.optimizer import OptimizerSettings, trained_mask
@@ -580,11 +580,23 @@ def apart(**changes):
 
 
 READER = joint(retriever_weight=0.0, emotion_weight=0.3)
+ANSWERING = GuidedGenerator(
+    FusionInDecoder(MODEL),
+    DECODER,
+    HEAD,
+    0.3,
+    heads=("generator", "retriever", "both"),
+    retriever=EmotionEncoder(ENCODER, HEAD),
+)
+
+
+def answering_params():
+    return {**params()["generator"], "retriever": params()["retriever"]}
 
 
 @jax.jit
 def read_apart(batch):
-    return READER.loss(params(), {}, batch, KEY, train=False)[1], READER.read(params(), batch)
+    return READER.loss(params(), {}, batch, KEY, train=False)[1], ANSWERING.read(answering_params(), batch)
 
 
 def test_the_order_of_exemplars_and_what_is_padded_change_nothing():
@@ -629,12 +641,12 @@ def test_each_exemplar_is_tried_with_the_context_alone_beside_it():
     found = judged_by_likelihood(batch)
     for k in range(K):
         one = take_candidates(batch, jnp.full((ROWS, 1), k))
-        _, judged = jax.jit(lambda b: (0, READER.read(params(), b)))(one)
+        _, judged = jax.jit(lambda b: (0, ANSWERING.read(answering_params(), b)))(one)
         np.testing.assert_allclose(found[:, k], -judged["nll"] / judged["num_tokens"], rtol=1e-4)
 
 
 def test_the_gradient_reaches_every_real_token_of_exemplars_and_none_that_is_padded():
-    model = READER.model
+    model = ANSWERING.model
     batch = apart()
 
     @jax.jit
@@ -660,31 +672,31 @@ def test_the_gradient_reaches_every_real_token_of_exemplars_and_none_that_is_pad
 def test_passages_that_were_read_before_give_the_same_answers(layout):
     joined = exemplar_batch(K, source_mask=jnp.asarray(lengths_to_mask([[2, 5], [3, 1], [4, 6]], SOURCE)))
     batch = joined if layout == "joined" else apart()
-    task, rng = joint(), jax.random.key(5)
+    task, own, rng = ANSWERING, answering_params(), jax.random.key(5)
     host = jax.tree.map(np.asarray, batch)
-    read = task.read_before(PassageReader(task.model, rows=2, multiple=4, states_multiple=4), params(), host)
+    read = task.read_before(PassageReader(task.model, rows=2, multiple=4, states_multiple=4), own, host)
     read = jax.tree.map(jnp.asarray, read)
     assert read.source.size == 0
     assert read.states.shape[1] == (12 if layout == "joined" else 16) < batch.source.shape[1] * SOURCE
-    answers = [task.generate(params(), {}, one, rng).tokens for one in (batch, read)]
+    answers = [task.generate(own, {}, one, rng).tokens for one in (batch, read)]
     np.testing.assert_array_equal(*answers)
-    for name, expected in task.read(params(), batch).items():
-        np.testing.assert_allclose(task.read(params(), read)[name], expected, rtol=1e-5)
+    for name, expected in task.read(own, batch).items():
+        np.testing.assert_allclose(task.read(own, read)[name], expected, rtol=1e-5)
 
 
 @jax.jit
 def weighed(batch):
-    return jax.jit(joint().weigh)(params(), batch)
+    return jax.jit(ANSWERING.weigh)(answering_params(), batch)
 
 
 def test_a_likelihood_is_the_sum_of_its_first_token_its_end_and_the_rest():
     batch = apart()
     found = weighed(batch)
-    read = jax.jit(joint().read)(params(), batch)
+    read = jax.jit(ANSWERING.read)(answering_params(), batch)
     for name in ("nll", "num_tokens"):
         np.testing.assert_allclose(found[name], read[name], rtol=1e-5)
     model = {"params": g1_params()["model"]}
-    logits = jax.jit(READER.model.apply)(model, batch.source, batch.source_mask, batch.target)
+    logits = jax.jit(ANSWERING.model.apply)(model, batch.source, batch.source_mask, batch.target)
     nll = -np.asarray(token_log_probs(logits, batch.target))
     for b, length in enumerate(np.asarray(batch.target_mask).sum(axis=1)):
         expected = {"first": nll[b, 0], "rest": nll[b, 1 : length - 1].sum(), "end": nll[b, length - 1]}
