@@ -69,7 +69,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "empdg_critics": {
         "readers": ("emotion_words", "emotion"),
         "emotion": {"start": True},
-        "dropout": 0.2,
         "adversary": {"penalty": 10.0},  # Gulrajani et al. 2017
         "weights": {"emotion": 1 / 15, "adversary": 0.1, "critics": 1.0},
     },
@@ -198,6 +197,7 @@ def _classify_first(config: ConfigDict) -> None:
         {"weights": {"nll": 0.0, "emotion": 1.0}, "best_metric": "emotion_accuracy", "best_mode": "max",
          "steps": config.generator.steps // 2, "eval_every_steps": config.generator.steps // 12}
     )  # fmt: skip
+    config.emotions.optimizer.warmup_steps = _warmup(config, config.emotions.steps)
     config.generator.prepend = "emotions"
 
 
@@ -209,7 +209,14 @@ def _choose_first(config: ConfigDict, steps: int) -> None:
         {"weights": {**dict.fromkeys(("nll", *config.generator.weights), 0.0), "bag": 1.0}, "best_metric": "bag_loss",
          "steps": steps, "eval_every_steps": steps // 2}
     )  # fmt: skip
+    config.choice.optimizer.warmup_steps = _warmup(config, steps)
     config.generator.start_from = "choice"
+
+
+def _warmup(config: ConfigDict, steps: int) -> int:
+    """Returns the warm-up of an earlier stage: an eighth of its steps, with `lineage` that of the generator."""
+    optimizer = config.generator.optimizer
+    return steps // 8 if optimizer.schedule == "linear" else optimizer.warmup_steps
 
 
 def _shrunk(config: ConfigDict, name: str) -> ConfigDict:

@@ -212,6 +212,15 @@ def test_forms_of_reg_share_a_beginning_as_recipes_md_says(recipe, form):
     assert list(config)[: alike.index(False)] == shared
 
 
+@pytest.mark.parametrize("more", ["", ",lineage"])
+def test_empdg_with_critics_is_empdg_and_critics(more):
+    alone, both = (plain(classic.get_config(f"{form}{more}")) for form in ("empdg", "empdg_critics"))
+    del both["classic"]["adversary"], both["generator"]["optimizer"]["groups"]
+    for loss in ("adversary", "critics"):
+        del both["generator"]["weights"][loss]
+    assert both == alone
+
+
 @pytest.mark.parametrize("recipe", [reg_transformer, reg_t5])
 def test_a_generator_learns_to_read_the_exemplars_of_a_retriever_trained_by_contrast(recipe):
     config = recipe.get_config("contrastive")
@@ -227,6 +236,14 @@ def test_lempex_retrieves_alike_whatever_reads_the_exemplars(change):
     before, after = make_plan(config).stages, make_plan(other).stages
     for name in ("retriever", "index"):
         assert settings_hash(before[name]) == settings_hash(after[name])
+
+
+@pytest.mark.parametrize("more", ["", ",machine=gpu"])
+@pytest.mark.parametrize("form", classic.FORMS)
+def test_each_stage_of_the_classic_family_warms_up_for_an_eighth_of_its_steps(form, more):
+    config = classic.get_config(form + more)
+    for stage in (config[name] for name in config.run if config[name].get("kind") == "train"):
+        assert stage.optimizer.warmup_steps == stage.steps // 8
 
 
 @pytest.mark.parametrize("form", ["", "t5", "machine=gpu", "full_size"])

@@ -1,4 +1,4 @@
-"""Critics that score responses given the next turn, and train the generator through its soft responses."""
+"""Critics that score responses given the next turn, and train the generator through words that it draws."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ def adversarial_losses(
 
     .. math:: L_G = -f(s), \quad L_f = f(s) - f(r) + \lambda\,\mathrm{penalty}
 
-    with r the embeddings of the gold response and s their expectation under the model, teacher-forced. The generator
+    with r the embeddings of the gold response and s those of words that the model draws, teacher-forced. L_G has the
+    gradient of their expectation (straight-through, Bengio et al. 2013). The critics do not see the expectation itself:
+    they would know it by its norm, and teach the generator certainty alone. The generator
     learns from L_G (with `published` it has no gradient), the critics from L_f, and nothing else from either.
     Source: Li et al. 2020 (EmpDG) for the critics' inputs.
 
@@ -103,11 +105,14 @@ def adversarial_losses(
     stop = jax.lax.stop_gradient
     table, probabilities = stop(params["core"]["token_embedding"]), jax.nn.softmax(logits)
     context, known = stop(read.context), batch.feedback_mask.any(axis=1)
+    rng, drawn = jax.random.split(rng)
+    said = jax.random.categorical(drawn, stop(logits))
     adversary = critics = jnp.zeros(known.shape)
     for name, weights in (("critic", jnp.ones_like(table[:, :1])), ("emotion_critic", lexicon[:, None])):
         seen = table * weights
         following = masked_mean(seen[batch.feedback], batch.feedback_mask)
-        real, fake = seen[batch.target], probabilities @ seen
+        real, expected = seen[batch.target], probabilities @ seen
+        fake = stop(seen[said] - expected) + expected
 
         def score(params: Params, words: Any, name: str = name, following: Any = following) -> Any:
             critic = Critic(model.adversary.width)

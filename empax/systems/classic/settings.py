@@ -27,7 +27,7 @@ class ClassicSettings(WordLevelSettings):
       readers: the parts that read a context, in this order: "concepts" (without the next two), "refinement",
         "emotion_words", "emotion", "listeners" (with "emotion"), "mimicry", "alignment".
       emotion, listeners, mimicry, concepts, alignment: settings of these readers; "alignment" reads concepts too.
-      adversary: critics that see soft responses and the next turn (`systems.classic.adversary`); None = no critics.
+      adversary: critics that see drawn words and the next turn (`systems.classic.adversary`); None = no critics.
       copies: whether responses may copy words of the attended source.
       lexicon: emotion words that "emotion_words" and the critics read: "vader", or a file with a word per line.
       facts_tokens: maximum tokens of a relation's facts, which "refinement" reads.

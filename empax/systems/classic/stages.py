@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
@@ -136,13 +136,17 @@ class ClassicParts:
         with a mean of 1 over the vocabulary. Source: Sabour et al. 2022 (CEM), after Jiang et al. 2019. Departure: its
         code counts the words that the model generates, but no end tokens, which then have the highest weight.
         """
-        size, end = self.tokenizer.vocab_size, self.tokenizer.eos_id
-        counts = np.bincount(np.concatenate([np.asarray(row, int) for row in targets]), minlength=size)
+        size, end, counts = self.tokenizer.vocab_size, self.tokenizer.eos_id, self._counts(targets)
         counts[end] = 0
         weights = 1.0 - counts / max(counts.max(), 1)
         weights *= size / weights.sum()
         weights[end] = 0.0
         return weights.astype(np.float32)
+
+    def _counts(self, targets: Sequence[Sequence[int]]) -> Int[np.ndarray, " V"]:
+        """Returns how often `targets` have each word."""
+        words = np.concatenate([np.asarray(row, int) for row in targets])
+        return np.bincount(words, minlength=self.tokenizer.vocab_size)
 
     @functools.cached_property
     def lexicon(self) -> Bool[np.ndarray, " V"]:
@@ -151,8 +155,19 @@ class ClassicParts:
             return np.zeros(self.tokenizer.vocab_size, bool)
         return emotional_words(self.settings.lexicon, self.tokenizer)
 
-    def initial(self, params: Params) -> Params:
-        """Returns `params` with the word vectors in place of random embeddings."""
+    def initial(self, params: Params, targets: Sequence[Sequence[int]], label_smoothing: float) -> Params:
+        r"""Returns `params` with the frequencies of words as output bias, and with the word vectors, if any.
+
+        .. math:: b_v = \log((1 - e) \frac{n_v + 1}{\sum_u (n_u + 1)} + \frac{e}{V})
+
+        with n_v the number of v in `targets`, and e the label smoothing: the likelihood is best with this bias alone.
+        Ours. From a bias of 0, the rows of the output layer would have to learn the frequencies first.
+        """
+        counts = self._counts(targets) + 1.0
+        shares = (1.0 - label_smoothing) * counts / counts.sum() + label_smoothing / len(counts)
+        params = {**params, "output_bias": np.log(shares).astype(np.float32)}
+        if not self.settings.vectors:
+            return params
         table = initial_words(self.settings.vectors, self.tokenizer, self.settings.d_model)
         return {**params, "core": {**params["core"], "token_embedding": table}}
 
@@ -167,7 +182,7 @@ def build_generator(stage: ClassicTaskSettings, run: RunContext) -> Assembly:
     if stage.weights.get("frequency"):
         frozen["frequency"] = parts.word_weights(learnt.targets)
     task = _with_shorter_teacher(parts, len(train), run).task(stage)
-    return Assembly(task, learnt, held_out, frozen=frozen, initial=_initial(stage, parts, run))
+    return Assembly(task, learnt, held_out, frozen=frozen, initial=_initial(stage, parts, run, learnt.targets))
 
 
 def _with_shorter_teacher(parts: ClassicParts, num_examples: int, run: RunContext) -> ClassicParts:
@@ -178,10 +193,12 @@ def _with_shorter_teacher(parts: ClassicParts, num_examples: int, run: RunContex
     return dataclasses.replace(parts, settings=dataclasses.replace(parts.settings, listeners=listeners))
 
 
-def _initial(stage: ClassicTaskSettings, parts: ClassicParts, run: RunContext) -> Callable[[Params], Params] | None:
+def _initial(
+    stage: ClassicTaskSettings, parts: ClassicParts, run: RunContext, targets: Sequence[Sequence[int]]
+) -> Callable[[Params], Params]:
     if stage.start_from:
         return lambda _: load_params(run.files.stage(stage.start_from))
-    return parts.initial if parts.settings.vectors else None
+    return lambda params: parts.initial(params, targets, stage.label_smoothing)
 
 
 def _prepended(stage: ClassicTaskSettings, run: RunContext) -> Callable[[Sequence[Instance]], list[str] | None]:

@@ -83,6 +83,21 @@ def test_critics_reach_what_is_said_but_as_published(critics):
     assert not np.asarray(nothing).any()
 
 
+def test_critics_compare_words_with_words(critics):
+    """Never with a mixture of words: a model that is certain of the references is as good as they are."""
+    one, read = critics, critics.read()
+    model = one.model.clone(adversary=dataclasses.replace(one.model.adversary, penalty=0.0))
+
+    @jax.jit
+    def found(logits, seed):
+        return adversarial_losses(model, one.params, LEXICON, one.batch, read, logits, jax.random.key(seed))
+
+    certain = 1e4 * jax.nn.one_hot(one.batch.target, VOCAB)
+    np.testing.assert_allclose(found(certain, 0)["critics"][0], 0.0, atol=1e-4)
+    undecided = [np.asarray(found(0.0 * certain, seed)["adversary"][0]) for seed in range(2)]
+    assert np.abs(undecided[0] - undecided[1]).max() > 1e-3  # a mixture of all words would be one
+
+
 @pytest.mark.slow
 def test_the_generator_learns_from_the_critics_and_they_from_their_own_loss(critics):
     one = critics

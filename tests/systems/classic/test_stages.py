@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from configs import classic
@@ -119,13 +120,25 @@ def test_on_a_small_corpus_the_teacher_leaves_as_much_sooner():
     assert decay({**config, "data": {"name": "sample"}}, 240) == 200
 
 
+@pytest.mark.parametrize(
+    ("smoothing", "shares"), [(0.0, [1 / 9, 3 / 9, 3 / 9, 2 / 9]), (0.1, [0.125, 0.325, 0.325, 0.225])]
+)
+def test_the_output_bias_begins_with_the_frequencies_of_words(smoothing, shares):
+    parts = stages.ClassicParts(ClassicSettings(), SimpleNamespace(vocab_size=4))
+    made = parts.initial({"output_bias": 0.0, "core": {"token_embedding": 1.0}}, [[2, 2, 1], [3, 1]], smoothing)
+    np.testing.assert_allclose(np.exp(made["output_bias"]), shares, rtol=1e-6)
+    assert made["output_bias"].dtype == np.float32
+    assert made["core"] == {"token_embedding": 1.0}
+
+
 def test_a_stage_goes_on_from_an_earlier_one(monkeypatch):
     run = SimpleNamespace(files=SimpleNamespace(stage=lambda name: f"params of {name}"))
-    parts = SimpleNamespace(settings=SimpleNamespace(vectors="glove.txt"), initial="vectors")
+    parts = SimpleNamespace(initial=lambda *given: given)
     monkeypatch.setattr(stages, "load_params", lambda path: path)
-    made = stages._initial(ClassicTaskSettings(start_from="choice"), parts, run)
+    made = stages._initial(ClassicTaskSettings(start_from="choice"), parts, run, [])
     assert made({"fresh": 1}) == "params of choice"
-    assert stages._initial(ClassicTaskSettings(), parts, run) == "vectors"
+    made = stages._initial(ClassicTaskSettings(label_smoothing=0.1), parts, run, [[5]])
+    assert made({"fresh": 1}) == ({"fresh": 1}, [[5]], 0.1)
     config = plain(classic.get_config("case,tiny"))
     assert config["generator"]["start_from"] == "choice"
     weights = config["choice"]["weights"]
