@@ -136,14 +136,17 @@ def attributes() -> ConfigDict:
 
 
 def generator() -> ConfigDict:
-    """Returns stage 1: G1 (Eq. 2), on contexts alone; the first stage of all forms."""
+    """Returns stage 1: G1 (Eq. 2), on contexts alone; the first stage of all forms.
+
+    Its rate stays at the peak. The next stage starts there and decays; what a decay gained here, its rise would lose.
+    """
     return common.train(
         task="generator",
         buckets=(32, 48, 72),
         learning_rate=1e-3,
         best_metric="nll",
         max_validation_examples=1000,
-        optimizer=common.linear(300, weight_decay=0.01, groups=[common.POSITIONS]),
+        optimizer={"warmup_steps": 300, "weight_decay": 0.01, "groups": [common.POSITIONS]},
     )
 
 
@@ -156,7 +159,7 @@ def exemplars() -> ConfigDict:
         index="index",
         retriever_weight=0.0,
         exemplar_probability=1.0,
-        learning_rate=5e-4,
+        learning_rate=1e-3,
         best_metric="nll",
         max_validation_examples=1000,
         optimizer=common.linear(50, weight_decay=0.01, groups=[common.frozen("^retriever/")]),

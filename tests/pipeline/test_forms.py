@@ -212,6 +212,15 @@ def test_forms_of_reg_share_a_beginning_as_recipes_md_says(recipe, form):
     assert list(config)[: alike.index(False)] == shared
 
 
+@pytest.mark.parametrize(("form", "second"), [("", "exemplars"), ("apart", "exemplars"), ("no_retrieval", "longer")])
+def test_regs_first_stage_leaves_the_decay_of_its_rate_to_the_next(form, second):
+    config = reg_transformer.get_config(form)
+    first, then = config.generator.optimizer, config[second].optimizer
+    assert (first.get("schedule", "constant"), then.schedule) == ("constant", "linear")
+    assert first.learning_rate == then.learning_rate
+    assert emprl_transformer.get_config("sft").generator.optimizer.schedule == "linear"  # the only stage
+
+
 @pytest.mark.parametrize("more", ["", ",lineage"])
 def test_empdg_with_critics_is_empdg_and_critics(more):
     alone, both = (plain(classic.get_config(f"{form}{more}")) for form in ("empdg", "empdg_critics"))
