@@ -196,7 +196,7 @@ def test_every_model_has_the_same_number_of_updates(form, machine):
     assert config.generator.steps + (config[first].steps if first else 0) == classic.STEPS[machine]
 
 
-def test_case_divides_its_updates_as_in_the_published_run():
+def test_case_divides_its_updates():
     config = classic.get_config("case,machine=gpu")
     found = [(s.steps, s.eval_every_steps, s.optimizer.warmup_steps) for s in (config.choice, config.generator)]
     assert found == [(2166, 1083, 270), (4334, 722, 541)]
