@@ -213,7 +213,7 @@ def generator() -> ConfigDict:
         best_metric="nll",
         max_validation_examples=1000,
         optimizer=common.linear(300, method="adafactor", groups=[POSITIONS]),
-        **common.sizes(steps=4000, batch_size=32, evaluations=5),  # about as many responses as REG's Transformer sees
+        **common.sizes(steps=common.SCRATCH_STEPS, batch_size=32, evaluations=5),
     )
 
 

@@ -214,10 +214,10 @@ def add_ranker(config: ConfigDict) -> None:
 def budget(config: ConfigDict, model: str, machine: str) -> None:
     """Sets the steps, batches and arithmetic for one of MODELS on one of MACHINES.
 
-    On a CPU a model from scratch sees about as many responses as REG's, and a pretrained one sees all of them once.
+    On a CPU a model from scratch gets `common.SCRATCH_STEPS`; a pretrained one sees all responses once.
     """
     if machine == "cpu":
-        steps = 3800 if model == "scratch" else 1250
+        steps = common.SCRATCH_STEPS if model == "scratch" else 1250
         config.nec.generator.update(common.ON_CPU)
         config.generator.update(common.sizes(steps=steps, batch_size=32, evaluations=5))
         config.contrastive.update(common.sizes(steps=steps // 8, batch_size=16, evaluations=3))

@@ -250,10 +250,9 @@ def budget(config: ConfigDict, machine: str) -> None:
         sizes = {
             "reasons": common.sizes(**ENCODER),
             "intents": common.sizes(**ENCODER),
-            # As many updates as in configs/classic.py, whose multi_trs is the backbone: x 32 responses, 1.9 epochs.
-            "generator": common.sizes(steps=2400, batch_size=32, evaluations=4),
+            "generator": common.sizes(steps=common.SCRATCH_STEPS, batch_size=32, evaluations=4),
         }
-        rate.update(common.linear(300))  # as in configs/classic.py
+        rate.update(common.linear(500))  # as in configs/classic.py
         for stage in (config.reasons, config.intents):
             stage.encoder.update(CPU)
         config.evaluate.batch_size = 32
