@@ -232,14 +232,12 @@ def generator() -> ConfigDict:
         copying=True,  # Eq. 11
         slots=20,  # ours
         intent_start=True,  # ours
-        label_smoothing=0.1,  # as configs/classic.py
         emotion_weight=1.0,  # delta: ours
         twice_weight=1.0,  # zeta: ours
         response_weight=1.0,  # eta: ours
         buckets=(32, 64, 100),
         best_metric="nll",
         learning_rate=1e-3,
-        optimizer={"b2": 0.98, "eps": 1e-9},
     )
 
 
