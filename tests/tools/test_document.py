@@ -79,7 +79,8 @@ def test_trials_are_quoted_as_they_ended():
     papers = words_of("PAPERS.md")
     plain, alternating = (f"{one['nll']:.3f}" for one in losses("final_norm.json", "700").values())
     assert f"at update 700 is {plain} nats without and {alternating} with it" in papers
-    zeros, frequencies, plain = (f"{one['nll']:.3f}" for one in losses("output_bias.json", "800").values())
+    zeros, frequencies, plain, faster = (f"{one['nll']:.3f}" for one in losses("multi_trs.json", "800").values())
+    assert f"is {faster} nats a word after 800 updates, {plain} with 1e-3" in words_of("configs/classic.py")
     assert f"one seed, is {plain} nats a word, {frequencies} with both" in papers
     assert f"one seed, is {frequencies} nats a word with them and {zeros} without" in papers
     by = losses("word_vectors.json", "800")
