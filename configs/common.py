@@ -227,6 +227,9 @@ def decode_alike(config: ConfigDict, chosen: Arguments, decoding: Mapping[str, A
 SCRATCH_STEPS = 4000
 """Updates of a model from scratch on two cores, of 32 responses each (3.2 epochs); REG's two stages have 4,050."""
 
+ONE_EPOCH = 1250
+"""Updates of a pretrained NEC or LEMPEx on two cores: of 32 responses each, all of them once."""
+
 ON_CPU = {"dtype": "bfloat16", "unroll": 6}
 """Settings of a model on two cores: a quarter to a half of the time of float32 in a plain scan."""
 

@@ -16,7 +16,7 @@ r"""LEMPEx on EmpatheticDialogues (Majumder et al.): exemplars and four empathet
   python -m empax.main --config=configs/lempex.py:weights_1             # loss weights of 1: vapid by Sec. 3.5
   python -m empax.main --config=configs/lempex.py:q=10                  # ten exemplars
   python -m empax.main --config=configs/lempex.py:no_judges             # exemplars alone; EPITOME is not needed
-  python -m empax.main --config=configs/lempex.py:machine=gpu           # four epochs instead of one
+  python -m empax.main --config=configs/lempex.py:machine=gpu           # 5,000 updates instead of 4,000
   python -m empax.main --config=configs/lempex.py:full_size             # the paper's layers and learning rate
   python -m empax.main --config=configs/lempex.py:consensus             # by the leaderboard's decoder
   python -m empax.main --config=configs/lempex.py:tiny                  # a trial on the built-in sample
@@ -63,7 +63,7 @@ SPEAKERS = {"pattern": "^speakers$", "learning_rate_scale": 50.0}
 """A parameter group for the speaker embeddings beside a pretrained T5; ours.
 
 They start at zero, and alone tell one turn from the next. The word embeddings of FLAN-T5-small have a root mean square
-of 13.5, and Adam moves an entry by at most the learning rate in an update: at the plain rate it would reach .25.
+of 13.5, and Adam moves an entry by at most the learning rate in an update: at the plain rate it would reach .31.
 """
 
 
@@ -74,7 +74,7 @@ def get_config(arg: str = "") -> ConfigDict:
         more_steps(config)
         common.on_gpu(config)
     elif "t5" in chosen.flags:
-        config.generator.update(common.sizes(steps=1250, batch_size=32, evaluations=5))  # all responses once
+        config.generator.update(common.sizes(steps=common.ONE_EPOCH, batch_size=32, evaluations=5))
     forms = [form for form in FORMS if form in chosen.flags] + [f"q={count}" for count in chosen.numbers.values()]
     common.check_together(arg, "lempex.py", tuple(forms), read)
     for form in forms:

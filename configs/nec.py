@@ -217,7 +217,7 @@ def budget(config: ConfigDict, model: str, machine: str) -> None:
     On a CPU a model from scratch gets `common.SCRATCH_STEPS`; a pretrained one sees all responses once.
     """
     if machine == "cpu":
-        steps = common.SCRATCH_STEPS if model == "scratch" else 1250
+        steps = common.SCRATCH_STEPS if model == "scratch" else common.ONE_EPOCH
         config.nec.generator.update(common.ON_CPU)
         config.generator.update(common.sizes(steps=steps, batch_size=32, evaluations=5))
         config.contrastive.update(common.sizes(steps=steps // 8, batch_size=16, evaluations=3))

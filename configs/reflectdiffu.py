@@ -11,8 +11,8 @@ Forms (docs/reflectdiffu.md): the paper's ablations no_reasons (w/o ERA), no_exp
 eq5, eq7, eq9, eq10, table_1; the controls no_tags, shuffled_tags, untrained_reasons, constant_second, no_prior; and,
 ours, empathy_reward. With --reuse=WORKDIR a form reuses shared stages of a finished run.
 DATA has RECCON's spans and intent labels beside the corpus (docs/data.md). Before several fixes, the first command took
-1.5 hours on two CPU cores (three seeds: perplexity 48.1 per token, BLEU-2 4.7, emotion 44.0%, intent 43.2%), and
-"machine=gpu" nine minutes on a shared H200 (40.8, 5.9, 41.9%, 41.5%; docs/results/reflectdiffu.md).
+1.5 hours on two CPU cores for 2,400 updates (three seeds: perplexity 48.1 per token, BLEU-2 4.7, emotion 44.0%, intent
+43.2%), and "machine=gpu" nine minutes on a shared H200 (40.8, 5.9, 41.9%, 41.5%; docs/results/reflectdiffu.md).
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def budget(config: ConfigDict, machine: str) -> None:
             "intents": common.sizes(**ENCODER),
             "generator": common.sizes(steps=common.SCRATCH_STEPS, batch_size=32, evaluations=4),
         }
-        rate.update(common.linear(500))  # as in configs/classic.py
+        rate.update(common.linear(common.SCRATCH_STEPS // 8))  # an eighth, as in configs/classic.py
         for stage in (config.reasons, config.intents):
             stage.encoder.update(CPU)
         config.evaluate.batch_size = 32

@@ -255,6 +255,16 @@ def test_each_stage_of_the_classic_family_warms_up_for_an_eighth_of_its_steps(fo
         assert stage.optimizer.warmup_steps == stage.steps // 8
 
 
+def test_the_guide_tells_how_the_lineage_trains():
+    smooth = {form for form in classic.FORMS if classic.get_config(f"{form},lineage").generator.get("label_smoothing")}
+    assert smooth == {*classic.FORMS} - {"cem", "case"}
+    config = classic.get_config("moel,lineage")
+    told = f"It computes in {config.classic.dtype}, Adam's second moment decays by {config.generator.optimizer.b2}"
+    told += f", and all but CEM and CASE have a label smoothing of {config.generator.label_smoothing}."
+    page = (Path(__file__).parents[2] / "docs" / "classic.md").read_text(encoding="utf-8")
+    assert told in " ".join(page.split())
+
+
 @pytest.mark.parametrize("form", ["", "t5", "machine=gpu", "full_size"])
 def test_lempex_reads_as_much_of_an_exemplar_as_it_learns_of_a_response(form):
     layout = lempex.get_config(form).lempex.layout
@@ -284,6 +294,9 @@ def test_whole_dialogues_are_answered_in_as_many_rows_as_single_turns(recipe):
     """Few dialogues have more than two listener turns, so that further ones would be filler rows."""
     dialogues, turns = (recipe.get_config(form).ppo for form in ("trajectory", ""))
     assert (dialogues.max_turns, dialogues.max_turns * dialogues.batch_size) == (2, turns.batch_size)
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    assert "the first two listener turns are answered" in page
+    assert f"Recipes in bfloat16 allow {turns.guard_tolerance}" in page
 
 
 def test_the_documents_contrast_for_reg_splits_no_batch():

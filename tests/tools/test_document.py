@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from configs import classic, reflectdiffu
 from empax.core.files import DataError, read_json, read_jsonl, write_json, write_text
 from tests.reporting.test_report import swapped
 from tools.document import figures, fill, main
@@ -61,12 +62,35 @@ def test_metrics_tells_what_decoders_and_limits_of_training_do():
     assert f"REG without retrieval ({reg:.1f}, seed 0) is ahead of KEMP ({kemp:.1f})" in text
 
 
+def test_documents_name_the_published_runs_with_label_smoothing_or_dropout():
+    runs = RESULTS / "runs"
+    reports = [path for system in ("classic", "reflectdiffu") for path in (runs / system).rglob("report.json")]
+    found = {path.relative_to(runs).parts[:2]: read_json(path)["config"] for path in reports}
+    smoothed = {run for run, config in found.items() if config["generator"].get("label_smoothing")}
+    assert smoothed == {run for run in found if run[0] == "classic" and run[1] not in ("cem", "case")}
+    assert "(the published runs of the classic family without CEM and CASE;" in words_of("docs/metrics.md")
+    assert "label smoothing (classic, but CEM and CASE) raises perplexity" in words_of("README.md")
+    dropped = {run for run, config in found.items() if config[config["system"]].get("dropout")}
+    assert dropped == {("classic", "empdg"), ("classic", "empdg_critics")}
+    assert "EmpDG, with critics and without, had a dropout of 0.2" in words_of("docs/results/classic.md")
+
+
 def test_emprl_tells_what_the_reward_for_pairs_did_to_the_ends_of_replies():
     shares = []
     for run in ("transformer-expected_before", "transformer-expected"):
         ends = [row["response"].rstrip()[-1:] for seed in range(3) for row in outputs(f"emprl/{run}", seed)[1000:]]
         shares.append(100 * sum(end not in (".", "?", "!") for end in ends) / len(ends))
     assert "at the end rise from {:.0f} to {:.0f} percent".format(*shares) in words_of("docs/results/emprl.md")
+
+
+def test_documents_tell_todays_budget_and_rate_of_reflectdiffu():
+    own, classics = (recipe.get_config().generator for recipe in (reflectdiffu, classic))
+    assert own.optimizer.warmup_steps == own.steps // 8
+    before = read_json(RESULTS / "runs" / "reflectdiffu" / "full" / "0" / "report.json")["config"]["generator"]["steps"]
+    then = f"The default budget was {before:,} updates (today {own.steps:,})"
+    assert then in words_of("docs/results/reflectdiffu.md")
+    assert f"{before:,} updates instead of {own.steps:,}" in words_of("docs/recipes.md")
+    assert own.optimizer == classics.optimizer  # as PAPERS.md says
 
 
 def test_trials_are_quoted_as_they_ended():
@@ -80,7 +104,10 @@ def test_trials_are_quoted_as_they_ended():
     plain, alternating = (f"{one['nll']:.3f}" for one in losses("final_norm.json", "700").values())
     assert f"at update 700 is {plain} nats without and {alternating} with it" in papers
     zeros, frequencies, plain, faster = (f"{one['nll']:.3f}" for one in losses("multi_trs.json", "800").values())
-    assert f"is {faster} nats a word after 800 updates, {plain} with 1e-3" in words_of("configs/classic.py")
+    recipe = words_of("configs/classic.py").replace("# ", "")
+    assert f"is {faster} nats a word after 800 updates, {plain} with 1e-3" in recipe
+    slow, fast = (100 * one["emotion_accuracy"] for one in [*losses("multi_trs.json", "800").values()][-2:])
+    assert f"emotions are right for {fast:.1f}% and {slow:.1f}%" in recipe
     assert f"one seed, is {plain} nats a word, {frequencies} with both" in papers
     assert f"one seed, is {frequencies} nats a word with them and {zeros} without" in papers
     by = losses("word_vectors.json", "800")

@@ -92,11 +92,12 @@ def adversarial_losses(
 
     with r the embeddings of the gold response and s those of words that the model draws, teacher-forced. L_G has the
     gradient of their expectation (straight-through, Bengio et al. 2013). The critics do not see the expectation itself:
-    they would know it by its norm, and teach the generator certainty alone. The generator
-    learns from L_G (with `published` it has no gradient), the critics from L_f, and nothing else from either.
+    they would know it by its norm, and teach the generator certainty alone. The generator learns from L_G (with
+    `published` it has no gradient), the critics from L_f, and nothing else from either.
     Source: Li et al. 2020 (EmpDG) for the critics' inputs.
 
-    `model` is a `systems.classic.model.Classic`, `lexicon` masks the ids of emotion words.
+    `model` is a `systems.classic.model.Classic` with an adversary, and `lexicon` masks the ids of emotion words. `rng`
+    draws the words, and the points of the penalty between real and fake.
 
     Returns:
       For each of LOSSES the value of each row, and a mask of the rows that have a next turn.

@@ -214,7 +214,8 @@ def teacher_probability(step: Int[Array, ""], settings: ListenersSettings) -> Fl
 class ListenerGate(Reader):
     """The weights of the 32 listeners: the softmax of the emotion logits, or in some batches the gold emotion.
 
-    Source: MoEL. These batches of training become ever rarer, see `teacher_probability`.
+    Source: MoEL. These batches of training become ever rarer, see `teacher_probability`. In them, rows whose emotion is
+    unknown keep the softmax.
     """
 
     settings: ListenersSettings

@@ -190,7 +190,10 @@ def explained_variance(values: Tokens, returns: Tokens, mask: Mask) -> Float[Arr
 
 
 def distinct_share(tokens: Int[Array, "B T"], mask: Mask) -> Mean:
-    """Returns the share of responses (rows with tokens) that equal no earlier one of the batch; ids are at least 0."""
+    """Returns the share of responses (rows with tokens) that equal no earlier one of the batch.
+
+    Ids are at least 0; `mask` is `response_mask`, with the first token.
+    """
     ids = jnp.where(mask, tokens, -1)  # so that a response never equals a longer one
     counts = jnp.any(mask, axis=1)
     same = jnp.all(ids[:, None] == ids[None], axis=2)  # no row without tokens equals one with tokens

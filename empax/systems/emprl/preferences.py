@@ -103,8 +103,8 @@ def kto_loss(
 
     .. math:: L = 1 - \sigma(s \, \beta (r - z_0)), \quad s = 1 \text{ (wanted)}, -1 \text{ (unwanted)}
 
-    with s the `side`, 0 where a response does not count, and z_0 the `reference_point`, a KL in nats per response
-    without gradient. Source: Ethayarajh et al. 2024 (KTO), Eq. 8, both of its weights 1.
+    with s the `side`, 0 where a response does not count, and z_0 the `reference_point`: the KL to the reference, at
+    least 0, in nats per response, without gradient. Source: Ethayarajh et al. 2024 (KTO), Eq. 8, both of its weights 1.
     """
     counts = side != 0.0
     gain = real(ratios, counts) - jax.lax.stop_gradient(real(reference_point, counts))

@@ -52,6 +52,8 @@ class ReasonAnnotator(nn.Module):
 
     Source: ReflectDiffu, Eq. 13 to 16; the score of a pair is ours. Departure: Eq. 15 omits h_i itself, so that words
     with the same attention would be identical.
+
+    Parameters are the encoder's under "encoder", and those of the composition and the CRF ("transitions").
     """
 
     encoder: nn.Module  # a BertEncoder: `(ids[B,S], mask[B,S], deterministic=) -> states[B,S,D]`
@@ -234,7 +236,8 @@ def quality(finder: ReasonFinder, stage: ReasonTaskSettings, run: RunContext) ->
     """Measures the annotator's agreement with people, if their spans or cause turns are available.
 
     `held_out` is the F1 of pieces and of spans, in percent, on the test split of the stage's data, `lexicon` that of
-    VADER's words; `cause_turns` compares the speaker's turns with EmpatheticDialogues' cause turns.
+    VADER's words; `cause_turns` compares the speaker's turns that have a reason with the cause turns of the
+    test split of EmpatheticDialogues.
     """
     found: dict[str, Any] = {"data": stage.data}
     if stage.data in ("reccon", "sample"):

@@ -1,6 +1,7 @@
 """The generator: off, every flag leaves the plain model; on, each changes what it says it does."""
 
 import dataclasses
+import inspect
 import re
 
 import jax
@@ -95,13 +96,20 @@ def test_positions_move_as_fast_as_in_other_transformers_from_scratch(decoder):
     assert step == pytest.approx(other.optimizer.learning_rate * group["learning_rate_scale"], rel=0.2)
 
 
+def test_the_recipe_says_how_much_longer_a_gpu_trains():
+    few, many = (lempex.get_config(machine).generator.steps for machine in ("", "machine=gpu"))
+    assert f"{many:,} updates instead of {few:,}" in lempex.__doc__
+
+
 def test_speakers_can_become_as_large_as_the_words_of_a_pretrained_t5():
     """Whose embeddings have a root mean square of 13.5; speakers begin at zero, and alone part the turns."""
     config = lempex.get_config("t5")
     optimizer, (group,) = config.generator.optimizer, config.generator.optimizer.groups
     assert re.search(group["pattern"], "speakers")
     assert not re.search(group["pattern"], "model/token_embedding")
-    assert 8 < optimizer.learning_rate * group["learning_rate_scale"] * config.generator.steps / 2 < 20
+    plain = optimizer.learning_rate * config.generator.steps / 2
+    assert 8 < plain * group["learning_rate_scale"] < 20
+    assert f"at the plain rate it would reach {plain:.2f}.".replace(" 0.", " .") in inspect.getsource(lempex)
     assert config.lempex.generator.unroll == config.judges.encoder.unroll == common.ON_CPU["unroll"]
 
 
