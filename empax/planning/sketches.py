@@ -19,6 +19,7 @@ from empax.core.files import WorkDir
 from empax.core.protocols import OnlineTask, ReinforcedTask, untrained_by
 from empax.core.system import RunContext, RunPlan, Sketch, Stage
 from empax.core.types import Params
+from empax.losses.real_tokens import PARTS
 from empax.training.optimizer import trained_mask
 from empax.training.settings import LoopSettings
 
@@ -117,7 +118,8 @@ def update_flops(found: Sketched) -> int:
 
         return jax.grad(loss)(params)
 
-    return count_flops(update, found.params, found.sketch.frozen, found.sketch.batch)
+    # The loop of `over_real_tokens`, if every token is real.
+    return count_flops(update, found.params, found.sketch.frozen, found.sketch.batch, while_turns=PARTS)
 
 
 def step_flops(found: Sketched, loop: LoopSettings) -> int:

@@ -57,7 +57,9 @@ class Model(nn.Module):
     def apply(self, variables, *args, method, **_):
         if method == "encode":
             return jnp.asarray(np.where(STATES_MASK[..., None], STATES, 1e3))
-        assert method == "decode"
+        if method == "logits_from":  # of any tokens, of which the states are the logits
+            return args[0]
+        assert method in ("decode", "decode_hidden")
         target, _, mask = args
         np.testing.assert_array_equal(target, TARGETS)
         np.testing.assert_array_equal(mask, STATES_MASK)

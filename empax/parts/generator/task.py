@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import jax
@@ -15,6 +15,7 @@ from empax.core.types import Generated, Mean, Metrics, Params
 from empax.decoding.neighbours import States
 from empax.decoding.sampling import Randomness
 from empax.losses.cross_entropy import cross_entropy, token_log_probs
+from empax.losses.real_tokens import over_real_tokens
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead, masked_mean, unit_variance
 from empax.models.layers import apply
@@ -60,7 +61,32 @@ def combine(parts: Sequence[tuple[float, Mean]], weights: Float[Array, " B"], va
 
 def target_weights(batch: Any) -> Float[Array, " B"]:
     """Returns each row's loss weight: its number of target tokens, so that the likelihood is the mean over tokens."""
-    return (batch.target_mask & batch.valid[:, None]).sum(axis=1).astype(jnp.float32)
+    return real_tokens(batch).sum(axis=1).astype(jnp.float32)
+
+
+def real_tokens(batch: Any) -> Bool[Array, "B T"]:
+    """Returns the mask of the target tokens of valid rows."""
+    return batch.target_mask & batch.valid[:, None]
+
+
+def over_words(
+    logits_from: Callable[..., Any],
+    losses: Callable[..., tuple[Mean, Metrics]],
+    batch: Any,
+    states: Sequence[Float[Array, "B T ..."]],
+    source: Int[Array, "B S"] | None = None,
+) -> tuple[Mean, Metrics]:
+    """Returns `losses(logits, target, mask)` of `logits_from(*states, source)`, without computing them for padding.
+
+    See `over_real_tokens`. `source` is left out if None.
+    """
+    mask = real_tokens(batch)
+    known = [] if source is None else [jnp.broadcast_to(source[:, None], (*mask.shape, source.shape[1]))]
+
+    def function(mask: Any, states: Any, target: Any, *known: Any) -> tuple[Mean, Metrics]:
+        return losses(logits_from(*states, *(words[:, 0] for words in known)), target, mask)
+
+    return over_real_tokens(function, mask, states, batch.target, *known)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,18 +151,43 @@ class ResponseTask:
         A loss must weight the rows by `row_weights`. `rngs` are for the decoder's dropout and for other sampling;
         None = no randomness.
         """
-        logits = self.logits(params, batch, read, rngs[0])
-        nll, smoothed = self.likelihood(logits, batch)
+        nll, smoothed = self.likelihood_of(params, batch, self._hidden(params, batch.target, read, rngs[0]))
         parts, metrics = self.ranked(params, batch, read, rngs)
         return [(1.0, smoothed), *parts], {"nll": nll, **metrics}
 
     def likelihood(self, logits: Float[Array, "B T V"], batch: Any) -> tuple[Mean, Mean]:
         """Returns the negative log-likelihood per real token (REG, Eq. 2 and 6), without and with smoothing."""
-        mask = batch.target_mask & batch.valid[:, None]
-        nll = cross_entropy(logits, batch.target, mask)
+        return self._token_losses(logits, batch.target, real_tokens(batch))
+
+    def _token_losses(
+        self, logits: Float[Array, "B T V"], target: Int[Array, "B T"], mask: Bool[Array, "B T"]
+    ) -> tuple[Mean, Mean]:
+        nll = cross_entropy(logits, target, mask)
         if not self.label_smoothing:
             return nll, nll
-        return nll, cross_entropy(logits, batch.target, mask, label_smoothing=self.label_smoothing)
+        return nll, cross_entropy(logits, target, mask, label_smoothing=self.label_smoothing)
+
+    def likelihood_of(
+        self,
+        params: Params,
+        batch: Any,
+        *states: Float[Array, "B T ..."],
+        source: Int[Array, "B S"] | None = None,
+    ) -> tuple[Mean, Mean]:
+        """Returns `likelihood` of what the model's `logits_from` makes of states, and of the source's words if given.
+
+        With smoothing, gradients flow through the second alone.
+        """
+
+        def logits_from(*given: Any) -> Any:
+            return self.model.apply({"params": params["model"]}, *given, method="logits_from")
+
+        def losses(logits: Any, *given: Any) -> tuple[Mean, Metrics]:
+            nll, smoothed = self._token_losses(logits, *given)
+            return smoothed, {"nll": nll}
+
+        smoothed, found = over_words(logits_from, losses, batch, states, source)
+        return (found["nll"] if self.label_smoothing else smoothed), smoothed
 
     def ranked(self, params: Params, batch: Any, read: Read, rngs: Keys) -> Losses:
         """Returns the contrast, if there is one."""
@@ -269,17 +320,23 @@ class Generator(ResponseTask):
 
     def losses(self, params: Params, frozen: Params, batch: Any, read: Read, rngs: Keys) -> Losses:
         """Returns the likelihood, the loss of the emotion head on the encoding, the contrast, and users' losses."""
-        logits = self.logits(params, batch, read, rngs[0])
-        nll, smoothed = self.likelihood(logits, batch)
+        nll, smoothed, own = self._of_response(params, batch, read, rngs[0])
         judged = self.emotions(params, batch, read, rngs[1])
         emotion, told = emotion_loss(judged, batch.emotion, target_weights(batch))
         ranked, more = self.ranked(params, batch, read, rngs)
         parts = [(1.0, smoothed), (self.emotion_weight, emotion), *ranked]
-        metrics = {"nll": nll, **(told if self.heads else {}), **more}
-        for own in self.own_losses:
-            metrics[own.function] = own_loss(own, logits, batch, target_weights(batch))
-            parts.append((own.weight, metrics[own.function]))
-        return parts, metrics
+        parts += [(loss.weight, own[loss.function]) for loss in self.own_losses]
+        return parts, {"nll": nll, **(told if self.heads else {}), **more, **own}
+
+    def _of_response(
+        self, params: Params, batch: Any, read: Read, rng: jax.Array | None
+    ) -> tuple[Mean, Mean, dict[str, Mean]]:
+        """Returns `likelihood`, and users' losses by name, which read logits of padding too."""
+        if not self.own_losses:
+            return *self.likelihood_of(params, batch, self._hidden(params, batch.target, read, rng)), {}
+        logits = self.logits(params, batch, read, rng)
+        given = logits, batch, target_weights(batch)
+        return *self.likelihood(logits, batch), {loss.function: own_loss(loss, *given) for loss in self.own_losses}
 
     def emotions(self, params: Params, batch: Any, read: Read, rng: jax.Array | None) -> Float[Array, "B E"]:
         """Returns the logits of the emotion head, which reads the pooled encoding at unit variance.

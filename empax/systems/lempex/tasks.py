@@ -72,11 +72,14 @@ class LempexGenerator(ResponseTask):
 
     def losses(self, params: Params, frozen: Params, batch: Any, read: Read, rngs: Keys) -> Losses:
         hidden = self._hidden(params, batch.target, read, rngs[0])
+        parts, metrics = self.ranked(params, batch, read, rngs)
+        if self.empathy is None:
+            nll, _ = self.likelihood_of(params, batch, hidden)
+            return [(1.0, nll), *parts], {"nll": nll, **metrics}
         logits: Any = self.model.apply({"params": params["model"]}, hidden, method="logits_from")
         nll, _ = self.likelihood(logits, batch)
-        parts, metrics = self.ranked(params, batch, read, rngs)
-        parts = [(1.0 if self.empathy is None else self.empathy.settings.weights.generation, nll), *parts]
-        if self.empathy is not None and batch.levels is not None:
+        parts = [(self.empathy.settings.weights.generation, nll), *parts]
+        if batch.levels is not None:
             judges = params.get("judges", frozen.get("judges", {}))
             more, told = self.empathy(judges, params.get("head", {}), batch, hidden, logits, rngs[1])
             parts, metrics = [*parts, *more], {**metrics, **told}
