@@ -167,25 +167,28 @@ class Classic(nn.Module):
 
     def decode(self, target: Int[Array, "B T"], read: Read, *, train: bool) -> Float[Array, "B T V"]:
         """Returns teacher-forced logits; logits[:, t] predict target[:, t]."""
-        return self.decode_with_weights(target, read, train=train)[0]
+        return self.logits_from(*self.decode_with_weights(target, read, train=train), read.words)
 
     def decode_with_weights(
         self, target: Int[Array, "B T"], read: Read, *, train: bool
-    ) -> tuple[Float[Array, "B T V"], Float[Array, "B T S"] | None]:
-        """Returns the same logits, and the decoder's attention to the source if copying or a loss needs it."""
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T S"] | None]:
+        """Returns the decoder's states, and its attention to the source if copying or a loss needs it."""
         inputs = self.core.decoder_inputs(target, start=read.start, deterministic=not train)
         if self.has_listeners:
             inputs = self.expert_layer(inputs, read, deterministic=not train)
         mask = causal(target.shape[1])
         wanted = self.copies or read.intensity is not None
-        hidden, weights = self.core.decoder(
+        return self.core.decoder(
             inputs, mask, read.states, read.mask, read.memories, deterministic=not train, with_weights=wanted
         )
-        return self._logits(hidden, weights, read.words), weights
 
-    def _logits(
-        self, hidden: Float[Array, "B T D"], weights: Float[Array, "B T S"] | None, words: Int[Array, "B S"] | None
+    def logits_from(
+        self,
+        hidden: Float[Array, "B T D"],
+        weights: Float[Array, "B T S"] | None = None,
+        words: Int[Array, "B S"] | None = None,
     ) -> Float[Array, "B T V"]:
+        """Returns the logits of the results of `decode_with_weights`; copying needs the word of each source state."""
         logits = contract("BTD,VD->BTV", hidden, self.output_embedding, result=jnp.float32)
         logits = logits + self.output_bias[None, None]
         if not self.copies:
@@ -222,4 +225,4 @@ class Classic(nn.Module):
         if listeners is not None:
             states, listeners = self.expert_layer.step(states, cache.gate, listeners)
         hidden, decoder, weights = self.core.decoder.step(states, cache.decoder, with_weights=self.copies)
-        return self._logits(hidden, weights, cache.words), cache.replace(decoder=decoder, listeners=listeners)  # type: ignore[attr-defined]
+        return self.logits_from(hidden, weights, cache.words), cache.replace(decoder=decoder, listeners=listeners)  # type: ignore[attr-defined]

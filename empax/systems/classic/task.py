@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.decoding.sampling import Randomness
@@ -16,7 +17,7 @@ from empax.losses.cross_entropy import token_log_probs
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.gains import with_gains
-from empax.parts.generator.task import Keys, Losses, ResponseTask
+from empax.parts.generator.task import Keys, Losses, ResponseTask, over_words, real_tokens
 from empax.systems.classic.adversary import adversarial_losses
 from empax.systems.classic.graphs import attention_loss
 from empax.systems.classic.model import Classic
@@ -64,24 +65,41 @@ class ClassicTask(ResponseTask):
         if found.emotion is not None:
             hit = (found.emotion.argmax(axis=-1) == batch.emotion).astype(jnp.float32)
             metrics["emotion_accuracy"] = Mean.of(hit, batch.valid & (batch.emotion >= 0))
-        if not (nll_weight := self.weights.get("nll", 1.0)):
+        if not self.weights.get("nll", 1.0):
             parts, logged = self._row_losses(batch, losses)
             return parts, metrics | logged
-        logits, weights = self._apply(params, batch.target, found, method="decode_with_weights", rng=rngs[0])
+        hidden, weights = self._apply(params, batch.target, found, method="decode_with_weights", rng=rngs[0])
         if found.intensity is not None:
             losses["attention"] = attention_loss(weights, batch.target_mask, found.intensity, found.mask)
-        if rngs[1] is not None and self.model.adversary is not None:
+
+        def logits_from(*given: Any) -> Any:
+            return self.model.apply({"params": params}, *given, method="logits_from")
+
+        word_losses = functools.partial(self._word_losses, frozen)
+        if rngs[1] is not None and self.model.adversary is not None:  # it reads logits of padding too
+            logits = logits_from(hidden, weights, found.words)
             losses |= adversarial_losses(self.model, params, frozen["lexicon"], batch, found, logits, rngs[1])
+            spoken, told = word_losses(logits, batch.target, real_tokens(batch))
+        elif self.model.copies:
+            spoken, told = over_words(logits_from, word_losses, batch, [hidden, weights], found.words)
+        else:
+            spoken, told = over_words(logits_from, word_losses, batch, [hidden])
         parts, logged = self._row_losses(batch, losses)
-        metrics |= logged
-        if weight := self.weights.get("frequency", 0.0):
-            nll = -token_log_probs(logits, batch.target) * frozen["frequency"][batch.target]
-            metrics["frequency_loss"] = Mean.of(nll, batch.target_mask & batch.valid[:, None])
-            parts.append((weight, metrics["frequency_loss"]))
-        metrics["nll"], smoothed = self.likelihood(logits, batch)
+        metrics |= logged | told
         if rngs[0] is None:
             metrics |= self._exchanged(params, batch, found)
-        return [*parts, (nll_weight, smoothed)], metrics
+        return [*parts, (1.0, spoken)], metrics
+
+    def _word_losses(
+        self, frozen: Params, logits: Float[Array, "B T V"], target: Int[Array, "B T"], mask: Bool[Array, "B T"]
+    ) -> tuple[Mean, Metrics]:
+        """Returns the weighted sum of the likelihood and the loss "frequency", and both."""
+        nll, smoothed = self._token_losses(logits, target, mask)
+        loss, metrics = smoothed.scale(self.weights.get("nll", 1.0)), {"nll": nll}
+        if weight := self.weights.get("frequency", 0.0):
+            weighted = Mean.of(-token_log_probs(logits, target) * frozen["frequency"][target], mask)
+            loss, metrics["frequency_loss"] = loss + weighted.scale(weight), weighted
+        return loss, metrics
 
     def _exchanged(self, params: Params, batch: ClassicBatch, read: Any) -> Metrics:
         """Returns the likelihood given another row's concepts, facts, or decoder memories."""

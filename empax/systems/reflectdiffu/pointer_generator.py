@@ -81,17 +81,25 @@ class PointerGenerator(nn.Module):
         """Replaces slots by `unknown_id`."""
         return jnp.where(tokens < self.model.config.vocab_size, tokens, self.unknown_id)
 
-    def _mixed(
+    def _gate(
         self,
         hidden: Float[Array, "B T D"],
         weights: Float[Array, "B T S"],
         inputs: Float[Array, "B T D"],
         states: Float[Array, "B S D"],
-        source: Int[Array, "B S"],
-    ) -> Float[Array, "B T W"]:
+    ) -> Float[Array, "B T"]:
         read = contract("BTS,BSD->BTD", weights, states)
         seen = jnp.concatenate([hidden, read, inputs], axis=-1).astype(jnp.float32)
-        gate = jax.nn.sigmoid(contract("BTD,D->BT", seen, self.gate) + self.gate_bias)
+        return jax.nn.sigmoid(contract("BTD,D->BT", seen, self.gate) + self.gate_bias)
+
+    def logits_from(
+        self,
+        hidden: Float[Array, "B T D"],
+        gate: Float[Array, "B T"],
+        weights: Float[Array, "B T S"],
+        source: Int[Array, "B S"],
+    ) -> Float[Array, "B T W"]:
+        """Returns the log-probabilities of `decode` from the results of `decode_with_gate`."""
         return mixed_with_copies(self.model.logits_from(hidden), gate, weights, source, slots=self.slots)
 
     def decode(
@@ -109,13 +117,26 @@ class PointerGenerator(nn.Module):
         `source` is the word of each state; its ids and those of `target` may be slots. Padding is never copied. `start`
         replaces the scaled embedding of the start token.
         """
+        given = self.decode_with_gate(target, states, states_mask, start=start, deterministic=deterministic)
+        return self.logits_from(*given, source)
+
+    def decode_with_gate(
+        self,
+        target: Int[Array, "B T"],
+        states: Float[Array, "B S D"],
+        states_mask: Bool[Array, "B S"],
+        *,
+        start: Float[Array, "B D"] | None = None,
+        deterministic: bool = True,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T"], Float[Array, "B T S"]]:
+        """Returns the decoder's states, g and a; for the arguments see `decode`."""
         known = self.known(target)
         hidden, weights = self.model.decode_with_weights(
             known, states, states_mask, start=start, deterministic=deterministic
         )
         first = jnp.full((target.shape[0], 1), self.model.config.start_id, known.dtype)
         inputs = self.embed(jnp.concatenate([first, known[:, :-1]], axis=1))
-        return self._mixed(hidden, weights, inputs, states, source)
+        return hidden, self._gate(hidden, weights, inputs, states), weights
 
     def start_cache(
         self,
@@ -138,5 +159,5 @@ class PointerGenerator(nn.Module):
         known = self.known(tokens)
         before: DecodeCache = cache.decoder
         hidden, after, weights = self.model.step_with_weights(known, before)
-        found = self._mixed(hidden, weights, self.embed(known), cache.states, cache.source)
-        return found, cache.replace(decoder=after)  # type: ignore[attr-defined]
+        gate = self._gate(hidden, weights, self.embed(known), cache.states)
+        return self.logits_from(hidden, gate, weights, cache.source), cache.replace(decoder=after)  # type: ignore[attr-defined]

@@ -249,8 +249,7 @@ class ReflectDiffu(ResponseTask):
     def losses(self, params: Params, frozen: Params, batch: ReflectBatch, read: Thought, rngs: Keys) -> Losses:
         """The second of `rngs` is given in evaluations too: the denoisers' errors need samples."""
         stage, weights = self.stage, target_weights(batch)
-        logits = self.logits(params, batch, read, rngs[0])
-        nll, smoothed = self.likelihood(logits, batch)
+        nll, smoothed = self.of_response(params, batch, read, rngs[0])
         emotion, metrics = emotion_loss(read.emotion, batch.emotion, weights)
         parts = [(stage.response_weight, smoothed), (stage.emotion_weight, emotion)]
         if self.experts is not None:
@@ -271,6 +270,15 @@ class ReflectDiffu(ResponseTask):
             without = self.logits(params, batch, bare, None)
             metrics["nll_without_mimicry"], _ = self.likelihood(without, batch)
         return parts, {"nll": nll, **metrics}
+
+    def of_response(self, params: Params, batch: ReflectBatch, read: Thought, rng: Any) -> tuple[Mean, Mean]:
+        """Returns `likelihood` of the response, without logits of padding."""
+        if not isinstance(self.model, PointerGenerator):
+            return self.likelihood_of(params, batch, self._hidden(params, batch.target, read, rng))
+        given, beside = (batch.target, read.states, read.mask), {**read.beside}
+        source = beside.pop("source")
+        found = apply(self.model, params["model"], *given, method="decode_with_gate", rng=rng, **beside)
+        return self.likelihood_of(params, batch, *found, source=source)
 
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
         """Adds `mimicry_gain`: without a gain, the decoder ignores the diffusion."""

@@ -11,6 +11,7 @@ import pytest
 from configs import classic
 from empax.core.config import ConfigError, to_settings
 from empax.core.tree import count_params, named_leaves
+from empax.parts.generator import task as generator
 from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
 from empax.training.optimizer import OptimizerSettings, learning_rate
 from tests.systems.classic.small import FORMS, START, VOCAB, make, token_nll
@@ -227,3 +228,25 @@ def test_the_lineages_models_are_those_of_its_commands():
     assert (case.num_heads * case.head_dim, case.d_ff) == (100, 300)  # its "depth" and "filter"
     assert classic.get_config("transformer,lineage").classic.num_decoder_layers == 2
     assert classic.get_config("emo_prepend,lineage").emotions.steps == 10_000
+
+
+@pytest.mark.parametrize("form", ["kemp", "cem", *rarely("moel", "empdg")])
+def test_losses_without_padding_are_those_of_all_tokens(made, form, monkeypatch):
+    """KEMP copies words, CEM weighs frequent ones less."""
+    one = made[form]
+    task = dataclasses.replace(one.task, weights={**one.task.weights, "nll": 0.7, "frequency": 0.3})
+    frozen = {"frequency": jnp.linspace(0.1, 1.0, VOCAB)}
+    batch = dataclasses.replace(one.batch, valid=jnp.array([True, False, True]))
+
+    def learned(*, train):
+        def loss(params):
+            found, metrics = task.loss(params, frozen, batch, jax.random.key(0), train=train)
+            return found.total, metrics
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(one.params)
+
+    found = [learned(train=train) for train in (True, False)]
+    monkeypatch.setattr(generator, "over_real_tokens", lambda function, *given: function(*given))
+    expected = [learned(train=train) for train in (True, False)]
+    jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-5), expected, found)
+    assert "frequency_loss" in found[0][0][1]

@@ -14,6 +14,7 @@ from empax.losses.contrastive import supervised_contrastive
 from empax.losses.cross_entropy import token_log_probs
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.transformer import EncoderDecoder
+from empax.parts.generator import task as generator
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.diffusion import Schedule
@@ -227,11 +228,12 @@ def test_the_loss_has_each_part_with_its_weight(whole, monkeypatch):
     task = dataclasses.replace(whole[0], stage=GeneratorTaskSettings(**weights))
     part = Mean(jnp.float32(3.0), jnp.float32(2.0))
     logits = jax.random.normal(KEY, (B, T, V))
+    batch = example(reasons=False)
     for name, found in (
-        ("logits", logits), ("intent_parts", ([(2.0, part)], {})), ("diffusion_parts", ([(4.0, part)], {})),
+        ("of_response", task.likelihood(logits, batch)), ("intent_parts", ([(2.0, part)], {})),
+        ("diffusion_parts", ([(4.0, part)], {})),
     ):  # fmt: skip
         monkeypatch.setattr(ReinforcedReflectDiffu, name, lambda *_, found=found: found)
-    batch = example(reasons=False)
     batch = batch.replace(emotion=batch.emotion.at[2].set(batch.emotion[0]))  # a pair that attracts
     rng = np.random.default_rng(4)
     summary, emotion = (jnp.asarray(rng.normal(size=(B, size)), jnp.float32) for size in (6, len(EMOTIONS)))
@@ -244,6 +246,23 @@ def test_the_loss_has_each_part_with_its_weight(whole, monkeypatch):
     alike = supervised_contrastive(summary, batch.emotion, batch.valid, temperature=0.07).value() * rows.sum()
     np.testing.assert_allclose([float(mean.total) for _, mean in parts], [nll, felt, alike, 3.0, 3.0], rtol=1e-5)
     assert "nll_without_mimicry" not in metrics  # which evaluations tell
+
+
+@pytest.mark.parametrize("copying", [True, False])
+def test_losses_without_padding_are_those_of_all_tokens(copying, monkeypatch):
+    task, params, frozen = make(**OFF | {"copying": copying, "intent_start": True})
+    batch = example(reasons=False)
+
+    def learned():
+        def loss(params):
+            found, metrics = task.loss(params, frozen, batch, KEY, train=True)
+            return found.total, metrics
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    found = learned()
+    monkeypatch.setattr(generator, "over_real_tokens", lambda function, *given: function(*given))
+    jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-5), learned(), found)
 
 
 def test_each_denoiser_learns_the_noise_of_its_polarity(whole, monkeypatch):
