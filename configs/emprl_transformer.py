@@ -68,7 +68,7 @@ def reinforced(start: ConfigDict, form: str) -> ConfigDict:
         config[name] = start[name]
         if name in ("exemplars", "emotions", "retriever", "joint"):
             config[name].task = f"reg.{config[name].task}"
-    if form != "retrieval":  # there REG's next stage decays
+    if form != "retrieval":  # there, REG's next stage decays to 0
         config.generator.optimizer.schedule = "linear"
     # The same identifiers reward and judge; those of a second seed were trained on other posts and do not reward.
     # Neither depends on the seed of the run, and both come first, so that runs of several seeds share them (--reuse).

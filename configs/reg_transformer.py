@@ -138,7 +138,7 @@ def attributes() -> ConfigDict:
 def generator() -> ConfigDict:
     """Returns stage 1: G1 (Eq. 2), on contexts alone; the first stage of all forms.
 
-    Its rate stays at the peak. The next stage starts there and decays; what a decay gained here, its rise would lose.
+    Its rate falls to a third, not to 0: the next stage goes on from there, and a rise from 0 would lose what it gained.
     """
     return common.train(
         task="generator",
@@ -146,7 +146,7 @@ def generator() -> ConfigDict:
         learning_rate=1e-3,
         best_metric="nll",
         max_validation_examples=1000,
-        optimizer={"warmup_steps": 300, "weight_decay": 0.01, "groups": [common.POSITIONS]},
+        optimizer={"warmup_steps": 300, "schedule": "rsqrt", "weight_decay": 0.01, "groups": [common.POSITIONS]},
     )
 
 
@@ -159,7 +159,7 @@ def exemplars() -> ConfigDict:
         index="index",
         retriever_weight=0.0,
         exemplar_probability=1.0,
-        learning_rate=1e-3,
+        learning_rate=5e-4,
         best_metric="nll",
         max_validation_examples=1000,
         optimizer=common.linear(50, weight_decay=0.01, groups=[common.frozen("^retriever/")]),
