@@ -27,8 +27,8 @@ def over_real_tokens(
 
     .. math:: L = \sum_p f(x_p), \quad \nabla L = \sum_p \nabla f(x_p)
 
-    over parts p of the cells, real ones first; a loop ends before the first part of padding alone. Two thirds of a
-    training batch's target cells are padding, and an output layer on all of them would take half of an update's time.
+    over parts p of the cells, real ones first; a loop ends before the first part of padding alone. Most target cells of
+    a training batch are padding, and an output layer on all of them would take much of an update's time.
     The gradient of a part is computed with its value, so there are logits of only one part at a time. `function` is
     called with all cells instead if the rows are split over several devices, and on TPUs, where plans need loops of
     known length.
