@@ -16,6 +16,9 @@ from empax.core.types import Mean, Metrics
 PARTS = 8
 """Number of equal parts of a batch's cells, of which those with real tokens are computed."""
 
+LEAST = 640
+"""Fewer cells are computed at once: a part takes time of its own, however small it is."""
+
 
 def over_real_tokens(
     function: Callable[..., tuple[Mean, Metrics]],
@@ -30,8 +33,8 @@ def over_real_tokens(
     over parts p of the cells, real ones first; a loop ends before the first part of padding alone. Most target cells of
     a training batch are padding, and an output layer on all of them would take much of an update's time.
     The gradient of a part is computed with its value, so there are logits of only one part at a time. `function` is
-    called with all cells instead if the rows are split over several devices, and on TPUs, where plans need loops of
-    known length.
+    called with all cells instead if there are few, if the rows are split over several devices, and on TPUs, where
+    plans need loops of known length.
 
     Source: ours.
 
@@ -42,59 +45,67 @@ def over_real_tokens(
       states: arrays that gradients flow to.
       known: arrays [B, T, ...] that none flow to.
     """
-    if rows_are_split() or backend() == "tpu":
+    if mask.size < LEAST or rows_are_split() or backend() == "tpu":
         return function(mask, states, *known)
     count, size = mask.sum(), -(-mask.size // PARTS)
     order = jnp.pad(jnp.argsort(~mask.ravel(), stable=True), (0, PARTS * size - mask.size))
 
-    def cells(arrays: Sequence[Array], part: Any) -> list[Array]:
+    def cells(arrays: Sequence[Array], order: Array, part: Any) -> list[Array]:
         index = jax.lax.dynamic_slice_in_dim(order, part * size, size)
         return [array.reshape(-1, 1, *array.shape[2:])[index] for array in arrays]
 
-    def loop(step: Callable[[Any, Any], Any], start: Any) -> Any:
+    def loop(count: Array, step: Callable[[Any, Any], Any], start: Any) -> Any:
         return jax.lax.fori_loop(0, -(-count // size), step, start)
 
-    # Parameters become arguments: a function with a derivative of its own may not close over them.
-    first = cells((mask, *known), 0), cells(states, 0)
+    # All arrays become arguments: a function with a derivative of its own may not close over them.
+    first = cells((mask, *known), order, 0), cells(states, order, 0)
     converted, params = jax.closure_convert(lambda held, states: function(held[0], states, *held[1:]), *first)
 
-    def computed(part: Any, params: Sequence[Array], states: Sequence[Array]) -> tuple[Mean, Metrics]:
+    def computed(
+        part: Any, params: Sequence[Array], states: Sequence[Array], given: Sequence[Array]
+    ) -> tuple[Mean, Metrics]:
+        count, order, _, *known = given
         real = part * size + jnp.arange(size) < count
-        return converted([real[:, None], *cells(known, part)], states, *params)
+        return converted([real[:, None], *cells(known, order, part)], states, *params)
 
     shapes = jax.eval_shape(converted, *first, *params)
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    def nothing() -> tuple[Mean, Metrics]:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     @jax.custom_vjp
-    def summed(params: list[Array], states: list[Array]) -> tuple[Mean, Metrics]:
-        return loop(lambda part, sums: _sum(sums, computed(part, params, cells(states, part))), nothing)
+    def summed(params: list[Array], states: list[Array], given: list[Array]) -> tuple[Mean, Metrics]:
+        count, order, *_ = given
+        step = lambda part, sums: _sum(sums, computed(part, params, cells(states, order, part), given))  # noqa: E731
+        return loop(count, step, nothing())
 
-    def forward(params: list[Any], states: list[Any]) -> tuple[tuple[Mean, Metrics], Any]:
+    def forward(params: list[Any], states: list[Any], given: list[Any]) -> tuple[tuple[Mean, Metrics], Any]:
         trained = [one.value if one.perturbed else None for one in params]
-        values = [one.value for one in states]
+        values, given = ([one.value for one in some] for some in (states, given))
+        count, order, mask, *_ = given
 
         def step(part: Any, sums: Any) -> Any:
             def loss(trained: Any, states: Any) -> tuple[Array, Any]:
                 merged = [one.value if own is None else own for one, own in zip(params, trained, strict=True)]
-                found = computed(part, merged, states)
+                found = computed(part, merged, states, given)
                 return found[0].total, found
 
-            (slopes, own), found = jax.grad(loss, (0, 1), has_aux=True)(trained, cells(values, part))
+            (slopes, own), found = jax.grad(loss, (0, 1), has_aux=True)(trained, cells(values, order, part))
             put = lambda whole, new: jax.lax.dynamic_update_slice_in_dim(whole, new, part * size, 0)  # noqa: E731
             return *_sum(sums[:2], (found, slopes)), jax.tree.map(put, sums[2], own)
 
         start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained)
-        found, slopes, own = loop(step, (nothing, start, [_room(one, PARTS * size) for one in first[1]]))
+        found, slopes, own = loop(count, step, (nothing(), start, [_room(one, PARTS * size) for one in first[1]]))
         # Where each cell is among the real ones.
         place = jnp.cumsum(mask.ravel()).reshape(mask.shape) - 1
         spread = [jnp.where(_like(mask, one), flat[place][:, :, 0], 0) for one, flat in zip(values, own, strict=True)]
         return found, (jax.tree.map(lambda slope, leaf: slope.astype(leaf.dtype), slopes, trained), spread)
 
     def backward(slopes: Any, given: tuple[Mean, Metrics]) -> Any:
-        return jax.tree.map(lambda slope: slope * given[0].total.astype(slope.dtype), slopes)
+        return *jax.tree.map(lambda slope: slope * given[0].total.astype(slope.dtype), slopes), None
 
     summed.defvjp(forward, backward, symbolic_zeros=True)
-    return summed(params, [*states])
+    return summed(params, [*states], [count, order, mask, *known])
 
 
 def _sum(first: Any, second: Any) -> Any:

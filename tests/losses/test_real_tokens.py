@@ -7,11 +7,19 @@ import pytest
 
 from empax.core.machine import planned_for
 from empax.core.sharding import batch_sharding, make_mesh, rows_split_as
+from empax.losses import real_tokens
 from empax.losses.cross_entropy import cross_entropy
 from empax.losses.real_tokens import PARTS, over_real_tokens
 
 B, T, D, V = 4, 6, 5, 13
 SIZE = B * T // PARTS
+
+
+@pytest.fixture(autouse=True)
+def few_cells(monkeypatch):
+    monkeypatch.setattr(real_tokens, "LEAST", 1)
+
+
 RNG = np.random.default_rng(0)
 TARGET = jnp.asarray(RNG.integers(0, V, (B, T)))
 PARAMS = {
@@ -53,6 +61,21 @@ def test_values_and_gradients_are_those_of_all_cells(count):
     np.testing.assert_array_equal(np.abs(found[1]["hidden"]).sum(axis=2) > 0, mask)
     evaluated = jax.jit(losses, static_argnums=2)(PARAMS, mask, False)
     jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, rtol=1e-6), found[0], evaluated)
+
+
+@pytest.mark.parametrize("within", [jax.jit, jax.checkpoint])
+def test_a_function_that_is_traced_before_its_gradient_is_taken(within):
+    mask = first(SIZE + 1)
+    found = jax.grad(within(lambda params: losses(params, mask, whole=False)[0]))(PARAMS)
+    expected = GRADIENTS(PARAMS, mask, True)[1]
+    jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, rtol=1e-5, atol=1e-5), expected, found)
+
+
+def test_few_cells_are_computed_at_once(monkeypatch):
+    seen = []
+    monkeypatch.setattr(real_tokens, "LEAST", B * T + 1)
+    jax.eval_shape(lambda: losses(PARAMS, first(1), False, seen))
+    assert seen == [(B, T)]
 
 
 def test_padding_is_not_computed():
