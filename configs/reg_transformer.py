@@ -139,6 +139,9 @@ def generator() -> ConfigDict:
     """Returns stage 1: G1 (Eq. 2), on contexts alone; the first stage of all forms.
 
     Its rate falls to a third, not to 0: the next stage goes on from there, and a rise from 0 would lose what it gained.
+    After the second stage of `no_retrieval`, the validation loss is 3.507 nats a token and emotions are right for
+    39.6%. With a rate that keeps its peak until the second stage decays from there: 3.489 and 37.6% (one seed each,
+    results/trials/rates.json).
     """
     return common.train(
         task="generator",

@@ -100,6 +100,10 @@ def test_trials_are_quoted_as_they_ended():
     none, ten, slopes, both = (f"{one['nll']:.3f}" for one in losses("relative_positions.json", "700").values())
     quoted = f"is {none} nats a token with a random initial bias, {slopes} with ALiBi's slopes, {ten} with this group"
     assert f"{quoted} and {both} with both" in words_of("configs/common.py")
+    kept, third = (losses("rates.json", "longer")[run] for run in ("kept", "to_a_third"))
+    told = words_of("configs/reg_transformer.py")
+    assert f"is {third['nll']:.3f} nats a token and emotions are right for {third['emotion_accuracy']:.1%}." in told
+    assert f"from there: {kept['nll']:.3f} and {kept['emotion_accuracy']:.1%} (one seed each" in told
     papers = words_of("PAPERS.md")
     plain, alternating = (f"{one['nll']:.3f}" for one in losses("final_norm.json", "700").values())
     assert f"at update 700 is {plain} nats without and {alternating} with it" in papers
