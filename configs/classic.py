@@ -138,7 +138,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "vectors": "minilm",  # ours: GloVe 6B, 300-d, is in no package
             "max_context_tokens": 128,  # ours: 99% of contexts have at most 116 words
             "max_target_tokens": 50,  # ours: 99.6% of responses
-            "dtype": "bfloat16",  # ours: half of the time on two cores
+            "dtype": "bfloat16",  # ours, for speed
             "decoding": {"method": "greedy", "max_tokens": 50},  # MIME's code
             **form,
         },
