@@ -45,7 +45,7 @@ def asks_back(contexts, responses, references):
 )
 
 # %%
-RECIPE = "emprl_transformer:grpo,tiny"  # without ",tiny" and with data.dir: an hour on two cores
+RECIPE = "emprl_transformer:grpo,tiny"  # without ",tiny" and with data.dir: over an hour on two cores
 SETTINGS = {"ppo.rewards": '({"kind": "text", "function": "my_rewards:asks_back"},)'}
 workdir = empax.run(RECIPE, "runs/own_reward", settings=SETTINGS)
 

@@ -68,8 +68,8 @@ def test_documents_name_the_published_runs_with_label_smoothing_or_dropout():
     found = {path.relative_to(runs).parts[:2]: read_json(path)["config"] for path in reports}
     smoothed = {run for run, config in found.items() if config["generator"].get("label_smoothing")}
     assert smoothed == {run for run in found if run[0] == "classic" and run[1] not in ("cem", "case")}
-    assert "(the published runs of the classic family without CEM and CASE;" in words_of("docs/metrics.md")
-    assert "label smoothing (classic, but CEM and CASE) raises perplexity" in words_of("README.md")
+    assert "(the published runs of the classic family, except CEM and CASE;" in words_of("docs/metrics.md")
+    assert "label smoothing (classic, except CEM and CASE) raises perplexity" in words_of("README.md")
     dropped = {run for run, config in found.items() if config[config["system"]].get("dropout")}
     assert dropped == {("classic", "empdg"), ("classic", "empdg_critics")}
     assert "EmpDG, with critics and without, had a dropout of 0.2" in words_of("docs/results/classic.md")
