@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     options.max_passage, options.max_target = options.tokens, 16
     batch = make_batches(options, fields["vocab_size"])[0][0]
     sides = random_model(fields, dtype="bfloat16", unroll=1 if options.smoke else 6)
-    task = FusionTask(FusionInDecoder(sides.model), 0)
+    task = FusionTask(FusionInDecoder(sides.model))
     ours, ended = updates(task, sides.params, batch, options.updates)
     ours()
     sorted_first, arithmetic._picked = arithmetic._picked, lambda table, ids: table[ids]

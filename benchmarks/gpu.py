@@ -2,8 +2,11 @@
 
     python -m benchmarks.gpu --output=results/benchmarks
 
-First all benchmarks run once in parallel, to fill the compilation caches. Then each runs alone. Benchmarks that do not
-end in time are named and left out. Each writes a file to OUTPUT/CARD ("nvidia_h200").
+First all benchmarks run once, a few in parallel, to fill the compilation caches. Then each runs alone. Benchmarks that
+do not end in time are named and left out. Each writes a file to OUTPUT/CARD ("nvidia_h200").
+
+To measure what was left out, name it with `--only` in another call. With JAX_COMPILATION_CACHE_DIR and
+TORCHINDUCTOR_CACHE_DIR set to folders, it finds there what earlier calls compiled.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from empax.core.paths import expand
 _HALF = ("--dtype", "bfloat16")
 _SEARCH = ("--padded", "--batch=32", "--items=32", *_HALF)
 _TRAIN = ("--batches=1", "--max-target=16", "--compile", *_HALF)
+_SMALL = ("--batch=64", "--buckets", "144", "--max-passage=144", *_TRAIN)
 _LARGE = (
     "--shape=t5-1.5b", "--batch=16", "--passages=1", "--unroll=12", "--buckets", "512", "--max-passage=512",
     "--batches=1", "--max-target=128", "--compile", *_HALF,
@@ -33,28 +37,34 @@ _LARGE = (
 _FORWARD = ("--only", "t5-small", "roberta-base", "--batch=64", "--source=256", "--compile", *_HALF)
 
 JOBS: dict[str, tuple[str, ...]] = {
-    "train_step_small": ("train_step", "--batch=64", "--buckets", "144", "--max-passage=144", *_TRAIN),
+    "train_step_small": ("train_step", *_SMALL),
     "train_step_base": (
         "train_step", "--shape=t5-base", "--batch=32", "--unroll=12", "--buckets", "144", "--max-passage=144", *_TRAIN,
     ),
-    "train_step_1.5b": ("train_step", *_LARGE),
     "generate_small": ("generate", *_SEARCH),
+    "exact": ("exact", "--rows=1000000", "--store", "float32", "float16", "--calls=20"),
+    "forward": ("forward", *_FORWARD),
+    "train_step_1.5b": ("train_step", *_LARGE),
     "generate_base": ("generate", "--shape=t5-base", "--unroll=12", *_SEARCH),
     "ppo": ("ppo", "--shape", "t5-small", *_HALF),
     "encode": ("encode", "--their-batch=256", *_HALF),
-    "forward": ("forward", *_FORWARD),
-    "exact": ("exact", "--rows=1000000", "--store", "float32", "float16", "--calls=20"),
     "bits": ("bits",),
     "bits_deterministic": ("bits", "--deterministic"),
+    "real_tokens": ("real_tokens",),
     "encode_8192": ("encode", "--their-batch=256", "--tokens-per-batch=8192", *_HALF),
     "forward_plain": ("forward", "--attention=plain", *_FORWARD),
     "train_step_1.5b_fused": ("train_step", "--dropout=0", *_LARGE),
     "train_step_1.5b_plain": ("train_step", "--dropout=0", "--attention=plain", *_LARGE),
+    "train_step_small_fused": ("train_step", "--dropout=0", "--attention=fused", *_SMALL),
+    "train_step_small_plain": ("train_step", "--dropout=0", "--attention=plain", *_SMALL),
 }  # fmt: skip
-"""Benchmarks of this folder and their options, by name of the result file."""
+"""Benchmarks of this folder and their options, by name of the result file; in the order in which they are measured."""
 
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0}
 """Peak dense bfloat16 arithmetic, by a part of the card's name. Source: NVIDIA's data sheets of the SXM cards."""
+
+PEAK_TB = {"H100": 3.35, "H200": 4.8, "A100": 2.04}
+"""Peak memory bandwidth in terabytes per second, by a part of the card's name. Source: as above; A100 with 80 GB."""
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -68,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         default=270.0,
         help="part of it for compiling, before each job runs alone (270)",
     )
+    parser.add_argument("--parallel", type=int, default=5, help="jobs that compile at once; they share the card (5)")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu", help="device of both sides (gpu)")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     options = parser.parse_args(argv)
@@ -85,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             **os.environ,
         }
         if not options.smoke:
-            warm(commands, environment, begin + options.compile_seconds)
+            warm(commands, environment, begin + options.compile_seconds, options.parallel)
         done, left_out = {}, {}
         for name, words in commands.items():
             left = begin + options.seconds - time.monotonic()
@@ -93,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             if result is None:
                 left_out[name] = why
                 continue
-            done[name] = with_mfu(result, about)
+            done[name] = with_shares(result, about)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{name}.json").write_text(json.dumps(done[name], indent=1) + "\n", encoding="utf-8")
             print(f"{name}: {folder / name}.json, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
@@ -108,16 +119,19 @@ def command(job: Sequence[str], more: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", f"benchmarks.{module}", *rest, *more]
 
 
-def warm(commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], until: float) -> None:
-    """Runs all once in parallel, and kills those that have not ended at the time `until`."""
+def warm(commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], until: float, parallel: int) -> None:
+    """Runs all once, in order and a few in parallel; at the time `until`, kills those that have not ended."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": dict(environment)}
-    running = [subprocess.Popen([*words, "--rounds=1"], **quiet) for words in commands.values()]
+    waiting = list(commands.values())
+    running: list[subprocess.Popen[bytes]] = []
+    while (waiting or running) and time.monotonic() < until:
+        while waiting and len(running) < parallel:
+            running.append(subprocess.Popen([*waiting.pop(0), "--rounds=1"], **quiet))
+        time.sleep(0.1)
+        running = [process for process in running if process.poll() is None]
     for process in running:
-        try:
-            process.wait(max(until - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
 
 
 def alone(words: Sequence[str], environment: Mapping[str, str], left: float) -> tuple[dict[str, Any] | None, str]:
@@ -133,14 +147,22 @@ def alone(words: Sequence[str], environment: Mapping[str, str], left: float) -> 
     return json.loads(ended.stdout.splitlines()[-1]), ""
 
 
-def with_mfu(result: dict[str, Any], about: Mapping[str, str]) -> dict[str, Any]:
-    """Adds the model FLOPs utilisation of training steps, if the card's peak and the FLOPs are known."""
-    peak = next((value for part, value in PEAK_TFLOPS.items() if part in about.get("gpu", "")), None)
+def with_shares(result: dict[str, Any], about: Mapping[str, str]) -> dict[str, Any]:
+    """Adds the shares of the card's peaks, if they are known.
+
+    These are the model FLOPs utilisation of training steps, and the bandwidth of reading all rows of an index once.
+    """
+
+    def peak(of: Mapping[str, float]) -> float:
+        return 1e12 * next((value for part, value in of.items() if part in about.get("gpu", "")), float("inf"))
+
+    flops, bandwidth = peak(PEAK_TFLOPS), peak(PEAK_TB)
     for row in result["rows"].values():
-        if peak and "flops" in row:
-            row["mfu_ours"], row["mfu_theirs"] = (
-                round(row["flops"] * row[side] / peak / 1e12, 4) for side in ("ours", "theirs")
-            )
+        for side in ("ours", "theirs"):
+            if "flops" in row and flops < float("inf"):
+                row[f"mfu_{side}"] = round(row["flops"] * row[side] / flops, 4)
+            if "bytes" in row and bandwidth < float("inf"):
+                row[f"bandwidth_{side}"] = round(row["bytes"] / row[side] / bandwidth, 4)
     return result
 
 

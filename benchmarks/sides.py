@@ -71,7 +71,7 @@ def use(device: str) -> None:
 
 
 def on_device(device: str, *modules: torch.nn.Module) -> None:
-    """Moves PyTorch's side and all later tensors to the device. Its checks run before that, on the CPU."""
+    """Moves PyTorch's side and all later tensors to the device."""
     where = {"cpu": "cpu", "gpu": "cuda"}[device]
     torch.set_default_device(where)
     for module in modules:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import jax
@@ -27,6 +27,7 @@ from empax.core.types import Batch, Mean, Metrics, Params, TrainState
 from empax.data import features
 from empax.data.batches import BatchPlan
 from empax.losses.cross_entropy import cross_entropy
+from empax.losses.real_tokens import in_parts
 from empax.models.attention_kernels import AttentionKernel
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.planning.sketches import count_flops
@@ -49,9 +50,10 @@ _TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
 @dataclasses.dataclass(frozen=True)
 class FusionTask:
-    """FiD's likelihood alone."""
+    """FiD's likelihood alone; `in_parts`: of real tokens, part by part (`losses.real_tokens`)."""
 
     model: FusionInDecoder
+    in_parts: bool = False
 
     def init(self, rng: jax.Array, batch: Batch) -> Params:
         return self.model.init(rng, batch.source, batch.source_mask, batch.target)["params"]
@@ -65,8 +67,14 @@ class FusionTask:
 
         how = {"deterministic": not train}
         states = apply("encode", batch.source, batch.source_mask, stream=0, **how)
-        logits = apply("decode", batch.target, states, batch.source_mask, stream=1, **how)
-        return cross_entropy(logits, batch.target, batch.target_mask), {}
+        hidden = apply("decode_hidden", batch.target, states, batch.source_mask, stream=1, **how)
+
+        def likelihood(mask: Any, states: Any, target: Any) -> tuple[Mean, Metrics]:
+            logits = self.model.apply({"params": params}, *states, method="logits_from")
+            return cross_entropy(logits, target, mask), {}
+
+        given = batch.target_mask, [hidden], batch.target
+        return in_parts(likelihood, *given) if self.in_parts else likelihood(*given)
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -99,15 +107,15 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     bucketed, padded = [one for one, _ in pairs], [one for _, one in pairs]
     sides = random_model(fields, dtype=options.dtype, unroll=options.unroll, attention=options.attention)
     task = FusionTask(FusionInDecoder(sides.model))
-    check(task, sides, bucketed[0], padded[0], options.dtype)
     on_device(options.device, sides.theirs)
+    both = {"max padding": padded, "our buckets": bucketed}
+    if options.buckets == [options.max_passage]:
+        del both["max padding"]
+    check(task, sides, bucketed[0], {name: batches[0] for name, batches in both.items()}, options.dtype)
     ours = our_steps(task, sides.params, bucketed)
     count = options.batch * len(pairs)
     flops = flops_of(task, sides.params, bucketed) // count
     rows = {}
-    both = {"max padding": padded, "our buckets": bucketed}
-    if options.buckets == [options.max_passage]:
-        del both["max padding"]
     for name, theirs in both.items():
         steps = their_steps(sides.theirs, theirs, options.dtype, compiled=options.compile)
         facts = {"tokens_ours": source_tokens(bucketed), "tokens_theirs": source_tokens(theirs), "flops": flops}
@@ -212,13 +220,13 @@ def their_loss(model: Any, source: torch.Tensor, mask: torch.Tensor, labels: tor
     return model(encoder_outputs=joined, attention_mask=mask, labels=labels, use_cache=False).loss
 
 
-def check(task: FusionTask, sides: Sides, bucketed: Batch, padded: Batch, dtype: str) -> None:
-    """Checks that all three have the same loss without dropout."""
-    ours = make_eval_step(task)(sides.params, {}, bucketed, jax.random.key(0))["loss"].value()
-    for name, batch in (("max padding", padded), ("our buckets", bucketed)):
+def check(task: FusionTask, sides: Sides, batch: Batch, read: Mapping[str, Batch], dtype: str) -> None:
+    """Checks that theirs, of each batch in `read`, has the same loss as ours without dropout."""
+    ours = make_eval_step(task)(sides.params, {}, batch, jax.random.key(0))["loss"].value()
+    for name, other in read.items():
         with torch.no_grad(), autocast(getattr(torch, dtype)):
-            theirs = their_loss(sides.theirs.eval(), *to_torch(batch))
-        check_agreement(f"loss, {name}", ours, theirs.float().numpy(), tolerance=_TOLERANCE[dtype])
+            theirs = their_loss(sides.theirs.eval(), *to_torch(other))
+        check_agreement(f"loss, {name}", ours, theirs.float().cpu().numpy(), tolerance=_TOLERANCE[dtype])
 
 
 if __name__ == "__main__":

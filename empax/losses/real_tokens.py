@@ -26,17 +26,12 @@ def over_real_tokens(
     states: Sequence[Float[Array, "B T ..."]],
     *known: Array,
 ) -> tuple[Mean, Metrics]:
-    r"""Returns `function(mask, states, *known)`, computed at real tokens alone.
+    """Returns `function(mask, states, *known)`, computed at real tokens alone where that is faster.
 
-    .. math:: L = \sum_p f(x_p), \quad \nabla L = \sum_p \nabla f(x_p)
-
-    over parts p of the cells, real ones first; a loop ends before the first part of padding alone. Most target cells of
-    a training batch are padding, and an output layer on all of them would take much of an update's time.
-    The gradient of a part is computed with its value, so there are logits of only one part at a time. `function` is
-    called with all cells instead if there are few, if the rows are split over several devices, and on TPUs, where
-    plans need loops of known length.
-
-    Source: ours.
+    That is on a CPU, see `in_parts`. On a GPU, the host would wait for the device before each turn of the loop (XLA's
+    `WhileThunk`), and each turn would read and write the gradient of the whole output layer, where a product of all
+    cells is cheap; `benchmarks.real_tokens` measures both. TPU plans need loops of known length. Batches of few cells,
+    or with rows on several devices, are also computed at once.
 
     Args:
       function: (mask, states, *known) -> loss and metrics, of these arrays or of cells of them [N, 1, ...]; cells are
@@ -45,8 +40,27 @@ def over_real_tokens(
       states: arrays that gradients flow to.
       known: arrays [B, T, ...] that none flow to.
     """
-    if mask.size < LEAST or rows_are_split() or backend() == "tpu":
+    if mask.size < LEAST or rows_are_split() or backend() != "cpu":
         return function(mask, states, *known)
+    return in_parts(function, mask, states, *known)
+
+
+def in_parts(
+    function: Callable[..., tuple[Mean, Metrics]],
+    mask: Bool[Array, "B T"],
+    states: Sequence[Float[Array, "B T ..."]],
+    *known: Array,
+) -> tuple[Mean, Metrics]:
+    r"""Returns `function(mask, states, *known)`, computed part by part; arguments as for `over_real_tokens`.
+
+    .. math:: L = \sum_p f(x_p), \quad \nabla L = \sum_p \nabla f(x_p)
+
+    over parts p of the cells, real ones first; a loop ends before the first part of padding alone. Most target cells of
+    a training batch are padding, and an output layer on all of them would take much of an update's time.
+    The gradient of a part is computed with its value, so there are logits of only one part at a time.
+
+    Source: ours.
+    """
     count, size = mask.sum(), -(-mask.size // PARTS)
     order = jnp.pad(jnp.argsort(~mask.ravel(), stable=True), (0, PARTS * size - mask.size))
 

@@ -50,7 +50,13 @@ def is_fused(
 
 def _by_cudnn(queries: int, keys: int, head_dim: int, dtype: DTypeLike) -> bool:
     fits = head_dim % 8 == 0 and head_dim <= 128 and queries % 2 == keys % 2 == 0
-    return fits and jnp.dtype(dtype).itemsize == 2 and backend() == "gpu"
+    return fits and jnp.dtype(dtype).itemsize == 2 and backend() == "gpu" and _card_fits()
+
+
+def _card_fits() -> bool:
+    """Whether cuDNN has attention for the first device: from compute capability 8.0 (A100) on. A T4 has 7.5."""
+    major, _, _ = getattr(jax.local_devices()[0], "compute_capability", "8.0").partition(".")
+    return major.isdecimal() and int(major) >= 8  # an AMD card has a name there
 
 
 def fused_attention(

@@ -16,6 +16,7 @@ from jax.extend import core as jex
 from jax.interpreters import partial_eval
 
 from empax.core.files import WorkDir
+from empax.core.machine import planned_for
 from empax.core.protocols import OnlineTask, ReinforcedTask, untrained_by
 from empax.core.system import RunContext, RunPlan, Sketch, Stage
 from empax.core.types import Params
@@ -27,9 +28,12 @@ from empax.training.settings import LoopSettings
 def count_flops(function: Callable[..., Any], *args: Any, while_turns: int = 1) -> int:
     """Counts multiply-adds of all matrix products that the result needs, times two: the usual FLOPs of a model.
 
-    A loop counts as often as it runs; a `while`, whose length is unknown, counts `while_turns` times.
+    A loop counts as often as it runs; a `while`, whose length is unknown, counts `while_turns` times. The products are
+    those of a CPU's program: on a GPU, those of cuDNN's attention could not be seen, and there would be others in place
+    of sums of rows.
     """
-    jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+    with planned_for("cpu"):
+        jaxpr = jax.make_jaxpr(function)(*args).jaxpr
     # Gradient rules also produce unused values, such as products with a dropped cotangent.
     needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return _count(needed, while_turns)

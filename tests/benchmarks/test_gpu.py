@@ -1,13 +1,15 @@
 """One call measures all that is measured on a GPU: tried on a CPU, where it measures nothing."""
 
+import copy
 import importlib
 import json
+import time
 
 import jax
 import pytest
 import torch
 
-from benchmarks import gpu, paired, sides
+from benchmarks import bits, gpu, paired, sides
 from benchmarks.paired import DisagreementError
 
 
@@ -41,11 +43,38 @@ def test_the_card_and_its_clocks_are_recorded(monkeypatch, tmp_path):
     assert paired.card() == {}
 
 
-def test_training_steps_say_what_share_of_the_card_they_use():
-    rows = {"a": {"flops": 989e9, "ours": 300.0, "theirs": 200.0}, "b": {"ours": 1.0, "theirs": 1.0}}
-    found = gpu.with_mfu({"rows": rows}, {"gpu": "NVIDIA H200"})["rows"]
-    assert (found["a"]["mfu_ours"], found["a"]["mfu_theirs"]) == (0.3, 0.2)
-    assert "mfu_ours" not in found["b"]
+def test_results_say_what_share_of_the_card_they_use():
+    rows = {
+        "step": {"flops": 989e9, "ours": 300.0, "theirs": 200.0},
+        "search": {"bytes": 4.8e9, "ours": 0.002, "theirs": 0.001},
+        "neither": {"ours": 1.0, "theirs": 1.0},
+    }
+    found = gpu.with_shares({"rows": copy.deepcopy(rows)}, {"gpu": "NVIDIA H200"})["rows"]
+    assert (found["step"]["mfu_ours"], found["step"]["mfu_theirs"]) == (0.3, 0.2)
+    assert (found["search"]["bandwidth_ours"], found["search"]["bandwidth_theirs"]) == (0.5, 1.0)
+    assert found["neither"] == rows["neither"]
+    assert gpu.with_shares({"rows": copy.deepcopy(rows)}, {"gpu": "another"})["rows"] == rows
+
+
+def test_few_compile_at_once_and_the_first_first(monkeypatch):
+    running, started, most = [], [], []
+
+    class Process:
+        def __init__(self, words, **options):
+            assert words[-1] == "--rounds=1"
+            started.append(words[0])
+            running.append(self)
+            most.append(len(running))
+
+        def poll(self):
+            running.remove(self)
+            return 0
+
+    monkeypatch.setattr(gpu.subprocess, "Popen", Process)
+    gpu.warm({name: [name] for name in "abcde"}, {}, time.monotonic() + 10.0, 2)
+    assert ("".join(started), max(most)) == ("abcde", 2)
+    gpu.warm({"f": ["f"]}, {}, time.monotonic(), 2)
+    assert "f" not in started
 
 
 def test_what_fails_or_has_no_time_is_left_out_by_name(tmp_path, monkeypatch, capsys):
@@ -55,6 +84,14 @@ def test_what_fails_or_has_no_time_is_left_out_by_name(tmp_path, monkeypatch, ca
     assert gpu.main(["--smoke", "--device=cpu", "--seconds=5"])["left_out"] == {"broken": "no time was left"}
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["measured"] == []
     assert not list(tmp_path.iterdir())
+
+
+def test_bits_are_compared_of_updates_of_one_task(monkeypatch):
+    made = []
+    monkeypatch.setattr(bits, "updates", lambda task, *given: made.append(task) or (lambda: None, []))
+    rows = bits.main(["--smoke", "--device=cpu"])["rows"]
+    assert rows["an update"]["same_ours"] is rows["an update"]["same_theirs"] is True
+    assert made[0] is made[1]
 
 
 @pytest.mark.slow

@@ -7,7 +7,11 @@ import socket
 import tempfile
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
+import torch
+
+from empax.core.types import Mean
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "\nHELD_EQUAL = (" in path.read_text(encoding="utf-8"))
@@ -53,6 +57,31 @@ def test_a_call_of_exact_search_has_as_many_queries_as_its_row_says(monkeypatch)
     found = exact.main(["--smoke", "--device=cpu", "--queries", "1", "300"])
     assert asked == [1, 300]
     assert list(found["rows"]) == ["float32, 1 a call", "float32, 300 a call"]
+
+
+@pytest.mark.oracle
+def test_losses_of_training_steps_are_compared_on_the_device_that_is_measured(monkeypatch):
+    """A model of 1.5 billion parameters takes minutes on the host."""
+    train_step = importlib.import_module("benchmarks.train_step")
+    seen = []
+
+    def loss(model, source, *rest):
+        seen.append(source.shape[2])
+        return torch.ones(())
+
+    def stop(*given):
+        raise StopIteration
+
+    monkeypatch.setattr(train_step, "on_device", lambda device, *modules: seen.append(device))
+    monkeypatch.setattr(train_step, "their_loss", loss)
+    monkeypatch.setattr(
+        train_step, "make_eval_step", lambda task: lambda *given: {"loss": Mean(jnp.ones(()), jnp.ones(()))}
+    )
+    monkeypatch.setattr(train_step, "our_steps", stop)
+    with pytest.raises(StopIteration):
+        train_step.main(["--smoke", "--device=cpu"])
+    assert seen[:2] == ["cpu", 24]
+    assert len(seen) == 3  # each padding once
 
 
 def test_a_port_that_is_taken_while_the_model_loads_is_no_server_yet():

@@ -112,15 +112,16 @@ def test_a_frozen_parameter_costs_no_gradient():
 
 
 @pytest.mark.multidevice
-def test_split_rows_and_tpus_have_all_cells():
+def test_split_rows_and_accelerators_have_all_cells():
     def shapes():
         seen = []
         jax.eval_shape(lambda p: losses(p, first(3), False, seen), PARAMS)
         return set(seen)
 
     assert shapes() == {(SIZE, 1)}
-    with planned_for("tpu"):
-        assert shapes() == {(B, T)}
+    for device in ("gpu", "tpu"):
+        with planned_for(device):
+            assert shapes() == {(B, T)}
     for devices, shape in ((1, (SIZE, 1)), (2, (B, T))):
         with rows_split_as(batch_sharding(make_mesh(devices=jax.devices()[:devices]))):
             assert shapes() == {shape}

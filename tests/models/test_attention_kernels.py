@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import flax.linen as nn
 import jax
@@ -101,6 +102,15 @@ def test_a_gpu_takes_it_for_long_sequences_in_half_precision(words, fused, monke
     assert not is_fused(**args)  # on a CPU
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert is_fused(**args) == fused
+
+
+@pytest.mark.parametrize(
+    ("card", "fused"), [("9.0", True), ("8.0", True), ("10.3", True), ("7.5", False), ("gfx942", False)]
+)
+def test_a_card_that_cudnn_has_no_attention_for_computes_it_by_products(card, fused, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [types.SimpleNamespace(compute_capability=card)])
+    assert is_fused("auto", 256, 256, 64, jnp.bfloat16, dropped=False) == fused
 
 
 def test_the_program_for_a_gpu_has_calls_of_cudnn_and_no_softmax(monkeypatch):

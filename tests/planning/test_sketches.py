@@ -1,6 +1,9 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 
+from empax.models.layers import Attention
 from empax.planning.sketches import count_flops
 
 
@@ -33,6 +36,16 @@ def test_a_loop_that_does_not_say_its_length_runs_as_often_as_one_is_told():
     once = 2 * 8**3
     assert count_flops(until_small, states, weights) == 2 * once
     assert count_flops(until_small, states, weights, while_turns=5) == 6 * once
+
+
+def test_a_gpu_counts_the_products_of_attention_too(monkeypatch):
+    layer = Attention(16, 2, 8, use_bias=False, scale=True, dropout=0.0, dtype=jnp.bfloat16)
+    read = functools.partial(layer.apply, mask=None, bias=None, deterministic=True)
+    states = jax.ShapeDtypeStruct((1, 256, 16), jnp.bfloat16)
+    weights = {name: jax.ShapeDtypeStruct((16, 2, 8), jnp.float32) for name in ("query", "key", "value")}
+    params = {"params": {**weights, "out": jax.ShapeDtypeStruct((2, 8, 16), jnp.float32)}}
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert count_flops(read, params, states, states) == 2 * 256 * 16 * (4 * 16 + 2 * 256)
 
 
 def test_of_branches_the_costliest_counts():
