@@ -15,7 +15,7 @@ import numpy as np
 import safetensors.numpy
 
 from empax.core.command import in_one_line
-from empax.core.files import WorkDir, write_atomically, write_json
+from empax.core.files import WorkDir, replacing, write_json
 from empax.core.system import RunContext, load_encoder_of
 from empax.core.types import EMOTIONS
 from empax.data.store import load_instances
@@ -41,7 +41,8 @@ def main(workdir: Path, folder: Path) -> None:
     right = np.array(head(vectors["test"])) == np.array(EMOTIONS)[labels["test"]]
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {"weight": weight, "bias": bias}
-    write_atomically(folder / FILE, lambda path: safetensors.numpy.save_file(tensors, path))
+    with replacing(folder / FILE) as path:
+        safetensors.numpy.save_file(tensors, path)
     about = {"encoder": "minilm", "emotions": EMOTIONS, "accuracy": round(float(right.mean()), 4), "rows": len(right)}
     write_json(folder / "config.json", about)
     print(f"{100 * right.mean():.2f}% of {len(right):,} test rows are right")

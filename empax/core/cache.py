@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from empax.core.files import hash_file, hash_json, read_jsonl, write_atomically, write_jsonl, write_text
+from empax.core.files import hash_file, hash_json, read_jsonl, replacing, write_jsonl, write_text
 from empax.core.settings import cache_dir
 from empax.core.text_files import SystemFileError
 
@@ -67,7 +67,8 @@ def kept_array(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
     """Applies `kept` to an .npy file."""
 
     def write(path: Path, array: np.ndarray) -> None:
-        write_atomically(path, lambda temporary: np.save(temporary, array))
+        with replacing(path) as temporary:
+            np.save(temporary, array)
 
     return kept(path, make, write=write, read=np.load)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
@@ -10,7 +11,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ from empax.core.text_files import system_errors as system_errors
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}(\.[^.]+)?")
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Calls `write` on a temporary file beside `path` and renames it, so `path` is complete or absent.
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary file beside `path` to write to, and then renames it, so `path` is complete or absent.
 
-    On return, file and name are on disk and survive a power failure.
+    Afterwards, file and name are on disk and survive a power failure.
 
     Raises:
       DataError: the file cannot be written; the message gives the reason.
@@ -41,7 +43,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
         temporary.touch(exist_ok=False)  # with default permissions; tempfile would deny the group access
         try:
-            write(temporary)
+            yield temporary
             sync(temporary)
             os.replace(temporary, path)
             sync(path.parent)
@@ -59,25 +61,21 @@ def sync(path: Path) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether `path` may be the remainder of a process killed inside `write_atomically`."""
+    """Whether `path` may be the remainder of a process killed inside `replacing`."""
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def write_text(path: Path, text: str) -> None:
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_together(folder: Path, texts: Mapping[str, str]) -> None:
     """Writes several files by name: all of them, or none if one cannot be written."""
     raw = {folder / name: text.encode("utf-8") for name, text in texts.items()}
-
-    def write_rest(left: list[Path]) -> None:
-        if left:
-            path, *rest = left
-            # A file is renamed after the rest is written.
-            write_atomically(path, lambda temporary: (temporary.write_bytes(raw[path]), write_rest(rest)))
-
-    write_rest(list(raw))
+    with contextlib.ExitStack() as stack:  # at its end, the files are renamed, the last one first
+        for path, data in raw.items():
+            stack.enter_context(replacing(path)).write_bytes(data)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -111,15 +109,13 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
         except ValueError as error:
             raise DataError(f"{path}, line {number} cannot be written: it holds nan or infinity.") from error
 
-    def write(temporary: Path) -> None:
-        lines = (line(number, row) for number, row in enumerate(rows, start=1))
+    lines = (line(number, row) for number, row in enumerate(rows, start=1))
+    with replacing(path) as temporary:
         if path.suffix == ".gz":
             temporary.write_bytes(gzip.compress("".join(lines).encode("utf-8"), mtime=0))  # no date: identical bytes
-            return
-        with temporary.open("w", encoding="utf-8") as file:
-            file.writelines(lines)
-
-    write_atomically(path, write)
+        else:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.writelines(lines)
 
 
 def metric_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from empax.core.files import hash_file, write_atomically
+from empax.core.files import hash_file, replacing
 from empax.core.inputs import note, note_known
 from empax.core.paths import expand
 from empax.core.settings import cache_dir
@@ -114,7 +114,8 @@ def archive_hash(data_dir: str | os.PathLike[str] | None = None) -> str:
 
 def _downloaded(path: Path) -> Path:
     if not path.is_file():
-        write_atomically(path, _download)
+        with replacing(path) as temporary:
+            _download(temporary)
         return path
     found = hash_file(path)
     if found != ARCHIVE_SHA256:

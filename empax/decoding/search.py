@@ -18,7 +18,7 @@ from empax.core.config import ConfigError
 from empax.core.largest import largest
 from empax.core.protocols import StepFn
 from empax.core.types import Generated
-from empax.decoding.beam import Beams, found_beams, go_on_beams, settled_beams, start_beams
+from empax.decoding.beam import BeamSearch
 from empax.decoding.hypotheses import Limits, Progress, Start, choices, column, gather, tokens_before
 from empax.decoding.sampling import Draws, Randomness, folded, sample_tokens
 from empax.decoding.settings import DecodeSettings, num_hypotheses
@@ -90,7 +90,7 @@ def search_of(
         before=None if prompt is None else tokens_before(*prompt),
         limits=limits,
     )
-    return Search(step, start, settings, rng)
+    return (BeamSearch if settings.method == "beam" else WalkSearch)(step, start, settings, rng)
 
 
 @flax.struct.dataclass
@@ -105,22 +105,16 @@ class Walk:
 
 
 @dataclasses.dataclass(frozen=True)
-class Search:
-    """A search that can pause: `found(go_on(begin(cache)))`, with the same result for any number of `go_on` calls."""
+class WalkSearch:
+    """Greedy decoding and sampling."""
 
     step: StepFn
     start: Start
     settings: DecodeSettings
     rng: Randomness | None
 
-    @property
-    def _beams(self) -> bool:
-        return self.settings.method == "beam"
-
-    def begin(self, cache: Any) -> Walk | Beams:
+    def begin(self, cache: Any) -> Walk:
         """Returns the state before the first step; `cache` as in `generate`."""
-        if self._beams:
-            return start_beams(cache, self.start, self.settings)
         shape = (self.start.batch_size, num_hypotheses(self.settings))
         return Walk(
             index=jnp.zeros((), jnp.int32),
@@ -130,48 +124,10 @@ class Search:
             cache=cache,
         )
 
-    def go_on(self, state: Any, until: Int[Array, ""] | int | None = None) -> Walk | Beams:
+    def go_on(self, state: Any, until: Int[Array, ""] | int | None = None) -> Walk:
         """Continues the search up to `until` tokens, or to the end."""
-        until = self.settings.max_tokens if until is None else until
-        if self._beams:
-            return go_on_beams(self.step, state, self.start, self.settings, self.rng, until)
-        return self._go_on_walk(state, until)
-
-    def found(self, state: Any) -> Generated:
-        """Returns the responses; samples are sorted by likelihood, or in the order drawn if `rerank` is set."""
-        if self._beams:
-            return found_beams(state, self.settings)
-        drawn = Generated(tokens=state.history[:, :, 1:], log_probs=state.log_probs)
-        if drawn.log_probs.shape[1] == 1 or self.settings.rerank:
-            return drawn
-        log_probs, order = jax.lax.top_k(drawn.log_probs, drawn.log_probs.shape[1])
-        return Generated(tokens=gather(drawn.tokens, order), log_probs=log_probs)
-
-    def progress(self, state: Any) -> Progress:
-        """Returns the progress of a search for one response per example, without re-ranking."""
-        if self._beams:
-            return settled_beams(state, self.start, self.settings)
-        settled = jnp.broadcast_to(state.index, state.finished.shape[:1])
-        return Progress(state.history[:, 0, 1:], settled, state.finished[:, 0])
-
-    def without(self, state: Any, rows: Bool[Array, " B"]) -> Walk | Beams:
-        """Marks `rows` as finished, so that the search does not wait for them."""
-        if self._beams:
-            return state.replace(improvable=state.improvable & ~jnp.repeat(rows, self.settings.num_beam_groups))
-        return state.replace(finished=state.finished | rows[:, None])
-
-    def take(self, state: Any, rows: Int[Array, " R"]) -> Walk | Beams:
-        """Returns the search state of these rows alone."""
-        own = rows
-        if self._beams:
-            groups = self.settings.num_beam_groups
-            own = (rows[:, None] * groups + jnp.arange(groups)[None]).reshape(-1)
-        names = ("history", "log_probs", "pool", "improvable") if self._beams else ("history", "log_probs", "finished")
-        kept = {name: jax.tree.map(lambda values: values[own], getattr(state, name)) for name in names}
-        return state.replace(**kept, cache=state.cache.take(rows))
-
-    def _go_on_walk(self, walk: Walk, until: Int[Array, ""] | int) -> Walk:
         start, settings = self.start, self.settings
+        last = settings.max_tokens if until is None else jnp.minimum(until, settings.max_tokens)
 
         def body(walk: Walk) -> Walk:
             logits, cache = self.step(column(walk.history, walk.index), walk.cache)
@@ -188,8 +144,29 @@ class Search:
                 cache=cache,
             )
 
-        last = jnp.minimum(until, settings.max_tokens)
-        return jax.lax.while_loop(lambda walk: (walk.index < last) & ~jnp.all(walk.finished), body, walk)
+        return jax.lax.while_loop(lambda walk: (walk.index < last) & ~jnp.all(walk.finished), body, state)
+
+    def found(self, state: Any) -> Generated:
+        """Returns the responses; samples are sorted by likelihood, or in the order drawn if `rerank` is set."""
+        drawn = Generated(tokens=state.history[:, :, 1:], log_probs=state.log_probs)
+        if drawn.log_probs.shape[1] == 1 or self.settings.rerank:
+            return drawn
+        log_probs, order = jax.lax.top_k(drawn.log_probs, drawn.log_probs.shape[1])
+        return Generated(tokens=gather(drawn.tokens, order), log_probs=log_probs)
+
+    def progress(self, state: Any) -> Progress:
+        """Returns the progress of a search for one response per example, without re-ranking."""
+        settled = jnp.broadcast_to(state.index, state.finished.shape[:1])
+        return Progress(state.history[:, 0, 1:], settled, state.finished[:, 0])
+
+    def without(self, state: Any, rows: Bool[Array, " B"]) -> Walk:
+        """Marks `rows` as finished, so that the search does not wait for them."""
+        return state.replace(finished=state.finished | rows[:, None])
+
+    def take(self, state: Any, rows: Int[Array, " R"]) -> Walk:
+        """Returns the search state of these rows alone."""
+        kept = {name: getattr(state, name)[rows] for name in ("history", "log_probs", "finished")}
+        return state.replace(**kept, cache=state.cache.take(rows))
 
     def _choose(self, logits: Float[Array, "B K V"], index: Int[Array, ""]) -> Int[Array, "B K"]:
         settings, rng = self.settings, self.rng
@@ -206,3 +183,7 @@ class Search:
             return sample_tokens(row.keys, logits[None], **{**own, **told}, **kept)[0]
 
         return jax.vmap(of_row)(rng, logits)
+
+
+Search: TypeAlias = WalkSearch | BeamSearch
+"""A search that can pause: `found(go_on(begin(cache)))`, with the same result for any number of `go_on` calls."""

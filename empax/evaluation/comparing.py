@@ -105,6 +105,7 @@ class _Field:
       rows: rows of each system, in the order of its places without -1.
       dialogues: dialogue numbers of the first system's rows.
       told: the rows of the first system whose ids identify dialogues; of the first system if none do.
+      known: values by system and positions, computed once for all pairs.
     """
 
     statistics: Mapping[str, Statistic]
@@ -112,6 +113,8 @@ class _Field:
     rows: Mapping[str, Sequence[Prediction]]
     dialogues: Int[np.ndarray, " N"]
     told: Sequence[Prediction]
+    settings: ScoringSettings
+    known: dict[tuple[str, bytes], dict[str, Interval]] = dataclasses.field(default_factory=dict)
 
     def shared(self, *labels: str) -> Int[np.ndarray, " n"]:
         """Returns the positions of rows that all of these systems have."""
@@ -123,6 +126,14 @@ class _Field:
     def of(self, label: str, positions: Int[np.ndarray, " n"]) -> list[Prediction]:
         numbers = np.cumsum(self.places[label] >= 0) - 1
         return [self.rows[label][number] for number in numbers[positions]]
+
+    def values(self, label: str, positions: Int[np.ndarray, " n"], names: Sequence[str]) -> dict[str, Interval]:
+        """Returns a system's values on some of the rows."""
+        known, at = self.known.setdefault((label, positions.tobytes()), {}), self.places[label][positions]
+        taken = {name: self.statistics[name].take(at) for name in names if name not in known}
+        samples, seed = self.settings.bootstrap_samples, self.settings.seed
+        known |= confidence_intervals(taken, dialogues=self.groups(positions), samples=samples, seed=seed)
+        return {name: known[name] for name in names if math.isfinite(known[name]["value"])}
 
 
 def compare_systems(
@@ -159,18 +170,17 @@ def compare_systems(
     check_compared(names)
     settings = settings or ScoringSettings()
     pairs = list(itertools.combinations(systems, 2)) if pairs is None else list(pairs)
-    field, absent = _field(systems, peers or {}, names)
+    field, absent = _field(systems, peers or {}, names, settings)
     pairs += [(label, peer) for label in systems for peer in peers or {} if peer not in absent]
     plans = [(pair, field.shared(*pair), *_testable(field, pair)) for pair in pairs]
     num_tests = sum(len(wanted) for *_, wanted, _ in plans)
     samples = max(settings.bootstrap_samples, _SAMPLES_PER_TEST * num_tests)
-    cache: dict[tuple[str, bytes], dict[str, Interval]] = {}
     tested = [
         {
             "first": pair[0],
             "second": pair[1],
             "rows": len(positions),
-            "metrics": _compare_pair(field, pair, positions, wanted, settings, samples, cache),
+            "metrics": _compare_pair(field, pair, positions, wanted, samples),
             "left_out": left_out,
         }
         for pair, positions, wanted, left_out in plans
@@ -182,11 +192,11 @@ def compare_systems(
     return {
         "rows": describe_rows(field.told),
         "systems": {
-            label: {"rows": len(at), "metrics": _own(field, label, at, _comparable(field, label), settings, cache)}
+            label: {"rows": len(at), "metrics": field.values(label, at, _comparable(field, label))}
             for label, at in shown.items()
         },
         "pairs": tested,
-        "equal": _equal(field, settings.seed),
+        "equal": _equal(field),
         "absent": absent,
         "correction": {
             "method": "Holm",
@@ -200,7 +210,10 @@ def compare_systems(
 
 
 def _field(
-    systems: Mapping[str, Sequence[Prediction]], peers: Mapping[str, Sequence[Prediction]], names: Sequence[str]
+    systems: Mapping[str, Sequence[Prediction]],
+    peers: Mapping[str, Sequence[Prediction]],
+    names: Sequence[str],
+    settings: ScoringSettings,
 ) -> tuple[_Field, dict[str, str]]:
     base, rows_of_base = next(iter(systems.items()))
     first = list(rows_of_base)
@@ -226,7 +239,8 @@ def _field(
     known = make_statistics([row for label in rows for row in rows[label]], [n for n in names if not is_own(n)])
     known |= {name: own_statistic(list(rows.values()), name) for name in names if is_own(name)}
     statistics = {name: known[name] for name in names if name in known}
-    return _Field(statistics, places, rows, np.arange(len(first)) if dialogues is None else dialogues, told), absent
+    dialogues = np.arange(len(first)) if dialogues is None else dialogues
+    return _Field(statistics, places, rows, dialogues, told, settings), absent
 
 
 def _testable(field: _Field, pair: tuple[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -253,24 +267,7 @@ def _comparable(field: _Field, label: str) -> list[str]:
     return [name for name, statistic in field.statistics.items() if whole or statistic.bounds is None]
 
 
-def _own(
-    field: _Field,
-    label: str,
-    positions: Int[np.ndarray, " n"],
-    names: Sequence[str],
-    settings: ScoringSettings,
-    cache: dict[tuple[str, bytes], dict[str, Interval]],
-) -> dict[str, Interval]:
-    """Returns a system's values on some of the rows; computed once for all pairs."""
-    known = cache.setdefault((label, positions.tobytes()), {})
-    taken = {n: field.statistics[n].take(field.places[label][positions]) for n in names if n not in known}
-    known |= confidence_intervals(
-        taken, dialogues=field.groups(positions), samples=settings.bootstrap_samples, seed=settings.seed
-    )
-    return {name: known[name] for name in names if math.isfinite(known[name]["value"])}
-
-
-def _equal(field: _Field, seed: int) -> dict[str, dict[str, Any]]:
+def _equal(field: _Field) -> dict[str, dict[str, Any]]:
     """Returns Distinct-n of every system with all rows, at the smallest of their numbers of n-grams."""
     whole = {label: at for label, at in field.places.items() if (at >= 0).all()}
     found = {}
@@ -278,7 +275,7 @@ def _equal(field: _Field, seed: int) -> dict[str, dict[str, Any]]:
         if isinstance(statistic, DistinctStatistic):
             sides = {label: statistic.take(at) for label, at in whole.items()}
             count = min(side.num_items for side in sides.values())
-            values = {label: estimate(side.sample(count, seed=seed)) for label, side in sides.items()}
+            values = {label: estimate(side.sample(count, seed=field.settings.seed)) for label, side in sides.items()}
             found[name] = {"count": count, "unit": unit_of(name), "values": values}
     return found
 
@@ -288,20 +285,16 @@ def _compare_pair(
     pair: tuple[str, str],
     positions: Int[np.ndarray, " n"],
     names: Sequence[str],
-    settings: ScoringSettings,
     samples: int,
-    cache: dict[tuple[str, bytes], dict[str, Interval]],
 ) -> dict[str, dict[str, Any]]:
-    dialogues = field.groups(positions)
+    seed = field.settings.seed
     first, second = (field.places[label][positions] for label in pair)
     both = {name: field.statistics[name].take(np.concatenate([first, second])) for name in names}
     rows = (field.of(pair[0], positions), field.of(pair[1], positions))
-    equal = {
-        name: one for name, both_ in both.items() if (one := at_equal_length(name, both_, rows, seed=settings.seed))
-    }
+    equal = {name: one for name, both_ in both.items() if (one := at_equal_length(name, both_, rows, seed=seed))}
     tested = {**both, **{name: one.statistic for name, one in equal.items()}}
-    found = paired_tests(tested, dialogues=dialogues, samples=samples, seed=settings.seed)
-    own = [_own(field, label, positions, names, settings, cache) for label in pair]
+    found = paired_tests(tested, dialogues=field.groups(positions), samples=samples, seed=seed)
+    own = [field.values(label, positions, names) for label in pair]
     return {
         name: {
             **found[name],

@@ -13,7 +13,7 @@ import safetensors
 import safetensors.numpy
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, system_errors, write_atomically, write_json, write_text
+from empax.core.files import DataError, replacing, system_errors, write_json, write_text
 from empax.interop.tensors import Tensor, Tensors
 
 SHARD_BYTES = 5_000_000_000
@@ -101,12 +101,9 @@ def _num_bytes(tensor: Tensor) -> int:
 def _write(file: Path, tensors: Tensors) -> None:
     # Contiguous, because the bytes are written in memory order.
     arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-
-    def write(path: Path) -> None:
+    with replacing(file) as temporary:
         try:
             # transformers requires "pt": it denotes the convention of names and layouts, not the writer.
-            safetensors.numpy.save_file(arrays, path, metadata={"format": "pt"})
+            safetensors.numpy.save_file(arrays, temporary, metadata={"format": "pt"})
         except safetensors.SafetensorError as error:  # such as a full disk
             raise DataError(f"{file} cannot be written ({error}).") from error
-
-    write_atomically(file, write)

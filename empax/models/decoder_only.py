@@ -21,7 +21,7 @@ from empax.models.decoder_only_config import DecoderOnlyConfig
 from empax.models.feed_forward import FeedForward
 from empax.models.layers import Attention, Dropout, Norm, causal, normal
 from empax.models.rotary import Rotary, rotary, rotation_rates, rotation_size
-from empax.models.scanned import DecodeCache, cache_dtype, extend_cache, rematerialized, scan_layers, step_layers
+from empax.models.scanned import DecodeCache, Past, cache_dtype, extend_cache, rematerialized, scan_layers, step_layers
 
 __all__ = ["DecoderOnly", "DecoderOnlyConfig", "PromptCache", "gpt2_config", "last_tokens", "llama_config"]
 
@@ -31,7 +31,7 @@ class PromptCache(DecodeCache):
     """Cache of decoding after a prompt, which is stored where an encoder-decoder stores its source.
 
     `cross_key`, `cross_value` and `source_mask` are the prompt's, once per example, without its last token;
-    `self_key` and `self_value` are of the tokens that each hypothesis has read since, [L, B, K, G, T, N].
+    `past` is of the tokens that each hypothesis has read since, [L, B, K, G, T, N].
     """
 
     prompt_length: Any  # [B] int32: real tokens of the prompt before its last
@@ -136,26 +136,25 @@ class DecoderLayer(nn.Module):
     def step(
         self,
         states: Float[Array, "B K D"],
-        self_key: Float[Array, "L B K G T N"],
-        self_value: Float[Array, "L B K G T N"],
+        past: Past,
         layer: Int[Array, ""],
         prompt: tuple[Float[Array, "B G N S"], Float[Array, "B G S N"]],
         prompt_mask: Bool[Array, "B S"],
         angles: Rotary | None,
         position: Int[Array, ""],
         window: Int[Array, ""] | None,
-    ) -> tuple[Float[Array, "B K D"], Float[Array, "L B K G T N"], Float[Array, "L B K G T N"]]:
+    ) -> tuple[Float[Array, "B K D"], Past]:
         """Processes one token of every hypothesis; reads and extends the caches of all layers at `layer`."""
         inputs = self._inputs(states)
         # Hypotheses take the axis of positions: [B, G, K, N] becomes one position of each, [B, K, G, 1, N].
         key, value = (jnp.swapaxes(item, 1, 2)[..., None, :] for item in self.attention.keys_values(inputs, angles))
-        self_key, own_key = extend_cache(self_key, key, layer, position)
-        self_value, own_value = extend_cache(self_value, value, layer, position)
+        all_keys, own_key = extend_cache(past.key, key, layer, position)
+        all_values, own_value = extend_cache(past.value, value, layer, position)
         query = self.attention.queries(inputs, angles)
-        places = jnp.arange(self_key.shape[4])
+        places = jnp.arange(past.key.shape[4])
         read = places <= position if window is None else (places <= position) & (position - places < window)
         attended = self.attention.attend_shared_and_own(query, prompt, prompt_mask, (own_key, own_value), read)
-        return self._add(states, attended, True), self_key, self_value
+        return self._add(states, attended, True), Past(all_keys, all_values)
 
 
 class DecoderOnly(nn.Module):
@@ -317,7 +316,7 @@ class DecoderOnly(nn.Module):
         shape = (c.num_layers, mask.shape[0], num_hypotheses, c.num_kv_heads, max_length, c.head_dim)
         empty, key = jnp.zeros(shape, cache_dtype(c.dtype)), jnp.swapaxes(key, -2, -1)
         length = jnp.sum(mask.astype(jnp.int32), axis=1)
-        cache = PromptCache(empty, empty, key, value, mask, jnp.zeros((), jnp.int32), length)
+        cache = PromptCache(Past(empty, empty), key, value, mask, jnp.zeros((), jnp.int32), length)
         layers, apart = self.variables["params"]["layers"], c.unroll >= c.num_layers
         return cache.with_weights(layers, self._table(), dtype=c.dtype, apart=apart)
 
@@ -334,13 +333,12 @@ class DecoderOnly(nn.Module):
             return layer.step(*carry, index, tuple(prompt), mask, *shared, window), None  # type: ignore[call-arg]
 
         states = self._embed(tokens, positions, deterministic=True)
-        carry = (states, cache.self_key, cache.self_value)
         angles = self._angles(jnp.broadcast_to(positions, tokens.shape))
+        shared = (cache.source_mask, angles, cache.position)
         length, unroll = self.config.num_layers, self.config.unroll
-        states, self_key, self_value = step_layers(
-            body, self.layers, carry, cache, cache.source_mask, angles, cache.position, length=length, unroll=unroll
-        )
-        changed = cache.replace(self_key=self_key, self_value=self_value, position=cache.position + 1)  # type: ignore[attr-defined]
+        carry = (states, cache.past)
+        states, past = step_layers(body, self.layers, carry, cache, *shared, length=length, unroll=unroll)
+        changed = cache.replace(past=past, position=cache.position + 1)  # type: ignore[attr-defined]
         return self.logits_from(self._finished(states), cache.table), changed
 
     def _check_length(self, length: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import flax.struct
@@ -20,7 +20,16 @@ from empax.core.machine import backend
 from empax.core.tree import map_named
 from empax.core.types import Params
 from empax.models.arithmetic import WEIGHT_PRODUCT
+from empax.models.feed_forward import ConvWindow
 from empax.models.transformer_config import Remat
+
+
+class Past(NamedTuple):
+    """Cached keys, values and convolution inputs of the hypotheses' own tokens, in all layers; of `cache_dtype`."""
+
+    key: Float[Array, "L B K H T N"]
+    value: Float[Array, "L B K H T N"]
+    windows: ConvWindow | None = None  # [L, B, K, W, D] and [L, B, K, W, F]
 
 
 @flax.struct.dataclass
@@ -34,8 +43,7 @@ class DecodeCache:
     with one entry per layer; else the loop would copy each layer's slice of a stack for every token.
     """
 
-    self_key: Any  # [L, B, K, H, T, N], of `cache_dtype`
-    self_value: Any  # [L, B, K, H, T, N], of `cache_dtype`
+    past: Any  # a Past
     cross_key: Any  # [L, B, H, N, S]
     cross_value: Any  # [L, B, H, S, N]
     source_mask: Any  # [B, S] bool
@@ -44,7 +52,6 @@ class DecodeCache:
     table: Any = flax.struct.field(default=None, kw_only=True)  # [V, D]; None = the model's
     # (keys, values, mask) by name, the first two in the layout of the source's.
     memories: Any = flax.struct.field(default_factory=dict, kw_only=True)
-    windows: Any = flax.struct.field(default=None, kw_only=True)  # a ConvWindow, [L, B, K, W, D] and [L, B, K, W, F]
     start: Any = flax.struct.field(default=None, kw_only=True)  # [B, D]: replaces the start token's embedding
 
     def with_weights(self, weights: Params, table: Any, *, dtype: DTypeLike, apart: bool) -> Any:
@@ -60,7 +67,7 @@ class DecodeCache:
 
     def _cut(self, weights: Params) -> Any:
         def apart(stacked: Any) -> tuple[Any, ...]:
-            return tuple(jax.tree.map(operator.itemgetter(i), stacked) for i in range(self.self_key.shape[0]))
+            return tuple(jax.tree.map(operator.itemgetter(i), stacked) for i in range(self.past.key.shape[0]))
 
         cross: dict[str, Any] = {"cross_key": apart(self.cross_key), "cross_value": apart(self.cross_value)}
         memories = {name: (apart(key), apart(value), mask) for name, (key, value, mask) in self.memories.items()}
@@ -70,11 +77,8 @@ class DecodeCache:
     def reorder(self, parents: Int[Array, "B K"]) -> DecodeCache:
         """Makes hypothesis k a continuation of `parents[b, k]`; only arrays stored per hypothesis are reordered."""
         rows = jnp.arange(parents.shape[0])[:, None]
-        return self.replace(  # type: ignore[attr-defined]
-            self_key=self.self_key[:, rows, parents],
-            self_value=self.self_value[:, rows, parents],
-            windows=jax.tree.map(lambda window: window[:, rows, parents], self.windows),
-        )
+        past = jax.tree.map(lambda values: values[:, rows, parents], self.past)
+        return self.replace(past=past)  # type: ignore[attr-defined]
 
     def take(self, rows: Int[Array, " R"]) -> Any:
         """Returns the cache of these examples alone."""
@@ -84,9 +88,7 @@ class DecodeCache:
             return jax.tree.map(lambda values: values[rows] if apart else values[:, rows], stacked)
 
         return self.replace(  # type: ignore[attr-defined]
-            self_key=self.self_key[:, rows],
-            self_value=self.self_value[:, rows],
-            windows=jax.tree.map(lambda window: window[:, rows], self.windows),
+            past=jax.tree.map(lambda values: values[:, rows], self.past),
             cross_key=of(self.cross_key),
             cross_value=of(self.cross_value),
             source_mask=self.source_mask[rows],

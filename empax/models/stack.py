@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.sharding import keep_rows_split
@@ -16,16 +15,8 @@ from empax.models.arithmetic import contract, rows_of
 from empax.models.feed_forward import ConvFeedForward, ConvWindow, FeedForward
 from empax.models.layers import Dropout, normal, relative_bucket
 from empax.models.memory_attention import Memories, MemoryAttention, SingleMemory
-from empax.models.scanned import DecodeCache, extend_cache, rematerialized, scan_layers, step_layers
+from empax.models.scanned import DecodeCache, Past, cache_dtype, extend_cache, rematerialized, scan_layers, step_layers
 from empax.models.transformer_config import TransformerConfig
-
-
-class Past(NamedTuple):
-    """Cached keys, values and convolution inputs of the hypotheses' own tokens, in all layers."""
-
-    key: Float[Array, "L B K H T N"]
-    value: Float[Array, "L B K H T N"]
-    windows: ConvWindow | None
 
 
 class StepInputs(NamedTuple):
@@ -44,6 +35,16 @@ class StepInputs(NamedTuple):
     source_mask: Bool[Array, "B S"]
     bias: Float[Array, "1 H 1 T"] | None
     position: Int[Array, ""]
+
+
+def empty_past(config: TransformerConfig, rows: tuple[int, int, int], max_length: int) -> Past:
+    """Returns the past before the first of at most `max_length` tokens; `rows` are [L, B, K]."""
+    c, dtype, width = config, cache_dtype(config.dtype), config.feed_forward_kernel - 1
+    empty = jnp.zeros((*rows, c.num_heads, max_length, c.head_dim), dtype)
+    if not width:
+        return Past(empty, empty)
+    windows = jnp.zeros((*rows, width, c.d_model), dtype), jnp.zeros((*rows, width, c.d_ff), dtype)
+    return Past(empty, empty, windows)
 
 
 class Layer(nn.Module):
@@ -68,27 +69,26 @@ class Layer(nn.Module):
         self.feed_forward_norm = c.make_norm()
         self.dropout = Dropout(c.dropout)
 
-    def _residual(
-        self,
-        norm: Callable[[jax.Array], jax.Array],
-        states: jax.Array,
-        sublayer: Callable[[jax.Array], tuple[jax.Array, Any]],
-        deterministic: bool,
-    ) -> tuple[jax.Array, Any]:
-        """Applies a sublayer with norm, dropout and residual; returns the states and the sublayer's second output."""
-        changed, beside = sublayer(norm(states) if self.config.pre_norm else states)
+    def _inputs(self, norm: Callable[[jax.Array], jax.Array], states: jax.Array) -> jax.Array:
+        """Returns the inputs of a sublayer."""
+        return norm(states) if self.config.pre_norm else states
+
+    def _added(
+        self, norm: Callable[[jax.Array], jax.Array], states: jax.Array, changed: jax.Array, deterministic: bool
+    ) -> jax.Array:
+        """Adds the output of a sublayer to the states, with dropout; then the norm, if it is not before."""
         states = states + self.dropout(changed, deterministic=deterministic)
-        return states if self.config.pre_norm else norm(states), beside
+        return states if self.config.pre_norm else norm(states)
 
     def _feed(
         self, states: Float[Array, "B T D"], mask: Bool[Array, "#B T"], deterministic: bool
     ) -> Float[Array, "B T D"]:
-        def feed(inputs: jax.Array) -> tuple[jax.Array, None]:
-            if isinstance(self.feed_forward, ConvFeedForward):
-                return self.feed_forward(inputs, mask, deterministic=deterministic), None
-            return self.feed_forward(inputs, deterministic=deterministic), None
-
-        return self._residual(self.feed_forward_norm, states, feed, deterministic)[0]
+        inputs = self._inputs(self.feed_forward_norm, states)
+        if isinstance(self.feed_forward, ConvFeedForward):
+            changed = self.feed_forward(inputs, mask, deterministic=deterministic)
+        else:
+            changed = self.feed_forward(inputs, deterministic=deterministic)
+        return self._added(self.feed_forward_norm, states, changed, deterministic)
 
     def _read_memories(
         self, states: Float[Array, "B T D"], memories: Mapping[str, tuple[Any, Any, Any]], deterministic: bool
@@ -97,11 +97,8 @@ class Layer(nn.Module):
         for name in self.config.memories:
             key, value, mask = memories[name]
             module: MemoryAttention | SingleMemory = getattr(self, name)
-
-            def read(inputs: jax.Array, module: Any = module, rest: Any = (key, value, mask)) -> tuple[jax.Array, None]:
-                return module(inputs, *rest, deterministic=deterministic), None
-
-            changed, _ = self._residual(module.norm, states, read, deterministic)
+            read = module(self._inputs(module.norm, states), key, value, mask, deterministic=deterministic)
+            changed = self._added(module.norm, states, read, deterministic)
             states = jnp.where(jnp.any(mask, axis=1)[:, None, None], changed, states)
         return states
 
@@ -119,22 +116,18 @@ class Layer(nn.Module):
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T S"] | None]:
         """Returns the states and, if `with_weights`, the cross-attention weights, averaged over heads, no dropout."""
         weights = None
-
-        def attend(inputs: jax.Array) -> tuple[jax.Array, None]:
-            return self.attention(inputs, inputs, mask=mask, bias=bias, deterministic=deterministic), None
-
-        def attend_source(inputs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        inputs = self._inputs(self.attention_norm, states)
+        changed = self.attention(inputs, inputs, mask=mask, bias=bias, deterministic=deterministic)
+        states = self._added(self.attention_norm, states, changed, deterministic)
+        if self.cross:
             assert source is not None
             assert source_mask is not None
-            may, found = source_mask[:, None, :], None
+            may, inputs = source_mask[:, None, :], self._inputs(self.cross_attention_norm, states)
             if with_weights:
                 key, _ = self.cross_attention.keys_values(source)
-                found = self._copy_weights(inputs, key, may, turned=False)
-            return self.cross_attention(inputs, source, mask=may, bias=None, deterministic=deterministic), found
-
-        states, _ = self._residual(self.attention_norm, states, attend, deterministic)
-        if self.cross:
-            states, weights = self._residual(self.cross_attention_norm, states, attend_source, deterministic)
+                weights = self._copy_weights(inputs, key, may, turned=False)
+            changed = self.cross_attention(inputs, source, mask=may, bias=None, deterministic=deterministic)
+            states = self._added(self.cross_attention_norm, states, changed, deterministic)
             read = {name: (*getattr(self, name).keys_values(one.states), one.mask) for name, one in memories.items()}
             states = self._read_memories(states, read, deterministic)
         return self._feed(states, mask[:, -1], deterministic), weights
@@ -150,23 +143,20 @@ class Layer(nn.Module):
         self, states: Float[Array, "B K D"], past: Past, read: StepInputs, *, with_weights: bool = False
     ) -> tuple[Float[Array, "B K D"], Past, Float[Array, "B K S"] | None]:
         """Processes one token of every hypothesis; returns states, the updated past, and weights as in `__call__`."""
-        states, past = self._residual(self.attention_norm, states, lambda x: self._attend_past(x, past, read), True)
-
-        def attend_source(inputs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-            # Hypotheses take the axis that target positions have in training.
-            mask = read.source_mask[:, None, :]
-            weights = self._copy_weights(inputs, read.cross[0], mask, turned=True) if with_weights else None
-            options: dict[str, Any] = {"mask": mask, "bias": None, "deterministic": True, "turned": True}
-            return self.cross_attention.attend(self.cross_attention.queries(inputs), *read.cross, **options), weights
-
-        states, weights = self._residual(self.cross_attention_norm, states, attend_source, True)
+        changed, past = self._attend_past(self._inputs(self.attention_norm, states), past, read)
+        states = self._added(self.attention_norm, states, changed, True)
+        # Hypotheses take the axis that target positions have in training.
+        mask, inputs = read.source_mask[:, None, :], self._inputs(self.cross_attention_norm, states)
+        weights = self._copy_weights(inputs, read.cross[0], mask, turned=True) if with_weights else None
+        query = self.cross_attention.queries(inputs)
+        changed = self.cross_attention.attend(query, *read.cross, mask=mask, bias=None, deterministic=True, turned=True)
+        states = self._added(self.cross_attention_norm, states, changed, True)
         states = self._read_memories(states, read.memories, True)
-        before = past.windows
-        if before is None:
+        if past.windows is None:
             return self._feed(states, jnp.ones((1, states.shape[1]), bool), True), past, weights
-        norm = self.feed_forward_norm
-        states, windows = self._residual(norm, states, lambda x: self._convolve(x, before, read.layer), True)
-        return states, past._replace(windows=windows), weights
+        inputs = self._inputs(self.feed_forward_norm, states)
+        changed, windows = self._convolve(inputs, past.windows, read.layer)
+        return self._added(self.feed_forward_norm, states, changed, True), past._replace(windows=windows), weights
 
     def _attend_past(
         self, inputs: Float[Array, "B K D"], past: Past, read: StepInputs
@@ -319,20 +309,11 @@ class Stack(nn.Module):
         found = self._scan(body, None, None, dict(memories))[1]
         return {name: (*found[name], memories[name].mask) for name in memories}
 
-    def empty_windows(self, rows: tuple[int, ...], dtype: DTypeLike) -> ConvWindow | None:
-        """Returns zero convolution inputs for the first token, [L, *rows, ...]; None without convolutions."""
-        c = self.config
-        if c.feed_forward_kernel == 1:
-            return None
-        shape = (self.num_layers, *rows, c.feed_forward_kernel - 1)
-        return jnp.zeros((*shape, c.d_model), dtype), jnp.zeros((*shape, c.d_ff), dtype)
-
     def step(
         self, states: Float[Array, "B K D"], cache: DecodeCache, *, with_weights: bool = False
     ) -> tuple[Float[Array, "B K D"], DecodeCache, Float[Array, "B K S"] | None]:
         """Passes one token of every hypothesis through all layers; weights of the last layer as in `__call__`."""
-        length = cache.self_key.shape[4]
-        bias = self._bias(cache.position[None], jnp.arange(length))
+        bias = self._bias(cache.position[None], jnp.arange(cache.past.key.shape[4]))
 
         def body(layer: Layer, carry: Any, per_layer: Any, masks: Any, *shared: Any) -> tuple[Any, None]:
             number, cross_key, cross_value, memories = per_layer
@@ -343,11 +324,9 @@ class Stack(nn.Module):
 
         masks = {name: mask for name, (_, _, mask) in cache.memories.items()}
         empty = jnp.zeros((*states.shape[:2], cache.source_mask.shape[1])) if with_weights else None
-        carry = (states, Past(cache.self_key, cache.self_value, cache.windows), empty)
+        carry = (states, cache.past, empty)
         shared = (masks, cache.source_mask, bias, cache.position)
         length, unroll = self.num_layers, self.config.unroll
         states, past, weights = step_layers(body, self.layers, carry, cache, *shared, length=length, unroll=unroll)
-        changed = cache.replace(  # type: ignore[attr-defined]
-            self_key=past.key, self_value=past.value, windows=past.windows, position=cache.position + 1
-        )
+        changed = cache.replace(past=past, position=cache.position + 1)  # type: ignore[attr-defined]
         return self._finish(states, True), changed, weights

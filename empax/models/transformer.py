@@ -14,8 +14,8 @@ from empax.core.config import ConfigError
 from empax.models.arithmetic import contract, rows_of
 from empax.models.layers import Dropout, causal, normal, sinusoidal_positions
 from empax.models.memory_attention import Memories, Memory
-from empax.models.scanned import DecodeCache, cache_dtype
-from empax.models.stack import Stack
+from empax.models.scanned import DecodeCache
+from empax.models.stack import Stack, empty_past
 from empax.models.transformer_config import TransformerConfig
 
 __all__ = ["DecodeCache", "EncoderDecoder", "Memory", "TransformerConfig", "scratch"]
@@ -244,17 +244,13 @@ class EncoderDecoder(nn.Module):
         c = self.config
         self._check_length(max_length)
         cross_key, cross_value = self.decoder.keys_values(states)
-        shape = (c.num_decoder_layers, states.shape[0], num_hypotheses, c.num_heads, max_length, c.head_dim)
-        empty = jnp.zeros(shape, cache_dtype(c.dtype))
         cache = DecodeCache(
-            empty,
-            empty,
+            empty_past(c, (c.num_decoder_layers, states.shape[0], num_hypotheses), max_length),
             cross_key,
             cross_value,
             states_mask,
             jnp.zeros((), jnp.int32),
             memories=self.decoder.remember(self._checked(memories)),
-            windows=self.decoder.empty_windows((states.shape[0], num_hypotheses), cache_dtype(c.dtype)),
             start=start,
         )
         layers, apart = self.decoder.variables["params"]["layers"], c.unroll >= c.num_decoder_layers

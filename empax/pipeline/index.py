@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from empax.core.config import LARGEST_INT, ConfigError, check_numbers
-from empax.core.files import hash_file, hash_json, write_atomically, write_json
+from empax.core.files import hash_file, hash_json, replacing, write_json
 from empax.core.protocols import InstanceEncoder
 from empax.core.sharding import local_mesh
 from empax.core.system import RunContext, load_encoder_of
@@ -262,4 +262,5 @@ def _save(run: RunContext, split: str, positions: np.ndarray, ids: np.ndarray, f
     path, more = run.directory / f"candidates_{split}.npz", {}
     if filter != "none":
         more["filter"] = np.array(filter)
-    write_atomically(path, lambda temporary: np.savez(temporary, positions=positions, ids=ids, **more))
+    with replacing(path) as temporary:
+        np.savez(temporary, positions=positions, ids=ids, **more)

@@ -16,7 +16,7 @@ import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 from jaxtyping import Float
 
-from empax.core.files import DataError, parse_jsonl, write_atomically
+from empax.core.files import DataError, parse_jsonl, replacing
 from empax.core.protocols import InstanceEncoder
 from empax.data.dialogues import instance_from_row
 
@@ -63,7 +63,8 @@ class EmbedPart(beam.DoFn):
         rows = parse_jsonl(enumerate(lines, start=part.before + 1), name=str(self._path))
         vectors = self._encoder.embed_keys([instance_from_row(row) for _, row in rows])
         target = part.file(self._folder)
-        write_atomically(target, lambda temporary: np.save(temporary, vectors))
+        with replacing(target) as temporary:
+            np.save(temporary, vectors)
         yield str(target)
 
 
@@ -86,7 +87,8 @@ def embed_file(
         with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
             embed = beam.ParDo(EmbedPart(path, make_encoder, folder))
             pipeline | beam.Create(missing) | beam.Reshuffle() | embed  # pyright: ignore[reportUnusedExpression]
-        write_atomically(result, lambda temporary: _join(temporary, parts, folder))
+        with replacing(result) as temporary:
+            _join(temporary, parts, folder)
     return np.load(result, mmap_mode="r")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from empax.core.files import write_atomically
+from empax.core.files import replacing
 from empax.core.manifest import verify
 from empax.core.types import EMOTIONS, Retrieved
 from empax.retrieval.exact import largest_group
@@ -65,7 +65,8 @@ class ExemplarFilter:
     def save(self, folder: Path) -> None:
         """Writes the filter into the folder of the index stage."""
         about: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
-        write_atomically(folder / _FILE, lambda temporary: np.savez(temporary, **about))
+        with replacing(folder / _FILE) as temporary:
+            np.savez(temporary, **about)
 
 
 def _repeats(values: Int[np.ndarray, "Q N"]) -> Bool[np.ndarray, "Q N"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from jaxtyping import Bool, Int
 
 from empax.core.types import Batch, Params
 from empax.decoding.hypotheses import Limits, Progress
-from empax.decoding.sampling import Draws, Randomness
+from empax.decoding.sampling import Draws
 from empax.parts.generator.task import Generator
 from empax.serving.answering import TextGenerator, answers_of
 
@@ -30,7 +31,7 @@ def in_parts(
     task: Generator,
     params: Params,
     batch: Batch,
-    rng: Randomness,
+    rng: Draws,
     limits: tuple[Int[np.ndarray, " B"], Int[np.ndarray, " B"]],
     gone: Callable[[], Bool[np.ndarray, " B"]],
     *,
@@ -69,18 +70,12 @@ def in_parts(
         size = 1 << (int(live.sum()) - 1).bit_length()
         if size < len(rows):  # drop rows that have ended
             kept = np.argsort(~live, kind="stable")[:size]
-            state, given, rows = _take(task, state, kept), _rows(given, kept), rows[kept]
-
-
-def _rows(given: tuple[Any, ...], rows: Int[np.ndarray, " R"]) -> tuple[Any, ...]:
-    """Selects `rows` of the arguments of `_go_on`; a key that all rows share is unchanged."""
-    source, mask, rng, limits = given
-    rng = jax.tree.map(lambda values: values[rows], rng) if isinstance(rng, Draws) else rng
-    return source[rows], mask[rows], rng, tuple(one[rows] for one in limits)
+            state, rows = _take(task, state, kept), rows[kept]
+            given = jax.tree.map(operator.itemgetter(kept), given)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _begin(task: Generator, params: Params, source: Any, mask: Any, rng: Randomness) -> Any:
+def _begin(task: Generator, params: Params, source: Any, mask: Any, rng: Draws) -> Any:
     decoder, model = task.decoder, task.model
     states = model.apply({"params": params}, source, mask, method="encode", deterministic=True)
     looked_at = decoder.looked_at(source, mask)
@@ -90,7 +85,7 @@ def _begin(task: Generator, params: Params, source: Any, mask: Any, rng: Randomn
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _go_on(
-    task: Generator, params: Params, state: Any, source: Any, mask: Any, rng: Randomness, limits: Limits,
+    task: Generator, params: Params, state: Any, source: Any, mask: Any, rng: Draws, limits: Limits,
     until: int, gone: Any,
 ) -> tuple[Any, Progress]:  # fmt: skip
     looked_at = task.decoder.looked_at(source, mask)

@@ -17,7 +17,7 @@ from empax.core.files import (
     message_of,
     read_json,
     read_jsonl,
-    write_atomically,
+    replacing,
     write_json,
     write_jsonl,
     write_text,
@@ -29,12 +29,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
     path = tmp_path / "a.txt"
     write_text(path, "old")
 
-    def fail(temporary):
-        temporary.write_text("half")
-        raise OSError("disk full")
+    def fail():
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise OSError("disk full")
 
     with pytest.raises(DataError, match=r"a\.txt cannot be written \(disk full\)\.$"):
-        write_atomically(path, fail)
+        fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
     plain = tmp_path / "plain"
@@ -45,17 +46,11 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
 def test_a_file_is_replaced_and_never_written_in_place(tmp_path):
     path = tmp_path / "a.txt"
     write_text(path, "old")
-    seen = []
-
-    def write(temporary):
-        temporary.write_text("new")
-        seen.extend((path.read_text(), temporary))
-
     with path.open() as reader:  # somebody is reading what is there
-        write_atomically(path, write)
+        with replacing(path) as temporary:
+            temporary.write_text("new")
+            assert path.read_text() == "old"
         assert reader.read() == "old"
-    during, temporary = seen
-    assert during == "old"
     assert temporary.parent == tmp_path  # a rename within one file system
     assert temporary.suffix == ".txt"
     assert is_temporary(temporary)
@@ -171,8 +166,6 @@ def test_the_words_of_a_command_for_an_error():
 
 
 def test_the_file_that_another_could_not_be_made_from_is_named(tmp_path):
-    def write(temporary):
+    expected = r"a\.txt cannot be written \(.*source/gone: No such file or directory\)"
+    with pytest.raises(DataError, match=expected), replacing(tmp_path / "a.txt"):
         (tmp_path / "source" / "gone").read_text()
-
-    with pytest.raises(DataError, match=r"a\.txt cannot be written \(.*source/gone: No such file or directory\)"):
-        write_atomically(tmp_path / "a.txt", write)

@@ -8,7 +8,6 @@ import pytest
 
 from empax.core.config import ConfigError
 from empax.core.tree import named_leaves
-from empax.models import transformer
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.layers import logical_axes, relative_bucket
 from empax.models.memory_attention import Memory
@@ -63,11 +62,11 @@ def test_a_half_precision_model_decodes_the_same_with_a_wide_cache(monkeypatch):
     source, mask, target = example()
     found = []
     for dtype in (jnp.float32, jnp.bfloat16):
-        monkeypatch.setattr(transformer, "cache_dtype", lambda _, dtype=dtype: dtype)
+        monkeypatch.setattr("empax.models.stack.cache_dtype", lambda _, dtype=dtype: dtype)
         compiled.cache_clear()
         states = apply(model, params, source, mask, method="encode")
         cache = apply(model, params, states, mask, num_hypotheses=1, max_length=T, method="start_cache")
-        assert cache.self_key.dtype == dtype
+        assert cache.past.key.dtype == dtype
         assert cache.cross_key.dtype == jnp.bfloat16
         rows = []
         for t in range(T):

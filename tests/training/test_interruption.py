@@ -74,19 +74,17 @@ def test_a_later_sigterm_changes_nothing():
 LEAVE = """
 import os, signal, sys
 from pathlib import Path
-from empax.core.files import write_atomically
+from empax.core.files import replacing
 from empax.training.interruption import leave_at_ctrl_c
 
-def write(path):
+leave_at_ctrl_c()
+with replacing(Path(sys.argv[1])) as path:
     path.write_text("half")
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:  # as some libraries do
         pass
     path.write_text("whole")
-
-leave_at_ctrl_c()
-write_atomically(Path(sys.argv[1]), write)
 """
 
 

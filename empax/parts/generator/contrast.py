@@ -91,26 +91,23 @@ class Contrast:
     Attributes:
       settings: margin per rank, and number of candidates.
       model: computes the states of candidates, teacher-forced.
+      params: parameters of the model.
+      projection: parameters of the projection; see `draw_projection`.
     """
 
     settings: ContrastSettings
     model: Any
+    params: Params
+    projection: Params
 
-    def init(self, rng: jax.Array) -> Params:
-        """Draws the projection of states, shared by contexts and responses, as CoNT initializes it."""
-        width = self.model.config.d_model
-        return {"kernel": jax.nn.initializers.xavier_uniform()(rng, (width, width)), "bias": jnp.zeros(width)}
-
-    def loss(self, params: Params, own: Params, batch: Any, read: Read, rng: jax.Array | None) -> Mean:
-        """Returns L_CL (Eq. 11 and 12) with candidates of the batch; `params` are the model's, `own` the projection."""
+    def loss(self, batch: Any, read: Read, rng: jax.Array | None) -> Mean:
+        """Returns L_CL (Eq. 11 and 12) with candidates of the batch."""
         found = gather(batch, [in_batch(batch)], self.model.config.start_id, self.settings.max_candidates)
-        return self.ranked(params, own, batch, read, found, rng)
+        return self.ranked(batch, read, found, rng)
 
-    def ranked(
-        self, params: Params, own: Params, batch: Any, read: Read, found: Candidates, rng: jax.Array | None
-    ) -> Mean:
+    def ranked(self, batch: Any, read: Read, found: Candidates, rng: jax.Array | None) -> Mean:
         """Returns L_CL of given candidates, over all pairs of a row."""
-        cosines = self.similarities(params, own, read, found.ids, found.mask, rng)
+        cosines = self.similarities(read, found.ids, found.mask, rng)
         return rank_margin(cosines, found.scores, found.present & batch.valid[:, None], margin=self.settings.margin)
 
     def part(self, value: Mean, weights: Float[Array, " B"], valid: Bool[Array, " B"]) -> tuple[float, Mean]:
@@ -119,31 +116,19 @@ class Contrast:
         return self.settings.weight, Mean(value.value() * total, total)
 
     def similarities(
-        self,
-        params: Params,
-        own: Params,
-        read: Read,
-        ids: Int[Array, "B C T"],
-        mask: Bool[Array, "B C T"],
-        rng: jax.Array | None,
+        self, read: Read, ids: Int[Array, "B C T"], mask: Bool[Array, "B C T"], rng: jax.Array | None
     ) -> Float[Array, "B C"]:
         """Returns the cosines of each row's context and candidates (Eq. 12 and 13)."""
-        said = self.encoded(params, own, read, ids, mask, rng)
-        return jnp.einsum("BE,BCE->BC", unit(self.encoding(own, read)), unit(said))
+        said = self.encoded(read, ids, mask, rng)
+        return jnp.einsum("BE,BCE->BC", unit(self.encoding(read)), unit(said))
 
-    def encoding(self, own: Params, read: Read) -> Float[Array, "B E"]:
+    def encoding(self, read: Read) -> Float[Array, "B E"]:
         """Returns z of each context, from all of its states but the last."""
         behind = jnp.cumsum(read.mask[:, ::-1], axis=1)[:, ::-1]  # real tokens from here on
-        return _projected(own, read.states, read.mask & (behind > 1))
+        return self._projected(read.states, read.mask & (behind > 1))
 
     def encoded(
-        self,
-        params: Params,
-        own: Params,
-        read: Read,
-        ids: Int[Array, "B C T"],
-        mask: Bool[Array, "B C T"],
-        rng: jax.Array | None,
+        self, read: Read, ids: Int[Array, "B C T"], mask: Bool[Array, "B C T"], rng: jax.Array | None
     ) -> Float[Array, "B C E"]:
         """Returns z of each candidate, by one pass of the decoder without logits.
 
@@ -159,15 +144,15 @@ class Contrast:
         }
 
         def one(ids: Int[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B E"]:
-            states: Any = module.apply({"params": params}, ids, read.states, read.mask, **options)
-            return _projected(own, states, mask)
+            states: Any = module.apply({"params": self.params}, ids, read.states, read.mask, **options)
+            return self._projected(states, mask)
 
         # A loop, not a vmapped axis: on a CPU, XLA has no bfloat16 products for its shapes.
         found = jax.lax.map(lambda given: one(*given), (ids.swapaxes(0, 1), mask.swapaxes(0, 1)))
         return found.swapaxes(0, 1)
 
     def compared(
-        self, params: Params, own: Params, read: Read
+        self, read: Read
     ) -> tuple[Callable[[], Float[Array, "B E"]], Callable[[Any, Any], Float[Array, "N E"]]]:
         """Returns the encodings for reranking by similarity: see `Decoder.from_states`."""
         rows = read.states.shape[0]
@@ -176,9 +161,19 @@ class Contrast:
             width = ids.shape[1]
             whole = jnp.arange(width)[None] <= mask.sum(axis=1, keepdims=True)  # the end token too
             candidates, real = (x.reshape(rows, -1, width) for x in (ids, whole))
-            return self.encoded(params, own, read, candidates, real, None).reshape(len(ids), -1)
+            return self.encoded(read, candidates, real, None).reshape(len(ids), -1)
 
-        return (lambda: self.encoding(own, read)), encode
+        return (lambda: self.encoding(read)), encode
+
+    def _projected(self, states: Float[Array, "B T D"], mask: Bool[Array, "B T"]) -> Float[Array, "B E"]:
+        """Returns the mean of the projected states."""
+        kernel, bias = self.projection["kernel"], self.projection["bias"]
+        return masked_mean(jax.nn.relu(states.astype(jnp.float32) @ kernel + bias[None, None]), mask)
+
+
+def draw_projection(rng: jax.Array, width: int) -> Params:
+    """Draws the projection of states, shared by contexts and responses, as CoNT initializes it."""
+    return {"kernel": jax.nn.initializers.xavier_uniform()(rng, (width, width)), "bias": jnp.zeros(width)}
 
 
 def _scores(
@@ -198,12 +193,6 @@ def _scores(
     said = framed(ids.reshape(-1, width), mask.reshape(-1, width))
     known = framed(*(jnp.repeat(x, count, axis=0) for x in (gold, gold_mask)))
     return ngram_precision(*said, *known).reshape(rows, count)
-
-
-def _projected(own: Params, states: Float[Array, "B T D"], mask: Bool[Array, "B T"]) -> Float[Array, "B E"]:
-    """Returns the mean of the projected states."""
-    projected = jax.nn.relu(states.astype(jnp.float32) @ own["kernel"] + own["bias"][None, None])
-    return masked_mean(projected, mask)
 
 
 def _widened(values: Array, width: int) -> Array:

@@ -21,7 +21,7 @@ from empax.models.heads import ClassificationHead, masked_mean, unit_variance
 from empax.models.layers import apply
 from empax.models.prompted import FusionInPrompt, PromptedDecoder, pooled_states
 from empax.models.transformer import EncoderDecoder
-from empax.parts.generator.contrast import Contrast, Read
+from empax.parts.generator.contrast import Contrast, Read, draw_projection
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.mixing import mixing, response_states
 from empax.parts.generator.own_losses import own_loss
@@ -119,11 +119,10 @@ class ResponseTask:
         """False where the responses of a batch are each other's candidates."""
         return self.contrast is None
 
-    @property
-    def ranking(self) -> Contrast:
-        """The loss of `contrast`."""
+    def ranking(self, params: Params) -> Contrast:
+        """Returns the loss of `contrast`."""
         assert self.contrast is not None
-        return Contrast(self.contrast, self.model)
+        return Contrast(self.contrast, self.model, params["model"], params[self.projection])
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
         """Draws the model's parameters; subclasses add their own."""
@@ -194,11 +193,11 @@ class ResponseTask:
         if self.contrast is None:
             return [], {}
         found = self.contrasted(params, batch, read, rngs)
-        return [self.ranking.part(found, target_weights(batch), batch.valid)], {"contrast": found}
+        return [self.ranking(params).part(found, target_weights(batch), batch.valid)], {"contrast": found}
 
     def contrasted(self, params: Params, batch: Any, read: Read, rngs: Keys) -> Mean:
         """Returns L_CL of the batch's responses, with the decoder's dropout key: they differ in their words alone."""
-        return self.ranking.loss(params["model"], params[self.projection], batch, read, rngs[0])
+        return self.ranking(params).loss(batch, read, rngs[0])
 
     def logits(self, params: Params, batch: Any, read: Read, rng: jax.Array | None) -> Float[Array, "B T V"]:
         """Returns the logits of the response, teacher-forced."""
@@ -208,7 +207,7 @@ class ResponseTask:
     def generate(self, params: Params, frozen: Params, batch: Any, rng: Randomness) -> Generated:
         read, more = self.encode(params, batch, None), {}
         if self.contrast is not None:
-            more["compared"] = self.ranking.compared(params["model"], params[self.projection], read)
+            more["compared"] = self.ranking(params).compared(read)
         return self.search(self.decoder, params, batch, read, rng, **more)
 
     def search(
@@ -314,9 +313,9 @@ class Generator(ResponseTask):
 
     def drawn(self, rngs: jax.Array | Sequence[jax.Array], batch: Any) -> Params:
         """Draws parameters with the keys of model, head and contrast."""
-        encoding = jnp.zeros((1, self.model.config.d_model))
-        made = {**super().init(rngs[0], batch), "emotion": self.head.init(rngs[1], encoding)["params"]}
-        return made if self.contrast is None else {**made, self.projection: self.ranking.init(rngs[2])}
+        width = self.model.config.d_model
+        made = {**super().init(rngs[0], batch), "emotion": self.head.init(rngs[1], jnp.zeros((1, width)))["params"]}
+        return made if self.contrast is None else {**made, self.projection: draw_projection(rngs[2], width)}
 
     def losses(self, params: Params, frozen: Params, batch: Any, read: Read, rngs: Keys) -> Losses:
         """Returns the likelihood, the loss of the emotion head on the encoding, the contrast, and users' losses."""

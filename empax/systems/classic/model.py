@@ -15,8 +15,8 @@ from empax.core.types import EMOTIONS
 from empax.models.arithmetic import contract
 from empax.models.copying import mixed_with_copies
 from empax.models.layers import causal, normal
-from empax.models.scanned import DecodeCache, cache_dtype
-from empax.models.stack import Layer, Past, StepInputs
+from empax.models.scanned import DecodeCache
+from empax.models.stack import Layer, StepInputs, empty_past
 from empax.models.transformer import EncoderDecoder
 from empax.models.transformer_config import TransformerConfig
 from empax.systems.classic.adversary import AdversarySettings, Critic
@@ -76,14 +76,9 @@ class Listeners(nn.Module):
 
     def start_cache(self, read: Read, *, num_hypotheses: int, max_length: int) -> DecodeCache:
         """Returns an empty cache whose axis of layers is the axis of experts."""
-        c, rows = self.config, (read.mask.shape[0], num_hypotheses)
         key, value = self._each(lambda layer, states: layer.cross_attention.cached_keys_values(states), read.states)
-        dtype, window = cache_dtype(c.dtype), (self.num + 1, *rows, c.feed_forward_kernel - 1)
-        empty = jnp.zeros((self.num + 1, *rows, c.num_heads, max_length, c.head_dim), dtype)
-        windows = (jnp.zeros((*window, c.d_model), dtype), jnp.zeros((*window, c.d_ff), dtype))
-        windows = windows if c.feed_forward_kernel > 1 else None
-        start = jnp.zeros((), jnp.int32)
-        return DecodeCache(empty, empty, key, value, read.mask, start, windows=windows)
+        past = empty_past(self.config, (self.num + 1, read.mask.shape[0], num_hypotheses), max_length)
+        return DecodeCache(past, key, value, read.mask, jnp.zeros((), jnp.int32))
 
     def step(
         self, states: Float[Array, "B K D"], gate: Float[Array, "B E"], cache: DecodeCache
@@ -97,13 +92,11 @@ class Listeners(nn.Module):
             changed, past, _ = layer.step(states, past, inputs)
             return changed, jax.tree.map(lambda leaf: leaf[0], past)
 
-        past, cross = Past(cache.self_key, cache.self_value, cache.windows), (cache.cross_key, cache.cross_value)
+        cross = (cache.cross_key, cache.cross_value)
         each, past = self._each(
-            listen, states, past, cross, cache.source_mask, cache.position, in_axes=(None, 0, 0, None, None)
+            listen, states, cache.past, cross, cache.source_mask, cache.position, in_axes=(None, 0, 0, None, None)
         )
-        changed = cache.replace(  # type: ignore[attr-defined]
-            self_key=past.key, self_value=past.value, windows=past.windows, position=cache.position + 1
-        )
+        changed = cache.replace(past=past, position=cache.position + 1)  # type: ignore[attr-defined]
         return self._sum(gate, each), changed
 
 

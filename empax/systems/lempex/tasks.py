@@ -17,7 +17,7 @@ from empax.core.types import Params
 from empax.models.arithmetic import rows_of
 from empax.models.layers import apply
 from empax.models.transformer_config import TransformerConfig
-from empax.parts.generator.contrast import Read
+from empax.parts.generator.contrast import Read, draw_projection
 from empax.parts.generator.task import Keys, Losses, ResponseTask
 from empax.systems.lempex.examples import LISTENER, NOBODY
 from empax.systems.lempex.exemplar_fusion import ExemplarFusion
@@ -57,7 +57,7 @@ class LempexGenerator(ResponseTask):
         if self.empathy is not None:
             params |= self.empathy.init(jax.random.fold_in(second, 1), batch, size)
         if self.contrast is not None:
-            params[self.projection] = self.ranking.init(jax.random.fold_in(second, 3))
+            params[self.projection] = draw_projection(jax.random.fold_in(second, 3), size)
         return params
 
     def encode(self, params: Params, batch: Any, rng: jax.Array | None) -> Read:

@@ -19,7 +19,7 @@ from empax.core.types import Mean, Params
 from empax.models.heads import masked_mean, unit_variance
 from empax.models.layers import apply
 from empax.models.memory_attention import Memory
-from empax.parts.generator.contrast import Candidates, Read, gather, in_batch
+from empax.parts.generator.contrast import Candidates, Read, draw_projection, gather, in_batch
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.task import Keys, ResponseTask
 from empax.systems.nec.settings import SOCIAL, CandidateSettings
@@ -82,7 +82,7 @@ class Contrastive(Nec):
 
     def init(self, rng: jax.Array, batch: Any) -> Params:
         first, second = jax.random.split(rng)
-        return {**super().init(first, batch), self.projection: self.ranking.init(second)}
+        return {**super().init(first, batch), self.projection: draw_projection(second, self.model.config.d_model)}
 
     def explore(self, params: Params, frozen: Params, batch: Any, rng: jax.Array) -> Any:
         """Adds the current model's beams to the candidates of the batch."""
@@ -96,7 +96,7 @@ class Contrastive(Nec):
     def contrasted(self, params: Params, batch: Any, read: Read, rngs: Keys) -> Mean:
         """Returns L_CL (Eq. 11 and 12) over all pairs of candidates of a row."""
         found = self.candidates(batch)
-        return self.ranking.ranked(params["model"], params[self.projection], batch, read, found, rngs[1])
+        return self.ranking(params).ranked(batch, read, found, rngs[1])
 
     def candidates(self, batch: Any) -> Candidates:
         """Gathers the candidates of all kinds; see `parts.generator.contrast.gather`."""

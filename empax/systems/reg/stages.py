@@ -11,7 +11,7 @@ import numpy as np
 from empax.core import distributed
 from empax.core.cache import is_sound, mark_of, seal
 from empax.core.config import ConfigError
-from empax.core.files import DataError, write_atomically
+from empax.core.files import DataError, replacing
 from empax.core.manifest import remedy
 from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
@@ -302,7 +302,8 @@ class Refresh:
             raise DataError(f"{path}, written at step {step}, is gone or damaged. {remedy(self.run.stage)}")
         if distributed.is_writer() and params is not None and not is_sound(path):
             found = self._make(params)
-            write_atomically(path, lambda temporary: np.save(temporary, found))
+            with replacing(path) as temporary:
+                np.save(temporary, found)
             seal(path)
         distributed.wait_for(mark_of(path))
         self.train.set_candidates(np.load(path), order=False)

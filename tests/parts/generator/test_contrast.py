@@ -59,8 +59,8 @@ def test_answers_are_the_beams_nearest_to_the_context(given, params):
         made = (found != 1) & (found != 0)
         whole = jnp.arange(found.shape[2])[None, None] <= made.sum(axis=2, keepdims=True)
         read = Read(states, given.source_mask)
-        return Contrast(TASK.contrast, MODEL).similarities(
-            params["model"], params["contrast"], read, found, whole, None
+        return Contrast(TASK.contrast, MODEL, params["model"], params["contrast"]).similarities(
+            read, found, whole, None
         )
 
     scored = np.asarray(jax.jit(cosines)(params))

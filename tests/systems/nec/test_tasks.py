@@ -41,7 +41,7 @@ def candidates(task, given):
 
 
 def similarities(task, params, read, found):
-    return task.ranking.similarities(params["model"], params["projection"], read, found.ids, found.mask, None)
+    return task.ranking(params).similarities(read, found.ids, found.mask, None)
 
 
 def contrasted(task, params, given):
@@ -264,7 +264,7 @@ def test_the_encoding_of_a_context_leaves_its_last_state_out(made):
     @jax.jit
     def run(params):
         read = task.encode(params, given, None)
-        return read.states, task.ranking.encoding(params["projection"], read)
+        return read.states, task.ranking(params).encoding(read)
 
     states, found = run(params)
     projected = np.maximum(states @ params["projection"]["kernel"] + params["projection"]["bias"][None, None], 0.0)
