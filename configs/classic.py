@@ -238,5 +238,6 @@ def _shrunk(config: ConfigDict, name: str) -> ConfigDict:
     for stage in ("emotions", "choice", "generator"):
         if stage in config:
             config[stage].update({**common.FEW_STEPS, "batch_size": 8, "buckets": (48,)})
+            config[stage].optimizer.warmup_steps = 1
     config.evaluate.update({"buckets": (48,), "batch_size": 16, "linear_judge": False})
     return config

@@ -280,7 +280,7 @@ def test_what_loads_a_model_waits_for_nothing_that_trains_or_evaluates():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
-@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/python.md", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
 def test_the_examples_of_the_documents_run(page, folder, tmp_path, monkeypatch, capsys):
     text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
     program = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))

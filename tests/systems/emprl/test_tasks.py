@@ -290,12 +290,12 @@ def test_text_rewards_see_real_rows_and_agree_with_the_compiled_one(toy, rolled)
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_it_learns_the_toy_within_ten_nats(toy, tmp_path, algorithm):
-    """From below 0.3 to above 0.8 on 3 of 3 seeds."""
+    """From below 0.45 to above 0.8 on 3 of 3 seeds; a quarter of the vocabulary is wanted."""
     for seed in range(3 if algorithm == "ppo" else 1):
         toy.train(tmp_path / str(seed), seed=seed, grpo=algorithm == "grpo")
         rows = logged(tmp_path / str(seed))
         before = toy_reward(toy, seed)
-        assert before < 0.3
+        assert before < 0.45
         assert rows[-1]["reward"] > 0.8, rows[-1]
         assert rows[-1]["kl"] <= 10.0, rows[-1]
 
