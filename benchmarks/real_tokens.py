@@ -6,7 +6,7 @@ Both sides are ours; `empax.losses.real_tokens.over_real_tokens` chooses between
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,12 +17,9 @@ from benchmarks import texts
 from benchmarks.paired import Row, arguments, report, timed
 from benchmarks.shapes import fields_of
 from benchmarks.sides import check_agreement, random_model, use
-from benchmarks.train_step import FusionTask, make_batches
+from benchmarks.train_step import FusionTask, make_batches, our_steps
 from empax.core.memory import keep_freed_memory
-from empax.core.types import Batch, Params, TrainState
 from empax.models.fusion_in_decoder import FusionInDecoder
-from empax.training.optimizer import OptimizerSettings, make_optimizer
-from empax.training.step import make_train_step
 
 HELD_EQUAL = (
     "one process; the same initial weights, batch, updates and masks of dropout, in bfloat16 on the same device; the "
@@ -71,29 +68,12 @@ def measure(name: str, options: argparse.Namespace) -> Row:
     batch = make_batches(wanted, fields["vocab_size"])[0][1]
     sides = random_model(fields, dtype="bfloat16")
     tasks = [FusionTask(FusionInDecoder(sides.model), in_parts=apart) for apart in (False, True)]
-    (ours, our_losses), (theirs, their_losses) = (updates(task, sides.params, batch, options.updates) for task in tasks)
-    ours(), theirs()
-    check_agreement(f"loss, {name}", our_losses[0], their_losses[0], tolerance=2e-2)
+    own = [jax.tree.map(jnp.copy, sides.params) for _ in tasks]  # a step donates its state
+    ours, theirs = (our_steps(*one, [batch] * options.updates) for one in zip(tasks, own, strict=True))
+    first = [side()["loss"].value() for side in (ours, theirs)]
+    check_agreement(f"loss, {name}", *first, tolerance=2e-2)
     took = timed(ours, theirs, options.rounds, warm=True, pieces=options.updates)
     return Row(*took, "seconds", facts={"real_cells": round(float(np.mean(batch.target_mask)), 3)})
-
-
-def updates(task: FusionTask, params: Params, batch: Batch, count: int) -> tuple[Callable[[], None], list[float]]:
-    """Returns a function that makes `count` more updates, and a list of the loss at the end of each call."""
-    optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-4), params, total_steps=1)
-    step = make_train_step(task, optimizer)
-    own = jax.tree.map(jnp.copy, params)  # a step donates its state
-    state = TrainState(jnp.zeros((), jnp.int32), own, optimizer.init(own), jax.random.key(0))
-    losses: list[float] = []
-
-    def run() -> None:
-        nonlocal state
-        for _ in range(count):
-            state, metrics = step(state, {}, batch)
-        jax.block_until_ready(state)
-        losses.append(float(metrics["loss"].value()))
-
-    return run, losses
 
 
 if __name__ == "__main__":

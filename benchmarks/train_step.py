@@ -168,17 +168,20 @@ def source_tokens(batches: Sequence[Batch]) -> int:
     return sum(int(np.prod(batch.source.shape)) for batch in batches)
 
 
-def our_steps(task: FusionTask, params: Params, batches: Sequence[Batch]) -> Callable[[], None]:
-    """Returns a function that makes one update per batch, with the train step of every recipe."""
+def our_steps(task: FusionTask, params: Params, batches: Sequence[Batch]) -> Callable[[], Metrics]:
+    """Returns a function that makes one update per batch, with the train step of every recipe.
+
+    It returns the metrics of the last update. `params` are donated.
+    """
     optimizer = make_optimizer(OptimizerSettings(learning_rate=1e-4), params, total_steps=1)
     step = make_train_step(task, optimizer)
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), jax.random.key(0))
 
-    def run() -> None:
+    def run() -> Metrics:
         nonlocal state
         for batch in batches:
             state, metrics = step(state, {}, batch)
-        jax.block_until_ready((state, metrics))
+        return jax.block_until_ready((state, metrics))[1]
 
     return run
 

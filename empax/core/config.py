@@ -52,20 +52,17 @@ def check_numbers(
         if value is None:
             continue
         largest = LARGEST_INT if isinstance(value, int) else LARGEST_FLOAT
-        low = -largest if least is None and above is None else least
-        high = largest if most is None and below is None else most
-        fits_low = (low is None or value >= low) and (above is None or value > above)
-        fits_high = (high is None or value <= high) and (below is None or value < below)
-        if fits_low and fits_high:
+        low = above if above is not None else -largest if least is None else least
+        high = below if below is not None else largest if most is None else most
+        fits_low = value >= low if above is None else value > low
+        if fits_low and (value <= high if below is None else value < high):
             continue
-        one = f"above {above}" if low is None else f"at least {low}"
-        other = f"below {below}" if high is None else f"at most {high}"
-        stated = (least is not None or above is not None) and (most is not None or below is not None)
-        if stated:
-            left, right = ("(" if low is None else "["), (")" if high is None else "]")
-            wanted = f"lie in {left}{above if low is None else low}, {below if high is None else high}{right}"
+        if (least, above) != (None, None) != (most, below):
+            wanted = f"lie in {'[' if above is None else '('}{low}, {high}{']' if below is None else ')'}"
+        elif fits_low:
+            wanted = f"be {'at most' if below is None else 'below'} {high}"
         else:
-            wanted = f"be {one}" if not fits_low else f"be {other}"
+            wanted = f"be {'at least' if above is None else 'above'} {low}"
         raise ConfigError(f"{name} = {value!r} must {wanted}{hint and '; '}{hint}.")
 
 

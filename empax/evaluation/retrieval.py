@@ -40,25 +40,21 @@ def gold_ranks(
     queries: Float[np.ndarray, "Q D"] | sparse.csr_matrix,
     gold: Float[np.ndarray, "Q D"] | sparse.csr_matrix,
     keys: Float[np.ndarray, "N D"] | sparse.csr_matrix,
-    *,
-    gold_texts: Int[np.ndarray, " Q"],
-    key_texts: Int[np.ndarray, " N"],
-    groups: Int[np.ndarray, " Q"],
-    key_groups: Int[np.ndarray, " N"],
+    ignored: Sequence[tuple[Int[np.ndarray, " Q"], Int[np.ndarray, " N"]]],
 ) -> Int[np.ndarray, " Q"]:
     """Returns the rank of each context's gold response among it and all keys, 1 = first.
 
-    Keys with the text of the gold response, or from the context's own dialogue, are ignored. Half of the keys with the
-    gold response's score come before it (of one: none), so an encoder that gives all texts one vector finds nothing.
+    Half of the keys with the gold response's score come before it (of one: none), so an encoder that gives all texts
+    one vector finds nothing.
 
-    The vectors are of contexts, their gold responses, and other responses; all may be sparse (`bm25_vectors`). Equal
-    texts have equal numbers (`text_numbers`); groups are numbers of dialogues.
+    The vectors are of contexts, their gold responses, and other responses; all may be sparse (`bm25_vectors`). A key is
+    `ignored` by a context with the same number: that of its gold response's text (`text_numbers`), or of its dialogue.
     """
-    ranks = np.ones(len(groups), np.int64)
-    for start in range(0, len(groups), _BLOCK):
+    ranks = np.ones(len(ignored[0][0]), np.int64)
+    for start in range(0, len(ranks), _BLOCK):
         part = slice(start, start + _BLOCK)
         own, scores = _scores(queries[part], gold[part], keys)
-        counts = (key_texts[None, :] != gold_texts[part, None]) & (key_groups[None, :] != groups[part, None])
+        counts = np.all([others[None, :] != mine[part, None] for mine, others in ignored], axis=0)
         ahead, tie = scores - own[:, None], _TIE * np.abs(own)[:, None]
         ranks[part] += ((ahead > tie) & counts).sum(axis=1) + ((np.abs(ahead) <= tie) & counts).sum(axis=1) // 2
     return ranks

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jax.custom_derivatives import custom_vjp_primal_tree_values
+from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.machine import backend
 from empax.core.sharding import rows_are_split
@@ -45,6 +46,38 @@ def over_real_tokens(
     return in_parts(function, mask, states, *known)
 
 
+class _Cells(NamedTuple):
+    """The cells of a batch in PARTS equal parts, real ones first, and the arrays that no gradient flows to."""
+
+    num_real: Int[Array, ""]
+    order: Int[Array, " N"]  # positions of all cells, and those that fill the last part
+    mask: Bool[Array, "B T"]
+    known: list[Array]
+
+    @property
+    def size(self) -> int:  # of a part
+        return self.order.shape[0] // PARTS
+
+    def loop(self, step: Callable[[Any, Any], Any], start: Any) -> Any:
+        """Calls `step` with the number of each part that has real cells, and its last result."""
+        return jax.lax.fori_loop(0, -(-self.num_real // self.size), step, start)
+
+    def of(self, arrays: Sequence[Array], part: Any) -> list[Array]:
+        """Returns the cells of one part, [N, 1, ...]."""
+        index = jax.lax.dynamic_slice_in_dim(self.order, part * self.size, self.size)
+        return [array.reshape(-1, 1, *array.shape[2:])[index] for array in arrays]
+
+    def held(self, part: Any) -> list[Array]:
+        """Returns mask and known arrays of one part."""
+        real = part * self.size + jnp.arange(self.size) < self.num_real
+        return [real[:, None], *self.of(self.known, part)]
+
+    def placed(self, arrays: Sequence[Array]) -> list[Array]:
+        """Returns the cells of all parts, [N, 1, ...], at their places in the batch; 0 at padding."""
+        place = jnp.cumsum(self.mask.ravel()).reshape(self.mask.shape) - 1  # among the real ones
+        return [jnp.where(jnp.expand_dims(self.mask, range(2, one.ndim)), one[place][:, :, 0], 0) for one in arrays]
+
+
 def in_parts(
     function: Callable[..., tuple[Mean, Metrics]],
     mask: Bool[Array, "B T"],
@@ -61,74 +94,49 @@ def in_parts(
 
     Source: ours.
     """
-    count, size = mask.sum(), -(-mask.size // PARTS)
-    order = jnp.pad(jnp.argsort(~mask.ravel(), stable=True), (0, PARTS * size - mask.size))
-
-    def cells(arrays: Sequence[Array], order: Array, part: Any) -> list[Array]:
-        index = jax.lax.dynamic_slice_in_dim(order, part * size, size)
-        return [array.reshape(-1, 1, *array.shape[2:])[index] for array in arrays]
-
-    def loop(count: Array, step: Callable[[Any, Any], Any], start: Any) -> Any:
-        return jax.lax.fori_loop(0, -(-count // size), step, start)
-
+    order = jnp.pad(jnp.argsort(~mask.ravel(), stable=True), (0, -mask.size % PARTS))
+    cells = _Cells(mask.sum(), order, mask, [*known])
     # All arrays become arguments: a function with a derivative of its own may not close over them.
-    first = cells((mask, *known), order, 0), cells(states, order, 0)
+    first = cells.held(0), cells.of(states, 0)
     converted, params = jax.closure_convert(lambda held, states: function(held[0], states, *held[1:]), *first)
-
-    def computed(
-        part: Any, params: Sequence[Array], states: Sequence[Array], given: Sequence[Array]
-    ) -> tuple[Mean, Metrics]:
-        count, order, _, *known = given
-        real = part * size + jnp.arange(size) < count
-        return converted([real[:, None], *cells(known, order, part)], states, *params)
-
     shapes = jax.eval_shape(converted, *first, *params)
 
     def nothing() -> tuple[Mean, Metrics]:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     @jax.custom_vjp
-    def summed(params: list[Array], states: list[Array], given: list[Array]) -> tuple[Mean, Metrics]:
-        count, order, *_ = given
-        step = lambda part, sums: _sum(sums, computed(part, params, cells(states, order, part), given))  # noqa: E731
-        return loop(count, step, nothing())
+    def summed(params: list[Array], states: list[Array], cells: _Cells) -> tuple[Mean, Metrics]:
+        def step(part: Any, sums: Any) -> Any:
+            return _sum(sums, converted(cells.held(part), cells.of(states, part), *params))
 
-    def forward(params: list[Any], states: list[Any], given: list[Any]) -> tuple[tuple[Mean, Metrics], Any]:
+        return cells.loop(step, nothing())
+
+    def forward(params: list[Any], states: list[Any], cells: Any) -> tuple[tuple[Mean, Metrics], Any]:
         trained = [one.value if one.perturbed else None for one in params]
-        values, given = ([one.value for one in some] for some in (states, given))
-        count, order, mask, *_ = given
+        states, cells = custom_vjp_primal_tree_values((states, cells))
 
         def step(part: Any, sums: Any) -> Any:
             def loss(trained: Any, states: Any) -> tuple[Array, Any]:
                 merged = [one.value if own is None else own for one, own in zip(params, trained, strict=True)]
-                found = computed(part, merged, states, given)
+                found = converted(cells.held(part), states, *merged)
                 return found[0].total, found
 
-            (slopes, own), found = jax.grad(loss, (0, 1), has_aux=True)(trained, cells(values, order, part))
-            put = lambda whole, new: jax.lax.dynamic_update_slice_in_dim(whole, new, part * size, 0)  # noqa: E731
+            (slopes, own), found = jax.grad(loss, (0, 1), has_aux=True)(trained, cells.of(states, part))
+            put = lambda whole, new: jax.lax.dynamic_update_slice_in_dim(whole, new, part * cells.size, 0)  # noqa: E731
             return *_sum(sums[:2], (found, slopes)), jax.tree.map(put, sums[2], own)
 
         start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained)
-        found, slopes, own = loop(count, step, (nothing(), start, [_room(one, PARTS * size) for one in first[1]]))
-        # Where each cell is among the real ones.
-        place = jnp.cumsum(mask.ravel()).reshape(mask.shape) - 1
-        spread = [jnp.where(_like(mask, one), flat[place][:, :, 0], 0) for one, flat in zip(values, own, strict=True)]
-        return found, (jax.tree.map(lambda slope, leaf: slope.astype(leaf.dtype), slopes, trained), spread)
+        rooms = [jnp.zeros((*cells.order.shape, *one.shape[1:]), one.dtype) for one in first[1]]
+        found, slopes, own = cells.loop(step, (nothing(), start, rooms))
+        slopes = jax.tree.map(lambda slope, leaf: slope.astype(leaf.dtype), slopes, trained)
+        return found, (slopes, cells.placed(own))
 
     def backward(slopes: Any, given: tuple[Mean, Metrics]) -> Any:
         return *jax.tree.map(lambda slope: slope * given[0].total.astype(slope.dtype), slopes), None
 
     summed.defvjp(forward, backward, symbolic_zeros=True)
-    return summed(params, [*states], [count, order, mask, *known])
+    return summed(params, [*states], cells)
 
 
 def _sum(first: Any, second: Any) -> Any:
     return jax.tree.map(lambda one, other: one + other.astype(one.dtype), first, second)
-
-
-def _room(one: Array, cells: int) -> Array:
-    return jnp.zeros((cells, *one.shape[1:]), one.dtype)
-
-
-def _like(mask: Array, values: Array) -> Array:
-    return mask.reshape(mask.shape + (1,) * (values.ndim - mask.ndim))

@@ -30,8 +30,8 @@ __all__ = ["DecoderOnly", "DecoderOnlyConfig", "PromptCache", "gpt2_config", "la
 class PromptCache(DecodeCache):
     """Cache of decoding after a prompt, which is stored where an encoder-decoder stores its source.
 
-    `cross_key`, `cross_value` and `source_mask` are the prompt's, once per example, without its last token;
-    `past` is of the tokens that each hypothesis has read since, [L, B, K, G, T, N].
+    `cross` and `source_mask` are the prompt's, once per example, without its last token; `past` is of the tokens that
+    each hypothesis has read since, [L, B, K, G, T, N].
     """
 
     prompt_length: Any  # [B] int32: real tokens of the prompt before its last
@@ -316,7 +316,7 @@ class DecoderOnly(nn.Module):
         shape = (c.num_layers, mask.shape[0], num_hypotheses, c.num_kv_heads, max_length, c.head_dim)
         empty, key = jnp.zeros(shape, cache_dtype(c.dtype)), jnp.swapaxes(key, -2, -1)
         length = jnp.sum(mask.astype(jnp.int32), axis=1)
-        cache = PromptCache(Past(empty, empty), key, value, mask, jnp.zeros((), jnp.int32), length)
+        cache = PromptCache(Past(empty, empty), (key, value), mask, jnp.zeros((), jnp.int32), length)
         layers, apart = self.variables["params"]["layers"], c.unroll >= c.num_layers
         return cache.with_weights(layers, self._table(), dtype=c.dtype, apart=apart)
 
@@ -327,10 +327,10 @@ class DecoderOnly(nn.Module):
         windows, behind = self._windows(), _positions(cache.source_mask)
 
         def body(layer: DecoderLayer, carry: Any, per_layer: Any, mask: Any, *shared: Any) -> tuple[Any, None]:
-            index, *prompt, _ = per_layer  # no memories
+            index, prompt, _ = per_layer  # no memories
             window = None if windows is None else windows[index]
             mask = _within(mask[:, None], positions, behind, window)[:, 0]
-            return layer.step(*carry, index, tuple(prompt), mask, *shared, window), None  # type: ignore[call-arg]
+            return layer.step(*carry, index, prompt, mask, *shared, window), None  # type: ignore[call-arg]
 
         states = self._embed(tokens, positions, deterministic=True)
         angles = self._angles(jnp.broadcast_to(positions, tokens.shape))

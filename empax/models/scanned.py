@@ -44,8 +44,7 @@ class DecodeCache:
     """
 
     past: Any  # a Past
-    cross_key: Any  # [L, B, H, N, S]
-    cross_value: Any  # [L, B, H, S, N]
+    cross: Any  # keys [L, B, H, N, S] and values [L, B, H, S, N]
     source_mask: Any  # [B, S] bool
     position: Any  # [] int32, number of tokens read so far
     weights: Any = flax.struct.field(default=None, kw_only=True)  # stacked, or one per layer; None = the model's
@@ -69,10 +68,9 @@ class DecodeCache:
         def apart(stacked: Any) -> tuple[Any, ...]:
             return tuple(jax.tree.map(operator.itemgetter(i), stacked) for i in range(self.past.key.shape[0]))
 
-        cross: dict[str, Any] = {"cross_key": apart(self.cross_key), "cross_value": apart(self.cross_value)}
         memories = {name: (apart(key), apart(value), mask) for name, (key, value, mask) in self.memories.items()}
-        cross["memories"] = memories
-        return self.replace(weights=apart(weights), **cross)  # type: ignore[attr-defined]
+        cross = tuple(map(apart, self.cross))
+        return self.replace(weights=apart(weights), cross=cross, memories=memories)  # type: ignore[attr-defined]
 
     def reorder(self, parents: Int[Array, "B K"]) -> DecodeCache:
         """Makes hypothesis k a continuation of `parents[b, k]`; only arrays stored per hypothesis are reordered."""
@@ -82,15 +80,14 @@ class DecodeCache:
 
     def take(self, rows: Int[Array, " R"]) -> Any:
         """Returns the cache of these examples alone."""
-        apart = isinstance(self.cross_key, tuple)
+        apart = isinstance(self.cross[0], tuple)
 
         def of(stacked: Any) -> Any:
             return jax.tree.map(lambda values: values[rows] if apart else values[:, rows], stacked)
 
         return self.replace(  # type: ignore[attr-defined]
             past=jax.tree.map(lambda values: values[:, rows], self.past),
-            cross_key=of(self.cross_key),
-            cross_value=of(self.cross_value),
+            cross=of(self.cross),
             source_mask=self.source_mask[rows],
             memories={name: (of(key), of(value), mask[rows]) for name, (key, value, mask) in self.memories.items()},
             start=None if self.start is None else self.start[rows],
@@ -149,7 +146,7 @@ def step_layers(
     """
     memories = {name: (key, value) for name, (key, value, _) in cache.memories.items()}
     if cache.weights is None:
-        per_layer = (jnp.arange(length), cache.cross_key, cache.cross_value, memories)
+        per_layer = (jnp.arange(length), cache.cross, memories)
         return scan_layers(function, layers, carry, per_layer, *shared, length=length, unroll=unroll)[0]
     alone = layers.clone(parent=None)
     if not isinstance(cache.weights, tuple):
@@ -158,11 +155,11 @@ def step_layers(
             own, *per_layer = given
             return function(alone.bind({"params": own}), carry, tuple(per_layer), *shared)[0], None
 
-        stacked = (cache.weights, jnp.arange(length), cache.cross_key, cache.cross_value, memories)
+        stacked = (cache.weights, jnp.arange(length), cache.cross, memories)
         return jax.lax.scan(one, carry, stacked, unroll=min(unroll, length))[0]
-    for number, (own, *cross) in enumerate(zip(cache.weights, cache.cross_key, cache.cross_value, strict=True)):
+    for number, (own, *cross) in enumerate(zip(cache.weights, *cache.cross, strict=True)):
         read = {name: (key[number], value[number]) for name, (key, value) in memories.items()}
-        carry, _ = function(alone.bind({"params": own}), carry, (jnp.asarray(number), *cross, read), *shared)
+        carry, _ = function(alone.bind({"params": own}), carry, (jnp.asarray(number), tuple(cross), read), *shared)
     return carry
 
 

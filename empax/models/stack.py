@@ -316,10 +316,10 @@ class Stack(nn.Module):
         bias = self._bias(cache.position[None], jnp.arange(cache.past.key.shape[4]))
 
         def body(layer: Layer, carry: Any, per_layer: Any, masks: Any, *shared: Any) -> tuple[Any, None]:
-            number, cross_key, cross_value, memories = per_layer
+            number, cross, memories = per_layer
             read = {name: (*memories[name], mask) for name, mask in masks.items()}
             states, past, _ = carry
-            inputs = StepInputs(number, (cross_key, cross_value), read, *shared)
+            inputs = StepInputs(number, cross, read, *shared)
             return layer.step(states, past, inputs, with_weights=with_weights), None
 
         masks = {name: mask for name, (_, _, mask) in cache.memories.items()}

@@ -243,11 +243,9 @@ class EncoderDecoder(nn.Module):
         """
         c = self.config
         self._check_length(max_length)
-        cross_key, cross_value = self.decoder.keys_values(states)
         cache = DecodeCache(
             empty_past(c, (c.num_decoder_layers, states.shape[0], num_hypotheses), max_length),
-            cross_key,
-            cross_value,
+            self.decoder.keys_values(states),
             states_mask,
             jnp.zeros((), jnp.int32),
             memories=self.decoder.remember(self._checked(memories)),

@@ -225,15 +225,13 @@ def _quality(
         keys = search.encoder.embed_keys(replies_alone(corpus), mesh=search.mesh)
         shown = replies_alone(chosen)
     gold = search.encoder.embed_keys(shown, progress=f"{run.stage}: gold", mesh=search.mesh)
-    groups, key_groups, texts = dialogue_groups(chosen), dialogue_groups(corpus), [i.response for i in corpus]
+    groups, texts = dialogue_groups(chosen), [i.response for i in corpus]
     numbers = text_numbers([*texts, *(i.response for i in chosen)])
+    ignored = [(numbers[len(texts) :], numbers[: len(texts)]), (groups, dialogue_groups(corpus))]
     pool = np.sort(np.random.default_rng(run.seed).permutation(len(texts))[:POOL])
 
     def ranks(rows: np.ndarray | slice) -> np.ndarray:
-        return gold_ranks(
-            queries, gold, keys[rows], gold_texts=numbers[len(texts) :], key_texts=numbers[: len(texts)][rows],
-            groups=groups, key_groups=key_groups[rows],
-        )  # fmt: skip
+        return gold_ranks(queries, gold, keys[rows], [(mine, others[rows]) for mine, others in ignored])
 
     statistics = {
         **recall_statistics(ranks(pool), f"{len(pool) + 1}"),

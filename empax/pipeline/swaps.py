@@ -220,8 +220,7 @@ def recall(
     pool = [pairs[row] for row in np.sort(np.random.default_rng(seed).permutation(len(pairs))[:POOL])]
     groups, texts = dialogue_groups(instances), [i.response for i in (*pool, *instances)]
     numbers = text_numbers(texts)
-    kinds = {"gold_texts": numbers[len(pool) :], "key_texts": numbers[: len(pool)]}
-    kinds |= {"groups": groups, "key_groups": dialogue_groups(pool)}
+    ignored = [(numbers[len(pool) :], numbers[: len(pool)]), (groups, dialogue_groups(pool))]
     contexts = [" ".join(i.context) for i in instances]
     vectors: dict[str, Any] = {"bm25": bm25_vectors(contexts, texts[len(pool) :], texts[: len(pool)])}
     for name, encoder in readers.items():
@@ -230,7 +229,7 @@ def recall(
         # Emotions, stored at the end of a vector, are unknown here.
         vectors[name] = (queries, gold, keys)
     found = {
-        name: with_intervals(recall_statistics(gold_ranks(*vectors[name], **kinds), str(len(pool) + 1)), groups)
+        name: with_intervals(recall_statistics(gold_ranks(*vectors[name], ignored=ignored), str(len(pool) + 1)), groups)
         for name in (*readers, "bm25")
     }
     return {"among": len(pool) + 1, "by": found}

@@ -297,30 +297,26 @@ def alike(other: WorkDir, plan: RunPlan, inputs: AllInputs) -> tuple[list[str], 
         if stage.kind in ("evaluate", "swaps", "report"):
             break
         obstacle = shared if stage.alone else end
-        if not obstacle and theirs != name and not stage.alone:
-            obstacle = f"config.run: {theirs!r} there, {name!r} here"
-        obstacle = obstacle or _first_difference(old, plan, name)
-        if not obstacle and not other.done(name).exists():
-            running = holder(other)
-            obstacle = f"{name} is not finished there" + (f", {running} is still running it" if running else "")
+        if theirs != name and not stage.alone:
+            obstacle = obstacle or f"config.run: {theirs!r} there, {name!r} here"
+        obstacle = obstacle or _obstacle(other, old, plan, name, inputs.get(name, {}))
+        end = end or obstacle
         if not obstacle:
-            differs = other_input(recorded_inputs(other, name), inputs.get(name, {}))
-            obstacle = f"its {name} was made from other files: {differs}" if differs else ""
-        if obstacle:
-            end = end or obstacle
-        else:
             taken.append(name)
     return taken, end
 
 
-def _first_difference(old: RunPlan, new: RunPlan, name: str) -> str:
-    """Describes the first differing setting that stage `name` reads; empty without one."""
+def _obstacle(other: WorkDir, old: RunPlan, new: RunPlan, name: str, now: Inputs) -> str:
+    """Returns why the stage `name` of `other` is not one of the plan `new`; empty if it is."""
     if name not in old.stages:
         return f"config.{name} exists only here"
-    shared = f"config.{new.system.name}"
-    for path, one, other in differences(old.stages[name].reads, new.stages[name].reads):
-        return difference(path.replace("config.system", shared, 1), one, other)
-    return ""
+    for path, one, two in differences(old.stages[name].reads, new.stages[name].reads):
+        return difference(path.replace("config.system", f"config.{new.system.name}", 1), one, two)
+    if not other.done(name).exists():
+        running = holder(other)
+        return f"{name} is not finished there" + (f", {running} is still running it" if running else "")
+    differs = other_input(recorded_inputs(other, name), now)
+    return f"its {name} was made from other files: {differs}" if differs else ""
 
 
 def _link(source: Path, target: Path) -> None:

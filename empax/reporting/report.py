@@ -105,25 +105,30 @@ def run(settings: Settings, run: RunContext) -> None:
     stages, main = tuple(config["run"]), main_stage(run.plan)
     history = list(read_jsonl(files.metrics)) if files.metrics.exists() else []
     scores = score(predictions, settings=settings.scoring())
-    others = other_corpora.score_evaluations(files, config, settings.scoring())
-    table = PAPER_OF.get(settings.paper_row, "")
-    paper, ablations = TABLES.get(table, ({}, {}))
-    report = build_report(
+    recorded = Recorded(
         system=str(config["system"]),
         config=config,
         data=findings.count_instances(files, stages),
-        predictions=predictions,
-        scores=scores,
         speed=findings.find_speed(history, findings.find_seconds(files, stages))
         | findings.find_peak_memory(files, stages),
+        run=read_json(files.provenance) if files.provenance.exists() else {},
+        replies=findings.find_replies(files, stages),
+        evaluations=other_corpora.score_evaluations(files, config, settings.scoring()),
+        swaps=swaps.score_stages(files, config, samples=settings.bootstrap_samples, seed=settings.seed),
+    )
+    table = PAPER_OF.get(settings.paper_row, "")
+    paper, ablations = TABLES.get(table, ({}, {}))
+    report = build_report(
+        recorded,
+        predictions,
+        scores,
+        settings=settings,
         paper=paper,
-        paper_row=settings.paper_row,
         peers=score_peers(expand(settings.peers), cache=run.directory / "peers", settings=settings.scoring())
         if settings.peers
         else {},
         peer_sets=read_peer_sets(expand(settings.peers)) if settings.peers else {},
         history=history,
-        run=read_json(files.provenance) if files.provenance.exists() else {},
         notes={
             "indexes": findings.of_stages(files, stages, "index.json"),
             "classifiers": findings.find_classifiers(files, stages),
@@ -133,87 +138,77 @@ def run(settings: Settings, run: RunContext) -> None:
             "evaluate": findings.of_stages(files, [main], "evaluate.json").get(main, {}),
             "intents": next(iter(findings.of_stages(files, stages, "intents.json").values()), {}),
         },
-        examples=settings.examples,
-        replies=findings.find_replies(files, stages),
-        evaluations=others,
-        swaps=swaps.score_stages(files, config, samples=settings.bootstrap_samples, seed=settings.seed),
         training=prepared_instances(run, "train") if files.instances("train").exists() else (),
         stage=main,
         retrieves=findings.retrieves(run.plan, main),
-        seed=settings.seed,
     )
     write_report(report, files.root)
 
 
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """The parts of a report that are in it as they were found: by `findings`, `other_corpora` and `swaps`.
+
+    `config` is that of the run, empty if unknown; `run` is run.json.
+    """
+
+    system: str
+    config: Mapping[str, Any]
+    data: Mapping[str, Any]
+    speed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    replies: Sequence[Mapping[str, Any]] = ()
+    evaluations: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    swaps: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+
 def build_report(
-    *,
-    system: str,
-    config: Mapping[str, Any],
-    data: Mapping[str, Any],
+    recorded: Recorded,
     predictions: Sequence[Prediction],
     scores: Scores,
-    speed: Mapping[str, Any],
+    *,
+    settings: Settings = Settings(),
     paper: Mapping[str, Mapping[str, float]],
     peers: Mapping[str, Mapping[str, Mapping[str, float]]],
     history: Sequence[Mapping[str, Any]],
-    run: Mapping[str, Any],
     notes: Mapping[str, Any],
-    paper_row: str = "",
-    examples: int = 12,
-    replies: Sequence[Mapping[str, Any]] = (),
-    evaluations: Mapping[str, Mapping[str, Any]] | None = None,
     peer_sets: Mapping[str, TestSet] | None = None,
     training: Sequence[Instance] = (),
     stage: str = "",
     retrieves: bool = False,
-    seed: int = 0,
-    swaps: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Report:
     """Builds the report of a run as one JSON object.
 
-    `paper` (row → metric → value) is shown only if it is on the same rows; `paper_row` is this system's row in it. A
-    peer whose rows in `peer_sets` are from another corpus is left out. `notes` may hold anything by name; the page
-    shows those that it knows, such as `comparisons`. `examples` is the number of predictions to show, `training` the
-    training data, for controls with this `seed`, and `stage` the evaluate stage of `predictions`. The verdict reads
-    `retrieves`. The other arguments come from `findings`, `other_corpora`, `peers` and `swaps`.
-
-    Raises:
-      ConfigError: `paper_row` is not a row of `paper`.
+    `paper` (row → metric → value) is shown only if it is on the same rows. A peer whose rows in `peer_sets` are from
+    another corpus is left out. `notes` may hold anything by name; the page shows those that it knows, such as
+    `comparisons`. `training` is the training data, for controls, and `stage` the evaluate stage of `predictions`. The
+    verdict reads `retrieves`.
     """
-    if paper_row and paper_row not in paper:
-        raise ConfigError(f"paper_row = {paper_row!r} is not among the paper's rows: {', '.join(paper)}.")
-    test_set = published.identify(predictions, data=data, config=config, stage=stage)
+    test_set = published.identify(predictions, data=recorded.data, config=recorded.config, stage=stage)
     if test_set.why_not:
         left_out = ("paper_ablations", "not_comparable")
         paper, notes = {}, {name: note for name, note in notes.items() if name not in left_out}
     left_out = {name: why for name, other in (peer_sets or {}).items() if (why := why_apart(test_set, other))}
     return {
-        "system": system,
+        **vars(recorded),
         "verdict": verdict(predictions, retrieves=retrieves),
         "test_set": test_set.as_json(),
-        "config": dict(config),
-        "data": dict(data),
         "metrics": scores.metrics,
         "variants": scores.variants,
         "counts": scores.counts,
         "rows": describe_rows(predictions) if predictions else {},
-        "speed": dict(speed),
-        "controls": {**controls.score_controls(predictions, training, seed=seed), "seed": seed},
-        "empathy": empathy_findings(predictions, notes, seed=seed),
-        "paper": dict(paper.get(paper_row, {})),
-        "paper_row": paper_row,
+        "controls": {**controls.score_controls(predictions, training, seed=settings.seed), "seed": settings.seed},
+        "empathy": empathy_findings(predictions, notes, seed=settings.seed),
+        "paper": dict(paper.get(settings.paper_row, {})),
+        "paper_row": settings.paper_row,
         "published": {name: dict(values) for name, values in paper.items()},
         "published_absent": test_set.why_not,
         "peers": {name: dict(values) for name, values in peers.items() if name not in left_out},
         "peer_sets": {name: other.as_json() for name, other in (peer_sets or {}).items()},
         "peers_absent": left_out,
-        "run": dict(run),
         "history": collect_curves(history),
-        "examples": [_example(row) for row in _spread(predictions, examples)],
-        "corrected": [_example(row) for row in _spread(corrected(predictions), examples)],
-        "replies": [dict(row) for row in replies],
-        "evaluations": {name: dict(found) for name, found in (evaluations or {}).items()},
-        "swaps": {name: dict(found) for name, found in (swaps or {}).items()},
+        "examples": [_example(row) for row in _spread(predictions, settings.examples)],
+        "corrected": [_example(row) for row in _spread(corrected(predictions), settings.examples)],
         "confusion": confusions(predictions),
         "notes": dict(notes),
     }

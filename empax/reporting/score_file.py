@@ -240,16 +240,13 @@ def write(found: Scored, folder: Path) -> None:
         }
     notes = {"comparisons": found.comparison, "linear_judge": found.linear_judge}
     made = report.build_report(
-        predictions=found.rows,
-        scores=found.scores,
-        data={"test": {"instances": len(found.rows)}},
-        speed={},
+        report.Recorded(**_origin(found.source), data={"test": {"instances": len(found.rows)}}, run=run),
+        found.rows,
+        found.scores,
         paper=REG_PAPER,
         peers={},
         history=(),
-        run=run,
         notes={name: dict(note) for name, note in notes.items() if note},
         training=found.corpus.training if found.corpus else (),
-        **_origin(found.source),
     )
     report.write_report(made, folder)

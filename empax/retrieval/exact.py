@@ -188,12 +188,7 @@ def _search(rows, groups, asked, num_rows, *, k, chunks, mesh, gpu):
     """Finds the best k of each shard, then the best k of those; returns ids and bits of scores, replicated."""
     spread, whole = PartitionSpec("data"), PartitionSpec()
     queries, query_groups = jax.lax.bitcast_convert_type(asked[:, :-1], jnp.float32), asked[:, -1]
-
-    def local(rows, groups, queries, query_groups, num_rows):
-        first = jax.lax.axis_index("data") * rows.shape[0]
-        same = (rows, groups, queries, query_groups, num_rows, first)
-        return _best_of_rows(*same, k=k, chunks=chunks, gpu=gpu)
-
+    local = functools.partial(_best_of_rows, k=k, chunks=chunks, gpu=gpu)
     side_by_side = PartitionSpec(None, "data")
     searched = jax.shard_map(
         local, mesh=mesh, in_specs=(spread, spread, whole, whole, whole), out_specs=(side_by_side, side_by_side)
@@ -229,8 +224,9 @@ def _products_of_halves(queries: Float[Array, "Q D"], rows: Float[Array, "R D"])
     return jnp.ldexp(high_products + low_products * 2.0**-11, exponents)
 
 
-def _best_of_rows(rows, groups, queries, query_groups, num_rows, first, *, k, chunks, gpu):
-    size = rows.shape[0] // chunks
+def _best_of_rows(rows, groups, queries, query_groups, num_rows, *, k, chunks, gpu):
+    """Finds the best k of one shard."""
+    first, size = jax.lax.axis_index("data") * rows.shape[0], rows.shape[0] // chunks
     # `largest` would copy all scores to fill the last group.
     best_of = jax.lax.top_k if size % group_width(size) else largest
 

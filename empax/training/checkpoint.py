@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -53,12 +53,13 @@ class Checkpointer:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory.absolute()
+        self._last, self._best = (self._directory / name for name in _FOLDERS.values())
         self._orbax = ocp.AsyncCheckpointer(_handler())
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: tuple[Path, Future[None]] | None = None
         if distributed.is_writer():
-            for name in _FOLDERS.values():
-                _remove_unfinished(self._directory / name)
+            for folder in (self._last, self._best):
+                _remove_unfinished(folder)
 
     def save(self, step: int, state: TrainState, extra: Mapping[str, Any]) -> None:
         """Starts saving `state` and returns; `extra` is the loop's other state, as JSON.
@@ -68,12 +69,11 @@ class Checkpointer:
         rest = _rest(state, jax.random.key_data(state.rng))
         items = {"params": ocp.args.PyTreeSave(state.params), "rest": ocp.args.PyTreeSave(rest)}
         record = {"extra": dict(extra), "leaves": _signature(params=state.params, rest=rest)}
-        self._start(self._directory / _FOLDERS["last"] / str(step), items, record)
+        self._start(self._last / str(step), items, record)
 
     def save_best(self, step: int, params: Params, value: float | None) -> None:
         """Starts saving the best parameters so far and returns; `value` is their metric, None without an evaluation."""
-        path = self._directory / _FOLDERS["best"] / str(step)
-        self._start(path, {"params": ocp.args.PyTreeSave(params)}, {"value": value})
+        self._start(self._best / str(step), {"params": ocp.args.PyTreeSave(params)}, {"value": value})
 
     def wait(self) -> bool:
         """Blocks until everything is on disk; returns whether a save was pending."""
@@ -86,8 +86,8 @@ class Checkpointer:
             shutil.rmtree(path, ignore_errors=True)
             # Frees the space; unfinished writes of Orbax may leave files for the next start to remove.
             _remove_unfinished(path.parent)
-            steps = [str(step) for step, _ in _complete(self._directory / _FOLDERS["last"])]
-            intact = f"intact: the checkpoints of steps {', '.join(steps)}" if steps else "there is no earlier one"
+            steps = ", ".join(map(str, _complete(self._last)))
+            intact = f"intact: the checkpoints of steps {steps}" if steps else "there is no earlier one"
             message = f"saving {path} failed ({type(error).__name__}: {error}); {intact}. Make room and run again."
             log.error("%s", message)
             raise CheckpointError(message) from error
@@ -112,9 +112,8 @@ class Checkpointer:
             on damaged best parameters.
         """
         self.wait()
-        folder = self._directory / _FOLDERS["last"]
         problem = ""
-        for step, path in reversed(list(_complete(folder))):
+        for step, path in reversed(_complete(self._last).items()):
             try:
                 record = _verified(path)
             except _DAMAGE as error:
@@ -129,8 +128,8 @@ class Checkpointer:
             return step, state, record["extra"]
         if problem:
             raise CheckpointError(f"{problem}, and there is no older checkpoint. {remedy(self._directory.name)}")
-        if folder.is_dir() and any(folder.iterdir()):
-            log.warning("%s holds no complete, undamaged checkpoint; training starts anew.", folder)
+        if self._last.is_dir() and any(self._last.iterdir()):
+            log.warning("%s holds no complete, undamaged checkpoint; training starts anew.", self._last)
         self._forget_best(after=-1)
         return None
 
@@ -160,19 +159,19 @@ class Checkpointer:
         self._orbax.wait_until_finished()
         if not distributed.is_writer():
             return
-        if path.parent.name == _FOLDERS["last"]:  # `save_best` of the same step came first
-            found = [step for step, _ in _complete(self._directory / _FOLDERS["best"]) if step <= int(path.name)]
+        if path.parent == self._last:  # `save_best` of the same step came first
+            found = [step for step in _complete(self._best) if step <= int(path.name)]
             record = {**record, "best": max(found, default=None)}
         write_sealed(path / _COMPLETE, {**record, "checksums": _checksums(path)})
-        if path.parent.name == _FOLDERS["last"]:
+        if path.parent == self._last:
             self._drop_others(int(path.name))
             self._drop_old_best()
 
     def _drop_others(self, newest: int) -> None:
         """Keeps the last checkpoints up to step `newest`; a run that reaches it has refused all later ones."""
-        found = list(_complete(self._directory / _FOLDERS["last"]))
-        kept = [step for step, _ in found if step <= newest][-_KEPT:]
-        for step, path in found:
+        found = _complete(self._last)
+        kept = [step for step in found if step <= newest][-_KEPT:]
+        for step, path in found.items():
             if step not in kept:
                 _remove(path)
 
@@ -180,7 +179,7 @@ class Checkpointer:
         """Describes the damage to the best parameters (of step `best`) until `step`; empty without any."""
         if best is None:
             return ""
-        path = self._directory / _FOLDERS["best"] / str(best)
+        path = self._best / str(best)
         try:
             _verified(path)
         except _DAMAGE as error:
@@ -189,15 +188,15 @@ class Checkpointer:
 
     def _drop_old_best(self) -> None:
         """Keeps the best parameters as of the oldest checkpoint and all later ones, which a resumed run may need."""
-        oldest, _ = next(_complete(self._directory / _FOLDERS["last"]))
-        best = [path for step, path in _complete(self._directory / _FOLDERS["best"]) if step <= oldest]
+        oldest = min(_complete(self._last))
+        best = [path for step, path in _complete(self._best).items() if step <= oldest]
         for path in best[:-1]:
             _remove(path)
 
     def _forget_best(self, *, after: int) -> None:
         if not distributed.is_writer():
             return
-        for step, path in list(_complete(self._directory / _FOLDERS["best"])):
+        for step, path in _complete(self._best).items():
             if step > after:
                 _remove(path)
 
@@ -257,13 +256,13 @@ def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Par
 
 def newest_best(directory: Path) -> int | None:
     """Returns the step of the parameters that `load_params` would load from an unfinished stage; None without any."""
-    return max((step for step, _ in _complete(directory / _FOLDERS["best"])), default=None)
+    return max(_complete(directory / _FOLDERS["best"]), default=None)
 
 
 def _trained(directory: Path, which: Literal["best", "last"]) -> Path:
     """Returns the checkpoint of a stage: the newest one, or the one that its result names."""
     folder = directory / _FOLDERS[which]
-    found = dict(_complete(folder))
+    found = _complete(folder)
     ended = directory / RESULT
     if (directory / "DONE").exists() and not ended.exists():
         raise CheckpointError(f"{ended} is gone. {remedy(directory.name)}")
@@ -286,10 +285,10 @@ def _handler() -> ocp.CompositeCheckpointHandler:
     return ocp.CompositeCheckpointHandler(params=ocp.PyTreeCheckpointHandler(), rest=ocp.PyTreeCheckpointHandler())
 
 
-def _complete(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Returns (step, path) of the complete checkpoints, oldest first."""
+def _complete(folder: Path) -> dict[int, Path]:
+    """Returns the complete checkpoints by step, oldest first."""
     paths = [path for path in folder.glob("*") if path.name.isdecimal() and (path / _COMPLETE).exists()]
-    return ((int(path.name), path) for path in sorted(paths, key=lambda path: int(path.name)))
+    return {int(path.name): path for path in sorted(paths, key=lambda path: int(path.name))}
 
 
 def _remove(path: Path) -> None:

@@ -60,10 +60,8 @@ def make_train_step(
         over all updates.
     """
 
-    def gradient(
-        params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array, step: jax.Array
-    ) -> tuple[Params, Metrics]:
-        batch = batch.replace(step=step) if hasattr(batch, "step") else batch
+    def gradient(state: TrainState, frozen: Params, batch: AnyBatch, rng: jax.Array) -> tuple[Params, Metrics]:
+        batch = batch.replace(step=state.step) if hasattr(batch, "step") else batch
 
         def total(params: Params) -> tuple[jax.Array, Metrics]:
             if trained is not None:
@@ -71,24 +69,22 @@ def make_train_step(
             loss, metrics = task.loss(params, frozen, batch, rng, train=True)
             return loss.total, {**metrics, "loss": loss}
 
-        return jax.grad(total, has_aux=True)(params)
+        return jax.grad(total, has_aux=True)(state.params)
 
-    def accumulated(
-        params: Params, frozen: Params, batch: AnyBatch, rng: jax.Array, step: jax.Array
-    ) -> tuple[Params, Metrics]:
+    def accumulated(state: TrainState, frozen: Params, batch: AnyBatch, rng: jax.Array) -> tuple[Params, Metrics]:
         def add(sums: Any, part: tuple[jax.Array, AnyBatch]) -> tuple[Any, None]:
             index, micro = part
-            grads = gradient(params, frozen, micro, jax.random.fold_in(rng, index), step)
+            grads = gradient(state, frozen, micro, jax.random.fold_in(rng, index))
             return jax.tree.map(jnp.add, sums, grads), None
 
         micros = jax.tree.map(lambda leaf: _split(leaf, accumulate), batch)
-        shapes = jax.eval_shape(gradient, params, frozen, jax.tree.map(lambda leaf: leaf[0], micros), rng, step)
+        shapes = jax.eval_shape(gradient, state, frozen, jax.tree.map(lambda leaf: leaf[0], micros), rng)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return jax.lax.scan(add, zeros, (jnp.arange(accumulate), micros))[0]
 
     def update(state: TrainState, frozen: Params, batch: AnyBatch) -> tuple[TrainState, Metrics]:
         rng = jax.random.fold_in(state.rng, state.step)  # a resumed run repeats its dropout masks
-        grads, metrics = (gradient if accumulate == 1 else accumulated)(state.params, frozen, batch, rng, state.step)
+        grads, metrics = (gradient if accumulate == 1 else accumulated)(state, frozen, batch, rng)
         scale = 1.0 / jnp.maximum(metrics["loss"].weight, 1e-9)
         grads = jax.tree.map(lambda grad: grad * scale.astype(grad.dtype), grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

@@ -104,10 +104,8 @@ def test_tables_call_it_by_its_function_and_promise_no_direction():
 
 
 def test_pages_show_it(tmp_path, settings):
-    made = report.build_report(
-        system="mine", predictions=ROWS, scores=score(ROWS, settings=settings), history=(), config={}, data={},
-        speed={}, paper={}, peers={}, run={}, notes={},
-    )  # fmt: skip
+    scores = score(ROWS, settings=settings)
+    made = report.build_report(report.Recorded("mine", {}, {}), ROWS, scores, history=(), paper={}, peers={}, notes={})
     report.write_report(made, tmp_path)
     for page in ("report.md", "report.html"):
         assert "questions" in (tmp_path / page).read_text(encoding="utf-8")

@@ -15,9 +15,7 @@ def test_the_place_of_the_gold_response_among_all_others():
     keys = rng.normal(size=(90, 4))
     key_texts, gold_texts = rng.integers(50, size=90), rng.integers(50, size=700)
     key_groups, groups = rng.integers(30, size=90), rng.integers(30, size=700)
-    found = gold_ranks(
-        queries, gold, keys, gold_texts=gold_texts, key_texts=key_texts, groups=groups, key_groups=key_groups
-    )
+    found = gold_ranks(queries, gold, keys, [(gold_texts, key_texts), (groups, key_groups)])
     expected = [
         1
         + sum(
@@ -34,8 +32,7 @@ def test_the_place_of_the_gold_response_among_all_others():
 def test_an_encoder_with_one_vector_for_all_texts_finds_no_gold_response(noise):
     rng = np.random.default_rng(0)
     vectors = 0.5 + noise * rng.normal(size=(300, 4))
-    kinds = {"gold_texts": np.arange(9), "key_texts": np.arange(9, 291), "groups": np.arange(9)}
-    ranks = gold_ranks(vectors[:9], vectors[9:18], vectors[18:], **kinds, key_groups=np.arange(9, 291))
+    ranks = gold_ranks(vectors[:9], vectors[9:18], vectors[18:], [(np.arange(9), np.arange(9, 291))] * 2)
     np.testing.assert_array_equal(ranks, 1 + 282 // 2)
 
 
@@ -129,8 +126,7 @@ def test_bm25_is_the_dot_product_of_its_vectors():
     expected = np.array([[score(context, text) for text in texts] for context in contexts])
     np.testing.assert_allclose((queries @ of_gold.T).toarray(), expected[:, :2])
     np.testing.assert_allclose((queries @ of_keys.T).toarray(), expected[:, 2:])
-    kinds = {"gold_texts": np.array([0, 1]), "key_texts": np.array([2, 3, 4, 5])}
-    kinds |= {"groups": np.array([0, 1]), "key_groups": np.array([2, 2, 2, 2])}
-    ranks = gold_ranks(queries, of_gold, of_keys, **kinds)
-    np.testing.assert_array_equal(ranks, gold_ranks(*(m.toarray() for m in (queries, of_gold, of_keys)), **kinds))
+    ignored = [(np.array([0, 1]), np.array([2, 3, 4, 5])), (np.array([0, 1]), np.array([2, 2, 2, 2]))]
+    ranks = gold_ranks(queries, of_gold, of_keys, ignored)
+    np.testing.assert_array_equal(ranks, gold_ranks(*(m.toarray() for m in (queries, of_gold, of_keys)), ignored))
     np.testing.assert_array_equal(ranks, 1 + (expected[:, 2:] > expected[[0, 1], [0, 1], None]).sum(axis=1))

@@ -46,7 +46,7 @@ def cached(model, params, source, mask, target, **more):
 
     cache = jax.jit(begin)(params, more)
     assert (cache.weights is not None) == (model.config.unroll > 1)
-    assert cache.cross_key[0].shape[0] == B  # of the first layer, stacked or apart: once per example
+    assert cache.cross[0][0].shape[0] == B  # of the first layer, stacked or apart: once per example
     step = jax.jit(lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="step"))
     tokens, rows = jnp.full((B, 3), model.config.start_id), []
     for t in range(T):

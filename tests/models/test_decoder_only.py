@@ -165,7 +165,7 @@ def decode_ours(model, params, settings, tokens, mask):
         num = num_hypotheses(settings)
         states = apply(tokens, mask, method="encode")
         cache = apply(states, mask, num_hypotheses=num, max_length=NEW, method="start_cache")
-        assert cache.cross_key.shape == (2, len(tokens), model.config.num_kv_heads, model.config.head_dim, 8)
+        assert cache.cross[0].shape == (2, len(tokens), model.config.num_kv_heads, model.config.head_dim, 8)
         return generate(
             functools.partial(apply, method="step"), cache, batch_size=len(tokens), start_id=states.start,
             eos_id=EOS, pad_id=PAD, settings=settings,

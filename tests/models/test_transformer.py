@@ -67,7 +67,7 @@ def test_a_half_precision_model_decodes_the_same_with_a_wide_cache(monkeypatch):
         states = apply(model, params, source, mask, method="encode")
         cache = apply(model, params, states, mask, num_hypotheses=1, max_length=T, method="start_cache")
         assert cache.past.key.dtype == dtype
-        assert cache.cross_key.dtype == jnp.bfloat16
+        assert cache.cross[0].dtype == jnp.bfloat16
         rows = []
         for t in range(T):
             logits, cache = apply(model, params, target[:, t : t + 1], cache, method="step")

@@ -76,9 +76,9 @@ class Listeners(nn.Module):
 
     def start_cache(self, read: Read, *, num_hypotheses: int, max_length: int) -> DecodeCache:
         """Returns an empty cache whose axis of layers is the axis of experts."""
-        key, value = self._each(lambda layer, states: layer.cross_attention.cached_keys_values(states), read.states)
+        cross = self._each(lambda layer, states: layer.cross_attention.cached_keys_values(states), read.states)
         past = empty_past(self.config, (self.num + 1, read.mask.shape[0], num_hypotheses), max_length)
-        return DecodeCache(past, key, value, read.mask, jnp.zeros((), jnp.int32))
+        return DecodeCache(past, cross, read.mask, jnp.zeros((), jnp.int32))
 
     def step(
         self, states: Float[Array, "B K D"], gate: Float[Array, "B E"], cache: DecodeCache
@@ -92,10 +92,8 @@ class Listeners(nn.Module):
             changed, past, _ = layer.step(states, past, inputs)
             return changed, jax.tree.map(lambda leaf: leaf[0], past)
 
-        cross = (cache.cross_key, cache.cross_value)
-        each, past = self._each(
-            listen, states, cache.past, cross, cache.source_mask, cache.position, in_axes=(None, 0, 0, None, None)
-        )
+        read = (cache.cross, cache.source_mask, cache.position)
+        each, past = self._each(listen, states, cache.past, *read, in_axes=(None, 0, 0, None, None))
         changed = cache.replace(past=past, position=cache.position + 1)  # type: ignore[attr-defined]
         return self._sum(gate, each), changed
 
