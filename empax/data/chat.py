@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -12,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
@@ -103,12 +104,9 @@ def chat_template(source: str, *, where: str = _TEMPLATE, **tokens: str) -> Chat
     # Some templates do not support a system message, or drop it: its text is then put before the user's first turn.
     without = [_chat([f"{_SYSTEM}\n\n{_TURNS[0]}", *_TURNS[1:size]]) for size in _SIZES]
     rendered = _render(source, [*with_system, *without], tokens, where)
-    found = _frames(rendered[:3], _SYSTEM)
-    if isinstance(found, str):
-        found = _frames(rendered[3:], _SYSTEM)
-    if isinstance(found, str):
-        raise ConfigError(_REFUSED.format(where, found))
-    return found
+    with contextlib.suppress(ConfigError):
+        return _frames(rendered[:3], _SYSTEM, where)
+    return _frames(rendered[3:], _SYSTEM, where)
 
 
 @functools.lru_cache(maxsize=32)
@@ -118,10 +116,7 @@ def without_system(source: str, *, where: str = _TEMPLATE, **tokens: str) -> Cha
     Arguments and errors as in `chat_template`.
     """
     rendered = _render(source, [_chat(_TURNS[:size]) for size in _SIZES], tokens, where)
-    found = _frames(rendered, "")
-    if isinstance(found, str):
-        raise ConfigError(_REFUSED.format(where, found))
-    return found
+    return _frames(rendered, "", where)
 
 
 @functools.lru_cache(maxsize=32)
@@ -132,26 +127,28 @@ def single_turn(source: str, *, where: str = _TEMPLATE, **tokens: str) -> tuple[
     """
     (rendered,) = _render(source, [[("user", _TURNS[0])]], tokens, where)
     if "error" in rendered:
-        problem = f"cannot be rendered: {rendered['error']}"
-    elif rendered["text"].count(_TURNS[0]) != 1:
-        problem = "leaves a turn out, repeats or changes it"
-    else:
-        before, _, behind = rendered["text"].partition(_TURNS[0])
-        return before, behind
-    raise ConfigError(_REFUSED.format(where, problem))
+        _refuse(where, f"cannot be rendered: {rendered['error']}")
+    parts = _between(rendered["text"], _TURNS[0])
+    if not parts:
+        _refuse(where, "leaves a turn out, repeats or changes it")
+    return parts[0], parts[1]
 
 
 def _chat(turns: Sequence[str]) -> list[tuple[str, str]]:
     return [("assistant" if place % 2 else "user", turn) for place, turn in enumerate(turns)]
 
 
-def _frames(rendered: Sequence[Mapping[str, str]], system: str) -> ChatTemplate | str:
-    """Returns the frames in chats of three, one and five turns (`_SIZES`), or says what is wrong with the template.
+def _refuse(where: str, problem: str) -> NoReturn:
+    raise ConfigError(_REFUSED.format(where, problem))
+
+
+def _frames(rendered: Sequence[Mapping[str, str]], system: str, where: str) -> ChatTemplate:
+    """Returns the frames in chats of three, one and five turns (`_SIZES`); raises ConfigError if they have none.
 
     `system` is the mark of the system message; empty if the chats have none.
     """
     if "error" in rendered[0]:
-        return f"cannot be rendered: {rendered[0]['error']}"
+        _refuse(where, f"cannot be rendered: {rendered[0]['error']}")
     text, found = rendered[0]["text"], None
     first, answer, second = _TURNS[:3]
     if not system:
@@ -164,10 +161,10 @@ def _frames(rendered: Sequence[Mapping[str, str]], system: str) -> ChatTemplate 
         opening, to_assistant, to_user, before_turn, ending = parts
         found = ChatTemplate(opening, before_turn, to_assistant, to_user, ending, system_last=True)
     if found is None:
-        return "leaves a turn out, repeats or changes one, or changes the order of turns"
+        _refuse(where, "leaves a turn out, repeats or changes one, or changes the order of turns")
     wanted = [found.opened(system) + found.continued(_TURNS[:size], system) for size in _SIZES]
     if wanted != [chat.get("text") for chat in rendered]:
-        return "frames turns differently in chats of one, three and five turns"
+        _refuse(where, "frames turns differently in chats of one, three and five turns")
     return found
 
 

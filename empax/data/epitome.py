@@ -177,20 +177,18 @@ def _closest_subset(sums: np.ndarray, wanted: np.ndarray, order: np.ndarray) -> 
 
 def _seeker_groups(pairs: Sequence[EpitomePair]) -> list[list[int]]:
     """Groups rows whose seeker's posts share an id or a text, transitively, in order of first appearance."""
-    leader = list(range(len(pairs)))
-
-    def find(row: int) -> int:
-        while leader[row] != row:
-            leader[row] = leader[leader[row]]
-            row = leader[row]
-        return row
+    from scipy.sparse import csgraph, csr_matrix  # slow to import
 
     first: dict[Hashable, int] = {}
-    for row, pair in enumerate(pairs):
-        for key in (("id", pair.seeker_id), ("text", " ".join(pair.seeker_post.lower().split()))):
-            one, other = find(first.setdefault(key, row)), find(row)
-            leader[max(one, other)] = min(one, other)
+    rows, firsts = np.transpose(
+        [
+            (row, first.setdefault(key, row))
+            for row, pair in enumerate(pairs)
+            for key in (("id", pair.seeker_id), ("text", " ".join(pair.seeker_post.lower().split())))
+        ]
+    )
+    alike = csr_matrix((np.ones(len(rows)), (rows, firsts)), (len(pairs), len(pairs)))
     groups: defaultdict[int, list[int]] = defaultdict(list)
-    for row in range(len(pairs)):
-        groups[find(row)].append(row)
+    for row, group in enumerate(csgraph.connected_components(alike, directed=False)[1]):
+        groups[group].append(row)
     return list(groups.values())

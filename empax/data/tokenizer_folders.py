@@ -286,26 +286,20 @@ def read_declared(folder: Path, tokenizer: Mapping[str, Any]) -> Declared:
 
     Raises DataError if a file is broken, or contradicts tokenizer.json.
     """
+    files = [folder / name for name in (ADDED, SPECIAL, CONFIG)]
+    added, special, config = (read_model_json(file) if is_listed(file) else {} for file in files)
     names: dict[str, str] = {}
-    numbered: list[AddedToken] = []
+    numbered = [_token(files[0], "a key", text) for text in sorted(added, key=lambda text: str(added[text]).zfill(9))]
     more: list[AddedToken] = []
-    for file in (folder / ADDED, folder / SPECIAL, folder / CONFIG):
-        if not is_listed(file):
-            continue
-        said = read_model_json(file)
-        if file.name == ADDED:
-            ids = sorted(said, key=lambda text: str(said[text]).zfill(9))
-            numbered += [_token(file, "a key", text) for text in ids]
-            continue
+    for file, said, fields in ((files[1], special, ()), (files[2], config, _FIELDS.split())):
         numbered += _numbered(file, said)
         more += _more(file, said)
         for name, value in said.items():
             if name.endswith("_token") and value is not None and not isinstance(value, bool):  # add_bos_token is one
                 names[name] = _token(file, name, value).content
-        known = (*names, *_LISTS, *(_FIELDS.split() if file.name == CONFIG else ()))
+        known = (*names, *_LISTS, *fields)
         warn_of_unknown(said, known, file, "tokenizer.json alone says how a text is cut")
-        if file.name == CONFIG:
-            _check_agreement(file, said, tokenizer)
+    _check_agreement(files[2], config, tokenizer)
     return Declared({name: text for name, text in names.items() if text}, tuple(numbered), tuple(more))
 
 

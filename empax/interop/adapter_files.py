@@ -270,35 +270,35 @@ def _in_our_terms(
     """Returns adapters with stacked layers and one rank, and their settings."""
     factor = next(iter(factors.values()), 1.0)
     most = max((len(pair["A"]) for pair in pairs.values()), default=1)
-    stacks: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # [L, R, inputs] and [L, R, outputs]
-    stacked = {row.ours for place in places.values() for row in place.rows if "{layer}" in row.foreign}
-    joined = {row.ours for place in places.values() for row in place.rows if row.layout.parts > 1}
-    for module, pair in pairs.items():
-        place, rank = places[module], len(pair["A"])
-        scaled = pair["B"] * np.float32(factors[module] / factor)
-        for row in place.rows:
-            size = place.outputs // row.layout.parts
-            layers = sizes[f"{row.ours}/a"][0] if row.ours in stacked else 1
-            if row.ours not in stacks:
-                a, b = (np.zeros((layers, most, length), np.float32) for length in (place.inputs, size))
-                stacks[row.ours] = (a, b)
-            stacks[row.ours][0][place.layer, :rank] = pair["A"]
-            stacks[row.ours][1][place.layer, :rank] = scaled[row.layout.part * size :][:size].T
     fresh = not any(pair["B"].any() for pair in pairs.values())
-    for name in list(stacks):
-        a, b = stacks.pop(name)
+    weights: dict[mappings.Row, list[str]] = {}  # the modules that adapt each of our weights
+    for module in pairs:
+        for row in places[module].rows:
+            weights.setdefault(row, []).append(module)
+    stacks: dict[mappings.Row, tuple[np.ndarray, np.ndarray]] = {}  # [L, R, inputs] and [L, R, outputs]
+    for row, modules in weights.items():
+        inputs, outputs = places[modules[0]].inputs, places[modules[0]].outputs // row.layout.parts
+        layers = sizes[f"{row.ours}/a"][0] if "{layer}" in row.foreign else 1
+        a, b = (np.zeros((layers, most, length), np.float32) for length in (inputs, outputs))
+        for module in modules:
+            pair, layer = pairs[module], places[module].layer
+            scaled = pair["B"] * np.float32(factors[module] / factor)
+            a[layer, : len(pair["A"])] = pair["A"]
+            b[layer, : len(pair["A"])] = scaled[row.layout.part * outputs :][:outputs].T
         # For parts of one weight, the ranks that affect this part; for any other weight, all ranks of the adapter.
-        own = b.any(axis=(0, 2)) if name in joined and not fresh else a.any(axis=(0, 2)) | b.any(axis=(0, 2))
+        own = b.any(axis=(0, 2))
+        if row.layout.parts == 1 or fresh:
+            own |= a.any(axis=(0, 2))
         if own.any():
-            stacks[name] = (a[:, own], b[:, own])
+            stacks[row] = (a[:, own], b[:, own])
     rank = max((a.shape[1] for a, _ in stacks.values()), default=1)
     leaves: dict[str, Params] = {}
-    for name, pair in stacks.items():
+    for row, pair in stacks.items():
         a, b = (np.pad(array, ((0, 0), (0, rank - array.shape[1]), (0, 0))) for array in pair)
-        a_size, b_size = sizes[f"{name}/a"], sizes[f"{name}/b"]
-        first = int(name in stacked)  # the axis of the ranks
+        a_size, b_size = sizes[f"{row.ours}/a"], sizes[f"{row.ours}/b"]
+        first = int("{layer}" in row.foreign)  # the axis of the ranks
         b_shape = (*b_size[:first], rank, *b_size[first + 1 :])
-        leaves[name] = {"a": np.moveaxis(a, 1, 2).reshape(*a_size[:-1], rank), "b": b.reshape(b_shape)}
+        leaves[row.ours] = {"a": np.moveaxis(a, 1, 2).reshape(*a_size[:-1], rank), "b": b.reshape(b_shape)}
     pattern = rf"^(.*/)?({'|'.join(map(re.escape, sorted(leaves)))})$"
     settings = LoraSettings(pattern=pattern, rank=rank, alpha=factor * rank, dropout=config.dropout)
     return unflatten_dict(leaves, sep="/"), settings

@@ -7,6 +7,7 @@ Source: the configuration classes of Transformers 5, and the released files that
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -119,7 +120,7 @@ def known_fields(fields: Mapping[str, Any], file: Path) -> dict[str, Any]:
     name = fields["model_type"]
     demanded = _DEMANDED | _DEMANDED_OF.get(name, {})
     problems = [
-        f"{field} = {short(fields[field])} is not supported here; it must be {' or '.join(map(_json, allowed))}"
+        f"{field} = {short(fields[field])} is not supported here; it must be {' or '.join(map(json.dumps, allowed))}"
         for field, allowed in demanded.items()
         if field in fields and fields[field] not in allowed
     ]
@@ -156,10 +157,6 @@ def _contradictions(fields: Mapping[str, Any]) -> list[str]:
         if differing:
             problems.append(f"rope_scaling and rope_parameters differ in {', '.join(differing)}; leave one out")
     return problems
-
-
-def _json(value: Any) -> str:
-    return {None: "null", False: "false"}[value] if value is None or value is False else str(value)
 
 
 _Rule: TypeAlias = tuple[Callable[[Any], bool], str]

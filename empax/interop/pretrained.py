@@ -198,15 +198,17 @@ def check_weights(model: str) -> None:
     open_tensors(folder)
 
 
-def check_fits(model: DualEncoder | EncoderDecoder | DecoderOnly, **texts: int) -> None:
-    """Raises ConfigError if a setting of `texts` allows more tokens than the model has positions."""
+def most_tokens(model: DualEncoder | EncoderDecoder | DecoderOnly) -> int | None:
+    """Returns the maximum number of tokens that a model has positions for; None = unlimited."""
     config = model.encoder.config if isinstance(model, DualEncoder) else model.config
     if isinstance(config, BertConfig):
-        most = config.max_tokens()
-    elif config.position == "learned":
-        most = config.max_positions
-    else:
-        return
+        return config.max_tokens()
+    return config.max_positions if config.position == "learned" else None
+
+
+def check_fits(model: DualEncoder | EncoderDecoder | DecoderOnly, **texts: int) -> None:
+    """Raises ConfigError if a setting of `texts` allows more tokens than the model has positions."""
+    most = most_tokens(model)
     for name, tokens in texts.items():
-        if tokens > most:
+        if most is not None and tokens > most:
             raise ConfigError(f"{name} = {tokens}, but the model reads at most {most} tokens; set it to at most that.")

@@ -121,15 +121,12 @@ def load_encoder(
             max_positions=settings.max_positions,
             **run,
         )
-        model = _dual(BertEncoder(with_dropout(config, settings.dropout)), settings, SentenceModules(Path()))
-        return LoadedEncoder(model, tokenizer, None)
+        return LoadedEncoder(_dual(_encoder_of(config, settings), settings, _NOTHING_SAID), tokenizer, None)
     if planned and settings.preset:
         config = (t5_config if "t5" in settings.preset else bert_config)(settings.preset, **run)
-        model, config = _encoder_of(config, settings)
-        model = _dual(model, settings, SentenceModules(Path()))
+        model = _dual(_encoder_of(config, settings), settings, _NOTHING_SAID)
         return LoadedEncoder(model, PlannedTokenizer(config.vocab_size), None)
-    folder = resolve(settings.pretrained)
-    said = read_modules(folder, pooling=settings.pooling == "auto")
+    said = read_modules(resolve(settings.pretrained), pooling=settings.pooling == "auto")
     folder = said.encoder
     if not sentences:
         said = SentenceModules(folder, said.pooling)
@@ -138,7 +135,9 @@ def load_encoder(
             f"num_layers = {settings.num_layers} cuts an encoder, but {settings.pretrained} is an adapter on all of "
             "its layers; set num_layers = 0."
         )
-    model, config = _encoder_of(model_config(load_config(folder), **run), settings)
+    fields = load_config(folder)
+    model = _encoder_of(model_config(fields, **run), settings)
+    config = model.config
     params = {"encoder": load_pretrained(folder, config).params, **said.params(config.d_model)} if with_params else None
     own = load_tokenizer(folder)
     own = own.lower_cased() if said.lower_case else own
@@ -149,28 +148,28 @@ def load_encoder(
         model = model.clone(config=dataclasses.replace(config, vocab_size=own.vocab_size))
     else:
         check_vocabulary(own, config.vocab_size, settings.pretrained)
-    if said.pooling is None and load_config(folder)["model_type"] == "dpr":
+    if said.pooling is None and fields["model_type"] == "dpr":
         said = dataclasses.replace(said, pooling="cls")
     return LoadedEncoder(_dual(model, settings, said), own, params, said.similarity)
 
 
 def _encoder_of(
     config: BertConfig | TransformerConfig | DecoderOnlyConfig, settings: EncoderSettings
-) -> tuple[BertEncoder | T5Encoder, BertConfig | TransformerConfig]:
-    """Returns the encoder and its settings."""
+) -> BertEncoder | T5Encoder:
     config = with_dropout(config, settings.dropout)
     if isinstance(config, DecoderOnlyConfig):
         raise ConfigError(f"{settings.pretrained} is a decoder, which has no encoder; name a model that has one.")
     if isinstance(config, TransformerConfig):
         if settings.num_layers:
             raise ConfigError("num_layers is only for a BERT; the encoder of an encoder-decoder is used whole.")
-        config = encoder_alone(config)
-        return T5Encoder(config), config
+        return T5Encoder(encoder_alone(config))
     layers = settings.num_layers or config.num_layers
     if layers > config.num_layers:
         raise ConfigError(f"num_layers = {layers}, but {settings.pretrained} has {config.num_layers}; lower it.")
-    config = dataclasses.replace(config, num_layers=layers)
-    return BertEncoder(config), config
+    return BertEncoder(dataclasses.replace(config, num_layers=layers))
+
+
+_NOTHING_SAID = SentenceModules(Path())
 
 
 def _dual(encoder: BertEncoder | T5Encoder, settings: EncoderSettings, said: SentenceModules) -> DualEncoder:

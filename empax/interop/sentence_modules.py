@@ -104,38 +104,31 @@ def read_modules(folder: Path, *, pooling: bool = True) -> SentenceModules:
     if not is_listed(path := folder / "modules.json"):
         alone = folder / "1_Pooling" / "config.json"
         return SentenceModules(folder, pooling=_pooling(alone) if pooling and is_listed(alone) else None)
-    found: dict[str, Any] = {"encoder": folder}
-    projections: list[Projection] = []
-    files: list[Path] = []
-    order, pools_prompt = [], True
-    for kind, place in _modules(path):
-        order.append(kind)
-        if kind == "Transformer":
-            found |= {"encoder": place, **_transformer(place)}
-        elif kind == "Pooling":
-            file = place / "config.json"
-            found["pooling"] = _pooling(file) if pooling else None
-            pools_prompt = _switch(file, read_model_json(file), "include_prompt", absent=True)
-        elif kind == "Dense":
-            files.append(place)
-            projections.append(_dense(place / "config.json"))
-        elif kind == "Normalize":
-            _check_sentence(place / "config.json")
-            found["normalize"] = True
+    modules = _modules(path)
+    order = [kind for kind, _ in modules]
+    files = tuple(place for kind, place in modules if kind == "Dense")
     allowed = ["Transformer", "Pooling", *["Dense"] * len(files)]
-    if order not in (allowed, [*allowed, "Normalize"]):
+    normalize = order == [*allowed, "Normalize"]
+    if order != allowed and not normalize:
         raise ConfigError(
             f"{path} has the order {', '.join(order)}; it must be Transformer, Pooling, then Dense if any, then "
             "Normalize or nothing."
         )
-    if found["encoder"] != folder and is_adapter(folder):
+    encoder, pool = modules[0][1], modules[1][1] / "config.json"
+    if encoder != folder and is_adapter(folder):
         raise ConfigError(
-            f"{folder} holds an adapter, but {path.name} has its encoder in {found['encoder'].name}: put the adapter's "
+            f"{folder} holds an adapter, but {path.name} has its encoder in {encoder.name}: put the adapter's "
             "files there, in place of the weights that they sit on, or remove them."
         )
-    found |= _sentences(folder / "config_sentence_transformers.json", found.pop("max_tokens"))
-    found["reading"] = dataclasses.replace(found["reading"], pools_prompt=pools_prompt, keep=found.pop("keep"))
-    return SentenceModules(**found, projections=tuple(projections), files=tuple(files))
+    reading, lower_case = _transformer(encoder)
+    pooled = _pooling(pool) if pooling else None
+    pools_prompt = _switch(pool, read_model_json(pool), "include_prompt", absent=True)
+    projections = tuple(_dense(place / "config.json") for place in files)
+    if normalize:
+        _check_sentence(modules[-1][1] / "config.json")
+    reading = dataclasses.replace(reading, pools_prompt=pools_prompt)
+    reading, truncate, similarity = _sentences(folder / "config_sentence_transformers.json", reading)
+    return SentenceModules(encoder, pooled, projections, files, normalize, truncate, similarity, reading, lower_case)
 
 
 def _modules(path: Path) -> list[tuple[str, Path]]:
@@ -162,7 +155,8 @@ def _modules(path: Path) -> list[tuple[str, Path]]:
     return found
 
 
-def _transformer(folder: Path) -> dict[str, Any]:
+def _transformer(folder: Path) -> tuple[Reading, bool]:
+    """Returns the length limit with the end that is kept, and whether texts are lower-cased."""
     path = next((folder / name for name in _TEXT_CONFIGS if is_listed(folder / name)), None)
     said = {} if path is None else read_model_json(path)
     if path is not None:
@@ -195,7 +189,7 @@ def _transformer(folder: Path) -> dict[str, Any]:
     if side not in (None, "left", "right"):
         raise ConfigError(f"{names}: truncation_side = {short(side)} must be 'left' or 'right'.")
     lower_case = _switch(path or folder, said, "do_lower_case", absent=False)
-    return {"max_tokens": longest, "keep": "end" if side == "left" else "start", "lower_case": lower_case}
+    return Reading(max_tokens=longest, keep="end" if side == "left" else "start"), lower_case
 
 
 def _switch(path: Path, said: dict[str, Any], name: str, *, absent: bool) -> bool:
@@ -266,8 +260,8 @@ def _read_dense(folder: Path, projection: Projection, inputs: int) -> Params:
     return {name: jnp.asarray(array.T) for name, array in read.items()}
 
 
-def _sentences(path: Path, max_tokens: int | None) -> dict[str, Any]:
-    """Returns the truncation and similarity of vectors, and the settings of texts."""
+def _sentences(path: Path, reading: Reading) -> tuple[Reading, int, str | None]:
+    """Adds the prompts to `reading`; returns it with the truncation and the similarity of vectors."""
     said = read_model_json(path) if is_listed(path) else {}
     refuse_unknown(said, _FOLDER_FIELDS, path)
     if said.get("model_type") not in (None, "SentenceTransformer"):
@@ -294,8 +288,8 @@ def _sentences(path: Path, max_tokens: int | None) -> dict[str, Any]:
     # The default is for other texts.
     documents = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), "")
     whole = "" if default is None else prompts[default]
-    reading = Reading(prompts.get("query", ""), documents, whole, max_tokens=max_tokens)
-    return {"similarity": similarity, "truncate": truncate or 0, "reading": reading}
+    prompted = dataclasses.replace(reading, query_prompt=prompts.get("query", ""), key_prompt=documents, prompt=whole)
+    return prompted, truncate or 0, similarity
 
 
 def write_modules(

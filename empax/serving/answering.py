@@ -23,7 +23,7 @@ from empax.decoding.options import Call, call_of
 from empax.decoding.sampling import Randomness
 from empax.decoding.settings import DecodeSettings, without_unknown
 from empax.interop.export import Generation
-from empax.models.bert import BertConfig
+from empax.interop.pretrained import most_tokens
 from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import DualEncoder
 from empax.models.heads import EMOTION_HEAD
@@ -211,14 +211,6 @@ class TextGenerator:
             kept = rows >= 0
             nll[rows[kept]], num_tokens[rows[kept]] = np.asarray(found)[kept], np.asarray(sizes)[kept]
         return Likelihoods(nll, num_tokens)
-
-
-def most_tokens(model: EncoderDecoder | DecoderOnly | DualEncoder) -> int | None:
-    """Returns the maximum number of tokens that a model has positions for; None = unlimited."""
-    if isinstance(model, DualEncoder):
-        config: Any = model.encoder.config  # pyright: ignore[reportAttributeAccessIssue]
-        return config.max_tokens() if isinstance(config, BertConfig) else None
-    return model.config.max_positions if model.config.position == "learned" else None
 
 
 def check_lengths(

@@ -137,25 +137,23 @@ def find_model(plan: RunPlan, settings: ExportSettings) -> tuple[Stage, str]:
     Raises:
       ConfigError: the stage or its model does not exist; the message names the existing ones.
     """
-    exported = {name: s for name, s in plan.stages.items() if s.spec is not None and s.spec.models}
-    if not exported:
+    held = {name: tuple(s.spec.models) for name, s in plan.stages.items() if s.spec is not None and s.spec.models}
+    if not held:
         trained = ", ".join(f"{stage.task} in {name!r}" for name, stage in plan.stages.items() if stage.task)
         raise ConfigError(
             f"no stage of this run trains a model that can be exported; it trains {trained or 'nothing'}. Judges need "
             "no export: --empathy of empax.evaluate takes this work directory. For a run with an evaluation, "
             "Session.load answers."
         )
-    name = settings.stage or next(reversed(exported))
-    if name not in exported:
+    name = settings.stage or next(reversed(held))
+    if name not in held:
         raise ConfigError(
-            f"stage = {name!r} trains no model of this run that can be exported; stages that do are "
-            f"{', '.join(exported)}."
+            f"stage = {name!r} trains no model of this run that can be exported; stages that do are {', '.join(held)}."
         )
-    held = {other: tuple(s.spec.models) for other, s in exported.items() if s.spec is not None}
     what = settings.what or held[name][0]
     if what not in held[name]:
         owners = ", ".join(other for other, models in held.items() if what in models)
         raise ConfigError(
             f"stage {name!r} holds no {what}, only its {held[name][0]}; stages that do: {owners or 'none'}."
         )
-    return exported[name], what
+    return plan.stages[name], what

@@ -13,6 +13,7 @@ from empax.core.protocols import Examples
 from empax.core.types import Batch
 from empax.data.batches import eval_batches, padded_lengths
 from empax.data.english import with_plain_quotes
+from empax.data.model_files import short
 
 Texts: TypeAlias = Iterable[str]
 """A list, a tuple, a generator, a NumPy array, a pandas column, or any other iterable of texts."""
@@ -141,9 +142,7 @@ def _pair(row: Any, where: str) -> tuple[str, str]:
 
 
 def _kind(value: Any) -> str:
-    shown = repr(value)
-    shown = shown if len(shown) <= 40 else f"{shown[:40]}..."
-    return f"{shown}, a {type(value).__name__}"
+    return f"{short(value)}, a {type(value).__name__}"
 
 
 def zipped(sources: Texts, targets: Texts) -> list[tuple[str, str]]:

@@ -25,13 +25,14 @@ from empax.decoding.settings import DecodeSettings
 from empax.interop.export import export_generator, export_retriever
 from empax.interop.huggingface import load_adapted, resolve
 from empax.interop.peft import base_beneath, export_adapters
+from empax.interop.pretrained import most_tokens
 from empax.interop.readers import is_adapter
 from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import DualEncoder
 from empax.models.lora import LoraSettings, stacked
 from empax.models.t5 import T5Encoder, encoder_alone
 from empax.models.transformer import EncoderDecoder
-from empax.serving.answering import Likelihoods, TextGenerator, check_lengths, most_tokens
+from empax.serving.answering import Likelihoods, TextGenerator, check_lengths
 from empax.serving.pairs import (
     Pairs,
     Texts,

@@ -83,21 +83,20 @@ class Batcher:
           FullError: the queue has too few free places at the moment.
           ConfigError: the system cannot answer one of them, or they exceed all places.
         """
-        if asked and (fixed := await asyncio.to_thread(system.at_once, asked[0])):  # they differ only in number
+        if fixed := await asyncio.to_thread(system.at_once, asked[0]):  # they differ only in number
             for i in range(len(asked)):
                 yield i, fixed
             return
         self._check(len(asked))  # before tokenizing them
-        groups = [await asyncio.to_thread(system.group, one) for one in asked[:1]] * len(asked)
-        wanted = [((system.name, g), system.answer, system.batch_size, a) for g, a in zip(groups, asked, strict=True)]
-        async with contextlib.aclosing(self._all(wanted)) as heard:
+        group = system.name, await asyncio.to_thread(system.group, asked[0])
+        async with contextlib.aclosing(self._all(group, system.answer, system.batch_size, asked)) as heard:
             async for told in heard:
                 yield told
 
     async def embed(self, system: System, texts: Sequence[str]) -> tuple[np.ndarray, int]:
         """Calls `System.embed`, queued with the replies."""
         run = lambda rows, _: iter([(0, system.embed(rows[0]))])  # noqa: E731
-        [found] = [told async for _, told in self._all([((system.name, "embed"), run, 1, texts)])]
+        [found] = [told async for _, told in self._all((system.name, "embed"), run, 1, [texts])]
         return found
 
     def _check(self, rows: int) -> None:
@@ -106,12 +105,15 @@ class Batcher:
         if len(self._waiting) + rows > self.places:
             raise FullError(max(1, math.ceil(len(self._waiting) * self._seconds_per_row)))
 
-    async def _all(self, wanted: Sequence[tuple[Hashable, Callable[..., Any], int, Any]]) -> AsyncGenerator[Any]:
-        self._check(len(wanted))
+    async def _all(
+        self, group: Hashable, run: Callable[..., Any], most: int, asked: Sequence[Any]
+    ) -> AsyncGenerator[Any]:
+        """Yields what a request's rows hear, one row for each of `asked`; the other arguments are those of `_Row`."""
+        self._check(len(asked))
         if self._loop is None:
             self._loop = asyncio.create_task(self._serve())
         heard = asyncio.Queue[tuple[int, Any]]()
-        rows = [_Row(i, *one, heard) for i, one in enumerate(wanted)]
+        rows = [_Row(i, group, run, most, one, heard) for i, one in enumerate(asked)]
         self._waiting.extend(rows)
         self._some.set()
         try:

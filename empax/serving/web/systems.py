@@ -18,9 +18,9 @@ from empax.core.paths import expand
 from empax.core.types import Prediction
 from empax.decoding.options import Call
 from empax.decoding.sampling import Draws
+from empax.interop.pretrained import most_tokens
 from empax.models.decoder_only import DecoderOnly
 from empax.models.dual_encoder import DualEncoder
-from empax.serving.answering import most_tokens
 from empax.serving.loading import load
 from empax.serving.pairs import batches_of, buckets_of
 from empax.serving.safety import Before, answer_to_danger, without_fixed
