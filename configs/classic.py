@@ -20,6 +20,7 @@ so a released mean over rows beside a sum over tokens has the weight 1/240 here,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -111,11 +112,19 @@ def get_config(arg: str = "") -> ConfigDict:
     chosen = common.arguments(
         arg, "classic.py", forms=tuple(FORMS), machines=MACHINES, flags=("tiny", "lineage", "consensus")
     )
-    name, steps = chosen.form or "transformer", STEPS[chosen.machine or "cpu"]
+    name = chosen.form or "transformer"
+    config = recipe(name, STEPS[chosen.machine or "cpu"], lineage="lineage" in chosen.flags)
+    if chosen.machine == "gpu":
+        common.on_gpu(config)
+    return common.decode_alike(_shrunk(config, name) if chosen.tiny else config, chosen)
+
+
+def recipe(name: str, steps: int, *, lineage: bool) -> ConfigDict:
+    """Returns one of FORMS, trained for `steps` updates or as released."""
     form = dict(FORMS[name])
     if "listeners" in form:
         form["listeners"] = {"teacher_decay_steps": steps // 3}  # ours: teacher forcing ends within any budget
-    if "lineage" in chosen.flags:
+    if lineage:
         form.update(LINEAGE.get(name, {}))
     config = common.base(system="classic", data="empathetic_dialogues")
     config.run = ("prepare", "generator", "evaluate", "report")
@@ -127,7 +136,40 @@ def get_config(arg: str = "") -> ConfigDict:
         }
     )
     weights = form.pop("weights", {})
-    config.classic = ConfigDict(
+    config.classic = models(form)
+    config.generator = generator(steps, weights)
+    config.evaluate = ConfigDict(
+        {"kind": "evaluate", "stage": "generator", "buckets": (32, 64, 128), "batch_size": 32, "linear_judge": True}
+    )
+    config.report = ConfigDict({"kind": "report", "paper_row": "", "peers": ""})
+    if lineage:
+        _train_as_released(config, name)
+    if name == "emo_prepend":
+        # A classifier of the same size; its top emotion is prepended to each context.
+        learnt = {"weights": {"nll": 0.0, "emotion": 1.0}, "best_metric": "emotion_accuracy", "best_mode": "max"}
+        _train_first(config, "emotions", learnt, steps=config.generator.steps // 2, evaluations=6)
+        config.generator.prepend = "emotions"
+    if name in KNOWLEDGE:
+        config.run = ("prepare", "knowledge", "generator", "evaluate", "report")
+        config.knowledge = ConfigDict({"kind": "knowledge", **KNOWLEDGE[name]}, convert_dict=True)
+    if name == "case":
+        # The choice from the graphs, by the bag-of-words loss alone; CASE's code has 4 epochs.
+        alone = {**dict.fromkeys(("nll", *weights), 0.0), "bag": 1.0}
+        learnt = {"weights": alone, "best_metric": "bag_loss"}
+        _train_first(config, "choice", learnt, steps=10_072 if lineage else steps // 3, evaluations=2)
+        config.generator.start_from = "choice"
+        if not lineage:
+            rest = steps - steps // 3
+            config.generator.update({"steps": rest, "eval_every_steps": rest // 6, "checkpoint_every_steps": rest // 6})
+            config.generator.optimizer.warmup_steps = rest // 8
+    if "adversary" in form:
+        config.generator.optimizer.groups = [{"pattern": "critic/", "learning_rate_scale": 0.1, "schedule": "constant"}]
+    return config
+
+
+def models(form: Mapping[str, Any]) -> ConfigDict:
+    """Returns the settings that all stages share, with those of a form."""
+    return ConfigDict(
         {
             "d_model": 300,  # MoEL's code, as are the next five
             "num_heads": 2,
@@ -144,7 +186,11 @@ def get_config(arg: str = "") -> ConfigDict:
         },
         convert_dict=True,
     )
-    config.generator = common.train(
+
+
+def generator(steps: int, weights: Mapping[str, float]) -> ConfigDict:
+    """Returns the stage that learns to answer, and the losses of `weights`."""
+    return common.train(
         task="generator", steps=steps, batch_size=32, buckets=(32, 64, 128), weights=weights,
         best_metric="nll", eval_every_steps=steps // 6, log_every_steps=50, checkpoint_every_steps=steps // 6,
         # ours, as in REG's generator. With 2e-3 (and in bfloat16) the validation loss of Multi-TRS is 3.747 nats a word
@@ -153,28 +199,6 @@ def get_config(arg: str = "") -> ConfigDict:
         learning_rate=1e-3,
         optimizer=common.linear(steps // 8),
     )  # fmt: skip
-    config.evaluate = ConfigDict(
-        {"kind": "evaluate", "stage": "generator", "buckets": (32, 64, 128), "batch_size": 32, "linear_judge": True}
-    )
-    config.report = ConfigDict({"kind": "report", "paper_row": "", "peers": ""})
-    if "lineage" in chosen.flags:
-        _train_as_released(config, name)
-    if name == "emo_prepend":
-        _classify_first(config)
-    if name in KNOWLEDGE:
-        config.run = ("prepare", "knowledge", "generator", "evaluate", "report")
-        config.knowledge = ConfigDict({"kind": "knowledge", **KNOWLEDGE[name]}, convert_dict=True)
-    if name == "case":
-        _choose_first(config, 10_072 if "lineage" in chosen.flags else steps // 3)
-        if "lineage" not in chosen.flags:
-            rest = steps - steps // 3
-            config.generator.update({"steps": rest, "eval_every_steps": rest // 6, "checkpoint_every_steps": rest // 6})
-            config.generator.optimizer.warmup_steps = rest // 8
-    if "adversary" in form:
-        config.generator.optimizer.groups = [{"pattern": "critic/", "learning_rate_scale": 0.1, "schedule": "constant"}]
-    if chosen.machine == "gpu":
-        common.on_gpu(config)
-    return common.decode_alike(_shrunk(config, name) if chosen.tiny else config, chosen)
 
 
 def _train_as_released(config: ConfigDict, name: str) -> None:
@@ -193,34 +217,15 @@ def _train_as_released(config: ConfigDict, name: str) -> None:
         config.generator.optimizer.update({"learning_rate": 5.270e-4, "warmup_steps": 12_000})
 
 
-def _classify_first(config: ConfigDict) -> None:
-    """Adds an earlier stage that trains a classifier of the same size; its top emotion is prepended to each context."""
-    config.run = ("prepare", "emotions", "generator", "evaluate", "report")
-    config.emotions = ConfigDict(config.generator.to_dict(), convert_dict=True)
-    config.emotions.update(
-        {"weights": {"nll": 0.0, "emotion": 1.0}, "best_metric": "emotion_accuracy", "best_mode": "max",
-         "steps": config.generator.steps // 2, "eval_every_steps": config.generator.steps // 12}
-    )  # fmt: skip
-    config.emotions.optimizer.warmup_steps = _warmup(config, config.emotions.steps)
-    config.generator.prepend = "emotions"
-
-
-def _choose_first(config: ConfigDict, steps: int) -> None:
-    """Adds a stage that trains the choice from the graphs by the bag-of-words loss alone; CASE's code has 4 epochs."""
-    config.run = ("prepare", "knowledge", "choice", "generator", "evaluate", "report")
-    config.choice = ConfigDict(config.generator.to_dict(), convert_dict=True)
-    config.choice.update(
-        {"weights": {**dict.fromkeys(("nll", *config.generator.weights), 0.0), "bag": 1.0}, "best_metric": "bag_loss",
-         "steps": steps, "eval_every_steps": steps // 2}
-    )  # fmt: skip
-    config.choice.optimizer.warmup_steps = _warmup(config, steps)
-    config.generator.start_from = "choice"
-
-
-def _warmup(config: ConfigDict, steps: int) -> int:
-    """Returns the warm-up of an earlier stage: an eighth of its steps, with `lineage` that of the generator."""
-    optimizer = config.generator.optimizer
-    return steps // 8 if optimizer.schedule == "linear" else optimizer.warmup_steps
+def _train_first(config: ConfigDict, name: str, changes: Mapping[str, Any], *, steps: int, evaluations: int) -> None:
+    """Adds a stage before the generator's that trains the same model for `steps`, with `changes` of its settings."""
+    place = config.run.index("generator")
+    config.run = (*config.run[:place], name, *config.run[place:])
+    stage = ConfigDict(config.generator.to_dict(), convert_dict=True)
+    stage.update({**changes, "steps": steps, "eval_every_steps": steps // evaluations})
+    if stage.optimizer.schedule == "linear":  # else as released
+        stage.optimizer.warmup_steps = steps // 8
+    config[name] = stage
 
 
 def _shrunk(config: ConfigDict, name: str) -> ConfigDict:

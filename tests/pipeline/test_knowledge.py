@@ -83,7 +83,7 @@ def test_the_control_exchanges_the_facts_of_another_corpus_and_not_those_of_a_ch
     def kinds(*names):
         texts = ("A dog!", "My knife is gone.")
         asked = [Instance(f"{name}#2", (text,), "", "") for name, text in zip(names, texts, strict=True)]
-        return [next(f.tail for f in facts_of(i) if f.relation == "IsA") for i in with_facts(finder, asked)]
+        return [next(f.tail for f in facts_of(i) if f.relation == "IsA") for i in with_facts(lambda: finder, asked)]
 
     assert kinds("one", "two") == ["hand tool", "animal"]
     assert kinds("chat", "chat") == ["animal", "hand tool"]

@@ -78,23 +78,15 @@ class IdentifierTaskSettings(JudgeTaskSettings):
             raise ConfigError(f"response_buckets = {self.response_buckets} must be ascending lengths of at least 4.")
 
 
-def encode_exchanges(
-    tokenizer: Tokenizer,
-    contexts: Sequence[Sequence[str]],
-    responses: Sequence[str],
-    *,
-    max_context_tokens: int,
-    max_response_tokens: int,
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Encodes `[CLS] context [SEP]`, keeping the newest tokens, and `[CLS] response [SEP]`, keeping both ends.
-
-    Both ends, since a long response tends to start with feelings and to end with a question.
-    """
+def encode_contexts(tokenizer: Tokenizer, contexts: Sequence[Sequence[str]], max_tokens: int) -> list[list[int]]:
+    """Encodes `[CLS] context [SEP]`, keeping the newest tokens."""
     plain = [features.plain_context(context) for context in contexts]
-    return (
-        features.encode_for_bert(tokenizer, plain, max_context_tokens, keep="right"),
-        features.encode_for_bert(tokenizer, responses, max_response_tokens, keep="ends"),
-    )
+    return features.encode_for_bert(tokenizer, plain, max_tokens, keep="right")
+
+
+def encode_responses(tokenizer: Tokenizer, responses: Sequence[str], max_tokens: int) -> list[list[int]]:
+    """Encodes `[CLS] response [SEP]`, keeping both ends: many start with feelings and end with a question."""
+    return features.encode_for_bert(tokenizer, responses, max_tokens, keep="ends")
 
 
 class ExchangeExamples:
@@ -102,13 +94,8 @@ class ExchangeExamples:
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, stage: IdentifierTaskSettings):
         self.pairs, self.pad_id, self.response_buckets = pairs, tokenizer.pad_id, stage.response_buckets
-        self.contexts, self.responses = encode_exchanges(
-            tokenizer,
-            [p.context for p in pairs],
-            [p.response for p in pairs],
-            max_context_tokens=stage.max_context_tokens,
-            max_response_tokens=stage.response_buckets[-1],
-        )
+        self.contexts = encode_contexts(tokenizer, [p.context for p in pairs], stage.max_context_tokens)
+        self.responses = encode_responses(tokenizer, [p.response for p in pairs], stage.response_buckets[-1])
         rows = zip(self.contexts, self.responses, strict=True)
         self.lengths = np.array([[len(context), len(response)] for context, response in rows], np.int64).reshape(-1, 2)
 
@@ -268,8 +255,8 @@ def check_mechanisms(covered: Sequence[str]) -> None:
 def make_probabilities(judges: Sequence[IdentifierJudge]) -> Probabilities:
     """Builds one jitted function of ids for all three mechanisms, for a reward that is compiled with the rollout.
 
-    The ids are those of the judges' own tokenizer, framed as `encode_exchanges` frames texts (on the device:
-    `models.empathy_identifier.frame`). It runs on the device alone; gradients flow to the parameters, not to ids.
+    The ids are those of the judges' own tokenizer, framed as `encode_contexts` and `encode_responses` frame texts (on
+    the device: `models.empathy_identifier.frame`). It runs on the device alone; gradients flow to the parameters alone.
     The parameters are those of each of the judges, which cover each mechanism once; the probabilities are in the order
     of MECHANISMS and LEVELS.
     """

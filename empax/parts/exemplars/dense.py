@@ -107,7 +107,6 @@ def dense_examples(
     given[len(instances) :] = len(asked) + np.arange(len(others)).reshape(len(stage.negatives), len(pairs)).T
     return RetrievalExamples(
         retrieval.query_text(asked),
-        np.arange(len(asked)),
         keys,
         stage.negatives,
         given=given,

@@ -50,7 +50,7 @@ class RetrievalBatch:
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """All texts that may be positives or negatives.
+    """All texts that may be positives or negatives: the response to each context, in order, and then others.
 
     Attributes:
       ids: ids of each text, as the retriever reads it.
@@ -68,7 +68,6 @@ class RetrievalExamples:
 
     Args:
       queries: ids of each context.
-      positives: row of each context's response in `keys`.
       keys: texts that may be positives or negatives.
       negatives: kinds of negatives of each response, one of each kind.
       given: rows of `keys` for the negatives, [N, kinds]; -1 = one is drawn for every batch. None = all are drawn.
@@ -79,7 +78,6 @@ class RetrievalExamples:
     def __init__(
         self,
         queries: Sequence[Sequence[int]],
-        positives: Int[np.ndarray, " N"],
         keys: Keys,
         negatives: Sequence[Negative],
         *,
@@ -87,7 +85,7 @@ class RetrievalExamples:
         pad_id: int,
         max_key_tokens: int,
     ):
-        self.queries, self.positives, self.keys, self.negatives = queries, positives, keys, tuple(negatives)
+        self.queries, self.keys, self.negatives = queries, keys, tuple(negatives)
         self.given = np.full((len(queries), len(self.negatives)), -1) if given is None else given
         self.pad_id, self.max_key_tokens = pad_id, max_key_tokens
         self.lengths = np.fromiter(map(len, queries), np.int64, len(queries))
@@ -105,9 +103,8 @@ class RetrievalExamples:
 
     def draw(self, i: int, kind: Negative, rng: np.random.Generator) -> int:
         """Draws a negative of example i, a row of the keys, never from its own dialogue; -1 if there is none."""
-        own = self.positives[i]
-        rows = self._rows[kind].get(int(self.keys.emotions[own]), np.zeros(0, np.int64))
-        rows = rows[self.keys.groups[rows] != self.keys.groups[own]]
+        rows = self._rows[kind].get(int(self.keys.emotions[i]), np.zeros(0, np.int64))
+        rows = rows[self.keys.groups[rows] != self.keys.groups[i]]
         return int(rng.choice(rows)) if len(rows) else -1
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> RetrievalBatch:
@@ -120,7 +117,7 @@ class RetrievalExamples:
         for b, i in enumerate(int(i) for i in indices):
             if i < 0:
                 continue
-            rows[b, 0] = self.positives[i]
+            rows[b, 0] = i
             for c, kind in enumerate(self.negatives):
                 rows[b, 1 + c] = self.given[i, c] if self.given[i, c] >= 0 else self.draw(i, kind, rng)
         source = features.pad([self.queries[i] if i >= 0 else [] for i in indices], length, self.pad_id)

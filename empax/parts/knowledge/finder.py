@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from empax.core.config import ConfigError
 from empax.core.system import RunContext, Stage
@@ -62,10 +62,10 @@ def _named(settings: KnowledgeSettings) -> list[tuple[bool, SourceSettings]]:
     return [(social, source) for social, source in both if source is not None]
 
 
-def with_facts(finder: Finder | None, instances: Sequence[Instance]) -> list[Instance]:
-    """Returns the instances; new ones (in chat) get facts that are found now."""
+def with_facts(load: Callable[[], Finder | None], instances: Sequence[Instance]) -> list[Instance]:
+    """Returns the instances; new ones (in chat) get facts that are found now, if `load` returns a finder."""
     new = [i for i in instances if "facts" not in i.notes]
-    if not new or finder is None:
+    if not new or (finder := load()) is None:
         return list(instances)
     found = iter(finder(new, "")[0])  # by their order: in chat they share an id
     return [

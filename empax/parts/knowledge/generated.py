@@ -95,14 +95,9 @@ def _generator(settings: SourceSettings) -> GeneratorSettings:
 
 
 def check_model(settings: SourceSettings) -> None:
-    """Raises ConfigError if the source cannot ask the model of `settings`; reads no weights."""
+    """Raises ConfigError unless the model of "comet" is an encoder-decoder, and that of "llm" not; reads no weights."""
     loaded = load_generator(_generator(settings), load_tokenizer(resolve(settings.path)), with_params=False)
-    _check_kind(settings, loaded.model)
-
-
-def _check_kind(settings: SourceSettings, model: Reader | DecoderOnly) -> None:
-    """Raises ConfigError unless the model of "comet" is an encoder-decoder, and that of "llm" is not."""
-    coded = isinstance(model, EncoderDecoder)
+    coded = isinstance(loaded.model, EncoderDecoder)
     if settings.source == "comet" and not coded:
         raise ConfigError(
             f'source = "comet": {settings.path} is not an encoder-decoder; source = "llm" prompts other models.'
@@ -130,11 +125,9 @@ class Comet:
 
     @classmethod
     def of(cls, settings: SourceSettings, relations: tuple[str, ...]) -> Comet:
-        """Loads the model that `settings` name, for `relations`; raises ConfigError if it is no encoder-decoder."""
+        """Loads the model that `settings` name, for `relations`, if it passes `check_model`."""
         things = any(relation not in SOCIAL_RELATIONS for relation in relations)
-        decoding = DecodeSettings("beam", 24, num_beams=settings.tails)
-        writer = load_writer(settings, decoding)
-        _check_kind(settings, writer.model)
+        writer = load_writer(settings, DecodeSettings("beam", 24, num_beams=settings.tails))
         wordnet = WordNet(Path(settings.entities)) if things else None
         return cls(writer, f"COMET {settings.path}", relations, settings.tails, wordnet)
 
@@ -199,10 +192,9 @@ class Prompted:
 
     @classmethod
     def of(cls, settings: SourceSettings) -> Prompted:
-        """Loads the model that `settings` name; raises ConfigError if it is not decoder-only."""
+        """Loads the model that `settings` name, if it passes `check_model`."""
         shown = "".join(f"{question(text)} {tails[0]}\n{_rest(tails)}\n\n" for text, tails in _SHOWN)
         writer = load_writer(settings, DecodeSettings("greedy", 48), prefix=shown)
-        _check_kind(settings, writer.model)
         return cls(writer, f"{settings.path}, three examples shown")
 
     @property

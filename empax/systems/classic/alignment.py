@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 import flax.linen as nn
@@ -184,9 +185,8 @@ class Alignment(Reader):
         affection = self._affection(batch, concepts, words)
         cognition = self._cognition(facts, words, train)
         feelings = self._feelings(facts, words, read, train)
-        query = jnp.tanh(self.query(read.context))
-        prior = [chosen(query, *graph, published=self.settings.published) for graph in (affection, cognition)]
-        (felt, _), (known, _) = prior
+        query, graphs = jnp.tanh(self.query(read.context)), (affection, cognition)
+        (felt, felt_shares), (known, known_shares) = (self._chosen(query, graph) for graph in graphs)
         gate = jax.nn.sigmoid(self.gate(self.join(jnp.concatenate([felt, feelings[:, 0]], axis=-1))))
         emotion = gate * felt + (1.0 - gate) * feelings[:, 0]
         logits = self.head(emotion)
@@ -196,13 +196,13 @@ class Alignment(Reader):
         joined = jnp.concatenate([read.states.astype(jnp.float32), beside], axis=-1)
         dtype = read.states.dtype
         memories = {
-            name: Memory(states.astype(dtype), mask)
-            for name, (states, mask) in (("cognition", cognition), ("affection", affection))
+            name: Memory(graph.states.astype(dtype), graph.mask)
+            for name, graph in (("cognition", cognition), ("affection", affection))
         }
         losses = {
             **read.losses,
             "emotion": emotion_nll(logits, batch.emotion),
-            **self._of_the_response(batch, words, (affection, cognition), [shares for _, shares in prior], train),
+            **self._of_the_response(batch, words, graphs, (felt_shares, known_shares), train),
             **self._aligned(batch, facts, felt, known, cognition, feelings),
         }
         return read.replace(  # type: ignore[attr-defined]
@@ -212,13 +212,11 @@ class Alignment(Reader):
             losses=losses,
         )
 
-    def _affection(
-        self, batch: ClassicBatch, concepts: ConceptWords, words: EncoderDecoder
-    ) -> tuple[Float[Array, "B J D"], Bool[Array, "B J"]]:
-        """Returns the words and concepts, weighted by the intensity of their emotion, and a mask of the real ones.
+    def _chosen(self, query: Float[Array, "B D"], graph: Memory) -> tuple[Float[Array, "B D"], Float[Array, "B J"]]:
+        return chosen(query, graph.states, graph.mask, published=self.settings.published)
 
-        The weights have a mean of 1.
-        """
+    def _affection(self, batch: ClassicBatch, concepts: ConceptWords, words: EncoderDecoder) -> Memory:
+        """Returns the words and concepts, weighted by the intensity of their emotion; the weights have a mean of 1."""
         assert batch.intensity is not None
         nodes, _ = concept_nodes(self.config, batch, concepts, words, self.role)
         mask = jnp.concatenate([batch.source_mask, concepts.mask], axis=1)
@@ -229,14 +227,12 @@ class Alignment(Reader):
         edges = (edges | jnp.swapaxes(edges, 1, 2) | jnp.eye(edges.shape[1], dtype=bool)[None]) & mask[:, None]
         states = self.concept_graph(nodes, edges.astype(jnp.int32))
         if self.settings.published:
-            return self.intense(shares[..., None] * states), mask
+            return Memory(self.intense(shares[..., None] * states), mask)
         weights = shares * mask.sum(axis=1, keepdims=True)
-        return weights[..., None] * self.intense(states), mask
+        return Memory(weights[..., None] * self.intense(states), mask)
 
-    def _cognition(
-        self, facts: FactTexts, words: EncoderDecoder, train: bool
-    ) -> tuple[Float[Array, "B P D"], Bool[Array, "B P"]]:
-        """Returns the facts about what follows, and a mask of the real ones."""
+    def _cognition(self, facts: FactTexts, words: EncoderDecoder, train: bool) -> Memory:
+        """Returns the facts about what follows."""
         rows, num_turns = facts.turns.shape[:2]
         nodes = []
         for texts in ((facts.turns, facts.turns_mask), (facts.tails, facts.tails_mask)):
@@ -244,7 +240,7 @@ class Alignment(Reader):
             first = encode_texts(self.follows, words, ids, real, train=train)[:, 0]
             nodes.append(first.astype(jnp.float32).reshape(rows, -1, self.config.d_model))
         read = self.fact_graph(jnp.concatenate(nodes, axis=1), fact_edges(facts))
-        return read[:, num_turns:], facts.tails_mask.any(axis=-1)
+        return Memory(read[:, num_turns:], facts.tails_mask.any(axis=-1))
 
     def _feelings(self, facts: FactTexts, words: EncoderDecoder, read: Read, train: bool) -> Float[Array, "B U D"]:
         """Returns the context refined by the feelings of the turn and of each clause."""
@@ -259,8 +255,8 @@ class Alignment(Reader):
         self,
         batch: ClassicBatch,
         words: EncoderDecoder,
-        graphs: tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
-        prior: list[Float[Array, "B J"]],
+        graphs: Sequence[Memory],
+        prior: Sequence[Float[Array, "B J"]],
         train: bool,
     ) -> dict[str, tuple[Float[Array, " B"], Bool[Array, " B"]]]:
         """Returns the posterior's losses: "bag" predicts the response's words from it, "kl" pulls the prior to it."""
@@ -271,15 +267,14 @@ class Alignment(Reader):
             encode_texts(self.follows, words, ids, mask, train=train),
         )
         found = [
-            chosen(states[:, 0].astype(jnp.float32), *graph, published=self.settings.published)
-            for states, graph in zip(queries, graphs, strict=True)
+            self._chosen(states[:, 0].astype(jnp.float32), graph) for states, graph in zip(queries, graphs, strict=True)
         ]
         bag = self.bag(jnp.tanh(self.bag_hidden(jnp.concatenate([vector for vector, _ in found], axis=-1))))
         picked = jnp.take_along_axis(jax.nn.log_softmax(bag), batch.target, axis=1)
         length = batch.target_mask.sum(axis=1)
         nll = -jnp.where(batch.target_mask, picked, 0.0).sum(axis=1) / jnp.maximum(length, 1)
         divergence = sum(
-            (mean_divergence(q, p, real) for (_, q), p, (_, real) in zip(found, prior, graphs, strict=True)),
+            (mean_divergence(q, p, graph.mask) for (_, q), p, graph in zip(found, prior, graphs, strict=True)),
             start=jnp.zeros(()),
         )
         return {"bag": (nll, length > 0), "kl": (divergence, length > 0)}
@@ -290,18 +285,17 @@ class Alignment(Reader):
         facts: FactTexts,
         felt: Float[Array, "B D"],
         known: Float[Array, "B D"],
-        cognition: tuple[Float[Array, "B P D"], Bool[Array, "B P"]],
+        cognition: Memory,
         feelings: Float[Array, "B U D"],
     ) -> dict[str, tuple[Float[Array, " B"], Bool[Array, " B"]]]:
         giver, published = next_rows(batch.valid), self.settings.published
         others = giver != jnp.arange(len(giver))
-        states, real = cognition
-        any_fact = real.any(axis=1)
+        any_fact = cognition.mask.any(axis=1)
         coarse = nearness(known, felt, giver, published=published)
         at = jnp.maximum(facts.of, 0)
         own = jnp.take_along_axis(feelings, at[..., None], axis=1)
-        told = real & jnp.take_along_axis(facts.feelings_mask.any(axis=-1), at, axis=1)
+        told = cognition.mask & jnp.take_along_axis(facts.feelings_mask.any(axis=-1), at, axis=1)
         counted = told & told[giver] & others[:, None]
-        each = jnp.where(counted, nearness(states, own, giver, published=published), 0.0)
+        each = jnp.where(counted, nearness(cognition.states, own, giver, published=published), 0.0)
         fine = each.sum(axis=1) / jnp.maximum(counted.sum(axis=1), 1)
         return {"coarse": (coarse, others & any_fact & any_fact[giver]), "fine": (fine, counted.any(axis=1))}

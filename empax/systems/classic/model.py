@@ -151,7 +151,8 @@ class Classic(nn.Module):
         """Reads the context for the decoder; `train` turns on dropout, sampling and the readers' gold emotions."""
         added = self.core.embed(batch.speaker)
         states = self.core.encode(batch.source, batch.source_mask, added=added, deterministic=not train)
-        found = Read(states, batch.source_mask, batch.source, states[:, 0].astype(jnp.float32))
+        context = states[:, 0].astype(jnp.float32)
+        found = Read(states=states, mask=batch.source_mask, words=batch.source, context=context)
         for name, _ in self.readers:
             found = getattr(self, name)(batch, self.core, found, train=train)
         return found

@@ -19,6 +19,7 @@ from empax.models.layers import normal
 from empax.models.stack import Stack
 from empax.models.transformer import EncoderDecoder
 from empax.models.transformer_config import TransformerConfig
+from empax.parts.generator import contrast
 
 FEELINGS = "xReact"
 COGNITION = tuple(relation for relation in SOCIAL_RELATIONS if relation != FEELINGS)
@@ -68,15 +69,13 @@ class ClassicBatch(LabelledBatch):
     step: Int[Array, ""] | None = None
 
 
-@flax.struct.dataclass
-class Read:
+@flax.struct.dataclass(frozen=True, kw_only=True)
+class Read(contrast.Read):
     """An encoded context, the input of the decoder and the losses.
 
     The fields are arrays but are annotated Any: JAX also builds pytrees of specs, axes and placeholders.
     """
 
-    states: Any  # [B, S, D]
-    mask: Any  # [B, S] bool
     words: Any  # [B, S], the id of each state
     context: Any  # [B, C], the vector that the emotion is read from
     emotion: Any = None  # [B, 32] logits

@@ -246,8 +246,8 @@ def answer_generator(stage: ClassicTaskSettings, run: RunContext, options: Answe
 
     def make(instances: Sequence[Instance]) -> AnswerExamples:
         emotions = emotions_of(instances)
-        if reads and any("facts" not in i.notes for i in instances):
-            instances = with_facts(finder(), instances)
+        if reads:
+            instances = with_facts(finder, instances)
         # References are not cut: the likelihood covers all of their words.
         made = parts.examples(instances, emotions, max_target_tokens=MAX_REFERENCE_TOKENS)
         notes: list[dict[str, Any]] = [{"prepended": e} for e in emotions] if emotions else [{} for _ in instances]

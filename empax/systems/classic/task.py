@@ -14,14 +14,13 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.decoding.sampling import Randomness
 from empax.losses.cross_entropy import token_log_probs
-from empax.parts.generator.contrast import Read
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.gains import with_gains
 from empax.parts.generator.task import Keys, Losses, ResponseTask, over_words, real_tokens
 from empax.systems.classic.adversary import adversarial_losses
 from empax.systems.classic.graphs import attention_loss
 from empax.systems.classic.model import Classic
-from empax.systems.classic.readers import ClassicBatch, next_rows
+from empax.systems.classic.readers import ClassicBatch, Read, next_rows
 
 _EXCHANGED = "nll_exchanged_"
 READ_BY = {"refinement": ("facts",), "concepts": ("concepts",), "alignment": ("concepts", "cognition")}
@@ -53,41 +52,40 @@ class ClassicTask(ResponseTask):
         return self.model.init(rng, batch)["params"]
 
     def encode(self, params: Params, batch: ClassicBatch, rng: jax.Array | None) -> Read:
-        """Encodes into a `readers.Read`; without an `rng`, latents are at their means and no gold emotion is used."""
-        found = self._apply(params, batch, method="read", rng=rng)
-        return Read(found, found.mask)
+        """Encodes the context; without an `rng`, latents are at their means and no gold emotion is used."""
+        return self._apply(params, batch, method="read", rng=rng)
 
-    def logits(self, params: Params, batch: ClassicBatch, read: Read, rng: jax.Array | None) -> Float[Array, "B T V"]:
-        return self._apply(params, batch.target, read.states, method="decode", rng=rng)
+    def logits(self, params: Params, batch: ClassicBatch, read: Any, rng: jax.Array | None) -> Float[Array, "B T V"]:
+        return self._apply(params, batch.target, read, method="decode", rng=rng)
 
     def losses(self, params: Params, frozen: Params, batch: ClassicBatch, read: Read, rngs: Keys) -> Losses:
-        found, losses, metrics = read.states, {**read.states.losses}, {}
-        if found.emotion is not None:
-            hit = (found.emotion.argmax(axis=-1) == batch.emotion).astype(jnp.float32)
+        losses, metrics = {**read.losses}, {}
+        if read.emotion is not None:
+            hit = (read.emotion.argmax(axis=-1) == batch.emotion).astype(jnp.float32)
             metrics["emotion_accuracy"] = Mean.of(hit, batch.valid & (batch.emotion >= 0))
         if not self.weights.get("nll", 1.0):
             parts, logged = self._row_losses(batch, losses)
             return parts, metrics | logged
-        hidden, weights = self._apply(params, batch.target, found, method="decode_with_weights", rng=rngs[0])
-        if found.intensity is not None:
-            losses["attention"] = attention_loss(weights, batch.target_mask, found.intensity, found.mask)
+        hidden, weights = self._apply(params, batch.target, read, method="decode_with_weights", rng=rngs[0])
+        if read.intensity is not None:
+            losses["attention"] = attention_loss(weights, batch.target_mask, read.intensity, read.mask)
 
         def logits_from(*given: Any) -> Any:
             return self.model.apply({"params": params}, *given, method="logits_from")
 
         word_losses = functools.partial(self._word_losses, frozen)
         if rngs[1] is not None and self.model.adversary is not None:  # it reads logits of padding too
-            logits = logits_from(hidden, weights, found.words)
-            losses |= adversarial_losses(self.model, params, frozen["lexicon"], batch, found, logits, rngs[1])
+            logits = logits_from(hidden, weights, read.words)
+            losses |= adversarial_losses(self.model, params, frozen["lexicon"], batch, read, logits, rngs[1])
             spoken, told = word_losses(logits, batch.target, real_tokens(batch))
         elif self.model.copies:
-            spoken, told = over_words(logits_from, word_losses, batch, [hidden, weights], found.words)
+            spoken, told = over_words(logits_from, word_losses, batch, [hidden, weights], read.words)
         else:
             spoken, told = over_words(logits_from, word_losses, batch, [hidden])
         parts, logged = self._row_losses(batch, losses)
         metrics |= logged | told
         if rngs[0] is None:
-            metrics |= self._exchanged(params, batch, found)
+            metrics |= self._exchanged(params, batch, read)
         return [*parts, (1.0, spoken)], metrics
 
     def _word_losses(
@@ -101,7 +99,7 @@ class ClassicTask(ResponseTask):
             loss, metrics["frequency_loss"] = loss + weighted.scale(weight), weighted
         return loss, metrics
 
-    def _exchanged(self, params: Params, batch: ClassicBatch, read: Any) -> Metrics:
+    def _exchanged(self, params: Params, batch: ClassicBatch, read: Read) -> Metrics:
         """Returns the likelihood given another row's concepts, facts, or decoder memories."""
         giver = next_rows(batch.valid)
 
@@ -113,15 +111,15 @@ class ClassicTask(ResponseTask):
             own = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.name.startswith(name)}
             if own[name] is not None:
                 other = dataclasses.replace(batch, **given(own))
-                changed[name] = self.encode(params, other, None).states
+                changed[name] = self.encode(params, other, None)
         # The decoder's memories alone: the effect of CASE's graphs on context and emotion stays.
         suffix = "_memory" if changed.keys() & read.memories.keys() else ""
         for name, memory in read.memories.items():
-            changed[f"{name}{suffix}"] = read.replace(memories={**read.memories, name: given(memory)})
+            memories = {**read.memories, name: given(memory)}
+            changed[f"{name}{suffix}"] = read.replace(memories=memories)  # type: ignore[attr-defined]
         metrics = {}
         for name, found in changed.items():
-            logits = self._apply(params, batch.target, found, method="decode", rng=None)
-            metrics[f"{_EXCHANGED}{name}"], _ = self.likelihood(logits, batch)
+            metrics[f"{_EXCHANGED}{name}"], _ = self.likelihood(self.logits(params, batch, found, None), batch)
         return metrics
 
     def summarize(self, averages: dict[str, float]) -> dict[str, float]:
@@ -137,13 +135,13 @@ class ClassicTask(ResponseTask):
         return parts, metrics
 
     def search(
-        self, decoder: Decoder, params: Params, batch: ClassicBatch, read: Read, rng: Randomness, **more: Any
+        self, decoder: Decoder, params: Params, batch: ClassicBatch, read: Any, rng: Randomness, **more: Any
     ) -> Generated:
-        return super().search(decoder, {"model": params}, batch, read, rng, **more)
+        looked_at = decoder.looked_at(batch.source, batch.source_mask)
+        return decoder.from_states(self.model, params, read, read.mask, rng, **looked_at, **more)
 
     def labels(self, params: Params, batch: ClassicBatch, read: Read) -> dict[str, Array]:
-        emotion = read.states.emotion
-        return {} if emotion is None else {"emotion": emotion.argmax(axis=-1)}
+        return {} if read.emotion is None else {"emotion": read.emotion.argmax(axis=-1)}
 
     def _apply(self, params: Params, *args: Any, method: str, rng: jax.Array | None) -> Any:
         rngs: dict[str, jax.Array] = {}

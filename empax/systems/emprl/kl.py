@@ -18,6 +18,11 @@ Mask: TypeAlias = Bool[Array, "B T"]
 """True at the tokens that count. Values elsewhere (NaN too) affect neither value nor gradient."""
 
 
+def log_ratios(log_probs: Tokens, other_log_probs: Tokens, mask: Mask) -> Tokens:
+    """Returns the logarithm of the ratio of two policies at each token; no gradient flows to the second."""
+    return real(log_probs, mask) - jax.lax.stop_gradient(real(other_log_probs, mask))
+
+
 def kl_penalty(
     log_probs: Tokens, reference_log_probs: Tokens, mask: Mask, *, estimator: Literal["k1", "k3"] = "k1"
 ) -> Tokens:
@@ -31,7 +36,7 @@ def kl_penalty(
     0, so a loss needs k3. Under a False mask the KL is 0.
     Departure: Eq. 6 names no token; ours is the sampled one.
     """
-    log_ratio = real(log_probs, mask) - jax.lax.stop_gradient(real(reference_log_probs, mask))
+    log_ratio = log_ratios(log_probs, reference_log_probs, mask)
     if estimator == "k1":
         return log_ratio
     return jnp.expm1(-log_ratio) + log_ratio  # expm1, since the terms cancel near 0, where most ratios are

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +27,17 @@ from empax.systems.emprl.settings import PpoTaskSettings
 from empax.training.accumulation import TrainingError
 
 log = logging.getLogger("empax")
-Found: TypeAlias = tuple[Tokens, Tokens | None, Float[Array, "B T V"]]
-"""Log-probabilities of tokens, the value before each token, and all logits."""
 
 LEAST = {"distinct_responses": 0.2, "entropy": 0.1, "response_tokens": 3.0}
 """Below any of these a policy may have collapsed; `response_tokens` must also be above `min_tokens` and an end."""
+
+
+class Found(NamedTuple):
+    """What a policy computes of responses."""
+
+    log_probs: Tokens
+    values: Tokens | None  # before each token
+    logits: Float[Array, "B T V"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +87,9 @@ class Policy:
         batch = repeat_rows(dataclasses.replace(batch, answers=None), drawn.shape[1])
         tokens = drawn.reshape(-1, drawn.shape[2])
         mask = response_mask(tokens, batch.valid, eos_id=generator.decoder.eos_id)
-        log_probs, values, _ = self.read(params, batch, tokens, self.encoded(params, batch))
-        old = frozen["reference"]
-        reference, _, _ = self.read(old, batch, tokens, self.encoded(old, batch))
-        return Rollout(batch, tokens, mask, log_probs, reference, values=values)
+        found, old = self.read(params, batch, tokens, self.encoded(params, batch)), frozen["reference"]
+        reference = self.read(old, batch, tokens, self.encoded(old, batch)).log_probs
+        return Rollout(batch, tokens, mask, found.log_probs, reference, values=found.values)
 
     def encoded(self, params: Params, batch: PolicyBatch) -> Read:
         """Encodes the contexts, without dropout."""
@@ -98,7 +103,7 @@ class Policy:
         encoded: Read,
         frozen_trunk: Float[Array, ""] | None = None,
     ) -> Found:
-        """Returns log-probabilities of `tokens`, the value before each, and all logits; teacher-forced, no dropout.
+        """Reads the responses `tokens`, teacher-forced, without dropout.
 
         The share 1 - `frozen_trunk` of the values' gradient flows into the model.
         """
@@ -107,7 +112,7 @@ class Policy:
         logits: Any = model.apply({"params": own}, hidden, method="logits_from")
         log_probs = token_log_probs(logits, tokens).astype(jnp.float32)
         if "value" not in params:
-            return log_probs, None, logits
+            return Found(log_probs, None, logits)
         seen = hidden.astype(jnp.float32)
         if frozen_trunk is not None:
             seen = frozen_trunk * jax.lax.stop_gradient(seen) + (1.0 - frozen_trunk) * seen
@@ -118,7 +123,7 @@ class Policy:
             seen = jnp.concatenate([seen, jnp.broadcast_to(levels, (*tokens.shape, levels.shape[-1]))], axis=2)
         flat = seen.reshape(-1, seen.shape[-1])
         values = apply(value_head(self.settings), params["value"], flat, rng=None).reshape(tokens.shape)
-        return log_probs, values.astype(jnp.float32), logits
+        return Found(log_probs, values.astype(jnp.float32), logits)
 
     def rate(self, frozen: Params, batch: Any) -> Rollout:
         parts = self.reward.rate_parts(frozen["reward"], batch)
@@ -162,8 +167,8 @@ class Policy:
         return loss, {
             **metrics,
             **gold,
-            "entropy": ppo.entropy(jax.lax.stop_gradient(found[2]), mask),
-            **self.guarded(found[0], rollout, mask),
+            "entropy": ppo.entropy(jax.lax.stop_gradient(found.logits), mask),
+            **self.guarded(found.log_probs, rollout, mask),
         }
 
     def learnt(self, batch: Any) -> Rollout:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import Mean, Metrics
-from empax.systems.emprl.kl import Mask, Tokens, kl_penalty, real
+from empax.systems.emprl.kl import Mask, Tokens, kl_penalty, log_ratios, real
 
 Reduction = Literal["tokens", "sequences", "sequence_means"]
 Switch = Bool[Array, ""] | None
@@ -43,7 +43,7 @@ def weighted_sum(*parts: tuple[float | Float[Array, ""], Mean]) -> Mean:
 
 def ratio_is_near(log_probs: Tokens, old_log_probs: Tokens, mask: Mask) -> Bool[Array, ""]:
     """Returns the `keep` of a mini-batch's losses: whether its mean ratio is finite and at most MAX_RATIO."""
-    ratio = jnp.exp(jax.lax.stop_gradient(kl_penalty(log_probs, old_log_probs, mask)))
+    ratio = jnp.exp(jax.lax.stop_gradient(log_ratios(log_probs, old_log_probs, mask)))
     return Mean.of(ratio, mask).value() <= MAX_RATIO
 
 
@@ -84,7 +84,7 @@ def policy_loss(
         return jnp.minimum(ratio * advantages, jnp.clip(ratio, 1.0 - clip, 1.0 + high) * advantages)
 
     def ratios(counted: Mask) -> Tokens:
-        log_ratio = kl_penalty(log_probs, old_log_probs, counted)  # k1 is the logarithm of the ratio
+        log_ratio = log_ratios(log_probs, old_log_probs, counted)
         if importance_sampling_level == "sequence":
             length = jnp.maximum(jnp.sum(counted.astype(jnp.float32), axis=1, keepdims=True), 1.0)
             log_ratio = jnp.broadcast_to(jnp.sum(log_ratio, axis=1, keepdims=True) / length, log_ratio.shape)
@@ -92,7 +92,7 @@ def policy_loss(
 
     loss = reduce_tokens(real(-surrogate(ratios(counted)), counted), mask, reduction)
 
-    log_ratio = jax.lax.stop_gradient(kl_penalty(log_probs, old_log_probs, mask))
+    log_ratio = jax.lax.stop_gradient(log_ratios(log_probs, old_log_probs, mask))
     ratio = jax.lax.stop_gradient(ratios(mask))
     cut = surrogate(ratio) != ratio * advantages
     return loss, {

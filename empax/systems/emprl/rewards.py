@@ -31,7 +31,13 @@ from empax.data.store import load_instances
 from empax.data.tokenizers import tokenizers_agree
 from empax.models.empathy_identifier import frame
 from empax.parts.attributes import load_identifiers
-from empax.parts.attributes.identifier import IdentifierJudge, Probabilities, encode_exchanges, make_probabilities
+from empax.parts.attributes.identifier import (
+    IdentifierJudge,
+    Probabilities,
+    encode_contexts,
+    encode_responses,
+    make_probabilities,
+)
 from empax.systems.emprl.expectations import Novelty, balanced_gains, expected_levels, f1_gains
 from empax.systems.emprl.rollouts import JudgedContexts, Rollout
 from empax.systems.emprl.settings import RewardSettings
@@ -139,8 +145,7 @@ class EmpathyReward:
         """
         first, most = self.judges[0], self.judges[0].stage.max_context_tokens
         contexts, responses = [i.context for i in instances], [i.response for i in instances]
-        lengths = {"max_context_tokens": most, "max_response_tokens": first.stage.response_buckets[-1]}
-        ids, _ = encode_exchanges(first.tokenizer, contexts, responses, **lengths)
+        ids = encode_contexts(first.tokenizer, contexts, most)
         path = cache / f"{hash_json([[judge.hash for judge in self.judges], contexts, responses])}.npy"
         gold = kept_array(path, lambda: self._levels(contexts, responses))
         if self.goal == "gold":
@@ -165,9 +170,8 @@ class EmpathyReward:
         batch, reader = rollout.batch, self.judges[0].tokenizer
         if self.on_host:
             tokens = np.asarray(distributed.whole(rollout.tokens))
-            texts = decoded(self.tokenizer, tokens)
             width = tokens.shape[1] + ROOM
-            _, ids = encode_exchanges(reader, [()] * len(texts), texts, max_context_tokens=4, max_response_tokens=width)
+            ids = encode_responses(reader, decoded(self.tokenizer, tokens), width)
             response, mask = features.pad(ids, width, reader.pad_id)
         else:
             ended = rollout.mask & (rollout.tokens != self.tokenizer.eos_id)

@@ -23,7 +23,7 @@ from empax.systems.emprl.advantages import (
     token_rewards,
     whiten,
 )
-from empax.systems.emprl.kl import KlController, Mask, Tokens, kl_penalty
+from empax.systems.emprl.kl import KlController, Mask, Tokens, log_ratios
 from empax.systems.emprl.policy import Found, Policy, once
 from empax.systems.emprl.rollouts import Rollout
 from empax.systems.emprl.settings import (
@@ -112,15 +112,16 @@ class Ppo(RatioPolicy):
 
     def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
         """Returns the loss of Eq. 13 to 15."""
-        settings, warm, (log_probs, values, logits) = self.settings, batch.policy_weight[0], found
-        assert values is not None
-        options = self.options(log_probs, batch, mask)
-        policy, metrics = ppo.policy_loss(log_probs, batch.log_probs, batch.advantages, mask, **options)
+        settings, warm = self.settings, batch.policy_weight[0]
+        assert found.values is not None
+        options = self.options(found.log_probs, batch, mask)
+        policy, metrics = ppo.policy_loss(found.log_probs, batch.log_probs, batch.advantages, mask, **options)
         shared: dict[str, Any] = {name: options[name] for name in ("reduction", "keep")}
-        value, more = ppo.value_loss(values, batch.values, batch.returns, mask, clip=settings.value_clip, **shared)
+        given = found.values, batch.values, batch.returns, mask
+        value, more = ppo.value_loss(*given, clip=settings.value_clip, **shared)
         loss, factor = ppo.weighted_sum((warm, policy), (settings.value_weight, value)), warm * options["keep"]
         metrics = {**metrics, **more, "policy_loss": policy, "value_loss": value}
-        return self.with_entropy(loss, logits, mask, factor), metrics, factor
+        return self.with_entropy(loss, found.logits, mask, factor), metrics, factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,14 +138,13 @@ class Grpo(RatioPolicy):
 
     def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
         """Returns `ppo.grpo_loss`, less the entropy bonus."""
-        log_probs, _, logits = found
-        options = self.options(log_probs, batch, mask)
+        options = self.options(found.log_probs, batch, mask)
         options |= {"importance_sampling_level": self.settings.importance_sampling_level}
-        given = log_probs, batch.log_probs, batch.reference_log_probs, batch.advantages, mask
+        given = found.log_probs, batch.log_probs, batch.reference_log_probs, batch.advantages, mask
         loss, metrics = ppo.grpo_loss(*given, kl_coefficient=batch.kl_coefficient[0], **options)
         metrics["token_kl"] = metrics.pop("kl")
         factor = options["keep"].astype(jnp.float32)
-        return self.with_entropy(loss, logits, mask, factor), metrics, factor
+        return self.with_entropy(loss, found.logits, mask, factor), metrics, factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Preference(Policy):
     def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
         """Returns the loss of `preferences` that the settings name."""
         settings, reference = self.settings, self.learnt(batch).reference_log_probs
-        ratios = kl_penalty(found[0], reference, mask).sum(axis=1)
+        ratios = log_ratios(found.log_probs, reference, mask).sum(axis=1)
         if settings.loss == "kto":
             side, point = batch.advantages, batch.reference_point
             loss = preferences.kto_loss(ratios, side, point, beta=settings.beta)

@@ -207,8 +207,7 @@ def answer_nec(stage: NecTaskSettings, run: RunContext, options: AnswerOptions) 
     def make_examples(instances: Sequence[Instance]) -> AnswerExamples:
         if not parts.settings.kinds_of_facts:
             return AnswerExamples(parts.examples(instances, form), [{} for _ in instances])
-        lacking = any("facts" not in i.notes for i in instances)
-        chosen = chooser()(with_facts(finder() if lacking else None, instances))
+        chosen = chooser()(with_facts(finder, instances))
         return AnswerExamples(parts.examples(chosen, form), [{"facts": told(facts_read(form, i))} for i in chosen])
 
     return answerer_of(parts.dialogue, parts.task(stage), params, make_examples, options)

@@ -92,7 +92,7 @@ class ReinforcedReflectDiffu(ReflectDiffu):
         if self.annotator is not None:
             known["reasoning"], known["reasons"] = self.annotated(frozen, batch)
         batch = batch.replace(**known)  # type: ignore[attr-defined]
-        thought = self.think(params, batch, noise=batch.noise)
+        thought = self.encode(params, batch, None)
         assert thought.policy is not None
         action = jax.random.categorical(choose, thought.policy)
         log_prob = jnp.take_along_axis(thought.policy, action[:, None], axis=1)[:, 0]

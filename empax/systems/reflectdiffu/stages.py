@@ -58,6 +58,7 @@ class Parts:
       references: the reference intents of each emotion.
     """
 
+    stage: GeneratorTaskSettings
     settings: ReflectSettings
     tokenizer: Tokenizer
     pieces: LoadedEncoder | None
@@ -79,15 +80,16 @@ class Parts:
         if stage.reasons:
             encoder = run.settings(stage.reasons, ReasonTaskSettings).encoder
             pieces = load_stage_encoder(encoder, run, with_params=False, planned=planned)
-        return cls(run.shared_settings(ReflectSettings), run_tokenizer(run, planned=planned), pieces, intents, found)
+        settings, tokenizer = run.shared_settings(ReflectSettings), run_tokenizer(run, planned=planned)
+        return cls(stage, settings, tokenizer, pieces, intents, found)
 
-    def task(self, stage: GeneratorTaskSettings) -> ReflectDiffu:
-        t, settings = self.tokenizer, self.settings
+    def task(self) -> ReflectDiffu:
+        t, settings, stage = self.tokenizer, self.settings, self.stage
         plain = EncoderDecoder(settings.model.config(t.vocab_size, t.start_id, tie_embeddings=False))
         actions = tuple(tuple(int(i) for i in intent_ids(self.references[emotion])) for emotion in EMOTIONS)
         make = ReinforcedReflectDiffu if stage.reinforced else ReflectDiffu
         return make(
-            PointerGenerator(plain, self.slots(stage), t.unk_id or 0) if stage.copying else plain,
+            PointerGenerator(plain, self.slots, t.unk_id or 0) if stage.copying else plain,
             Decoder.of(t, settings.decoding),
             stage,
             None if self.pieces is None else ReasonAnnotator(self.pieces.model.encoder),
@@ -96,18 +98,18 @@ class Parts:
             heads=("generator",) if stage.emotion_weight else (),
         )
 
-    def slots(self, stage: GeneratorTaskSettings) -> int:
-        """Returns the number of ids after the vocabulary; 0 if the vocabulary has no unknown word."""
-        return stage.slots if stage.copying and self.tokenizer.unk_id is not None else 0
+    @property
+    def slots(self) -> int:
+        """The number of ids after the vocabulary; 0 if the vocabulary has no unknown word."""
+        return self.stage.slots if self.stage.copying and self.tokenizer.unk_id is not None else 0
 
-    def examples(
-        self, stage: GeneratorTaskSettings, run: RunContext, max_target_tokens: int = 0
-    ) -> Callable[[Sequence[Instance]], ReflectExamples]:
+    def examples(self, run: RunContext, max_target_tokens: int = 0) -> Callable[[Sequence[Instance]], ReflectExamples]:
         """Returns a function from instances to examples; without a classifier, the prior of intents is uniform."""
-        guess = load_guesser(run, stage.intents) if stage.intents else lambda given: np.stack([NO_PRIOR] * len(given))
+        stage = self.stage.intents
+        guess = load_guesser(run, stage) if stage else lambda given: np.stack([NO_PRIOR] * len(given))
         options: Any = {
             "piece_tokenizer": None if self.pieces is None else self.pieces.tokenizer,
-            "slots": self.slots(stage),
+            "slots": self.slots,
             "max_target_tokens": max_target_tokens,
         }
         return lambda instances: ReflectExamples(
@@ -151,7 +153,7 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     intents = load_intents(run.plan.data)
     table = IntentTable.of(instances, intents)
     parts = Parts.of(stage, run, intents, references(stage.actions, table, stage.num_actions))
-    examples = parts.examples(stage, run)
+    examples = parts.examples(run)
 
     def initial(params: Params) -> Params:
         settings = parts.settings.model
@@ -163,7 +165,7 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     found = intent_report(table, IntentTable.of(asked, intents))
     found["majority_by_turn"] = majority_by_turn(instances, asked, intents)
     write_json(run.directory / _INTENTS, {**found, "references": parts.references})
-    train, task = examples(instances), parts.task(stage)
+    train, task = examples(instances), parts.task()
     if isinstance(task, ReinforcedReflectDiffu) and stage.reward == "empathy":
         judged = load_identifiers(run, stage.judges), parts.tokenizer, train.instances, train.words
         task = dataclasses.replace(task, empathy=ReplyEmpathy(*judged))
@@ -179,7 +181,7 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
 def sketch_generator(stage: GeneratorTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     unknown = references(stage.actions, IntentTable.of((), {}), stage.num_actions)
     parts = Parts.of(stage, run, {}, unknown, planned=True)
-    task, settings = parts.task(stage), parts.settings
+    task, settings = parts.task(), parts.settings
     sizes = {"B": batch_size, "S": length, "T": settings.max_target_tokens, "I": len(INTENTS)}
     if parts.pieces is not None:
         encoder: Any = parts.pieces.model.encoder
@@ -208,7 +210,7 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
         raise DataError(f"{path}, by an older version, has no references. {remedy(options.stage)}")
     # Chat and serving, which have no buckets, also work where the corpus is not.
     parts = Parts.of(stage, run, load_intents(run.plan.data) if options.buckets else {}, known)
-    read = parts.examples(stage, run, MAX_REFERENCE_TOKENS)
+    read = parts.examples(run, MAX_REFERENCE_TOKENS)
     finder = load_finder(run, stage.reasons) if stage.reasons else None
 
     def make(instances: Sequence[Instance]) -> AnswerExamples:
@@ -227,7 +229,7 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
     named = (*(["intent_classifier"] if stage.intents else []), "intent_first",
              *(["intent_second"] if second else []), "intent_prediction")  # fmt: skip
     return Answerer(
-        parts.task(stage),
+        parts.task(),
         params,
         make,
         parts.tokenizer,

@@ -129,19 +129,11 @@ class ReflectDiffu(ResponseTask):
         words = jnp.take_along_axis(tags, jnp.maximum(batch.place, 0), axis=1)
         return reasoning, jnp.where(batch.place >= 0, words, 0)
 
-    def think(
-        self,
-        params: Params,
-        batch: ReflectBatch,
-        *,
-        noise: Float[Array, "B 2 D"] | None = None,
-        rng: jax.Array | None = None,
-        erased: bool = False,
-    ) -> Thought:
+    def encode(self, params: Params, batch: ReflectBatch, rng: jax.Array | None, *, erased: bool = False) -> Thought:
         """Computes everything before the reply; an `rng` turns on dropout.
 
-        The second intent is the batch's `action`, else the policy's likeliest. Emotions are restored from `noise`, if
-        given. With `erased`, zeros replace the restored vectors, to measure their value.
+        The second intent is the batch's `action`, else the policy's likeliest. With `erased`, zeros replace the
+        restored vectors, to measure their value.
         """
         mask, added, reasoning, stage = batch.source_mask, None, None, self.stage
         if self.annotator is not None:
@@ -158,7 +150,7 @@ class ReflectDiffu(ResponseTask):
         mixed = {"share": stage.classifier_share, "form": stage.first_intent}
         first = self.ask(params, "intents", "first", summary, batch.prior, **mixed)
         if stage.mimicry:
-            states = self.mimicked(params, states, mask, summary, first, noise, erased=erased)
+            states = self.mimicked(params, batch, states, summary, first, erased=erased)
         found = {"emotion": emotion, "emotion_embedding": embedding, "first": first, "final": log_shares(first)}
         thought = Thought(states=states, mask=mask, summary=summary, **found)
         if stage.second_intent:
@@ -181,33 +173,30 @@ class ReflectDiffu(ResponseTask):
     def mimicked(
         self,
         params: Params,
+        batch: ReflectBatch,
         states: Float[Array, "B S D"],
-        mask: Any,
         summary: Float[Array, "B D"],
         first: Float[Array, "B I"],
-        noise: Float[Array, "B 2 D"] | None,
         *,
         erased: bool,
     ) -> Float[Array, "B S D"]:
         """Returns Emo_fused: the states fused with the summary as restored by each polarity's denoiser."""
-        stage, clean = self.stage, standardized(summary)
-        schedule, start = stage.diffusion, stage.state_time
-        time = jnp.full(clean.shape[0], start)
-        intent, restored = self.condition(params, first), []
-        for side in range(2):
-            added = jnp.zeros_like(clean) if noise is None else noise[:, side]
+        schedule, start, clean = self.stage.diffusion, self.stage.state_time, standardized(summary)
+        time, intent = jnp.full(clean.shape[0], start), self.condition(params, first)
+        noise = self.noise_of(batch, None)
+        assert noise is not None
 
-            def predict(noisy: Any, time: Any, side: int = side) -> Any:
+        def restored(side: int) -> Float[Array, "B D"]:
+            def predict(noisy: Any, time: Any) -> Any:
                 return self.ask(params, "mimicry", "noise", side, noisy, time, intent)[0]
 
-            noisy = q_sample(schedule, clean, time, added)
-            if erased:
-                restored.append(jnp.zeros_like(clean))
-            elif stage.restore == "printed":
-                restored.append(printed_steps(predict, schedule, noisy, start=start))
-            else:
-                restored.append(estimate(schedule, noisy, time, predict(noisy, time)))
-        return self.ask(params, "mimicry", "fused", states, mask, *restored)
+            noisy = q_sample(schedule, clean, time, noise[:, side])
+            if self.stage.restore == "printed":
+                return printed_steps(predict, schedule, noisy, start=start)
+            return estimate(schedule, noisy, time, predict(noisy, time))
+
+        vectors = [jnp.zeros_like(clean) if erased else restored(side) for side in range(2)]
+        return self.ask(params, "mimicry", "fused", states, batch.source_mask, *vectors)
 
     def reconsidered(self, params: Params, batch: ReflectBatch, thought: Thought) -> Thought:
         """Adds the second intent, one of the references of the likeliest emotion, and the final intent."""
@@ -231,10 +220,6 @@ class ReflectDiffu(ResponseTask):
         config, intent = self.model.config, self.ask(params, "intents", "embed", jnp.exp(final))
         word = self.ask(params, "model", "embed", jnp.full((final.shape[0], 1), config.start_id, jnp.int32))
         return config.d_model**0.5 * (word[:, 0] + intent)
-
-    def encode(self, params: Params, batch: ReflectBatch, rng: jax.Array | None) -> Thought:
-        """Encodes the context, with the noise of `noise_of`."""
-        return self.think(params, batch, noise=self.noise_of(batch, None), rng=rng)
 
     def loss(
         self, params: Params, frozen: Params, batch: ReflectBatch, rng: jax.Array, *, train: bool
@@ -266,7 +251,7 @@ class ReflectDiffu(ResponseTask):
             parts += [(stage.twice_weight * factor, part) for factor, part in found]
             metrics |= more
         if stage.mimicry and rngs[0] is None:
-            bare = self.think(params, batch, noise=self.noise_of(batch, None), erased=True)
+            bare = self.encode(params, batch, None, erased=True)
             without = self.logits(params, batch, bare, None)
             metrics["nll_without_mimicry"], _ = self.likelihood(without, batch)
         return parts, {"nll": nll, **metrics}

@@ -18,7 +18,8 @@ from empax.parts.attributes.identifier import (
     IdentifierJudge,
     IdentifierTaskSettings,
     _task,
-    encode_exchanges,
+    encode_contexts,
+    encode_responses,
     make_probabilities,
 )
 from empax.parts.attributes.pairs import Pair
@@ -32,7 +33,7 @@ RESPONSES = ["d e", "g h i j k l m n", "j", "", "a b c"]
 
 def test_context_and_response_are_framed_apart_and_cut_where_least_is_lost(tokenizer, spelled):
     cls, sep = tokenizer.cls_id, tokenizer.sep_id
-    contexts, responses = encode_exchanges(tokenizer, CONTEXTS, RESPONSES, max_context_tokens=10, max_response_tokens=8)
+    contexts, responses = encode_contexts(tokenizer, CONTEXTS, 10), encode_responses(tokenizer, RESPONSES, 8)
     assert contexts[0] == [cls, *spelled("a b c"), sep]
     assert responses[0] == [cls, *spelled("d e"), sep]
     whole = spelled(CONTEXTS[2][0])
@@ -103,7 +104,7 @@ def test_texts_one_by_one_and_ids_in_a_compiled_function_are_judged_alike(tokeni
         own = {name: judge.params[name] for name in ("context_encoder", "response_encoder", mechanism)}
         task = dataclasses.replace(judge.task, model=judge.task.model.clone(mechanisms=(mechanism,)))
         singles.append(dataclasses.replace(judge, task=task, params=own))
-    ids = encode_exchanges(tokenizer, CONTEXTS, RESPONSES, max_context_tokens=10, max_response_tokens=8)
+    ids = encode_contexts(tokenizer, CONTEXTS, 10), encode_responses(tokenizer, RESPONSES, 8)
     inputs = [jnp.asarray(array) for rows in ids for array in features.pad(rows, max(map(len, rows)), 0)]
     for judges in ([judge], singles):
         params = [one.params for one in judges]

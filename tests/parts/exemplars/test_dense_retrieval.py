@@ -23,8 +23,7 @@ BOTH = ("other_emotion", "same_emotion")
 
 def examples(negatives=BOTH, keys=KEYS, **options):
     queries = [[10 + i] * (i + 1) for i in range(len(KEYS.ids))]
-    positives = np.arange(len(queries))
-    return RetrievalExamples(queries, positives, keys, negatives, pad_id=0, max_key_tokens=4, **options)
+    return RetrievalExamples(queries, keys, negatives, pad_id=0, max_key_tokens=4, **options)
 
 
 def drawn(made, i, kind):

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from empax.core.types import Instance
 from empax.data.knowledge import Fact
 from empax.parts.knowledge.finder import with_facts
@@ -16,6 +18,7 @@ def test_conversations_that_share_an_id_have_their_own_facts():
         assert split == ""
         return [[Fact(i.context[-1], "xReact", f"of {i.context[-1]}")] for i in instances], 0
 
-    found = with_facts(finder, [one, known, other])
+    found = with_facts(lambda: finder, [one, known, other])
     assert [i.notes["facts"][0].get("tail", "known") for i in found] == ["of My dog died.", "known", "of I got a job."]
-    assert with_facts(None, [one]) == [one]
+    assert with_facts(lambda: None, [one]) == [one]
+    assert with_facts(lambda: pytest.fail("nothing is new"), [known]) == [known]

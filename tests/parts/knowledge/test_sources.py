@@ -200,5 +200,3 @@ def test_a_random_bart_is_a_comet_of_any_words(bart_folder):
     assert source.find(rows, "test") == found
     assert all(fact.score <= 0 for facts, _ in found for fact in facts)
     json.dumps([fact.row() for facts, _ in found for fact in facts])
-    with pytest.raises(ConfigError, match='source = "comet" asks other models'):
-        Prompted.of(SourceSettings("llm", str(bart_folder)))

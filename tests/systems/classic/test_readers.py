@@ -44,8 +44,8 @@ def listeners(num):
     module = Listeners(one.model.config, num)
     states = jnp.asarray(RNG.normal(size=(3, 5, 12)), jnp.float32)
     read = Read(
-        jnp.asarray(RNG.normal(size=(3, 7, 12)), jnp.float32), one.batch.source_mask, one.batch.source,
-        jnp.zeros((3, 12)),
+        states=jnp.asarray(RNG.normal(size=(3, 7, 12)), jnp.float32), mask=one.batch.source_mask,
+        words=one.batch.source, context=jnp.zeros((3, 12)),
         gate=jnp.asarray(RNG.dirichlet(np.ones(num), 3), jnp.float32),
     )  # fmt: skip
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), states, read, deterministic=True))["params"]

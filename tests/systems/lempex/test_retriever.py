@@ -120,7 +120,7 @@ def toy(negatives, tower, *, two=True):
     """Four topics by two emotions, a word for each context and one for each response."""
     keys = Keys([[10 + cell] for cell in range(CELLS)], np.arange(CELLS), np.repeat(np.arange(EMOTIONS), TOPICS))
     contexts = [[1 + cell] for cell in range(CELLS)]
-    examples = RetrievalExamples(contexts, np.arange(CELLS), keys, negatives, pad_id=0, max_key_tokens=1)
+    examples = RetrievalExamples(contexts, keys, negatives, pad_id=0, max_key_tokens=1)
     return examples, DenseRetriever(Towers(tower, tower if two else None), 0.2)
 
 

@@ -12,7 +12,6 @@ from empax.core.files import WorkDir
 from empax.core.types import Instance
 from empax.data.knowledge import Fact, facts_of
 from empax.decoding.settings import DecodeSettings
-from empax.parts.knowledge.finder import with_facts
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
 from empax.systems.nec.facts import Chooser
@@ -59,21 +58,6 @@ def test_a_ranker_orders_facts_about_things_alone():
     assert found[:-1] == chosen(entity=False)
     assert {context for context, _ in seen} == {("context",)}
     assert all(not fact.social for _, fact in seen)
-
-
-def test_facts_about_new_contexts_are_found_and_others_kept():
-    known = Instance("a#2", ("x",), "", "", {"facts": [FACTS[0].row()]})
-    new = Instance("chat#1", ("y",), "", "")
-    asked = []
-
-    def finder(instances, split):
-        asked.append((list(instances), split))
-        return [[FACTS[2]] for _ in instances], 0
-
-    found = with_facts(finder, [known, new])
-    assert [facts_of(i) for i in found] == [[FACTS[0]], [FACTS[2]]]
-    assert asked == [([new], "")]
-    assert with_facts(None, [new]) == [new]
 
 
 def config(arg="tiny", **changes):

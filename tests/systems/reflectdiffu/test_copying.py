@@ -71,10 +71,9 @@ def test_without_slots_all_of_them_are_unknown():
 
 @pytest.mark.parametrize(("changes", "slots"), [({}, 2), ({"slots": 0}, 0), ({"copying": False, "slots": 20}, 0)])
 def test_a_stage_has_the_slots_of_its_settings(changes, slots):
-    parts = Parts(ReflectSettings(), TOKENIZER, None, {}, TABLE_1)
-    stage = dataclasses.replace(FORM, **changes)
-    assert parts.slots(stage) == slots
-    assert getattr(parts.task(stage).model, "slots", 0) == slots
+    parts = Parts(dataclasses.replace(FORM, **changes), ReflectSettings(), TOKENIZER, None, {}, TABLE_1)
+    assert parts.slots == slots
+    assert getattr(parts.task().model, "slots", 0) == slots
 
 
 @pytest.fixture(scope="module")

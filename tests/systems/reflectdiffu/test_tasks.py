@@ -83,7 +83,7 @@ def whole():
     """The whole task with functions that are compiled once."""
     task, params, frozen = make(reward="alignment")
     read = jax.jit(lambda batch: task.read({**params, **frozen}, batch))
-    think = jax.jit(lambda batch: task.think({**params, **frozen}, batch))
+    think = jax.jit(lambda batch: task.encode({**params, **frozen}, batch, None))
     roll = jax.jit(lambda batch, memory: task.credit(frozen, task.rollout(params, frozen, batch, KEY), memory))
     loss = jax.jit(lambda params, batch: task.loss(params, frozen, batch, jax.random.key(1), train=True)[0].value())
     slope = jax.jit(jax.grad(lambda params, batch: task.loss(params, frozen, batch, KEY, train=True)[0].total))
@@ -144,7 +144,6 @@ def test_a_rollout_draws_rewards_and_the_update_reads_the_same(whole):
     felt = np.asarray(thought.emotion_embedding)[side, emotion]
     intents = np.asarray(params["intents"]["intent_embedding"])
     expected = 1 / (1 + np.exp(-(felt * intents[chosen]).sum(axis=1)))
-    # The emotions are restored from noise that the rollout drew, and not these.
     np.testing.assert_allclose(rolled.reward, expected, rtol=1e-4)
     valid = np.asarray(batch.valid)
     mean = np.asarray(rolled.reward)[valid].mean()
@@ -159,7 +158,7 @@ def test_an_action_stays_the_intent_that_was_drawn_whatever_emotion_is_found_lat
     task, params, frozen, run = whole
     rolled, _, _ = run["roll"](example(), task.init_memory())
     other = dataclasses.replace(task, references=((5, 6, 7),) * len(EMOTIONS))  # as of other emotions
-    thought = jax.jit(lambda batch: other.think({**params, **frozen}, batch))(rolled)
+    thought = jax.jit(lambda batch: other.encode({**params, **frozen}, batch, None))(rolled)
     np.testing.assert_array_equal(thought.second, np.asarray(rolled.actions)[np.arange(B), rolled.action])
 
 
@@ -513,7 +512,7 @@ def test_an_evaluation_says_what_the_restored_emotions_are_worth(whole):
     task, params, frozen, run = whole
     batch = example()
     metrics = jax.jit(lambda: task.loss(params, frozen, batch, KEY, train=False)[1])()
-    erased = jax.jit(lambda: task.think({**params, **frozen}, batch, erased=True).states)()
+    erased = jax.jit(lambda: task.encode({**params, **frozen}, batch, None, erased=True).states)()
     states = run["think"](batch).states
     assert np.abs(np.asarray(erased - states)).max() > 1e-3
     assert float(metrics["nll_without_mimicry"].value()) != float(metrics["nll"].value())
