@@ -155,7 +155,6 @@ REFUSED = [
     (lambda: empax.compare([ROWS, ROWS]), "systems is a list; it must map the name of each system to its rows"),
     (lambda: empax.score(ROWS, own="a:b"), r"own is one text \('a:b'\); it must be a list of names"),
     (lambda: empax.run(TINY, "run", redo="joint"), r"redo is one text \('joint'\)"),
-    (lambda: empax.run("nosuch", "run"), r"^recipe nosuch: there is no file nosuch"),
     *((lambda wrong=wrong: empax.run(TINY, "run", settings=wrong), r"settings = .* must map paths, such as 'gen")
       for wrong in ("seed=1", [("seed", 1)], {1: 2})),
     *((lambda wrong=wrong: empax.run(wrong, "run"), r"recipe = .* must be a text or a ConfigDict")

@@ -51,23 +51,17 @@ def test_the_time_left_is_that_of_what_is_left(quick, monkeypatch):
     assert Progress(None, total=0, unit="steps").line() == "None: 0 of 0 steps (0%), the first are not done yet"
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_without_a_label_nothing_is_said(quick, caplog, capsys, monkeypatch, terminal):
+@pytest.mark.parametrize(("label", "terminal"), [("keys", True), (None, True), (None, False)])
+def test_a_terminal_has_a_bar_and_no_lines_and_without_a_label_nothing(
+    quick, caplog, capsys, monkeypatch, label, terminal
+):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    with caplog.at_level(logging.INFO, logger="empax"), Progress(None, total=4, unit="texts") as shown:
-        shown.advance()
-        time.sleep(0.15)
-    assert not caplog.messages
-    assert not capsys.readouterr().err
-
-
-def test_a_terminal_has_a_bar_and_no_lines(quick, caplog, capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with caplog.at_level(logging.INFO, logger="empax"), Progress("keys", total=4, unit="texts") as shown:
+    with caplog.at_level(logging.INFO, logger="empax"), Progress(label, total=4, unit="texts") as shown:
         shown.advance(4)
         time.sleep(0.15)
-    assert "keys: 100%" in capsys.readouterr().err
     assert not caplog.messages
+    printed = capsys.readouterr().err
+    assert "keys: 100%" in printed if label else not printed
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.parameters import import_params
 from empax.models.transformer import EncoderDecoder
+from empax.parts.generator.decoder import Decoder
 from tests.decoding.hugging_face import found_by
 from tests.interop.tiny import class_of
 
@@ -103,23 +104,8 @@ def prompts(pad, width=8):
 
 def decode_ours(name, settings, source, mask):
     _, model, params = models(name)
-    ids = IDS[name]
-
-    @jax.jit
-    def decode(params, source, mask):
-        apply = functools.partial(model.apply, {"params": params})
-        states = apply(source, mask, method="encode")
-        num = num_hypotheses(settings)
-        cache = apply(states, mask, num_hypotheses=num, max_length=LENGTH, method="start_cache")
-        return generate(
-            functools.partial(apply, method="step"),
-            cache,
-            batch_size=len(source),
-            **{f"{name}_id": ids[name] for name in ("start", "eos", "pad")},
-            settings=settings,
-        )
-
-    return decode(params, source, mask)
+    decoder = Decoder(settings, *(IDS[name][kind] for kind in ("start", "eos", "pad")))
+    return jax.jit(lambda *inputs: decoder(model, *inputs, jax.random.key(0)))(params, source, mask)
 
 
 def decode_theirs(name, settings, source, mask):

@@ -15,14 +15,14 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, T5Config
 from empax.core.config import ConfigError
 from empax.core.files import DataError
 from empax.decoding.generation_config import ModelDecoding, Origin, decoding_of, generation_fields_of
-from empax.decoding.search import generate
-from empax.decoding.settings import DecodeSettings, num_hypotheses
+from empax.decoding.settings import DecodeSettings
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.export import Generation
 from empax.interop.parameters import import_params
 from empax.models.decoder_only import DecoderOnly
 from empax.models.prompted import PromptedDecoder
 from empax.models.transformer import EncoderDecoder
+from empax.parts.generator.decoder import Decoder
 
 START, EOS, PAD, VOCAB, WIDTH, ROWS = 0, 1, 2, 40, 6, 6
 
@@ -53,16 +53,8 @@ def sources():
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def decode(name, params, source, mask, settings):
     """Decodes with every token of the source known."""
-    apply = functools.partial(models(name)[1].apply, {"params": params})
-    sizes = {"num_hypotheses": num_hypotheses(settings), "max_length": settings.max_tokens, "method": "start_cache"}
-    states = apply(source, mask, method="encode")
-    cache = apply(states, mask, **sizes)
-    if name == "t5":
-        rest = {"start_id": START, "source": (source, mask)}
-    else:
-        rest = {"start_id": states.start, "prompt": (source, mask)}
-    step = functools.partial(apply, method="step")
-    return generate(step, cache, batch_size=len(source), eos_id=EOS, pad_id=PAD, settings=settings, **rest)
+    decoder = Decoder(settings, START if name == "t5" else None, EOS, PAD)
+    return decoder(models(name)[1], params, source, mask, jax.random.key(0))
 
 
 def decoding_in(folder, *, changes=None, **known):

@@ -1,6 +1,5 @@
 """One run of the tiny recipe, every stage of it: what it leaves behind, and that it is what it should be."""
 
-import shutil
 import time
 
 import jax
@@ -9,7 +8,7 @@ import pytest
 
 import empax
 from empax.core.config import ConfigError
-from empax.core.files import DataError, read_json, read_jsonl
+from empax.core.files import read_json, read_jsonl
 from empax.core.system import AnswerOptions, load_encoder_of
 from empax.core.tree import named_leaves
 from empax.core.types import ATTRIBUTES, EMOTIONS, LEVELS
@@ -19,7 +18,7 @@ from empax.models.heads import EMOTION_HEAD
 from empax.parts.generator.stages import answerer_of, context_examples
 from empax.parts.generator.task import Generator
 from empax.pipeline import evaluate, run, swaps
-from empax.retrieval.index import StaleIndexError, load_index
+from empax.retrieval.index import load_index
 from empax.systems.reg.parts import RegParts
 from empax.training.checkpoint import load_params
 from tests.plans import context_of
@@ -249,22 +248,6 @@ def test_running_again_redoes_nothing(finished, config, caplog):
     assert time.perf_counter() - begin < 5
     assert times() == before
     assert [record.getMessage() for record in caplog.records] == [f"{stage}: done before" for stage in STAGES]
-
-
-def test_an_index_of_another_encoder_is_refused(finished, config, tmp_path):
-    workdir = tmp_path / "run"
-    shutil.copytree(finished, workdir)
-    shutil.rmtree(workdir / "reindex" / "store")
-    shutil.copytree(workdir / "index" / "store", workdir / "reindex" / "store")
-    before = (workdir / "predictions.jsonl").read_text()
-    with pytest.raises(DataError, match=r"reindex/store/embeddings\.npy has \d+ bytes instead of .*--redo=reindex"):
-        run.run(config, workdir)
-    assert (workdir / "predictions.jsonl").read_text() == before
-    (workdir / "reindex" / "DONE").unlink()  # so that nobody knows what the stage has made
-    with pytest.raises(
-        StaleIndexError, match=r"reindex/store was made with encoder '\w+', but '\w+' is asked for.*--redo=reindex"
-    ):
-        evaluate.load_answerer(evaluate.Settings("joint"), context_of(workdir), (64,))
 
 
 def test_each_index_is_of_the_retriever_that_its_stage_names(finished):

@@ -4,7 +4,6 @@ import dataclasses
 import sys
 import types
 
-import numpy as np
 import pytest
 
 import empax
@@ -31,7 +30,7 @@ def questions(contexts, responses, references):
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
     made = types.ModuleType("metrics_of_somebody")
-    made.questions, made.number = questions, 3
+    made.questions = questions
     made.sad = lambda contexts, responses, references, *, emotion: [one == "sad" for one in emotion]
     made.needs = lambda contexts, responses, references, *, topic: [1.0] * len(topic)
     made.short = lambda contexts, responses, references: [1.0]
@@ -88,7 +87,6 @@ def test_in_a_comparison_it_sees_the_rows_of_one_system_at_a_time():
     [
         ("questions", "metric = 'questions' is not 'module:name'"),
         ("no_such_module:f", "metric = 'no_such_module:f': there is no module 'no_such_module'; put its folder on"),
-        ("metrics_of_somebody:number", "metrics_of_somebody has no function 'number'"),
         ("metrics_of_somebody:short", "the metric metrics_of_somebody:short returned numbers of shape"),
         ("metrics_of_somebody:needs", "asks for topic; the fields of its rows are emotion, id"),
     ],
@@ -121,10 +119,3 @@ def test_the_stage_tries_it_on_two_rows_before_any_work(monkeypatch):
         report.check(report.Settings(metrics=("metrics_of_somebody:short",)), run)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="has no function"):
         report.Settings(metrics=("metrics_of_somebody:nothing",))
-
-
-@pytest.mark.parametrize("values", [[float("nan")] * 16, np.full(16, np.inf), ["1"] * 16])
-def test_what_is_no_number_is_refused(values, settings):
-    sys.modules["metrics_of_somebody"].questions = lambda *_: values  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ConfigError, match="must return a list or an array of 16 numbers"):
-        score(ROWS, settings=settings)

@@ -119,14 +119,6 @@ def test_layers_that_the_config_does_not_count_are_refused(saved, tmp_path):
         load_pretrained(folder)
 
 
-def test_one_weight_under_two_names_is_refused(saved, tmp_path):
-    tensors = oracle.tensors_of(transformers.BertModel.from_pretrained(saved("BertModel")))
-    name = "encoder.layer.0.attention.self.query.weight"
-    config = model_config(load_config(saved("BertModel")))
-    with pytest.raises(DataError, match=rf"{name} and bert\.{name} are the same weight of a model"):
-        import_params("bert", tensors | {f"bert.{name}": tensors[name] + 1}, config)
-
-
 def test_one_adapter_under_two_names_is_refused(written):
     folder, _ = written("BertModel", target_modules=["query"])
     file = folder / "adapter_model.safetensors"

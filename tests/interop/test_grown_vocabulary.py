@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -46,68 +47,83 @@ def logits(model, params, tokens):
     return np.asarray(jax.jit(lambda p: model.apply({"params": p}, ids, mask, *target))(params))
 
 
-@pytest.mark.oracle
-@pytest.mark.multidevice
-def test_added_tokens_start_as_their_names_and_are_exported(folder, tmp_path):
-    own, tokenizer = load_tokenizer(folder), load_tokenizer(folder, extra_tokens=SPECIAL_TOKENS)
-    used = own.vocab_size  # rows with a token of the model's own
+@pytest.fixture
+def grown(folder):
+    """The model with our special tokens added; its config and `old` parameters, whose first `used` rows have tokens."""
+    tokenizer = load_tokenizer(folder, extra_tokens=SPECIAL_TOKENS)
     settings = GeneratorSettings(architecture="pretrained", pretrained=str(folder))
-    loaded, (_, config, old) = load_generator(settings, tokenizer), load_pretrained(folder)
-    model, rows, size = loaded.model, config.vocab_size, tokenizer.vocab_size
-    assert model.config.vocab_size == size > rows
-    assert load_generator(settings, tokenizer, with_params=False).model == model
-    jax.tree.map(np.testing.assert_array_equal, loaded.params, load_generator(settings, tokenizer).params)
-    for name in ("token_embedding", "output_embedding", "output_bias"):
-        if name in old:
-            grown, before = np.asarray(loaded.params[name]), np.asarray(old[name])
-            if name == "token_embedding":
-                np.testing.assert_array_equal(grown[:used], before[:used])
-                for token in ATTRIBUTE_TOKENS:
-                    words = "a " + token.strip("<>").replace(":", " ").replace("_", " ")
-                    pieces = own.encode(words)[len(own.encode("a")) :]
-                    row = grown[tokenizer.token_id(token)]
-                    np.testing.assert_allclose(row, before[pieces].mean(axis=0), rtol=1e-5, atol=1e-6)
-                assert tokenizer.token_id(ATTRIBUTE_TOKENS[0]) == used < rows  # in a row that was there
-            else:
-                np.testing.assert_array_equal(grown[:rows], before)
-                apart = np.abs(grown[rows:] - before.mean(axis=0)).max(axis=-1)
-                np.testing.assert_array_less(apart, 0.06 * before.std() + 1e-6)
-            if grown.ndim == 2:
-                assert len(np.unique(grown[rows:], axis=0)) == size - rows
+    _, config, old = load_pretrained(folder)
+    loaded, used = load_generator(settings, tokenizer), load_tokenizer(folder).vocab_size
+    assert loaded.model.config.vocab_size == tokenizer.vocab_size > config.vocab_size > used
+    known = {"tokenizer": tokenizer, "settings": settings, "config": config, "old": old, "used": used}
+    return SimpleNamespace(**known, model=loaded.model, params=loaded.params)
+
+
+def test_added_tokens_start_as_their_names_and_all_else_stays(folder, grown):
+    own, rows = load_tokenizer(folder), grown.config.vocab_size
+    tables = {"token_embedding", "output_embedding", "output_bias"} & set(grown.old)
+    for name in tables:
+        now, before = np.asarray(grown.params[name]), np.asarray(grown.old[name])
+        if name == "token_embedding":
+            np.testing.assert_array_equal(now[: grown.used], before[: grown.used])
+            for token in ATTRIBUTE_TOKENS:
+                words = "a " + token.strip("<>").replace(":", " ").replace("_", " ")
+                pieces = own.encode(words)[len(own.encode("a")) :]
+                row = now[grown.tokenizer.token_id(token)]
+                np.testing.assert_allclose(row, before[pieces].mean(axis=0), rtol=1e-5, atol=1e-6)
+            assert grown.tokenizer.token_id(ATTRIBUTE_TOKENS[0]) == grown.used  # in a row that was there
+        else:
+            np.testing.assert_array_equal(now[:rows], before)
+            apart = np.abs(now[rows:] - before.mean(axis=0)).max(axis=-1)
+            np.testing.assert_array_less(apart, 0.06 * before.std() + 1e-6)
+        if now.ndim == 2:
+            assert len(np.unique(now[rows:], axis=0)) == grown.tokenizer.vocab_size - rows
+    now, before = ({name: tree[name] for name in set(grown.old) - tables} for tree in (grown.params, grown.old))
+    jax.tree.map(np.testing.assert_array_equal, now, before)
+
+
+@pytest.mark.multidevice
+def test_it_is_the_same_each_time_without_its_parameters_and_on_a_mesh(grown):
+    given = grown.settings, grown.tokenizer
+    assert load_generator(*given, with_params=False).model == grown.model
+    jax.tree.map(np.testing.assert_array_equal, grown.params, load_generator(*given).params)
     place = functools.partial(places, mesh=make_mesh(MeshSettings(fsdp=4)), settings=MeshSettings(fsdp=4))
-    spread = load_generator(settings, tokenizer, place=place).params
-    jax.tree.map(np.testing.assert_array_equal, spread, loaded.params)
+    spread = load_generator(*given, place=place).params
+    jax.tree.map(np.testing.assert_array_equal, spread, grown.params)
     assert {leaf.sharding for leaf in jax.tree.leaves(spread)} == set(jax.tree.leaves(place(spread)))
     assert "fsdp" in spread["token_embedding"].sharding.spec
-    rest = set(old) - {"token_embedding", "output_embedding", "output_bias"}
-    jax.tree.map(np.testing.assert_array_equal, *({name: tree[name] for name in rest} for tree in (loaded.params, old)))
 
-    tokens = np.random.default_rng(0).integers(3, used, (2, 7))
-    unchanged = logits(type(model)(config), old, tokens)
-    found = logits(model, loaded.params, tokens)
-    np.testing.assert_allclose(found[..., :used], unchanged[..., :used], rtol=1e-5, atol=1e-5)
-    assert (found[..., rows:].max(axis=-1) < unchanged.max(axis=-1)).all()
 
-    with_new = tokens.copy()
-    with_new[:, 3] = [rows, size - 1]
-    ours = logits(model, loaded.params, with_new)
-    generation = Generation(
-        dataclasses.asdict(DecodeSettings()), tokenizer.start_id, tokenizer.eos_id, tokenizer.pad_id
-    )
-    export_generator(tmp_path / "out", model, loaded.params, tokenizer, generation, base=load_config(folder))
-    assert read_json(tmp_path / "out" / "config.json")["vocab_size"] == size
-    kind = transformers.AutoModelForSeq2SeqLM if hasattr(model, "encode") else transformers.AutoModelForCausalLM
-    theirs, report = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
+def test_logits_of_own_tokens_stay_and_no_added_one_is_the_likeliest(grown):
+    tokens = np.random.default_rng(0).integers(3, grown.used, (2, 7))
+    unchanged = logits(type(grown.model)(grown.config), grown.old, tokens)
+    found = logits(grown.model, grown.params, tokens)
+    np.testing.assert_allclose(found[..., : grown.used], unchanged[..., : grown.used], rtol=1e-5, atol=1e-5)
+    assert (found[..., grown.config.vocab_size :].max(axis=-1) < unchanged.max(axis=-1)).all()
+
+
+@pytest.mark.oracle
+def test_transformers_reads_its_export_with_the_added_tokens(folder, grown, tmp_path):
+    tokenizer, out = grown.tokenizer, tmp_path / "out"
+    tokens = np.random.default_rng(0).integers(3, grown.used, (2, 7))
+    tokens[:, 3] = [grown.config.vocab_size, tokenizer.vocab_size - 1]
+    ids = (tokenizer.start_id, tokenizer.eos_id, tokenizer.pad_id)
+    generation = Generation(dataclasses.asdict(DecodeSettings()), *ids)
+    export_generator(out, grown.model, grown.params, tokenizer, generation, base=load_config(folder))
+    assert read_json(out / "config.json")["vocab_size"] == tokenizer.vocab_size
+    reads = hasattr(grown.model, "encode")
+    kind = transformers.AutoModelForSeq2SeqLM if reads else transformers.AutoModelForCausalLM
+    theirs, report = kind.from_pretrained(out, output_loading_info=True)
     assert not any(report.values())
-    arguments = {"input_ids": torch.tensor(with_new)}
-    if hasattr(model, "encode"):
-        start = np.full((2, 1), config.start_id)
-        arguments["decoder_input_ids"] = torch.tensor(np.concatenate([start, with_new[:, :-1]], axis=1))
+    arguments = {"input_ids": torch.tensor(tokens)}
+    if reads:
+        start = np.full((2, 1), grown.config.start_id)
+        arguments["decoder_input_ids"] = torch.tensor(np.concatenate([start, tokens[:, :-1]], axis=1))
     with torch.no_grad():
         expected = theirs.eval()(**arguments).logits.numpy()
-    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
-    again = load_generator(GeneratorSettings(architecture="pretrained", pretrained=str(tmp_path / "out")), tokenizer)
-    jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
+    np.testing.assert_allclose(logits(grown.model, grown.params, tokens), expected, rtol=1e-5, atol=1e-5)
+    again = load_generator(GeneratorSettings(architecture="pretrained", pretrained=str(out)), tokenizer)
+    jax.tree.map(np.testing.assert_array_equal, again.params, grown.params)
 
 
 def test_tokenizers_that_do_not_belong_are_refused(folder, tmp_path):

@@ -125,8 +125,6 @@ def test_a_folder_of_adapters_is_no_whole_model(tmp_path, bert):
     (tmp_path / "model.safetensors").rename(tmp_path / "adapter_model.safetensors")
     with pytest.raises(DataError, match="holds an adapter, which sits on the weights of another model"):
         open_tensors(tmp_path)
-    with pytest.raises(DataError, match="does not say which model the adapter sits on"):
-        load_config(tmp_path)
 
 
 def test_a_config_of_more_layers_than_weights_takes_no_time(tmp_path, bert):

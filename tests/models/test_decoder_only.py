@@ -12,13 +12,13 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from empax.core.config import ConfigError
-from empax.decoding.search import generate
 from empax.decoding.settings import DecodeSettings, num_hypotheses
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.parameters import export_params, import_params
 from empax.models.decoder_only import DecoderOnly, gpt2_config, llama_config
 from empax.models.prompted import PromptedDecoder
 from empax.models.rotary import rotation_rates, rotation_size
+from empax.parts.generator.decoder import Decoder
 from tests.decoding.hugging_face import found_by
 
 VOCAB, EOS, PAD, NEW = 97, 1, 0, 9
@@ -159,19 +159,8 @@ def test_logits_and_gradients_match_torch(name):
 
 
 def decode_ours(model, params, settings, tokens, mask):
-    @jax.jit
-    def decode(params, tokens, mask):
-        apply = functools.partial(PromptedDecoder(model).apply, {"params": params})
-        num = num_hypotheses(settings)
-        states = apply(tokens, mask, method="encode")
-        cache = apply(states, mask, num_hypotheses=num, max_length=NEW, method="start_cache")
-        assert cache.cross[0].shape == (2, len(tokens), model.config.num_kv_heads, model.config.head_dim, 8)
-        return generate(
-            functools.partial(apply, method="step"), cache, batch_size=len(tokens), start_id=states.start,
-            eos_id=EOS, pad_id=PAD, settings=settings,
-        )  # fmt: skip
-
-    return decode(params, tokens, mask)
+    decoder = Decoder(settings, None, EOS, PAD, counts_prompt=False)
+    return jax.jit(lambda *inputs: decoder(PromptedDecoder(model), *inputs, jax.random.key(0)))(params, tokens, mask)
 
 
 def decode_theirs(model, num, new, tokens, mask):
@@ -218,6 +207,7 @@ def test_cached_steps_give_the_logits_of_the_whole(name, unroll):
     prompted = functools.partial(PromptedDecoder(model).apply, {"params": params})
     states = jax.jit(functools.partial(prompted, method="encode"))(tokens, mask)
     cache = jax.jit(functools.partial(prompted, num_hypotheses=2, max_length=4, method="start_cache"))(states, mask)
+    assert cache.cross[0][0].shape == (3, model.config.num_kv_heads, model.config.head_dim, 6)  # once per prompt
     step = jax.jit(functools.partial(apply, method="step"))
     first, cache = step(jnp.repeat(states.start[:, None], 2, axis=1), cache)
     np.testing.assert_array_equal(first[:, 0], first[:, 1])

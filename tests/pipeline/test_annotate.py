@@ -9,7 +9,7 @@ from sklearn.metrics import f1_score
 
 from empax.core.files import WorkDir, read_jsonl, write_jsonl
 from empax.core.system import RunContext
-from empax.core.types import ATTRIBUTES, Instance
+from empax.core.types import ATTRIBUTES, MECHANISMS, Instance
 from empax.data.dialogues import instance_to_row
 from empax.parts.attributes.pairs import Pair
 from empax.pipeline import annotate
@@ -33,7 +33,7 @@ class CountingJudge:
     def __call__(self, contexts, responses):
         self.seen += [(tuple(context), response) for context, response in zip(contexts, responses, strict=True)]
         words = [len(" ".join([*c, r]).split()) for c, r in zip(contexts, responses, strict=True)]
-        levels = np.array([[(n + c) % 3 for c in range(len(self.mechanisms))] for n in words])
+        levels = np.array([[(n + MECHANISMS.index(name)) % 3 for name in self.mechanisms] for n in words])
         return np.eye(3)[levels]
 
 
@@ -49,13 +49,13 @@ def test_levels_come_in_the_order_of_the_attributes_whoever_gives_them():
     judges = [CountingJudge(("exploration",)), CountingJudge(("interpretation", "emotional_reaction"))]
     (found,) = annotate.judge_levels(judges, [("I love it",)], ["so much"])
     assert tuple(found) == ATTRIBUTES
-    assert found == {"sentiment": "high", "emotional_reaction": "low", "interpretation": "high", "exploration": "high"}
+    assert found == {"sentiment": "high", "emotional_reaction": "high", "interpretation": "low", "exploration": "mid"}
 
 
 def test_what_nobody_gives_is_no_attribute():
     assert annotate.judge_levels([], [("I love it",)], ["so much"]) == [{"sentiment": "high"}]
     (found,) = annotate.judge_levels([CountingJudge(("exploration",))], [("I love it",)], ["so much"])
-    assert found == {"sentiment": "high", "exploration": "high"}
+    assert found == {"sentiment": "high", "exploration": "mid"}
 
 
 @pytest.fixture

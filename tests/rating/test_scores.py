@@ -189,9 +189,3 @@ def test_needed_ratings_of_a_worked_number_and_by_simulation():
     ):
         with pytest.raises(ConfigError, match="must lie"):
             needed_ratings(**wrong)
-
-
-def test_nothing_rated_is_said():
-    key = studied(rows=5, checks=0)
-    with pytest.raises(ConfigError, match="no item of the study has an answer"):
-        score(key, [])

@@ -35,6 +35,21 @@ def learn(loss, params, given, rate):
     return params, metrics
 
 
+def loss_and_gradient(task, params, frozen, batch, *, train):
+    """The summed loss of a batch with (the loss, what is logged), and its gradient."""
+
+    def loss(params):
+        found, metrics = task.loss(params, frozen, batch, jax.random.key(0), train=train)
+        return found.total, (found, metrics)
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+
+def use_all_cells(monkeypatch):
+    """Losses over real tokens are computed over padding, too."""
+    monkeypatch.setattr("empax.parts.generator.task.over_real_tokens", lambda function, *given: function(*given))
+
+
 def keys(count):
     """Of as many updates on the same rows."""
     return map(jax.random.key, range(count))

@@ -28,7 +28,6 @@ from empax.parts.generator.parts import GeneratorParts
 from empax.parts.generator.settings import DialogueSettings, GeneratorSettings
 from empax.parts.generator.stages import answerer_of
 from empax.parts.generator.task import Generator, target_weights
-from empax.pipeline import annotate
 from empax.systems.emprl import ppo
 from empax.systems.emprl.kl import kl_penalty
 from empax.systems.emprl.rewards import EmpathyReward
@@ -262,15 +261,6 @@ class Judge:
 
 
 FIRST, SECOND = Judge((MECHANISMS[2],), (2,)), Judge((MECHANISMS[1], MECHANISMS[0]), (1, 0))
-
-
-def test_levels_stand_under_the_mechanism_that_each_judge_says():
-    (found,) = annotate.judge_levels([FIRST, SECOND], [("I won!",)], [""])
-    assert found == {
-        "sentiment": "high", "emotional_reaction": "low", "interpretation": "mid", "exploration": "high",
-    }  # fmt: skip
-    for text, level in (("That is awful.", "low"), ("It is a table.", "mid"), ("Great!", "high")):
-        assert annotate.sentiment_levels([text]) == [level]
 
 
 def test_rewards_read_the_mechanisms_in_their_order_whoever_says_them():

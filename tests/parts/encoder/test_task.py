@@ -106,7 +106,7 @@ def test_heads_read_small_vectors_as_they_read_large_ones(batch, params, monkeyp
     vectors = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
     monkeypatch.setattr(Toy, "vectors", lambda *args, **options: jnp.asarray(vectors))
     large = read()
-    monkeypatch.setattr(Toy, "vectors", lambda *args, **options: jnp.asarray(0.05 * vectors))
+    monkeypatch.setattr(Toy, "vectors", lambda *args, **options: jnp.asarray(0.005 * vectors))
     np.testing.assert_allclose(read(), large, rtol=1e-4)
 
 

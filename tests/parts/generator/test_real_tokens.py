@@ -13,9 +13,9 @@ import pytest
 from empax.core.types import TrainState
 from empax.data.exemplars import LabelledBatch
 from empax.decoding.settings import DecodeSettings
-from empax.parts.generator import task as module
 from empax.training.step import make_train_step
 from tests.parts.generator.tiny import PROMPTED, drawn, generator, random_ids
+from tests.systems.learning import loss_and_gradient, use_all_cells
 
 T, SIZE = 16, 3 * 16 // 8
 TASK = dataclasses.replace(generator(DecodeSettings("greedy", 4)), label_smoothing=0.1)
@@ -52,10 +52,6 @@ def shapes():
         yield seen
 
 
-def use_all_cells(monkeypatch):
-    monkeypatch.setattr(module, "over_real_tokens", lambda function, *given: function(*given))
-
-
 def assert_same(found, expected):
     jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-5, atol=1e-5), found, expected)
 
@@ -67,12 +63,8 @@ def test_nothing_changes_without_padding(given, monkeypatch, name, train):
     params = drawn(task, given)
 
     def learned():
-        def loss(params):
-            found, metrics = task.loss(params, {}, given, jax.random.key(0), train=train)
-            return found.total, (found, metrics)
-
         with shapes() as seen:
-            return jax.jit(jax.value_and_grad(loss, has_aux=True))(params), seen
+            return loss_and_gradient(task, params, {}, given, train=train), seen
 
     found, seen = learned()
     assert seen == {(SIZE, 1)}

@@ -11,10 +11,10 @@ import pytest
 from configs import classic
 from empax.core.config import ConfigError, to_settings
 from empax.core.tree import count_params, named_leaves
-from empax.parts.generator import task as generator
 from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
 from empax.training.optimizer import OptimizerSettings, learning_rate
 from tests.systems.classic.small import FORMS, START, VOCAB, make, token_nll
+from tests.systems.learning import loss_and_gradient, use_all_cells
 
 
 def rarely(*forms):
@@ -238,16 +238,10 @@ def test_losses_without_padding_are_those_of_all_tokens(made, form, monkeypatch)
     frozen = {"frequency": jnp.linspace(0.1, 1.0, VOCAB)}
     batch = dataclasses.replace(one.batch, valid=jnp.array([True, False, True]))
 
-    def learned(*, train):
-        def loss(params):
-            found, metrics = task.loss(params, frozen, batch, jax.random.key(0), train=train)
-            return found.total, metrics
-
-        return jax.jit(jax.value_and_grad(loss, has_aux=True))(one.params)
-
     monkeypatch.setattr("empax.losses.real_tokens.LEAST", 1)
-    found = [learned(train=train) for train in (True, False)]
-    monkeypatch.setattr(generator, "over_real_tokens", lambda function, *given: function(*given))
-    expected = [learned(train=train) for train in (True, False)]
+    found = [loss_and_gradient(task, one.params, frozen, batch, train=train) for train in (True, False)]
+    use_all_cells(monkeypatch)
+    expected = [loss_and_gradient(task, one.params, frozen, batch, train=train) for train in (True, False)]
     jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-5), expected, found)
-    assert "frequency_loss" in found[0][0][1]
+    (_, (_, metrics)), _ = found[0]
+    assert "frequency_loss" in metrics

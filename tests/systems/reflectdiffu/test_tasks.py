@@ -14,7 +14,6 @@ from empax.losses.contrastive import supervised_contrastive
 from empax.losses.cross_entropy import token_log_probs
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.transformer import EncoderDecoder
-from empax.parts.generator import task as generator
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.diffusion import Schedule
@@ -26,7 +25,7 @@ from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu, policy
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 from empax.systems.reflectdiffu.tasks import ReflectDiffu, Thought, shown_tags, standardized
 from empax.training.accumulation import TrainingError
-from tests.systems.learning import random_like
+from tests.systems.learning import loss_and_gradient, random_like, use_all_cells
 
 B, S, T, P, V, N = 4, 7, 5, 9, 23, 3
 SMALL = WordLevelSettings(d_model=16, num_heads=2, head_dim=6, d_ff=12)
@@ -252,17 +251,11 @@ def test_losses_without_padding_are_those_of_all_tokens(copying, monkeypatch):
     task, params, frozen = make(**OFF | {"copying": copying, "intent_start": True})
     batch = example(reasons=False)
 
-    def learned():
-        def loss(params):
-            found, metrics = task.loss(params, frozen, batch, KEY, train=True)
-            return found.total, metrics
-
-        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-
     monkeypatch.setattr("empax.losses.real_tokens.LEAST", 1)
-    found = learned()
-    monkeypatch.setattr(generator, "over_real_tokens", lambda function, *given: function(*given))
-    jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-5), learned(), found)
+    found = loss_and_gradient(task, params, frozen, batch, train=True)
+    use_all_cells(monkeypatch)
+    expected = loss_and_gradient(task, params, frozen, batch, train=True)
+    jax.tree.map(lambda e, f: np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-5), expected, found)
 
 
 def test_each_denoiser_learns_the_noise_of_its_polarity(whole, monkeypatch):
