@@ -30,6 +30,7 @@ from empax.parts.generator.stages import answerer_of
 from empax.parts.generator.task import Generator, target_weights
 from empax.systems.emprl import ppo
 from empax.systems.emprl.kl import kl_penalty
+from empax.systems.emprl.policy import Found
 from empax.systems.emprl.rewards import EmpathyReward
 from empax.systems.emprl.settings import GrpoTaskSettings, PpoTaskSettings
 from empax.systems.emprl.tasks import Grpo, Ppo
@@ -294,7 +295,7 @@ def policy_of(cls, settings, patch):
     task = cls(types.SimpleNamespace(model=None, decoder=None), None, settings)
     patch.setattr(cls, "encoded", lambda *_: None)
     patch.setattr(cls, "on_gold", lambda *_, **__: (Mean(jnp.float32(6.0), jnp.float32(2.0)), {}))
-    given = jnp.asarray(OLD) + 0.05, jnp.asarray(LOGITS[..., 3]), jnp.asarray(LOGITS)
+    given = Found(jnp.asarray(OLD) + 0.05, jnp.asarray(LOGITS[..., 3]), jnp.asarray(LOGITS))
     trunks = []
     patch.setattr(cls, "read", lambda *args: trunks.append(float(args[-1])) or given)
     return task, given, trunks
