@@ -50,7 +50,8 @@ def is_fused(
 
 def _by_cudnn(queries: int, keys: int, head_dim: int, dtype: DTypeLike) -> bool:
     fits = head_dim % 8 == 0 and head_dim <= 128 and queries % 2 == keys % 2 == 0
-    return fits and jnp.dtype(dtype).itemsize == 2 and backend() == "gpu" and _card_fits()
+    # A GPU that is only planned for has none: a CPU compiles its program.
+    return fits and jnp.dtype(dtype).itemsize == 2 and backend() == jax.default_backend() == "gpu" and _card_fits()
 
 
 def _card_fits() -> bool:

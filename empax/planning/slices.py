@@ -11,7 +11,6 @@ Utilisation (MFU) counts only the model's FLOPs: recomputation to save memory is
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -208,7 +207,7 @@ def write_program(config: Mapping[str, Any], stage: str, topology: str, folder: 
     """Makes the compiler write the step of a stage into `folder`."""
     plan = make_plan(config)
     laid = lay_out(plan, plan.stages[stage], devices_of(topology))
-    with contextlib.nullcontext() if topology == "gpu" else planned_for("tpu"):
+    with planned_for("gpu" if topology == "gpu" else "tpu"):
         lowered = laid.lower()
     compile_into(lowered, folder)
 

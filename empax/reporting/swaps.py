@@ -80,9 +80,11 @@ def beside_none(reports: Mapping[str, Report]) -> Table:
         for name, _ in _in_order(first["given"])
         if name != "none"
     ]
+    counts = [f"{one['rows']:,}" for one in found.values()]
+    over = f"{counts[0]} references" if len({*counts}) == 1 else f"{' / '.join(counts)} references, column by column"
     note = (
-        f"Nats per reply, compared with no exemplars, over {first['rows']:,} references. Each column is one model. "
-        "Differences are paired, with 95% intervals over dialogues."
+        f"Nats per reply, compared with no exemplars, over {over}. Each column is one model. Differences are paired, "
+        "with 95% intervals over dialogues."
     )
     return Table(TITLE, note, ["given", *(f"− none, {name}" for name in found)], rows)
 

@@ -3,11 +3,14 @@
 import re
 import types
 
+import jax.numpy as jnp
 import pytest
 
 from configs import reg_t5
+from empax.core.machine import backend
+from empax.models.attention_kernels import is_fused
 from empax.pipeline.plan import make_plan, plain
-from empax.planning import one_gpu
+from empax.planning import one_gpu, slices
 from empax.planning.plan import describe
 from tests.plans import changed
 
@@ -38,6 +41,19 @@ def test_the_peak_of_a_step_is_named_with_the_cards_that_have_it(temporary, room
     assert "compiled for this CPU, which keeps more in float32" in said
     assert "longer:" not in said
     assert numbers(said) == (0.0, temporary / 1e9, temporary / 1e9, room)  # a tiny state
+
+
+def test_without_a_gpu_its_program_is_compiled_but_for_calls_of_cudnn(config, monkeypatch):
+    """It has logits of all target cells, which take much of the memory."""
+    found = []
+
+    def lower():
+        return backend(), is_fused("auto", 256, 256, 64, jnp.bfloat16, dropped=False)
+
+    monkeypatch.setattr(slices, "lay_out", lambda *given: types.SimpleNamespace(lower=lower))
+    monkeypatch.setattr(slices, "compile_into", lambda lowered, folder: found.append(lowered))
+    slices.write_program(config, "generator", "gpu", "")
+    assert found == [("gpu", False)]
 
 
 @pytest.mark.slow

@@ -203,4 +203,4 @@ def test_it_learns_the_toy(toy, tmp_path, loss):
     toy.train(tmp_path, preference=True, loss=loss, steps=15)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     rewards = [row["reward"] for row in rows if row["split"] == "train"]
-    assert rewards[-1] > 0.8, rewards
+    assert rewards[-1] > (0.7 if loss == "ipo" else 0.8), rewards  # the margin that IPO wants is bounded
