@@ -88,9 +88,8 @@ class ConvFeedForward(nn.Module):
         self, padded: Float[Array, "B P D"], weights: Float[Array, "W D F"], offset: Float[Array, " F"] | None
     ) -> Float[Array, "B T F"]:
         length = padded.shape[1] - self.kernel + 1
-        result = contract("BTD,DF->BTF", padded[:, :length], weights[0])
-        for place in range(1, self.kernel):
-            result = result + contract("BTD,DF->BTF", padded[:, place : place + length], weights[place])
+        read = jnp.concatenate([padded[:, place : place + length] for place in range(self.kernel)], axis=-1)
+        result = contract("BTD,DF->BTF", read, weights.reshape(-1, weights.shape[-1]))
         if offset is not None:
             result = add_bias(result, over_last(offset, 3))
         return ACTIVATIONS[self.activation](result)
