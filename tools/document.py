@@ -256,19 +256,6 @@ def _shares(table: Table, results: Path) -> list[str]:
     return markdown_table(head, rows)
 
 
-def _judges(table: Table, results: Path) -> list[str]:
-    """Returns the share of a run's replies with equal levels by two judges; in brackets Cohen's kappa."""
-    titles = {"first": "identifiers", "second_seed": "second seed", "linear": "linear judge"}
-    rows = []
-    for row in table["rows"]:
-        agreement = _read(_path(row, results))["empathy"]["agreement"]
-        for one, others in agreement.items():
-            for other, parts in others.items():
-                cells = [f"{parts[m]['share']:.1f}% ({parts[m]['kappa']:.2f})" for m in MECHANISMS]
-                rows.append([f"{row['name']}: {titles[one]}, {titles[other]}", *cells])
-    return markdown_table(["", *(m.replace("_", " ") for m in MECHANISMS)], rows)
-
-
 def _ratings(table: Table, results: Path) -> list[str]:
     """Returns the rank correlation of `judges`, or of metrics with `references`, with human ratings."""
     found = _read(results / "judges" / "report.json")[table["of"]]
@@ -349,7 +336,6 @@ _KINDS: Mapping[str, Callable[[Table, Path], list[str]]] = {
     "pairs": _pairs,
     "agreement": _agreement,
     "shares": _shares,
-    "judges": _judges,
     "ratings": _ratings,
     "benchmark": _benchmark,
     "swaps": _swaps,
