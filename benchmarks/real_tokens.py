@@ -23,7 +23,7 @@ from empax.models.fusion_in_decoder import FusionInDecoder
 
 HELD_EQUAL = (
     "one process; the same initial weights, batch, updates and masks of dropout, in bfloat16 on the same device; the "
-    "first losses must agree",
+    "losses at the end of the first round must agree",
     "ours: the output layer reads all cells of the target at once, padding included",
     "theirs: a loop over eighths of the cells, real ones first, which ends before the first of padding alone",
     "targets are padded to --target tokens; real_cells: share of the cells that count",
