@@ -4,6 +4,7 @@ r"""EmpRL on a decoder-only model with low-rank adapters.
   python -m empax.main --config=configs/emprl_llm.py:sft --config.data.dir=DATA           # the paper's "w/o RL"
   python -m empax.main --config=configs/emprl_llm.py:expected --config.data.dir=DATA      # no_kl, grpo, ...
   python -m empax.main --config=configs/emprl_llm.py:dailydialog --config.data.dir=DATA   # and small talk
+  python -m empax.main --config=configs/emprl_llm.py:empathetic-smollm2 --config.data.dir=DATA  # from published weights
   python -m empax.main --config=configs/emprl_llm.py:llama-3.1-8b --config.data.dir=DATA  # an accelerator
   python -m empax.main --config=configs/emprl_llm.py:FOLDER --config.data.dir=DATA        # any Llama or GPT-2
   python -m empax.main --config=configs/emprl_llm.py:tiny                                 # a trial with a random model

@@ -44,7 +44,7 @@ OUTPUT = {"pattern": "/social/attention/out$", "learning_rate_scale": 8.0}
 
 In FLAN-T5-small the states of the decoder's layers have a root mean square of 12 to 270, and the output weights of its
 own attention one of .4 to 1.8. New ones begin at .05, and Adam moves an entry by at most the learning rate in an
-update: at the plain rate they would stay so small that facts would not be read.
+update: at the plain rate, the 1,250 updates of a CPU would leave them so small that facts would not be read.
 """
 GROUPS = {"scratch": [common.POSITIONS], "t5": [OUTPUT], "bart": []}
 """Parameter groups of the generator, by model."""

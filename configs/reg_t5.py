@@ -105,7 +105,6 @@ def on_accelerators(config: ConfigDict) -> None:
             "max_key_tokens": 128,
         }
     )
-    config.reg.decoding.max_tokens = 64
     config.generator.buckets = (64, 128)
     config.generator.optimizer = plain(300, learning_rate=1e-4)
     for name in ("exemplars", "longer"):

@@ -25,6 +25,7 @@ from empax.core.types import LEVELS, MECHANISMS
 from empax.evaluation.human_ratings import PARTS
 from empax.evaluation.published import TABLES
 from empax.reporting import swaps
+from empax.reporting.comparisons import family
 from empax.reporting.content import recipe_of
 from empax.reporting.tables import (
     cell,
@@ -212,7 +213,7 @@ def _pairs(table: Table, results: Path) -> list[str]:
     note = (
         f"Differences with 95% intervals over {found['rows']['resampled']}, "
         f"{' to '.join(f'{size:,}' for size in dict.fromkeys((sizes[0], sizes[-1])))} rows. Bold: p < .05{test} after "
-        f"Holm's correction over {made['tests']} tests."
+        f"Holm's correction over {family(made)}."
     )
     equal = [name for name in names if any("equal" in pair["metrics"].get(name, {}) for pair in pairs)]
     if equal:

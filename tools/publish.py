@@ -58,6 +58,7 @@ print(model.reply(["I lost my keys.", "Oh no! Where did you see them last?", "At
 - **Data**: the training split of EmpatheticDialogues (Rashkin et al. 2019): {rows}.
   The corpus is CC BY-NC 4.0, and so are these weights ([LICENSE](../LICENSE)): no commercial use.
 - **Reads**: {reads}
+  Training cut it to its newest {most} tokens; `reply` reads 512 (`max_source_tokens`).
 - **Decodes**: as generation_config.json says.
 - **Made by**: `{command}`, commit {commit}.
 - **Limits**: a small model. It is no therapist and no crisis line, asks about things that it has already been
@@ -100,14 +101,15 @@ def publish(workdir: Path, output: Path, decode: Mapping[str, Any] | None = None
     chosen = options(prompted=prompted) if decode is None else decode
     written = {**ids, "eos_token_id": t.eos_id, "pad_token_id": t.pad_id, **chosen}
     generation = Generation({}, t.start_id, t.eos_id, t.pad_id, written=written)
-    learnt = math.prod(read_json(workdir / "config.json")["generator"][name] for name in ("steps", "batch_size"))
+    config = read_json(workdir / "config.json")
+    learnt = math.prod(config["generator"][name] for name in ("steps", "batch_size"))
     report = read_json(workdir / _REPORT) if (workdir / _REPORT).is_file() else None
     run = report["run"] if report else read_json(workdir / "run.json")
     card = _CARD.format(
         name=output.name, base=found.base, rank=found.lora.rank, reads=_READS[prompted], commit=run["commit"],
         rows="all its 40,290 replies" if learnt >= 40_290 else f"{learnt:,} of its 40,290 replies",
         command=f"python -m empax.main --config=configs/published.py:{output.name} --config.data.dir=DATA",
-        numbers=_numbers(report) if report else "",
+        most=config[config["system"]]["layout"]["max_context_tokens"], numbers=numbers(report) if report else "",
     )  # fmt: skip
     export_adapters(
         output, fields["model_type"], rounded, found.model.config, found.lora, base=found.base,
@@ -117,13 +119,16 @@ def publish(workdir: Path, output: Path, decode: Mapping[str, Any] | None = None
     return f"wrote {output}, {size / 1e6:.1f} MB"
 
 
-def _numbers(report: Mapping[str, Any]) -> str:
+def numbers(report: Mapping[str, Any]) -> str:
+    """Returns the metrics of a report, and how its replies were decoded: not as `options` say."""
     rows = []
     for name in _METRICS:
         cells = (format_value(name, report["metrics"][name][key]) for key in ("value", "low", "high"))
         rows.append([metric_title(name), "{} ({}–{})".format(*cells)])
     about = describe(report["rows"], _METRICS, corpus=report["test_set"]["corpus"])
-    return "\n".join([*markdown_table(["", "test split"], rows), "", f"Decoded as the recipe does. {about}"])
+    decoding = json.dumps(report["config"][report["system"]]["decoding"])
+    decoded = f"The replies were decoded by the recipe, `{decoding}`; `reply` decodes as generation_config.json says."
+    return "\n".join([*markdown_table(["", "test split"], rows), "", decoded, about])
 
 
 @in_one_line

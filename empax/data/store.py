@@ -240,9 +240,27 @@ class PlannedTokenizer:
 
 
 def may_load(run: RunContext, model: str) -> bool:
-    """Whether a model is on this machine, or may be downloaded; a plan downloads nothing."""
-    return not run.planned or model in NAMED or expand(model).exists()
+    """Whether a model is on this machine, or may be downloaded; a plan downloads nothing.
 
+    Of a Hub model that was downloaded before, a plan notes the files.
+    """
+    if not run.planned or model in NAMED or expand(model).exists():
+        return True
+    # Imported here because it is slow and rarely needed.
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    with contextlib.suppress(HFValidationError):  # the path of a folder that does not exist
+        found = (try_to_load_from_cache(model, name) for name in ("config.json", "adapter_config.json"))
+        if configs := [Path(path) for path in found if isinstance(path, str)]:
+            folder = configs[0].parent  # it may hold more, for other libraries
+            weights = next(filter(None, (sorted(folder.glob(pattern)) for pattern in _HUB_WEIGHTS)), [])
+            note(f"the model {model!r}", folder, [*configs, *weights])
+    return False
+
+
+_HUB_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "flax_model*.msgpack")
+"""Files of a Hub model's weights; the first that exist are read."""
 
 _TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.[gG][gG][uU][fF]")
 """Files of a model's folder that a tokenizer may be loaded from."""

@@ -156,7 +156,7 @@ def bart_mapping(config: TransformerConfig) -> Mapping:
     rows = [Row("token_embedding", shared, SAME)]
     tied = [*map(re.escape, copies)]
     ignored = () if config.num_decoder_layers else (r"model\.decoder\..*", "final_logits_bias", _HEAD)
-    if config.output_bias:
+    if config.output_bias == "constant":
         rows.append(Row("output_bias", "final_logits_bias", ROW, optional=True))
     rows += _head_rows(config.tie_embeddings)
     if config.tie_embeddings and config.num_decoder_layers:

@@ -154,7 +154,7 @@ def _config(fields: Mapping[str, Any], family: _Family, changes: Mapping[str, An
         position_offset=family.position_offset,
         shared_positions=False,
         layer_norm_eps=1e-5,  # PyTorch's default; config.json does not say
-        output_bias=True,
+        output_bias="constant",
     )
     return dataclasses.replace(config, **given)
 

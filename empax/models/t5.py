@@ -104,7 +104,7 @@ def mt5_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConfig:
 
 def encoder_alone(config: TransformerConfig) -> TransformerConfig:
     """Returns the settings of the encoder alone, without decoder layers and head."""
-    return dataclasses.replace(config, num_decoder_layers=0, tie_embeddings=True, output_bias=False)
+    return dataclasses.replace(config, num_decoder_layers=0, tie_embeddings=True, output_bias="none")
 
 
 def _preset(name: str) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class EncoderDecoder(nn.Module):
             self.output_embedding = self.param("output_embedding", outward, (c.vocab_size, c.d_model))
         if c.position == "learned" and c.shared_positions:
             self.position_embedding = self.param("position_embedding", init, (c.position_rows(), c.d_model))
-        if c.output_bias:
+        if c.output_bias != "none":
             self.output_bias = self.param("output_bias", nn.initializers.zeros, (c.vocab_size,))
         self.encoder = Stack(c, c.num_encoder_layers, decoder=False)
         self.decoder = Stack(c, c.num_decoder_layers, decoder=True)
@@ -204,9 +204,10 @@ class EncoderDecoder(nn.Module):
         # Scales the hidden states, not the weights: a decoding step must not copy the whole matrix.
         scaled = hidden * c.d_model**-0.5 if c.output_scale else hidden
         logits = contract("BTD,VD->BTV", scaled, self._table() if table is None else table, result=jnp.float32)
-        if not c.output_bias:
+        if c.output_bias == "none":
             return logits
-        return logits + jax.lax.stop_gradient(self.output_bias)[None, None]
+        bias = self.output_bias if c.output_bias == "trained" else jax.lax.stop_gradient(self.output_bias)
+        return logits + bias[None, None]
 
     def decode(
         self, target: Int[Array, "B T"], states: Float[Array, "B S D"], states_mask: Bool[Array, "B S"], **options: Any

@@ -64,7 +64,7 @@ class TransformerConfig:
         Ours: with 1 and a tied output layer, the state of a token that was just read is nearest to its own embedding.
         Such a model begins by repeating each token, and unlearns this slowly.
       output_scale: whether output logits are scaled by d_model ** -0.5 (T5 v1.0).
-      output_bias: whether a constant is added to the logits (BART's `final_logits_bias`); it is never trained.
+      output_bias: what is added to the logits: "none", a "constant" (BART's `final_logits_bias`), or a "trained" bias.
       init_scale: factor on every initial weight except embeddings.
       embedding_stddev: standard deviation of initial embeddings; None = d_model ** -0.5.
       output_stddev: that of an initial output layer that is not tied; None = d_model ** -0.5.
@@ -111,7 +111,7 @@ class TransformerConfig:
     embedding_norm: bool = False
     tie_embeddings: bool = True
     output_scale: bool = False
-    output_bias: bool = False
+    output_bias: Literal["none", "constant", "trained"] = "none"
     layer_norm_eps: float = 1e-6
     final_norm: bool = True
     init_scale: float = 1.0

@@ -108,13 +108,18 @@ def _names(found: Comparison) -> list[str]:
     return list(dict.fromkeys(name for system in found["systems"].values() for name in system["metrics"]))
 
 
+def family(correction: Mapping[str, Any]) -> str:
+    """Describes the tests that a correction counts, whether a table shows them or not."""
+    pairs = "1 pair" if correction["pairs"] == 1 else f"{correction['pairs']} pairs"
+    return f"{correction['tests']} tests ({pairs}, {correction['metrics']} metrics)"
+
+
 def _notes(found: Comparison) -> list[str]:
     made, unit = found["correction"], found["rows"]["resampled"].removesuffix("s")
-    pairs = "1 pair" if made["pairs"] == 1 else f"{made['pairs']} pairs"
     notes = [
         f"p: two-sided, {made['test']}, outputs swapped {unit} by {unit} {made['samples']:,} times. "
-        f"p Holm: p corrected over {made['tests']} tests ({pairs}, {made['metrics']} metrics). p boot: from as many "
-        f"bootstrap resamples of {unit}s; Distinct, Sent-Std and Top-5 have none."
+        f"p Holm: p corrected over {family(made)}. p boot: from as many bootstrap resamples of {unit}s; Distinct, "
+        "Sent-Std and Top-5 have none."
     ]
     if any("equal" in cell for pair in found["pairs"] for cell in pair["metrics"].values()):
         notes.append(

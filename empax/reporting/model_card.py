@@ -26,7 +26,7 @@ _LICENCES = {
     ),
     "sample": ("apache-2.0", "The built-in sample was written for empax and is under its licence, Apache-2.0."),
 }
-"""Name of the data → the Hub's name of the licence, and a sentence."""
+"""Name of the data, all English → the Hub's name of the licence, and a sentence."""
 
 _UNKNOWN = ("other", "The licence of the training data applies; look it up before you pass the model on.")
 
@@ -146,7 +146,7 @@ def _front_matter(about: Exported, config: Mapping[str, Any], report: Mapping[st
         if name in metrics and metrics[name]["value"] is not None
     ]
     card = ModelCardData(
-        language="en",
+        language="en" if config["data"]["name"] in _LICENCES else None,  # else unknown
         license=_licence(config)[0],
         library_name=library,
         pipeline_tag="sentence-similarity" if about.what == "retriever" else None,

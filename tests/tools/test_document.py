@@ -158,6 +158,19 @@ def test_a_table_is_filled_between_its_marks_and_nothing_else_changes(tmp_path):
     assert fill(made, make_results(tmp_path / "b", 2.5)) != made
 
 
+def test_a_table_of_pairs_counts_all_tests_that_its_correction_covers(tmp_path):
+    cell = {"difference": 1.0, "low": 0.5, "high": 1.5, "p_holm": 0.01}
+    pairs = [{"first": a, "second": "c", "rows": 9, "metrics": {"bleu_2": cell, "rouge_l": cell}} for a in "ab"]
+    found = {"pairs": pairs, "correction": {"tests": 4, "pairs": 2, "metrics": 2}, "rows": {"resampled": "dialogues"}}
+    write_json(tmp_path / "comparisons.json", {"some": found})
+    row = {"name": "a − c", "pair": ["a", "c"]}
+    table = {"kind": "pairs", "group": "some", "metrics": ["bleu_2"], "rows": [row]}
+    write_json(tmp_path / "tables.json", {"pairs": table})
+    made = fill(document("pairs"), tmp_path)
+    assert "| a − c | **+1.00 (+0.50 to +1.50)** |" in made
+    assert "after Holm's correction over 4 tests (2 pairs, 2 metrics)." in made
+
+
 def test_a_table_may_tell_the_recipe_of_each_run(tmp_path):
     made = fill(document("commands"), make_results(tmp_path, 2.0))
     assert "|  | BLEU-2 ↑ | recipe |" in made

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from empax.core.files import read_json
 from empax.data.wheels import PUBLISHED, T5_REPLIES, published_folder
 from empax.interop.readers import open_tensors
 from empax.serving.export import trained_model
-from tools.publish import main, options
+from tools.publish import main, numbers, options
+
+RUNS = Path(__file__).parents[2] / "results" / "runs" / "published"
 
 
 @pytest.mark.slow
@@ -52,6 +55,16 @@ def test_the_command_of_a_card_writes_the_published_options(name):
     written = read_json(published_folder(name) / "generation_config.json")
     chosen = {key: value for key, value in written.items() if "token_id" not in key}
     assert chosen == options(prompted=name != T5_REPLIES)
+
+
+@pytest.mark.parametrize(("name", "run"), [("empathetic-t5-small", "t5-small"), ("empathetic-smollm2", "smollm2")])
+def test_a_card_says_how_the_replies_that_it_counts_were_decoded_and_what_training_read(name, run):
+    report = read_json(RUNS / run / "0" / "report.json")
+    settings = report["config"]["seq2seq"]
+    card = (published_folder(name) / "README.md").read_text(encoding="utf-8")
+    assert numbers(report) in card
+    assert json.dumps(settings["decoding"]) in card
+    assert f"Training cut it to its newest {settings['layout']['max_context_tokens']} tokens" in card
 
 
 def test_a_run_without_adapters_is_refused(tmp_path, capsys):

@@ -1,12 +1,13 @@
-"""Settings and initial word vectors of the word-level Transformer of MoEL's lineage."""
+"""Settings and initial parameters of the word-level Transformer of MoEL's lineage."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from empax.core.config import ConfigError, check_numbers
 from empax.core.protocols import Tokenizer
@@ -45,10 +46,14 @@ class WordLevelSettings:
         check_numbers(self, "dropout", least=0, below=1)
 
     def config(self, vocab_size: int, start_id: int, *, tie_embeddings: bool = True) -> TransformerConfig:
-        """Builds the config of encoder and decoder; `tie_embeddings`: the output layer is the embedding table."""
+        """Builds the config of encoder and decoder.
+
+        The output layer is the embedding table with `tie_embeddings`, else a table of its own with a bias.
+        """
         names = (field.name for field in dataclasses.fields(WordLevelSettings))
         sizes: dict[str, Any] = {name: getattr(self, name) for name in names if name not in ("vectors", "kernel")}
         more = {"feed_forward_kernel": self.kernel, "tie_embeddings": tie_embeddings, "start_id": start_id}
+        more["output_bias"] = "none" if tie_embeddings else "trained"
         return word_level(vocab_size, **sizes, **more)
 
 
@@ -70,3 +75,24 @@ def initial_words(vectors: str, tokenizer: Tokenizer, size: int) -> Float[np.nda
     if vectors in _SIZES:
         return word_embeddings(vectors, tokenizer, size)
     return load_vectors(vectors, tokenizer, size)
+
+
+def word_counts(targets: Sequence[Sequence[int]], vocab_size: int) -> Int[np.ndarray, " V"]:
+    """Returns how often `targets` have each word of the vocabulary; ids after it do not count."""
+    words = np.concatenate([np.asarray(row, int) for row in targets])
+    return np.bincount(words, minlength=vocab_size)[:vocab_size]
+
+
+def log_frequencies(
+    targets: Sequence[Sequence[int]], vocab_size: int, label_smoothing: float = 0.0
+) -> Float[np.ndarray, " V"]:
+    r"""Returns the initial bias of an output layer: the logarithm of each word's frequency in `targets`.
+
+    .. math:: b_v = \log((1 - e) \frac{n_v + 1}{\sum_u (n_u + 1)} + \frac{e}{V})
+
+    with n_v the number of v in `targets`, and e the label smoothing: the likelihood is best with this bias alone. Ours.
+    From a bias of 0, the rows of the output layer would have to learn the frequencies first.
+    """
+    counts = word_counts(targets, vocab_size) + 1.0
+    shares = (1.0 - label_smoothing) * counts / counts.sum() + label_smoothing / len(counts)
+    return np.log(shares).astype(np.float32)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from empax.core.config import ConfigError
 from empax.core.protocols import Tokenizer
@@ -23,7 +23,7 @@ from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.checks import check_contexts
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
-from empax.parts.generator.word_level import check_words, initial_words
+from empax.parts.generator.word_level import check_words, initial_words, log_frequencies, word_counts
 from empax.parts.knowledge.finder import check_knowledge, find_finder, with_facts
 from empax.systems.classic.adversary import LOSSES
 from empax.systems.classic.concepts import ConceptPicker, check_intensity
@@ -136,17 +136,13 @@ class ClassicParts:
         with a mean of 1 over the vocabulary. Source: Sabour et al. 2022 (CEM), after Jiang et al. 2019. Departure: its
         code counts the words that the model generates, but no end tokens, which then have the highest weight.
         """
-        size, end, counts = self.tokenizer.vocab_size, self.tokenizer.eos_id, self._counts(targets)
+        size, end = self.tokenizer.vocab_size, self.tokenizer.eos_id
+        counts = word_counts(targets, size)
         counts[end] = 0
         weights = 1.0 - counts / max(counts.max(), 1)
         weights *= size / weights.sum()
         weights[end] = 0.0
         return weights.astype(np.float32)
-
-    def _counts(self, targets: Sequence[Sequence[int]]) -> Int[np.ndarray, " V"]:
-        """Returns how often `targets` have each word."""
-        words = np.concatenate([np.asarray(row, int) for row in targets])
-        return np.bincount(words, minlength=self.tokenizer.vocab_size)
 
     @functools.cached_property
     def lexicon(self) -> Bool[np.ndarray, " V"]:
@@ -156,16 +152,8 @@ class ClassicParts:
         return emotional_words(self.settings.lexicon, self.tokenizer)
 
     def initial(self, params: Params, targets: Sequence[Sequence[int]], label_smoothing: float) -> Params:
-        r"""Returns `params` with the frequencies of words as output bias, and with the word vectors, if any.
-
-        .. math:: b_v = \log((1 - e) \frac{n_v + 1}{\sum_u (n_u + 1)} + \frac{e}{V})
-
-        with n_v the number of v in `targets`, and e the label smoothing: the likelihood is best with this bias alone.
-        Ours. From a bias of 0, the rows of the output layer would have to learn the frequencies first.
-        """
-        counts = self._counts(targets) + 1.0
-        shares = (1.0 - label_smoothing) * counts / counts.sum() + label_smoothing / len(counts)
-        params = {**params, "output_bias": np.log(shares).astype(np.float32)}
+        """Returns `params` with the frequencies of words as output bias, and with the word vectors, if any."""
+        params = {**params, "output_bias": log_frequencies(targets, self.tokenizer.vocab_size, label_smoothing)}
         if not self.settings.vectors:
             return params
         table = initial_words(self.settings.vectors, self.tokenizer, self.settings.d_model)

@@ -26,7 +26,7 @@ from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.checks import check_contexts
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
-from empax.parts.generator.word_level import check_words, initial_words
+from empax.parts.generator.word_level import check_words, initial_words, log_frequencies
 from empax.systems.reflectdiffu.examples import NO_PRIOR, ReflectBatch, ReflectExamples
 from empax.systems.reflectdiffu.intents import load_guesser
 from empax.systems.reflectdiffu.labels import (
@@ -103,6 +103,15 @@ class Parts:
         """The number of ids after the vocabulary; 0 if the vocabulary has no unknown word."""
         return self.stage.slots if self.stage.copying and self.tokenizer.unk_id is not None else 0
 
+    def initial(self, params: Params, targets: Sequence[Sequence[int]]) -> Params:
+        """Returns `params` with the frequencies of words as output bias, and with the word vectors, if any."""
+        settings, tokenizer, model, copying = self.settings.model, self.tokenizer, params["model"], self.stage.copying
+        inner = {**(model["model"] if copying else model)}
+        inner["output_bias"] = log_frequencies(targets, tokenizer.vocab_size, self.stage.label_smoothing)
+        if settings.vectors:
+            inner["token_embedding"] = initial_words(settings.vectors, tokenizer, settings.d_model)
+        return {**params, "model": {**model, "model": inner} if copying else inner}
+
     def examples(self, run: RunContext, max_target_tokens: int = 0) -> Callable[[Sequence[Instance]], ReflectExamples]:
         """Returns a function from instances to examples; without a classifier, the prior of intents is uniform."""
         stage = self.stage.intents
@@ -154,18 +163,11 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     table = IntentTable.of(instances, intents)
     parts = Parts.of(stage, run, intents, references(stage.actions, table, stage.num_actions))
     examples = parts.examples(run)
-
-    def initial(params: Params) -> Params:
-        settings = parts.settings.model
-        table = initial_words(settings.vectors, parts.tokenizer, settings.d_model)
-        model = params["model"]
-        inner = {**(model["model"] if stage.copying else model), "token_embedding": table}
-        return {**params, "model": {**model, "model": inner} if stage.copying else inner}
+    train, task = examples(instances), parts.task()
 
     found = intent_report(table, IntentTable.of(asked, intents))
     found["majority_by_turn"] = majority_by_turn(instances, asked, intents)
     write_json(run.directory / _INTENTS, {**found, "references": parts.references})
-    train, task = examples(instances), parts.task()
     if isinstance(task, ReinforcedReflectDiffu) and stage.reward == "empathy":
         judged = load_identifiers(run, stage.judges), parts.tokenizer, train.instances, train.words
         task = dataclasses.replace(task, empathy=ReplyEmpathy(*judged))
@@ -174,7 +176,7 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
         train,
         examples(draw(validation, stage.max_validation_examples)),
         frozen=_frozen(stage, run),
-        initial=initial if parts.settings.model.vectors else None,
+        initial=lambda params: parts.initial(params, train.targets),
     )
 
 

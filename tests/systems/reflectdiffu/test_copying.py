@@ -76,6 +76,21 @@ def test_a_stage_has_the_slots_of_its_settings(changes, slots):
     assert getattr(parts.task().model, "slots", 0) == slots
 
 
+@pytest.mark.parametrize("copying", [True, False])
+def test_the_output_bias_begins_with_the_frequencies_of_words_and_is_trained(copying):
+    stage = dataclasses.replace(FORM, copying=copying, slots=SLOTS if copying else 20)
+    parts = Parts(stage, ReflectSettings(), TOKENIZER, None, {}, TABLE_1)
+    plain = {"output_bias": np.zeros(V, np.float32), "output_embedding": 1.0}
+    made = parts.initial({"model": {"gate": 2.0, "model": plain} if copying else plain, "emotion": 3.0}, [[5, V, 5]])
+    inner = made["model"]["model"] if copying else made["model"]
+    counts = np.ones(V) + 2 * (np.arange(V) == 5)  # a slot is no word of the vocabulary
+    np.testing.assert_allclose(np.exp(inner["output_bias"]), counts / counts.sum(), rtol=1e-5)
+    assert (inner["output_embedding"], made["emotion"]) == (1.0, 3.0)
+    assert not copying or made["model"]["gate"] == 2.0
+    model = parts.task().model
+    assert (model.model if copying else model).config.output_bias == "trained"
+
+
 @pytest.fixture(scope="module")
 def answerer():
     """Of a generator whose gate only copies; it says the context's words."""
