@@ -139,7 +139,8 @@ def _read_tokenizer(name: str | Path, folder: Path) -> _Loaded:
         raise ConfigError(f"tokenizer {str(name)!r}: there is no such file.")
     gguf = find_gguf(folder)
     if gguf is None:
-        return _from_transformers(name, folder)
+        with rust_errors(folder, ConfigError, "fetch the model's tokenizer again"):
+            return _from_transformers(name, folder)
     try:
         backend, names, template = gguf_tokenizer(read_gguf(gguf))
         return _Loaded(backend, Declared(names), template)
@@ -253,7 +254,8 @@ def _from_transformers(name: str | Path, folder: Path) -> _Loaded:
     import transformers  # slow to import, and needed only here
 
     try:
-        loaded = transformers.AutoTokenizer.from_pretrained(source)
+        # Without the option, transformers asks on the terminal whether to run the model's own code.
+        loaded = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
         if pieces:
             raise ConfigError(

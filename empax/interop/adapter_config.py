@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -53,23 +54,32 @@ _BRANCHES = frozenset("*+?{|")
 """A regular expression without any of these characters never backtracks."""
 _LONGEST_NAME = 1024
 _LONGEST_PATTERN = 20_000
+_COUNTED = re.compile(r"\{([0-9]{1,9})")
+_MOST_STEPS = 1 << 19
+"""Bound for the size of all regular expressions of a file: the package `regex` expands "(a{9}){9}" to 81 letters."""
 SECONDS = 2.0
 """Total time for matching all regular expressions of a file against the names of a model's modules."""
 
 
 class Patterns:
-    """Regular expressions from a file, matched within a time limit: some would never finish on a name of 30 letters."""
+    """Regular expressions from a file, within limits of time and memory.
+
+    Some would never finish on a name of 30 letters; others of 30 letters would fill the memory when they are compiled.
+    """
 
     def __init__(self, file: Path):
-        self._file, self._left = file, SECONDS
+        self._file, self._left, self._steps = file, SECONDS, 0
 
     def check(self, name: str, pattern: str) -> None:
-        """Raises DataError if the `pattern` of the field `name` is not a regular expression."""
+        """Raises DataError if the `pattern` of the field `name` is not a regular expression, or too large."""
         if len(pattern) > _LONGEST_PATTERN:
             raise DataError(
                 f"{self._file}: {name} = {short(pattern)} has {len(pattern)} characters; at most {_LONGEST_PATTERN} "
                 "are read."
             )
+        self._steps += len(pattern) * math.prod(max(1, int(count)) for count in _COUNTED.findall(pattern))
+        if self._steps > _MOST_STEPS:
+            raise DataError(f"{self._file}: {name} = {short(pattern)} is too large to be compiled.")
         try:
             re.compile(pattern)
             regex.compile(pattern)

@@ -32,7 +32,8 @@ def sheet(shown: Mapping[str, Any]) -> str:
     for item in shown["items"]:
         turns = item["context"]
         context = "\n".join(f"{'SL'[(len(turns) - 1 - i) % 2]}: {turn}" for i, turn in enumerate(turns))
-        writer.writerow([item["number"], context, *item["replies"], *("" for _ in shown["aspects"]), ""])
+        said = [f"L: {reply}" for reply in item["replies"]]  # not "=" or "-" first, which begin a formula
+        writer.writerow([item["number"], context, *said, *("" for _ in shown["aspects"]), ""])
     return visible(table.getvalue())
 
 

@@ -159,5 +159,6 @@ def write(summary: Summary, folder: Path) -> None:
     """Writes sweep.json and sweep.md to `folder`."""
     lines: list[str] = []
     for about, head, rows in tables(summary):
+        head = [arm.replace("|", r"\|") for arm in head]  # a pattern: "lora.pattern=query|value"
         lines += [about, "", *markdown_table(head, rows), ""]
     write_together(folder, {"sweep.json": json_text(summary), "sweep.md": "\n".join(lines)})

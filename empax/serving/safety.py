@@ -143,7 +143,9 @@ def _lines() -> tuple[list[str], list[str]]:
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     harmless, danger = ("|".join(line for line in group if line.isascii()) for group in _lines())
     danger = danger.replace(" ", " ?")  # not in harmless phrases: "my self" is not "myself"
-    return re.compile(rf"\b(?:{harmless})\b", re.MULTILINE), re.compile(rf"\b(?:{danger})\b", re.MULTILINE)
+    # No phrase is tried on words of other scripts: "\ufdfa" becomes four, and the other threads wait for a search.
+    word = r"\b(?=[!-~])"
+    return re.compile(rf"{word}(?:{harmless})\b", re.MULTILINE), re.compile(rf"{word}(?:{danger})\b", re.MULTILINE)
 
 
 @functools.cache

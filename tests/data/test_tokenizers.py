@@ -247,12 +247,30 @@ def test_missing_folder_and_missing_network_are_told_apart(tmp_path, monkeypatch
         load_tokenizer(tmp_path / "nowhere")
     transformers = pytest.importorskip("transformers")
 
-    def offline(name):
+    def offline(name, **_):
         raise OSError(f"We couldn't connect to the Hub to load {name}.\nMore.")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", offline)
     with pytest.raises(ConfigError, match=r"couldn't connect to the Hub to load t5-small.*give the path"):
         load_tokenizer("t5-small")
+
+
+def test_code_in_a_models_folder_never_runs_whatever_the_terminal_answers(tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    said = {"auto_map": {"AutoTokenizer": ["theirs.Theirs", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    (tmp_path / "theirs.py").write_text("raise RuntimeError('their code ran')")
+    with pytest.raises(ConfigError, match="is neither a folder with"):
+        load_tokenizer(tmp_path)
+
+
+def test_older_files_that_are_broken_are_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "vocab.json").write_text('{"a": 0}')
+    for merges, reason in (("#version\nb c\n", "Token `b` out of vocabulary"), ("b", "Merges text file")):
+        (tmp_path / "merges.txt").write_text(merges)
+        with pytest.raises(ConfigError, match=f"{tmp_path.name} holds no tokenizer that can be read .*{reason}"):
+            load_tokenizer(tmp_path)
 
 
 def test_without_a_known_padding_token_the_end_pads_and_an_unknown_end_is_named(bpe, tmp_path):

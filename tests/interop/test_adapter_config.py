@@ -79,6 +79,22 @@ def test_what_is_no_pattern_is_refused(pattern, read):
             read(**{name: {pattern: 2}})
 
 
+def test_what_fills_the_memory_is_never_compiled(read, monkeypatch):
+    """These take gigabytes: each of 31 letters, or all together."""
+
+    def never(pattern):
+        raise AssertionError(pattern)
+
+    read(target_modules=r"model\.layers\.(?:[0-9]{1,2})\.self_attn\.(q|k)_proj")
+    monkeypatch.setattr(adapter_config.regex, "compile", never)
+    for pattern in ("(?:(?:(?:a{1000}){1000}){1000})", "(?:(?:a{999,}){999,}){999,}", "(a){500000}"):
+        with pytest.raises(DataError, match=r"target_modules = .* is too large to be compiled"):
+            read(target_modules=pattern)
+    monkeypatch.setattr(adapter_config.regex, "compile", lambda pattern: None)
+    with pytest.raises(DataError, match=r"rank_pattern = .* is too large"):
+        read(rank_pattern={f"(a){{{1000 + i}}}": 2 for i in range(1000)})
+
+
 @pytest.mark.parametrize(
     ("key", "fits"),
     [

@@ -178,6 +178,14 @@ def test_the_table_has_means_over_seeds_and_differences_seed_by_seed(tmp_path):
     assert "12.00 [1.00, 30.00]" in sweeps.text(one)
 
 
+def test_a_pattern_in_the_name_of_an_arm_is_one_cell_of_the_table(tmp_path):
+    metrics = {"bleu_1": {"mean": 1.0, "values": [1.0]}}
+    arms = {arm: {"workdirs": {"0": ""}, "metrics": metrics, "left_out": []} for arm in ("p=a|b", "p=c")}
+    sweeps.write({"arms": arms, "differences": {}, "other_rows": {}}, tmp_path)
+    page = (tmp_path / "sweep.md").read_text()
+    assert r"|  | p=a\|b (1 seed) | p=c (1 seed) |" in page
+
+
 def test_arms_over_other_test_rows_are_not_subtracted(tmp_path):
     runs = made(tmp_path)
     sweep.make(runs, pretend(runs, []))

@@ -180,6 +180,30 @@ def test_the_sheet_has_an_empty_cell_for_each_aspect():
     rows = list(csv.DictReader(sheet(study.shown()).splitlines(keepends=True)))
     assert len(rows) == len(study.items)
     for row, item in zip(rows, study.items, strict=True):
-        assert (row["reply_1"].lower(), row["reply_2"].lower()) == item.replies
+        assert tuple(row[f"reply_{i}"].lower().removeprefix("l: ") for i in (1, 2)) == item.replies
         assert row["context"] == f"S: {item.context[0]}\nL: oh\nS: {item.context[2]}"
         assert all(row[aspect] == "" for aspect in ASPECTS)
+
+
+def test_no_cell_of_the_sheet_is_a_formula():
+    signs = dict(zip("abcd", "=-+@", strict=True))
+    systems = {
+        name: [dataclasses.replace(row, response=f"{sign}1") for row in system(name)] for name, sign in signs.items()
+    }
+    shown = make_study(systems, StudySettings(rows=5, comparisons=6)).shown()
+    assert {reply[0] for item in shown["items"] for reply in item["replies"]} >= set(signs.values())
+    cells = [cell for row in csv.reader(sheet(shown).splitlines(keepends=True)) for cell in row]
+    assert not [cell for cell in cells if cell.startswith(("=", "-", "+", "@"))]
+
+
+def test_a_file_without_answers_does_not_replace_those_of_the_page(browser, tmp_path):
+    study = make_study(THREE, StudySettings(rows=5))
+    (tmp_path / "rate.html").write_text(page(study.shown()))
+    (tmp_path / "key.json").write_text(json.dumps(study.key()))
+    opened = browser.new_context().new_page()
+    opened.goto((tmp_path / "rate.html").as_uri())
+    opened.locator("input[type=radio]").first.check()
+    opened.locator("#load").set_input_files(tmp_path / "key.json")
+    opened.get_by_text("This file cannot be read").wait_for()
+    opened.reload()
+    assert opened.locator("input[type=radio]").first.is_checked()

@@ -1,5 +1,7 @@
 """The list of phrases: what is said in so many words is found, however it is spelt; figures of speech are not."""
 
+import time
+
 import pytest
 
 from empax.serving import safety
@@ -148,6 +150,12 @@ def test_a_figure_of_speech_is_left_to_the_model(text):
 @pytest.mark.parametrize("part", ["ab", "1", "!"])
 def test_the_time_that_a_message_takes_grows_no_faster_than_its_length(part):
     assert not in_list(part * 50_000 + "x")  # takes minutes where it grows with the square
+
+
+def test_the_list_is_not_tried_on_words_of_other_scripts():
+    begin = time.thread_time()
+    assert not in_list("\ufdfa" * 8000)  # one character of Arabic becomes four words
+    assert time.thread_time() - begin < 1.0
 
 
 def test_what_is_harmless_does_not_hide_what_is_not():

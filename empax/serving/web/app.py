@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from empax.core.config import ConfigError
-from empax.core.text_files import visible
+from empax.core.text_files import DataError, message_of, visible
 from empax.rating.study import ASPECTS
 from empax.serving.web.batcher import Batcher, FullError
 from empax.serving.web.gate import FAILED, LOG, Gate, Numbers, ServerSettings, place_of
@@ -142,8 +142,13 @@ class _Server:
         known(body, ("conversation", "rater", "answers"))
         conversation, rater = (text_of(body.get(name), name) for name in ("conversation", "rater"))
         given = body.get("answers")
+        given, votes = given if isinstance(given, dict) else {}, self._votes()
         try:
-            who = self._votes().vote(conversation, rater, given if isinstance(given, dict) else {})
+            # In a thread: the disk may be slow, and another server may be writing.
+            who = await asyncio.to_thread(votes.vote, conversation, rater, given)
+        except DataError as error:  # of our files, such as a full disk
+            LOG.error("%s", message_of(error))
+            raise ApiError(500, FAILED) from error
         except ValueError as error:
             raise ApiError(400, str(error), param=str(error).partition(":")[0]) from error
         if who is None:

@@ -31,7 +31,7 @@ from empax.serving.text_model import TextModel
 T = TypeVar("T")
 
 MOST_SOURCE_TOKENS = 512
-"""A longer conversation keeps the newest turns that fit."""
+"""A longer conversation keeps the newest turns that fit. A model without positions embeds no longer text."""
 
 PART_TOKENS = 2
 """Number of tokens to generate before sending new text and checking for disconnected clients."""
@@ -206,7 +206,11 @@ class ModelSystem:
         return asked.max_tokens or self._usual
 
     def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
-        return self.model.embed(texts), sum(map(len, self.model.ids_to_embed(texts)))
+        lengths = [len(ids) for ids in self.model.ids_to_embed(texts)]
+        # A T5 reads any length, in memory that grows with its square.
+        if max(lengths) > MOST_SOURCE_TOKENS and most_tokens(self.model.model) is None:
+            raise ConfigError(f"a text has {max(lengths)} tokens; {MOST_SOURCE_TOKENS} are allowed.")
+        return self.model.embed(texts), sum(lengths)
 
 
 class RunSystem:

@@ -7,6 +7,7 @@ import fcntl
 import hmac
 import re
 import secrets
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,14 @@ class Votes:
 
     The name of a conversation and the secret of the study determine the sides, so that a restarted server continues
     open conversations. In `folder`, key.json holds the system of each reply, and answers-RATER.json the votes of a
-    rater; `empax rate score` reads both. Neither holds texts. Several servers may share a folder.
+    rater; `empax rate score` reads both. Neither holds texts. Several threads and servers may share a folder.
 
     Raises:
       ConfigError, DataError: as in `check_compared`; also if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, systems: tuple[str, str]):
-        self.folder, self._path = folder, folder / _KEY
+        self.folder, self._path, self._turn = folder, folder / _KEY, threading.Lock()
         self._key: dict[str, Any] = {
             "study": secrets.token_hex(8), "systems": list(systems), "settings": {"form": "pairs"}, "items": [],
         }  # fmt: skip
@@ -67,7 +68,7 @@ class Votes:
         with system_errors(path, "written"):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = path.open("a")
-        with lock:
+        with self._turn, lock:
             with contextlib.suppress(OSError):  # a file system without locks supports one server
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if self._path.exists():
@@ -94,6 +95,7 @@ class Votes:
         """Saves a vote and closes the conversation; returns the systems by side, or None if it is not open.
 
         Raises:
+          DataError: the folder cannot be read or written.
           ValueError: the rater or an answer is invalid; the message names it.
         """
         if not re.fullmatch(r"[A-Za-z0-9-]{1,40}", rater):

@@ -150,6 +150,22 @@ def test_lengths_and_usage_are_true_and_what_cannot_be_is_named(folder):
     assert system.embed(["no", SAID[1]])[1] == len(tokenizer.encode("no no")) + 1 + 5
 
 
+@pytest.mark.parametrize("folder", ["t5"], indirect=True)
+def test_a_text_too_long_for_memory_is_not_embedded(folder, monkeypatch):
+    system, read = make(folder), []
+    monkeypatch.setattr(type(system.model), "embed", lambda _, texts: read.append(texts))
+    system.embed(["no"])
+    body = {"model": "tiny", "input": ["no", "no " * systems.MOST_SOURCE_TOKENS]}
+
+    async def go(http):
+        return await http.post("/v1/embeddings", json=body)
+
+    refused = talk(make_app([system], ServerSettings()), go)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+    assert "512 are allowed" in refused.text
+    assert read == [["no"]]
+
+
 @pytest.mark.parametrize("kind", ["bart", "gpt2"])
 def test_replies_fit_into_few_positions_and_are_those_of_python(kind, tmp_path):
     """Neither a power of two nor a multiple of the shortest padded source; the folder has no length."""

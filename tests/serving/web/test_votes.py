@@ -1,5 +1,6 @@
 """Two systems side by side: blinded, and counted by `empax rate score`."""
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -108,3 +109,35 @@ def test_a_vote_waits_while_another_server_writes(tmp_path):
             with pytest.raises(TimeoutError):
                 voting.result(0.2)
         assert voting.result(20)
+
+
+def test_a_server_answers_others_while_a_vote_waits(tmp_path):
+    app = make_app([Stub("ours"), Stub("theirs")], ServerSettings(votes=tmp_path))
+    other = Votes(tmp_path, ("ours", "theirs"))
+    vote = {"conversation": other.begin(), "rater": "me", "answers": BETTER_A}
+
+    async def go(http):
+        async with asyncio.timeout(20):
+            with other._newest_key():
+                voting = asyncio.create_task(http.post("/votes", json=vote))
+                await asyncio.sleep(0.2)
+                assert (await http.get("/healthz")).status_code == 200
+                assert not voting.done()
+            return await voting
+
+    assert talk(app, go).status_code == 200
+
+
+def test_a_vote_that_cannot_be_kept_is_the_servers_failure(tmp_path, caplog):
+    app = make_app([Stub("ours"), Stub("theirs")], ServerSettings(votes=tmp_path))
+    (tmp_path / "LOCK").unlink()
+    (tmp_path / "LOCK").mkdir()
+    vote = {"conversation": "0" * 16, "rater": "me", "answers": BETTER_A}
+
+    async def go(http):
+        return await http.post("/votes", json=vote)
+
+    failed = talk(app, go)
+    assert (failed.status_code, failed.json()["error"]["type"]) == (500, "server_error")
+    assert str(tmp_path) not in failed.text
+    assert f"{tmp_path}/LOCK cannot be written (Is a directory)" in caplog.text
