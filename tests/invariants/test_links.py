@@ -7,12 +7,16 @@ from urllib.parse import unquote
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (ROOT, *(ROOT / name for name in ("docs", "docs/results", "launch", "results", "results/plan")))
+FOLDERS = (
+    *(ROOT, *(ROOT / name for name in ("docs", "docs/results", "launch", "notebooks", "results", "results/plan"))),
+    *sorted((ROOT / "weights").iterdir()),
+)
 DOCUMENTS = [path for folder in FOLDERS for path in sorted(folder.glob("*.md"))]
 
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _MODULE = re.compile(r"\bempax(?:\.[a-z_][a-z0-9_]*)+(?![\w(-])")
+_IMPORT = re.compile(r"^ *from (empax[\w.]*) import ([\w, ]+)", re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -57,7 +61,9 @@ def is_there(dotted):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_modules_are_where_documents_say(path):
-    for dotted in sorted(set(_MODULE.findall(path.read_text(encoding="utf-8")))):
+    text = path.read_text(encoding="utf-8")
+    imported = {f"{module}.{one}" for module, names in _IMPORT.findall(text) for one in names.split(", ")}
+    for dotted in sorted({*_MODULE.findall(text), *imported}):
         assert is_there(dotted), f"{name(path)}: {dotted}"
 
 

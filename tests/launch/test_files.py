@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from configs import reg_t5
 
@@ -176,7 +178,7 @@ def test_tpu_workers_get_the_quoted_command(start):
     assert len(lines) == 4
     (command,) = [line for line in lines if "empax.main" in line]
     assert "--worker=all" in command
-    assert r"EMPAX_DISTRIBUTED=1 python -m empax.main --config=a.py --config.x=\(1\,\ 2\)" in command
+    assert r"EMPAX_DISTRIBUTED=1 .venv/bin/python -m empax.main --config=a.py --config.x=\(1\,\ 2\)" in command
     assert start("tpu_pod.sh", "--config=a.py")[0] != 0
 
 
@@ -184,6 +186,16 @@ def test_tpu_workers_say_what_is_missing_without_a_command(start):
     code, lines = start("tpu_pod.sh", TPU_NAME="t", ZONE="z")
     assert code == 0  # that of the stand-in
     assert [line for line in lines if "python -m empax.main" in line]
+
+
+@pytest.mark.parametrize("name", ["tpu_pod.sh", "skypilot.yaml"])
+def test_what_installs_empax_brings_a_python_that_it_takes(name):
+    """Images of Cloud TPUs and of SkyPilot have Python 3.10."""
+    text = (FOLDER / name).read_text()
+    (version,) = re.findall(r"/uv venv .*--python (\S+)", text)
+    needed = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert SpecifierSet(needed).contains(version)
+    assert "python -m empax.main" not in text.replace(".venv/bin/python", "")
 
 
 def test_skypilot_has_the_keys_that_it_knows():
