@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from ml_collections import ConfigDict
 
+from empax.core.cache import enable_compilation_cache
 from empax.core.config import ConfigError, UserError
 from empax.core.determinism import make_deterministic
 from empax.core.files import DataError
@@ -124,6 +125,7 @@ def run(
             if RunOptions.of(values).deterministic:
                 make_deterministic()  # before the check, which starts JAX's backend
             check_gpu(recipe)
+        enable_compilation_cache()
         run_recipe(values, workdir, reuse=reuse, redo=redo, command=command)
     except UserError as error:
         error.args = (_in_python(str(error)),)

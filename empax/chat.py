@@ -7,8 +7,6 @@ intended use of chat: docs/intended-use.md.
 from __future__ import annotations
 
 import functools
-import io
-import sys
 import time
 from typing import Any
 
@@ -50,25 +48,15 @@ def describe(prediction: Any, seconds: float, exemplars: int) -> str:
 def main(argv: list[str]) -> None:
     keep_freed_memory()
     # Imported here so that --help answers at once.
-    from empax.core.cache import enable_compilation_cache
     from empax.pipeline.run import quiet_logging
     from empax.serving.safety import announcement, answer_to_danger
     from empax.serving.session import Session
 
     quiet_logging()
-    enable_compilation_cache()
     session = Session.load(expand(_WORKDIR.value), before=answer_to_danger if _SAFETY.value else None)
     session.reply(["Hello."])  # compiles
-    read_anything()
     print(announcement() if _SAFETY.value else "The model answers everything: --nosafety.", flush=True)
     converse(session, _EXEMPLARS.value)
-
-
-def read_anything() -> None:
-    """Replaces invalid input, and characters that a terminal cannot show, so that neither ends the conversation."""
-    for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
 
 
 def converse(session: Any, exemplars: int) -> None:

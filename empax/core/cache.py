@@ -20,7 +20,12 @@ T = TypeVar("T")
 
 
 def enable_compilation_cache() -> None:
-    """Keeps compiled programs across runs, including the small ones; a run has about a hundred."""
+    """Keeps compiled programs across processes, including the small ones; a run has about a hundred.
+
+    Does nothing if JAX has a cache already, such as that of JAX_COMPILATION_CACHE_DIR.
+    """
+    if jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
+        return
     jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import re
 import sys
@@ -37,6 +38,13 @@ def in_one_line(main: Callable[P, int | None]) -> Callable[P, int | None]:
 def _say(error: Exception) -> int:
     print(f"error: {message_of(error)}", file=sys.stderr)
     return 2
+
+
+def take_any_text() -> None:
+    """Replaces invalid input, and characters that a terminal cannot show, so that neither ends the command."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 @contextlib.contextmanager
@@ -78,6 +86,7 @@ def run_command(
             sys.exit(_say(error))
         overrides.update(values)
     flags.FLAGS.set_gnu_getopt()
+    take_any_text()
     with interruptible():
         app.run(main, argv=words, flags_parser=functools.partial(_parse_flags, module=module, takes_words=takes_words))
 

@@ -240,9 +240,10 @@ def _refuse_idle(given: Mapping[str, Any], settings: DecodeSettings, *, encoder_
             )
         readers = _READERS.get(other)
         if readers and method not in readers and not (settings.draw_beams and other in DRAWN):
+            # do_sample=True alone would draw the beams of a folder, which has no number of samples.
+            add = "method='sample'" if other == "num_samples" else " or ".join(_ADD[reader] for reader in readers)
             raise ConfigError(
-                f"generate: {name} = {value!r} has no effect when {_HOW[method]}; add "
-                f"{' or '.join(_ADD[reader] for reader in readers)}, or leave {name} out."
+                f"generate: {name} = {value!r} has no effect when {_HOW[method]}; add {add}, or leave {name} out."
             )
         if other in ("forced_bos_token_id", "decoder_start_token_id") and not encoder_decoder:
             raise ConfigError(

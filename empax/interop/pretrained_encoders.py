@@ -28,8 +28,8 @@ from empax.models.t5 import T5Encoder, encoder_alone, t5_config
 from empax.models.transformer import TransformerConfig
 from empax.models.transformer_config import Remat
 
-Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
-"""The data type of a model's arithmetic."""
+Dtype: TypeAlias = Literal["float32", "bfloat16"]
+"""The data type of a model's arithmetic. The states of a T5 overflow float16."""
 
 RUN_SETTINGS = ("attention", "remat", "unroll", "dtype")
 """Settings of a model's execution, not of its architecture: never taken from a checkpoint."""

@@ -191,7 +191,9 @@ class TextGenerator:
         batches = batches_of(examples, batch_size, most=most_tokens(self.model), least=least)
         for number, (rows, batch) in enumerate(batches):
             rng = jax.random.fold_in(jax.random.key(seed), number)
-            limits = call.limits(np.where(rows < 0, 1, examples.lengths[rows, 0]))
+            fewest, most = call.limits(np.where(rows < 0, 1, examples.lengths[rows, 0]))
+            most = np.where(rows < 0, 1, most)  # nobody waits for a padding row
+            limits = np.minimum(fewest, most), most
             found = answers_of(task, {"model": self.params}, batch, rng, limits, rows >= 0)
             for row, several in zip(rows, found, strict=True):
                 if row >= 0:

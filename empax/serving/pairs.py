@@ -28,10 +28,14 @@ LEAST_LENGTH = 16
 def batches_of(
     examples: Examples, batch_size: int, *, most: int | None, least: int = LEAST_LENGTH
 ) -> Iterator[tuple[Int[np.ndarray, " B"], Batch]]:
-    """Yields batches for evaluation, each with its row numbers (-1 = padding row); see `buckets_of`."""
+    """Yields batches for evaluation, each with its row numbers (-1 = padding row); see `buckets_of`.
+
+    A single small batch has 1, 2, 4, ... rows, at most `batch_size`: few padding rows, and few programs.
+    """
     if not len(examples):
         return iter(())
-    return eval_batches(examples, batch_size=batch_size, buckets=buckets_of(examples, most=most, least=least))
+    rows = min(batch_size, 1 << (len(examples) - 1).bit_length())
+    return eval_batches(examples, batch_size=rows, buckets=buckets_of(examples, most=most, least=least))
 
 
 def buckets_of(*several: Examples, most: int | None, least: int = LEAST_LENGTH) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from empax.core.cache import enable_compilation_cache
 from empax.core.config import LARGEST_INT, ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.core.lock import holder
@@ -63,11 +64,14 @@ class Session:
     ) -> Session:
         """Loads a run of `python -m empax.main --workdir=DIR`; for the hooks see `Session`.
 
+        Compiled programs are cached for other processes, as in `load`.
+
         Raises:
           ConfigError: the run does not exist or is not finished.
           DataError: a required file is damaged.
           CheckpointError: a checkpoint is missing or damaged.
         """
+        enable_compilation_cache()
         files = WorkDir(expand(workdir))
         if not files.config.exists():
             raise ConfigError(f"{files.root} holds no run; give the work directory of one that has finished.")

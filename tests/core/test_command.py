@@ -1,5 +1,9 @@
 """What commands say of errors, and how they end."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from empax.core.command import in_one_line
@@ -54,3 +58,9 @@ def test_a_mistake_of_the_code_is_no_such_error():
 def test_ctrl_c_is_one_line_and_an_output_that_nobody_reads_none(command, body, code, said):
     ran = command("-c", STOPPED.format(body))
     assert (ran.returncode, ran.stdout, ran.stderr) == (code, "", said)
+
+
+def test_a_terminal_that_cannot_show_a_letter_shows_another():
+    program, ascii_alone = STOPPED.format("print('caf\u00e9 \U0001f389')"), {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ascii_alone)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "caf? ?\n", "")

@@ -165,7 +165,8 @@ def test_what_a_run_sets_stays_where_it_can_be():
          {"num_beams": 3, "top_p": 0.5, "do_sample": True}),
         ({"do_sample": True, "early_stopping": True}, "early_stopping = True has no effect when tokens are drawn",
          {"do_sample": True}),
-        ({"num_samples": 4}, "num_samples = 4 has no effect", {"num_samples": 4, "do_sample": True}),
+        ({"num_samples": 4}, "num_samples = 4 has no effect .* add method='sample', or leave",
+         {"num_samples": 4, "method": "sample"}),
         ({"num_return_sequences": 2}, "taking the likeliest token gives one text; add do_sample=True or num",
          {"num_return_sequences": 2, "do_sample": True}),
         ({"num_return_sequences": 3, "num_beams": 2}, "is more than num_beams = 2; raise that",
@@ -214,6 +215,15 @@ def test_what_would_change_nothing_or_cannot_be_is_refused_in_the_callers_words(
     with pytest.raises(ConfigError, match=message):
         call(**options)
     assert call(**advised)
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}])
+def test_samples_of_a_folder_with_beams_need_another_method(options):
+    beams = {"num_beams": 4, "max_new_tokens": 9}
+    with pytest.raises(ConfigError, match="num_samples = 8 has no effect when a beam is searched; add method='sample'"):
+        call(beams, num_samples=8, **options)
+    found = settings(beams, num_samples=8, method="sample", rerank="consensus", **options)
+    assert (found.method, found.num_samples, found.rerank) == ("sample", 8, "consensus")
 
 
 @pytest.mark.parametrize("name", ["forced_bos_token_id", "decoder_start_token_id"])

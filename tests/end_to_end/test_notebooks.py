@@ -102,4 +102,5 @@ def test_a_notebook_runs(name, t5, tmp_path):
         found = [cell for cell in notebook.cells if re.search(rf"^{constant} = ", cell.source, re.MULTILINE)]
         assert len(found) == 1, constant
         found[0].source = re.sub(rf"^{constant} = .*$", f"{constant} = {value!r}", found[0].source, flags=re.MULTILINE)
-    notebooks.execute(notebook, tmp_path)
+    for _ in range(1 + (name == "lora_t5")):  # what it has saved is no obstacle to a second time
+        notebooks.execute(notebook, tmp_path)

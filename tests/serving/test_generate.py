@@ -176,6 +176,21 @@ def test_an_answer_that_does_not_end_soon_gets_more_room(model, monkeypatch):
             assert model.generate(TEXTS, **options) == wanted
 
 
+def test_few_texts_take_few_rows_and_nobody_waits_for_padding(model, monkeypatch):
+    seen, answers_of = [], answering.answers_of
+
+    def spied(task, params, batch, rng, limits, real):
+        seen.append((*batch.source.shape[:1], *(side.tolist() for side in limits)))
+        return answers_of(task, params, batch, rng, limits, real)
+
+    monkeypatch.setattr(answering, "answers_of", spied)
+    options = {"max_tokens": 4, "min_tokens": 2, "num_beams": 2}
+    (alone,) = model.generate(TEXTS[:1], **options)
+    assert model.generate(TEXTS, **options)[0] == model.generate(TEXTS, batch_size=2, **options)[0] == alone
+    pair = (2, [2, 2], [4, 4])
+    assert seen == [(1, [2], [4]), (4, [2, 2, 2, 1], [4, 4, 4, 1]), pair, (2, [2, 1], [4, 1])]
+
+
 @pytest.mark.oracle
 def test_a_text_beyond_half_of_the_positions_is_answered(folder, model):
     """Its length is padded to more positions than there are."""

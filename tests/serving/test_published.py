@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from empax.data import wheels
 from empax.data.bpe import train_bpe
 from empax.data.sample import load_dialogues
 from empax.data.tokenizer_folders import load_tokenizer
-from empax.data.wheels import FLAN_T5, NAMED, PUBLISHED, T5_REPLIES
+from empax.data.wheels import FLAN_T5, NAMED, PUBLISHED, SMOLLM2_REPLIES, T5_REPLIES
 from empax.decoding.generation_config import FILE
 from tests.serving.models import WIDER, saved
 
@@ -183,6 +184,23 @@ def real(name):
         return empax.load(name)
     except ConfigError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "nll", "said"),
+    [
+        (T5_REPLIES, 22.1725, "That's great! What kind of exam did you pass?"),
+        (SMOLLM2_REPLIES, 18.7491, "Congrats! What was the exam for?"),
+    ],
+)
+def test_the_published_weights_say_what_they_said_when_they_were_published(name, nll, said):
+    model = real(name)
+    found = model.nll(["I lost my keys."], ["Oh no! Where did you last see them?"])
+    assert found.nll[0] == pytest.approx(nll, rel=1e-3)
+    assert model.reply("I passed my exam!") == said
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert name != T5_REPLIES or f"This prints `{said}`" in readme
 
 
 @pytest.mark.oracle

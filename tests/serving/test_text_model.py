@@ -246,11 +246,17 @@ def test_what_cannot_be_is_said(folder):
         (lambda: model.save(""), "folder = '' must be the path of a folder"),
         (lambda: model.save(None), "folder = None must be the path of a folder"),
         (lambda: empax.load(""), "name = '' names no model; give a folder"),
+        (lambda: empax.load(folder[1], dtype="float16"), "dtype = 'float16' must be float32 or bfloat16"),
     ):
         with pytest.raises(empax.ConfigError, match=message):
             call()
     assert model.generate([]) == []
     assert np.isnan(model.nll([], []).perplexity)
+
+
+def test_an_encoder_computes_in_a_type_that_is_named(minilm):
+    with pytest.raises(empax.ConfigError, match="dtype = 'bf16' is not allowed; it takes one of 'float32', 'bfloat16'"):
+        empax.load(minilm, dtype="bf16")
 
 
 def test_a_run_that_trained_a_retriever_last_is_no_model_of_texts(tmp_path, monkeypatch):

@@ -176,9 +176,7 @@ class ModelSystem:
             settings = dataclasses.replace(settings, temperature=1.0, top_p=1.0)
         task = model.task(settings, eos_id=call.eos_id, start_id=call.start_id, replies=True)
         ends, examples = task.decoder.eos_ids, self._examples(asked)
-        # A small batch gets few padding rows.
-        size = min(1 << (len(asked) - 1).bit_length(), self.batch_size)
-        [(rows, batch)] = batches_of(examples, size, most=self._positions, least=_LEAST_SOURCE)
+        [(rows, batch)] = batches_of(examples, self.batch_size, most=self._positions, least=_LEAST_SOURCE)
         each = [asked[row] if row >= 0 else _FILLER for row in rows]
         most = np.array([self._most(a) for a in each], np.int32)
         fewest = np.minimum(call.limits(examples.lengths[rows, 0])[0], most)
