@@ -278,10 +278,11 @@ class RunContext:
         tasks: Sequence[str] = (),
         able: tuple[str, Callable[[TaskSpec[Any]], bool]] | None = None,
     ) -> Stage:
-        """Returns the stage `name`, to which `setting` of this stage refers; it must be of kind `kind`.
+        """Returns the stage `name`, to which `setting` refers; it must be of kind `kind`.
 
         It may train any of `tasks`, "TASK" or "SYSTEM.TASK"; without any, every task that is `able`: the required
-        ability in words ("answers"), and its predicate.
+        ability in words ("answers"), and its predicate. `setting` is a name in the section of this stage, or, for one
+        that all stages share, its path (f"{run.shared}.NAME").
 
         Raises:
           ConfigError: the run has no such stage before this one; the message lists suitable stages.
@@ -304,9 +305,9 @@ class RunContext:
         elif name in stages:
             found = "that stage does not come before this one"
         fitting = ", ".join(stage for stage in before if fits(stages[stage])) or "none"
-        raise ConfigError(
-            f"config.{self.stage}.{setting} = {name!r}: {found}; name {wanted} before this one (there are: {fitting})."
-        )
+        apart = setting.startswith("config.")
+        where = f"config.{self.stage} reads {setting}" if apart else f"config.{self.stage}.{setting}"
+        raise ConfigError(f"{where} = {name!r}: {found}; name {wanted} before this one (there are: {fitting}).")
 
 
 def module_of(name: str) -> str:

@@ -263,9 +263,12 @@ class ContextExamples(LabelledExamples):
             self.order_lengths = self.lengths
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> LabelledBatch:
-        rows = [int(i) for i in indices]
+        return LabelledBatch(**self.context_columns([int(i) for i in indices], length))
+
+    def context_columns(self, rows: Sequence[int], length: int) -> dict[str, Any]:
+        """Returns the fields of a `LabelledBatch` of contexts alone; a subclass adds those of its own batch."""
         source = self.form.arrays([(self.contexts[i], None) if i >= 0 else None for i in rows], length)
-        return LabelledBatch(**self.columns(rows, source))
+        return self.columns(rows, source)
 
 
 class ExemplarExamples(ContextExamples):

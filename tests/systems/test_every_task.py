@@ -131,13 +131,14 @@ def made_up(task, batch):
 
 
 @pytest.fixture(scope="module")
-def workdirs(finished, tmp_path_factory):
-    """By system, a run: REG's is whole; of others, made where they are asked for, stages are built and not trained."""
+def workdirs(request, tmp_path_factory):
+    """By system, a run, made where it is asked for: REG's is whole; stages of others are built and not trained."""
     kinds = {"prepare": prepare, "index": index, "knowledge": knowledge}
 
     @functools.cache
     def made(system):
         if system == "reg":
+            finished = request.getfixturevalue("finished")  # here, since it takes long and others do without
             return WorkDir(finished), make_plan(read_json(finished / "config.json"))
         config = config_of(system)
         config["data"]["limit"] = config["data"]["limit"] or 12

@@ -137,9 +137,8 @@ class LempexExamples(ContextExamples):
             self.compounds = np.array([sentiment(instance.response) for instance in instances], np.float32)
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> LempexBatch:
-        plain = super().collate(indices, length, rng)
         rows = [int(i) for i in indices]
-        arrays: dict[str, Any] = {name: getattr(plain, name) for name in LabelledBatch.__dataclass_fields__}
+        arrays = self.context_columns(rows, length)
         speakers = [self.speakers[i][-length:] if i >= 0 else [] for i in rows]
         arrays["speaker"] = features.pad(speakers, length, NOBODY)[0]
         if self.corpus is not None:
@@ -149,7 +148,7 @@ class LempexExamples(ContextExamples):
                 others = [(i + half) % len(self) if i >= 0 else -1 for i in rows]
                 arrays["other"], arrays["other_mask"] = self._exemplars(others)
         if self.judged:
-            arrays |= self._judged(rows, length, plain.target.shape[1])
+            arrays |= self._judged(rows, length, arrays["target"].shape[1])
         return LempexBatch(**arrays)
 
     def _exemplars(self, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

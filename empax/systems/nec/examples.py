@@ -208,9 +208,8 @@ class NecExamples(ContextExamples):
             self.social = [ids[:social_tokens] for ids in form.tokenizer.encode_batch(words)]
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> NecBatch:
-        plain = super().collate(indices, length, rng)
         rows = [int(i) for i in indices]
-        arrays: dict[str, Any] = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
+        arrays = self.context_columns(rows, length)
         if self.social_tokens:
             each = len(SOCIAL_RELATIONS)
             texts = [self.social[i * each + m] if i >= 0 else [] for i in rows for m in range(each)]

@@ -115,7 +115,7 @@ def check_nec(stage: NecTaskSettings, run: RunContext) -> None:
     if settings.kinds_of_facts and settings.selector.pretrained:
         check_encoder(settings.selector, run)
     if settings.ranker:
-        run.earlier("ranker", settings.ranker, tasks=("ranker",))
+        run.earlier(f"{run.shared}.ranker", settings.ranker, tasks=("ranker",))
     if stage.start_from:
         run.earlier("start_from", stage.start_from, tasks=TRAINED)
 

@@ -93,7 +93,7 @@ def test_what_is_wrong_is_said_before_any_work(tmp_path):
     made = config(nec__generator=model, prepare__tokenizer={"pretrained": "smollm2", "tags": False})
     (first,) = problems(made, tmp_path)
     assert "form = 'dialogue' and an encoder-decoder" in first
-    assert "config.generator.ranker = 'other'" in problems(config(nec__ranker="other"), tmp_path)[0]
+    assert "config.generator reads config.nec.ranker = 'other'" in problems(config(nec__ranker="other"), tmp_path)[0]
     nowhere = {"nec__selector": {"pretrained": "./nowhere"}}
     found = problems(config(**nowhere), tmp_path)
     assert len(found) == 2  # of both stages
