@@ -189,7 +189,7 @@ def _encoder(*, task: str, own: str, **more: Any) -> ConfigDict:
 def annotator(*, tiny: bool) -> ConfigDict:
     """Returns the stage for recipes of other systems, sized for two cores, or for seconds."""
     stage = reasons()
-    stage.task = "reflectdiffu.reasons"
+    stage.task = "attributes.reasons"
     stage.encoder.update(CPU)
     stage.update(common.sizes(**ENCODER))
     if tiny:

@@ -180,7 +180,8 @@ def traits(instances: Sequence[Instance]) -> dict[str, np.ndarray]:
 class LabelledExamples:
     """Instances with their responses (ids without an end) as targets: the common base of generators' examples.
 
-    `num_cut` of the targets are truncated.
+    `num_cut` of the targets are truncated. `fixed` holds further fields of a batch, by name, whose rows have one shape:
+    arrays (or dataclasses of them) with a row for each instance.
     """
 
     def __init__(
@@ -192,24 +193,32 @@ class LabelledExamples:
         ]
         self.num_cut = sum(len(ids) >= max_target_tokens for ids in responses)
         self.emotions = emotion_ids(instances)
+        self.fixed: dict[str, Any] = {}
 
     def __len__(self) -> int:
         return len(self.instances)
 
     def columns(self, rows: Sequence[int], source: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
-        """Returns the fields of a `LabelledBatch`, with the ids and mask of `source`; row -1 = filler.
+        """Returns the fields of a `LabelledBatch`, with the ids and mask of `source`, and those `fixed`.
+
+        Row -1 = filler, which has zeros in fixed fields.
 
         They are NumPy arrays until they are placed on devices; a batch's annotations are those in the training step.
         """
         target, target_mask = pad_to_level(self.targets, rows, self.pad_id, self.max_target_tokens)
-        valid = np.array(rows) >= 0
+        valid, at = np.array(rows) >= 0, np.maximum(rows, 0)
+
+        def fixed(values: np.ndarray) -> np.ndarray:
+            return values[at] * valid.reshape(-1, *[1] * (values.ndim - 1))
+
         return {
             "source": source[0],
             "source_mask": source[1],
             "target": target,
             "target_mask": target_mask,
             "valid": valid,
-            "emotion": np.where(valid, self.emotions[np.maximum(rows, 0)], -1).astype(np.int32),
+            "emotion": np.where(valid, self.emotions[at], -1).astype(np.int32),
+            **jax.tree.map(fixed, self.fixed),
         }
 
 
@@ -366,13 +375,6 @@ def padded(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pads rows of `texts` (-1 = none), of at most `length` ids, to `length`; returns ids and mask."""
     return features.pad([texts[i] if i >= 0 else [] for i in rows], length, pad_id)
-
-
-def newest(texts: Sequence[list[int]], rows: Sequence[int], length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pads rows of `texts` (-1 = none) to `length`; a longer row keeps its first id and its last ones."""
-    picked = [texts[i] if i >= 0 else [] for i in rows]
-    kept = [row if len(row) <= length else [row[0], *row[len(row) - length + 1 :]] for row in picked]
-    return features.pad(kept, length, pad_id)
 
 
 def pad_to_level(

@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary."""
+"""Cross-entropy over labels and over a vocabulary."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ def token_log_probs(logits: Float[Array, "B T V"], target: Int[Array, "B T"]) ->
     """
     logits = logits.astype(jnp.float32)
     return _picked(logits, target) - jax.nn.logsumexp(logits, axis=-1)
+
+
+def label_losses(
+    log_probs: Float[Array, "N C"], labels: Int[Array, " N"]
+) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
+    """Returns each row's negative log-likelihood of its label, and 1 if it is the likeliest; meaningless at -1."""
+    nll = -jnp.take_along_axis(log_probs, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
+    return nll, (log_probs.argmax(axis=1) == labels).astype(jnp.float32)
 
 
 def cross_entropy(

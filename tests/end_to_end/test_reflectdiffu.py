@@ -17,6 +17,7 @@ from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.data.store import load_instances
 from empax.data.tokenizer_folders import load_tokenizer
 from empax.parts.attributes import load_identifiers, load_judge
+from empax.parts.attributes.identifier import gold_levels
 from empax.systems.emprl.rewards import empathy_reward
 from empax.systems.reflectdiffu.labels import INTENTS
 from empax.systems.reflectdiffu.reinforced import ReplyEmpathy
@@ -102,7 +103,7 @@ def test_a_run_with_emprls_reward_that_was_killed_ends_with_the_same_bits(reward
     assert_a_killed_run_ends_the_same(rewarded.root, tmp_path / "run", recipe, config, "generator", "generator")
 
 
-def test_emprls_reward_teaches_its_policy(rewarded):
+def test_emprls_reward_teaches_its_policy(rewarded, tmp_path):
     """By its recipe alone; and the reward of a reply is EmpRL's of the same text."""
     files = rewarded
     logged = [row for row in read_jsonl(files.metrics) if row["stage"] == "generator" and "reward" in row]
@@ -112,7 +113,9 @@ def test_emprls_reward_teaches_its_policy(rewarded):
 
     run = context_of(files.root, "generator")
     instances, tokenizer = load_instances(run, "train")[:3], load_tokenizer(files.tokenizer)
-    reward = ReplyEmpathy(load_identifiers(run, ("identifiers",)), tokenizer, instances, [["zorblax"]] * 3)
+    judges = load_identifiers(run, ("identifiers",))
+    levels = gold_levels(judges, instances, tmp_path)
+    reward = ReplyEmpathy(judges, tokenizer, instances, [["zorblax"]] * 3, levels)
     said = ["i am so sorry", "how did it go", "zorblax"]
     replies = np.full((4, 8), tokenizer.eos_id)
     for row, text in enumerate(said[:2]):

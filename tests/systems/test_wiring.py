@@ -19,7 +19,7 @@ from empax.data.epitome import EpitomePair
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.parts.attributes import pairs
-from empax.parts.attributes.identifier import Identifier, make_probabilities
+from empax.parts.attributes.identifier import Identifier, levels_said, make_probabilities
 from empax.parts.attributes.pairs import JudgeTaskSettings, label_batch
 from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.exemplars.settings import RetrievalSettings
@@ -31,7 +31,6 @@ from empax.parts.generator.task import Generator, target_weights
 from empax.systems.emprl import ppo
 from empax.systems.emprl.kl import kl_penalty
 from empax.systems.emprl.policy import Found
-from empax.systems.emprl.rewards import EmpathyReward
 from empax.systems.emprl.settings import GrpoTaskSettings, PpoTaskSettings
 from empax.systems.emprl.tasks import Grpo, Ppo
 from empax.systems.reg.tasks import GuidedGenerator, Joint
@@ -265,8 +264,8 @@ FIRST, SECOND = Judge((MECHANISMS[2],), (2,)), Judge((MECHANISMS[1], MECHANISMS[
 
 
 def test_rewards_read_the_mechanisms_in_their_order_whoever_says_them():
-    reward = EmpathyReward((FIRST, SECOND), None)
-    np.testing.assert_array_equal(reward._levels([("a",)] * 2, ["b", "c"]), [[0, 1, 2]] * 2)
+    found = levels_said((FIRST, SECOND), [("a",)] * 2, ["b", "c"])
+    np.testing.assert_array_equal(found.argmax(axis=2), [[0, 1, 2]] * 2)
     given = [jnp.asarray(np.eye(3)[list(judge.levels)] * 9.0) for judge in (FIRST, SECOND)]
     found = make_probabilities((FIRST, SECOND))(given, None, None, None, None)
     np.testing.assert_array_equal(np.asarray(found).argmax(axis=2), [[0, 1, 2]] * 2)

@@ -1,7 +1,8 @@
 """Judges shared by several systems: of emotional reaction, interpretation and exploration, trained on EPITOME.
 
 `classifier` reads one text (REG, LEMPEx), `identifier` a response in its context (EmpRL); `pairs` is the training data
-of both. `sentiment` learns VADER's scores of responses (LEMPEx). This module loads the judges of finished stages.
+of both. `sentiment` learns VADER's scores of responses (LEMPEx), and `reasons` marks the words that explain an emotion
+(ReflectDiffu, and retrievers that read these words alone). This module loads the judges of finished stages.
 """
 
 from __future__ import annotations
@@ -32,6 +33,13 @@ from empax.parts.attributes.identifier import (
     sketch_identifier,
 )
 from empax.parts.attributes.pairs import JudgeTaskSettings, Pair, load_pairs
+from empax.parts.attributes.reasons import (
+    ReasonTaskSettings,
+    build_reasons,
+    check_reasons,
+    load_finder,
+    sketch_reasons,
+)
 from empax.parts.attributes.sentiment import SentimentTaskSettings, build_sentiment, check_sentiment, sketch_sentiment
 from empax.training.checkpoint import load_params
 
@@ -48,6 +56,7 @@ TASKS = {
     "classifier": TaskSpec(ClassifierTaskSettings, check_classifier, build_classifier, sketch_classifier, alone=_alone),
     "identifier": TaskSpec(IdentifierTaskSettings, check_identifier, build_identifier, sketch_identifier, alone=_alone),
     "sentiment": TaskSpec(SentimentTaskSettings, check_sentiment, build_sentiment, sketch_sentiment, alone=_alone),
+    "reasons": TaskSpec(ReasonTaskSettings, check_reasons, build_reasons, sketch_reasons, marker=load_finder),
 }
 
 _LOADERS = {"classifier": load_classifier, "identifier": load_identifier}

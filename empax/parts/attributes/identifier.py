@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -17,13 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from empax.core.cache import kept_array
 from empax.core.config import ConfigError, check_numbers
+from empax.core.files import hash_json
 from empax.core.progress import Progress
 from empax.core.protocols import Tokenizer
 from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh, place_rows, replicated
 from empax.core.system import Assembly, RunContext, Sketch
-from empax.core.types import LEVELS, MECHANISMS, Batch, Mean, Metrics, Params
+from empax.core.types import LEVELS, MECHANISMS, Batch, Instance, Mean, Metrics, Params
 from empax.data import features
 from empax.data.batches import bucket_of, eval_batches
 from empax.data.exemplars import padded
@@ -236,6 +239,24 @@ class IdentifierJudge:
                 found[indices[real]] = np.asarray(apply(params, place_rows(batch, mesh)))[real]
                 shown.advance(int(real.sum()))
         return found
+
+
+def levels_said(
+    judges: Sequence[IdentifierJudge], contexts: Sequence[Sequence[str]], responses: Sequence[str], **options: Any
+) -> Float[np.ndarray, "N M 3"]:
+    """Returns log-probabilities of the levels of MECHANISMS, in their order, by `judges` that together cover them."""
+    found = np.concatenate([judge(contexts, responses, **options) for judge in judges], axis=1)
+    covered = [name for judge in judges for name in judge.task.mechanisms]
+    return found[:, [covered.index(name) for name in MECHANISMS]]
+
+
+def gold_levels(
+    judges: Sequence[IdentifierJudge], instances: Sequence[Instance], cache: Path
+) -> Int[np.ndarray, "N M"]:
+    """Returns the likeliest levels of the gold responses; the folder `cache` keeps them for resumed and later runs."""
+    contexts, responses = [i.context for i in instances], [i.response for i in instances]
+    path = cache / f"{hash_json([[judge.hash for judge in judges], contexts, responses])}.npy"
+    return kept_array(path, lambda: levels_said(judges, contexts, responses).argmax(axis=2).astype(np.int32))
 
 
 def load_identifier(stage: IdentifierTaskSettings, run: RunContext, params: Params, made_by: str) -> IdentifierJudge:

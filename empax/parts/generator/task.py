@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from empax.core.types import Generated, Mean, Metrics, Params
 from empax.decoding.neighbours import States
 from empax.decoding.sampling import Randomness
-from empax.losses.cross_entropy import cross_entropy, token_log_probs
+from empax.losses.cross_entropy import cross_entropy, label_losses, token_log_probs
 from empax.losses.real_tokens import over_real_tokens
 from empax.models.fusion_in_decoder import FusionInDecoder
 from empax.models.heads import ClassificationHead, masked_mean, unit_variance
@@ -44,9 +44,7 @@ def emotion_loss(
     Source: the head on CEM's context encoding; REG reports an accuracy without specifying the head.
     """
     known = emotion >= 0
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    nll = -jnp.take_along_axis(log_probs, jnp.maximum(emotion, 0)[:, None], axis=1)[:, 0]
-    hit = (logits.argmax(axis=-1) == emotion).astype(jnp.float32)
+    nll, hit = label_losses(jax.nn.log_softmax(logits.astype(jnp.float32)), emotion)
     return Mean.of(nll, known, weights), {"emotion_loss": Mean.of(nll, known), "emotion_accuracy": Mean.of(hit, known)}
 
 

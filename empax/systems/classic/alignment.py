@@ -29,7 +29,6 @@ from empax.systems.classic.readers import (
     Linear,
     Read,
     Reader,
-    emotion_nll,
     encode_texts,
     next_rows,
 )
@@ -201,7 +200,6 @@ class Alignment(Reader):
         }
         losses = {
             **read.losses,
-            "emotion": emotion_nll(logits, batch.emotion),
             **self._of_the_response(batch, words, graphs, (felt_shares, known_shares), train),
             **self._aligned(batch, facts, felt, known, cognition, feelings),
         }

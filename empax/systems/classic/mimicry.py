@@ -22,7 +22,7 @@ from empax.models.layers import normal, sinusoidal_positions
 from empax.models.stack import Stack
 from empax.models.transformer import EncoderDecoder
 from empax.models.transformer_config import TransformerConfig
-from empax.systems.classic.readers import FEELINGS, ClassicBatch, Linear, Read, Reader, emotion_nll, encode_texts
+from empax.systems.classic.readers import FEELINGS, ClassicBatch, Linear, Read, Reader, encode_texts
 
 AFFECTION = SOCIAL_RELATIONS.index(FEELINGS)
 """The relation of feelings."""
@@ -132,11 +132,7 @@ class Mimicry(Reader):
         if train and not self.settings.published:
             contexts = self._refined(self._drawn(posterior, train), positive, read, train)
         kl = sum((gaussian_kl(q, p) for q, p in zip(posterior, prior, strict=True)), start=jnp.zeros(()))
-        losses = {
-            **read.losses,
-            "emotion": emotion_nll(logits, batch.emotion),
-            "kl": (kl, jnp.ones(label.shape, bool)),
-        }
+        losses = {**read.losses, "kl": (kl, jnp.ones(label.shape, bool))}
         return read.replace(states=self.combine(*contexts), emotion=logits, losses=losses)  # type: ignore[attr-defined]
 
     def _drawn(self, gaussians: tuple[Gaussian, Gaussian], train: bool) -> tuple[jax.Array, jax.Array]:

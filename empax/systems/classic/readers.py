@@ -83,7 +83,7 @@ class Read(contrast.Read):
     gate: Any = None  # [B, E], the weight of each listener
     intensity: Any = None  # [B, S], target of the decoder's attention
     memories: Any = flax.struct.field(default_factory=dict)  # further memories that decoder layers attend to, by name
-    losses: Any = flax.struct.field(default_factory=dict)  # by name, values [B] and a mask of the known ones [B]
+    losses: Any = flax.struct.field(default_factory=dict)  # others, by name: values [B], a mask of the known ones [B]
 
 
 class Reader(nn.Module):
@@ -126,12 +126,6 @@ def next_rows(valid: Bool[Array, " B"]) -> Int[Array, " B"]:
     return jnp.where(valid, (rows + 1) % jnp.maximum(count, 1), rows)
 
 
-def emotion_nll(logits: Float[Array, "B C"], emotion: Int[Array, " B"]) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
-    """Returns the negative log-likelihood of each row's emotion, and a mask of the rows where it is known."""
-    log_probs = jax.nn.log_softmax(logits)
-    return -jnp.take_along_axis(log_probs, jnp.maximum(emotion, 0)[:, None], axis=1)[:, 0], emotion >= 0
-
-
 @dataclasses.dataclass(frozen=True)
 class EmotionSettings:
     """Settings of the reader "emotion".
@@ -157,8 +151,7 @@ class EmotionHead(Reader):
     def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
         logits = self.head(read.context)
         start = self.start(logits) if self.settings.start else read.start
-        losses = {**read.losses, "emotion": emotion_nll(logits, batch.emotion)}
-        return read.replace(emotion=logits, start=start, losses=losses)  # type: ignore[attr-defined]
+        return read.replace(emotion=logits, start=start)  # type: ignore[attr-defined]
 
 
 class EmotionWords(Reader):

@@ -18,6 +18,14 @@ from empax.systems.classic.mimicry import MimicrySettings
 from empax.systems.classic.model import READERS
 from empax.systems.classic.readers import EmotionSettings, ListenersSettings
 
+_EITHER = {
+    ("emotion", "mimicry", "alignment"): "each read the emotion on their own",
+    ("concepts", "alignment"): "read the same graph",
+    ("concepts", "refinement"): "each choose what the emotion is read from",
+    ("concepts", "emotion_words"): "each choose what the emotion is read from",
+}
+"""Readers of which a model has at most one, and why."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ClassicSettings(WordLevelSettings):
@@ -60,26 +68,17 @@ class ClassicSettings(WordLevelSettings):
             )
 
     def _check_readers(self, readers: tuple[str, ...]) -> None:
-        for name in readers:
-            if name not in READERS:
-                raise ConfigError(f"readers holds {name!r}; it takes {', '.join(READERS)}.")
         if readers != tuple(name for name in READERS if name in readers):
-            raise ConfigError(f"readers = {readers} must be in the order {', '.join(READERS)}, each at most once.")
-        alone = " and ".join(name for name in readers if "emotion" in READERS[name].losses)
-        if " and " in alone:
-            raise ConfigError(f"readers: {alone} each read the emotion on their own; leave one of them out.")
-        if {"concepts", "alignment"} <= set(readers):
-            raise ConfigError('readers: "concepts" and "alignment" read the same graph; leave one of them out.')
+            raise ConfigError(
+                f"readers = {readers} must be some of {', '.join(READERS)}, in this order, each at most once."
+            )
+        for names, why in _EITHER.items():
+            if len(found := [name for name in names if name in readers]) > 1:
+                raise ConfigError(f"readers: {' and '.join(found)} {why}; leave one of them out.")
         if "alignment" in readers and not self.concepts.most:
             raise ConfigError('concepts.most = 0 leaves "alignment" no concepts; set it to at least 1.')
         if "listeners" in readers and "emotion" not in readers:
             raise ConfigError('readers: "listeners" are gated by the logits of "emotion"; put that before them.')
-        for name in ("emotion_words", "refinement"):
-            if {"concepts", name} <= set(readers):
-                raise ConfigError(
-                    f'readers: "concepts" and "{name}" each choose what the emotion is read from; leave one of '
-                    "them out."
-                )
 
     @property
     def losses(self) -> tuple[str, ...]:

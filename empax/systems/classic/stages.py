@@ -26,8 +26,9 @@ from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
 from empax.parts.generator.word_level import check_words, initial_words, log_frequencies, word_counts
 from empax.parts.knowledge.finder import check_knowledge, find_finder, with_facts
 from empax.systems.classic.adversary import LOSSES
-from empax.systems.classic.concepts import ConceptPicker, check_intensity
-from empax.systems.classic.examples import ClassicExamples, check_lexicon, emotional_words
+from empax.systems.classic.concepts import ConceptPicker
+from empax.systems.classic.examples import ClassicExamples
+from empax.systems.classic.lexicons import check_lexicon, rated_words
 from empax.systems.classic.model import Classic
 from empax.systems.classic.readers import ClassicBatch
 from empax.systems.classic.settings import ClassicSettings, ClassicTaskSettings
@@ -47,9 +48,9 @@ def check_system(run: RunContext) -> None:
     if run.settings("prepare", PrepareSettings).tokenizer.kind != "words":
         raise ConfigError('config.prepare.tokenizer.kind must be "words" for the models of config.classic; change it.')
     if settings.reads_lexicon:
-        check_lexicon(settings.lexicon)
+        check_lexicon("lexicon", settings.lexicon)
     if settings.reads_concepts:
-        check_intensity(settings.concepts.intensity)
+        check_lexicon("concepts.intensity", settings.concepts.intensity)
 
 
 def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
@@ -61,14 +62,11 @@ def check_generator(stage: ClassicTaskSettings, run: RunContext) -> None:
     losses = settings.losses
     readers = settings.fact_readers.items()
     check_knowledge(run, **{kind: f"{run.shared}.readers without {', '.join(names)}" for kind, names in readers})
-    for name in losses:
-        if name not in stage.weights:
-            raise ConfigError(f"{where} lacks {name}, a loss of {run.shared}.readers; set it (0 = it teaches nothing).")
-    for name in stage.weights:
-        if name not in (*TOKEN_LOSSES, *losses):
-            raise ConfigError(
-                f"{where}.{name} is not a loss of this model; it has {', '.join((*TOKEN_LOSSES, *losses))}."
-            )
+    if (named := stage.weights.keys() - TOKEN_LOSSES) != set(losses):
+        raise ConfigError(
+            f"{where} names {', '.join(sorted(named)) or 'none'}, but must name the losses of {run.shared}.readers, "
+            f"{', '.join(losses) or 'none'} (0 = it teaches nothing), and may name {' and '.join(TOKEN_LOSSES)}."
+        )
     if stage.weights.get("nll") == 0:
         idle = [name for name in ("frequency", "attention", *LOSSES) if stage.weights.get(name)]
         if idle:
@@ -149,7 +147,7 @@ class ClassicParts:
         """A mask of the ids that are emotion words; all False if no part reads the lexicon."""
         if not self.settings.reads_lexicon:
             return np.zeros(self.tokenizer.vocab_size, bool)
-        return emotional_words(self.settings.lexicon, self.tokenizer)
+        return rated_words("lexicon", self.settings.lexicon, self.tokenizer) > 0
 
     def initial(self, params: Params, targets: Sequence[Sequence[int]], label_smoothing: float) -> Params:
         """Returns `params` with the frequencies of words as output bias, and with the word vectors, if any."""

@@ -16,7 +16,7 @@ from empax.decoding.sampling import Randomness
 from empax.losses.cross_entropy import token_log_probs
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.gains import with_gains
-from empax.parts.generator.task import Keys, Losses, ResponseTask, over_words, real_tokens
+from empax.parts.generator.task import Keys, Losses, ResponseTask, emotion_loss, over_words, real_tokens
 from empax.systems.classic.adversary import adversarial_losses
 from empax.systems.classic.graphs import attention_loss
 from empax.systems.classic.model import Classic
@@ -59,13 +59,9 @@ class ClassicTask(ResponseTask):
         return self._apply(params, batch.target, read, method="decode", rng=rng)
 
     def losses(self, params: Params, frozen: Params, batch: ClassicBatch, read: Read, rngs: Keys) -> Losses:
-        losses, metrics = {**read.losses}, {}
-        if read.emotion is not None:
-            hit = (read.emotion.argmax(axis=-1) == batch.emotion).astype(jnp.float32)
-            metrics["emotion_accuracy"] = Mean.of(hit, batch.valid & (batch.emotion >= 0))
+        losses = {**read.losses}
         if not self.weights.get("nll", 1.0):
-            parts, logged = self._row_losses(batch, losses)
-            return parts, metrics | logged
+            return self._row_losses(batch, read, losses)
         hidden, weights = self._apply(params, batch.target, read, method="decode_with_weights", rng=rngs[0])
         if read.intensity is not None:
             losses["attention"] = attention_loss(weights, batch.target_mask, read.intensity, read.mask)
@@ -82,11 +78,10 @@ class ClassicTask(ResponseTask):
             spoken, told = over_words(logits_from, word_losses, batch, [hidden, weights], read.words)
         else:
             spoken, told = over_words(logits_from, word_losses, batch, [hidden])
-        parts, logged = self._row_losses(batch, losses)
-        metrics |= logged | told
+        parts, metrics = self._row_losses(batch, read, losses)
         if rngs[0] is None:
             metrics |= self._exchanged(params, batch, read)
-        return [*parts, (1.0, spoken)], metrics
+        return [*parts, (1.0, spoken)], metrics | told
 
     def _word_losses(
         self, frozen: Params, logits: Float[Array, "B T V"], target: Int[Array, "B T"], mask: Bool[Array, "B T"]
@@ -126,12 +121,16 @@ class ClassicTask(ResponseTask):
         """Adds the gain of each part over that of another row."""
         return with_gains(averages, _EXCHANGED, "that of another context")
 
-    def _row_losses(self, batch: ClassicBatch, losses: Mapping[str, tuple[Any, Any]]) -> Losses:
-        parts, metrics = [], {}
+    def _row_losses(self, batch: ClassicBatch, read: Read, losses: Mapping[str, tuple[Any, Any]]) -> Losses:
+        """Returns the loss of the emotion, and `losses`: values of rows and the mask of the known ones."""
+        parts, metrics, weights = [], {}, self.row_weights(batch)
+        if read.emotion is not None:
+            emotion, metrics = emotion_loss(read.emotion, jnp.where(batch.valid, batch.emotion, -1), weights)
+            parts.append((self.weights["emotion"], emotion))
         for name, (values, known) in losses.items():
             known = known & batch.valid
             metrics[f"{name}_loss"] = Mean.of(values, known)
-            parts.append((self.weights[name], Mean.of(values, known, self.row_weights(batch))))
+            parts.append((self.weights[name], Mean.of(values, known, weights)))
         return parts, metrics
 
     def search(

@@ -17,15 +17,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core import distributed
-from empax.core.cache import kept_array
 from empax.core.config import ConfigError
-from empax.core.files import hash_json
 from empax.core.plugins import blamed, load_function
 from empax.core.protocols import InstanceEncoder, Tokenizer
 from empax.core.sharding import local_mesh
 from empax.core.system import RunContext, load_encoder_of
 from empax.core.text_functions import call_on_texts, can_be_tried, needed_fields, row_fields, wanted_fields
-from empax.core.types import LEVELS, MECHANISMS, Instance, Params
+from empax.core.types import LEVELS, Instance, Params
 from empax.data import features
 from empax.data.store import load_instances
 from empax.data.tokenizers import tokenizers_agree
@@ -36,6 +34,7 @@ from empax.parts.attributes.identifier import (
     Probabilities,
     encode_contexts,
     encode_responses,
+    gold_levels,
     make_probabilities,
 )
 from empax.systems.emprl.expectations import Novelty, balanced_gains, expected_levels, f1_gains
@@ -144,10 +143,8 @@ class EmpathyReward:
         The folder `cache` keeps the levels for resumed and later runs.
         """
         first, most = self.judges[0], self.judges[0].stage.max_context_tokens
-        contexts, responses = [i.context for i in instances], [i.response for i in instances]
-        ids = encode_contexts(first.tokenizer, contexts, most)
-        path = cache / f"{hash_json([[judge.hash for judge in self.judges], contexts, responses])}.npy"
-        gold = kept_array(path, lambda: self._levels(contexts, responses))
+        ids = encode_contexts(first.tokenizer, [i.context for i in instances], most)
+        gold = gold_levels(self.judges, instances, cache)
         if self.goal == "gold":
             wanted = np.eye(len(LEVELS), dtype=np.float32)[gold]
         elif self.goal == "balanced":
@@ -159,12 +156,6 @@ class EmpathyReward:
         earned = np.take_along_axis(wanted, gold[:, :, None], axis=2).mean(axis=(1, 2))
         merit = (earned - earned.mean()) / max(earned.std(), 1e-6)
         return JudgedContexts(ids, wanted, first.tokenizer.pad_id, most, merit.astype(np.float32))
-
-    def _levels(self, contexts: Sequence[Sequence[str]], responses: Sequence[str]) -> Int[np.ndarray, "N M"]:
-        """Returns the likeliest levels of each response, in the order of MECHANISMS."""
-        log_probs = np.concatenate([judge(contexts, responses) for judge in self.judges], axis=1)
-        covered = [name for judge in self.judges for name in judge.task.mechanisms]
-        return log_probs.argmax(axis=2).astype(np.int32)[:, [covered.index(name) for name in MECHANISMS]]
 
     def rate(self, params: Params, rollout: Rollout) -> Rows:
         batch, reader = rollout.batch, self.judges[0].tokenizer

@@ -1,17 +1,12 @@
 """ReflectDiffu (Yuan et al. 2025): the annotator of reasons, the classifier of intents, and the generator."""
 
 from empax.core.system import System, TaskSpec
+from empax.parts import attributes
 from empax.parts.generator.checks import check_contexts
-from empax.systems.reflectdiffu import intents, reasons, settings, stages
+from empax.systems.reflectdiffu import intents, settings, stages
 
 TASKS = {
-    "reasons": TaskSpec(
-        settings.ReasonTaskSettings,
-        reasons.check_reasons,
-        reasons.build_reasons,
-        reasons.sketch_reasons,
-        marker=reasons.load_finder,
-    ),
+    "reasons": attributes.TASKS["reasons"],
     "intents": TaskSpec(
         settings.IntentTaskSettings, intents.check_intents, intents.build_intents, intents.sketch_intents
     ),

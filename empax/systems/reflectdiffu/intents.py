@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from empax.core.config import ConfigError
@@ -20,13 +19,13 @@ from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import Batch, Mean, Metrics
 from empax.data.batches import SequenceExamples, draw
 from empax.data.store import check_prepared, load_instances
+from empax.losses.cross_entropy import label_losses
 from empax.models.heads import ClassificationHead
-from empax.parts.encoder.stages import assembled, load_stage_encoder
+from empax.parts.attributes.reasons import pieces_of
+from empax.parts.encoder.stages import assembled, check_encoder, load_stage_encoder
 from empax.parts.encoder.task import EncoderTask, Predictor
 from empax.retrieval.encode import BUCKETS
-from empax.systems.reflectdiffu.examples import pieces_of
 from empax.systems.reflectdiffu.labels import INTENTS, intent_ids, load_intents
-from empax.systems.reflectdiffu.reasons import check_pieces_encoder
 from empax.systems.reflectdiffu.settings import IntentTaskSettings, ReflectSettings
 from empax.training.checkpoint import load_params
 
@@ -50,7 +49,7 @@ class Intents(EncoderTask):
         return outputs[0]
 
     def losses(self, found: Float[Array, "N I"], batch: Any, *, train: bool) -> tuple[Mean, Metrics]:
-        nll, hit = intent_losses(jax.nn.log_softmax(found), batch.target[:, 0])
+        nll, hit = label_losses(jax.nn.log_softmax(found), batch.target[:, 0])
         return Mean.of(nll, batch.valid), {"accuracy": Mean.of(hit, batch.valid)}
 
     def rows(self, tokenizer: Tokenizer, max_tokens: int, *given: Any) -> list[list[int]]:
@@ -61,18 +60,22 @@ class Intents(EncoderTask):
         return jax.nn.softmax(found)
 
 
-def intent_losses(log_probs: Float[jax.Array, "B I"], intent: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns each row's negative log-likelihood of `intent` (meaningless at -1), and 1 if it is the likeliest."""
-    nll = -jnp.take_along_axis(log_probs, jnp.maximum(intent, 0)[:, None], axis=1)[:, 0]
-    return nll, (log_probs.argmax(axis=1) == intent).astype(jnp.float32)
+def check_pieces(run: RunContext, stage: str) -> None:
+    """Raises ConfigError unless the last bucket of a stage is as long as the contexts that its encoder reads."""
+    longest, most = run.named(stage).loop.buckets[-1], run.shared_settings(ReflectSettings).max_piece_tokens
+    if longest != most:
+        raise ConfigError(
+            f"config.{stage}.buckets end at {longest}, but {run.shared}.max_piece_tokens = {most}; make both equal."
+        )
 
 
 def check_intents(stage: IntentTaskSettings, run: RunContext) -> None:
-    """Raises ConfigError or DataError if the labels or the encoder do not exist."""
+    """Raises ConfigError or DataError if the labels or the encoder do not exist, or its lengths do not fit."""
     check_prepared(run)
     load_intents(run.plan.data)
-    check_pieces_encoder(stage.encoder, run)
+    check_pieces(run, run.stage)
     most = run.shared_settings(ReflectSettings).max_piece_tokens
+    check_encoder(stage.encoder, run, max_piece_tokens=most)
     if most > BUCKETS[-1]:
         raise ConfigError(f"{run.shared}.max_piece_tokens = {most} must be at most {BUCKETS[-1]} to classify contexts.")
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from empax.core import distributed
 from empax.core.protocols import Tokenizer
 from empax.core.types import IS_POSITIVE, Instance, Mean, Metrics, Params
-from empax.parts.attributes import IdentifierJudge
+from empax.parts.attributes.identifier import IdentifierJudge, levels_said
 from empax.parts.generator.task import Losses
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.tasks import ReflectDiffu, Thought, entropy
@@ -34,33 +34,26 @@ class ReplyEmpathy:
 
     .. math:: R = \exp(-\sum_m CE(p_m, l_m))
 
-    with l the levels by the `judges`, together one for each mechanism m. Batches number the rows of `instances`, and
-    `words` are those of their slots. Source: EmpRL, Eq. 2 to 5.
+    with l the `levels` of the gold responses by the `judges`, together one for each mechanism m. Batches number the
+    rows of `instances`, and `words` are those of their slots. Source: EmpRL, Eq. 2 to 5.
     """
 
     judges: tuple[IdentifierJudge, ...]
     tokenizer: Tokenizer
     instances: Sequence[Instance]
     words: Sequence[Sequence[str]]
-    _levels: dict[int, Int[np.ndarray, " M"]] = dataclasses.field(default_factory=dict, compare=False)
+    levels: Int[np.ndarray, "N M"]
 
     def __call__(self, rows: Int[np.ndarray, " B"], replies: Int[np.ndarray, "B T"]) -> Float[np.ndarray, " B"]:
         """Returns the rewards of replies to the instances `rows`; 0 for row -1."""
-        there, real = rows >= 0, [int(i) for i in rows if i >= 0]
-        new = [i for i in dict.fromkeys(real) if i not in self._levels]
-        levels = self._log_probs(new, [self.instances[i].response for i in new]).argmax(axis=2)
-        self._levels.update(zip(new, levels, strict=True))
-        ids = replies[there].tolist()
+        there = rows >= 0
+        real, ids = rows[there].tolist(), replies[there].tolist()
         texts = [self.tokenizer.decode(reply, self.words[i]).strip() for i, reply in zip(real, ids, strict=True)]
-        found = self._log_probs(real, texts)
-        wanted = np.array([self._levels[i] for i in real], int).reshape(len(real), found.shape[1], 1)
+        said = levels_said(self.judges, [self.instances[i].context for i in real], texts, progress=False)
+        likely = np.take_along_axis(said, self.levels[real][..., None], axis=2).sum(axis=(1, 2))
         rewards = np.zeros(len(rows), np.float32)
-        rewards[there] = np.exp(np.take_along_axis(found, wanted, axis=2).sum(axis=(1, 2)))
+        rewards[there] = np.exp(likely)
         return rewards
-
-    def _log_probs(self, rows: Sequence[int], texts: Sequence[str]) -> Float[np.ndarray, "B M 3"]:
-        contexts = [self.instances[i].context for i in rows]
-        return np.concatenate([judge(contexts, texts, progress=False) for judge in self.judges], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,28 +42,6 @@ class ReflectSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReasonTaskSettings:
-    """Settings of the annotator of reasons.
-
-    Attributes:
-      data: source of the spans: "reccon" (people's, of DailyDialog), "sample" (people's, of the built-in corpus),
-        "file" (yours), or "lexicon" (VADER's emotion words, in the run's own contexts).
-      spans: for "file", a folder with train.jsonl and validation.jsonl (`data.spans.read_spans`).
-      max_validation_examples: maximum examples of validation; 0 = all.
-    """
-
-    encoder: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
-    data: Literal["reccon", "sample", "file", "lexicon"] = "reccon"
-    spans: str = ""
-    max_validation_examples: int = 1000
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "max_validation_examples", least=0)
-        if (self.data == "file") != bool(self.spans):
-            raise ConfigError(f"spans = {self.spans!r} goes with data = 'file', but data = {self.data!r}.")
-
-
-@dataclasses.dataclass(frozen=True)
 class IntentTaskSettings:
     """Settings of the classifier of intents; it reads the context alone, since it runs before there is a response."""
 

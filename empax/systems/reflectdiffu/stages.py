@@ -13,6 +13,7 @@ from empax.core.config import ConfigError
 from empax.core.files import DataError, read_json, write_json
 from empax.core.manifest import remedy
 from empax.core.protocols import Tokenizer
+from empax.core.settings import cache_dir
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch
 from empax.core.types import EMOTIONS, Instance, Params
@@ -21,6 +22,8 @@ from empax.data.store import PrepareSettings, check_prepared, load_instances, ru
 from empax.interop.pretrained_encoders import LoadedEncoder
 from empax.models.transformer import EncoderDecoder
 from empax.parts.attributes import check_identifiers, load_identifiers
+from empax.parts.attributes.identifier import gold_levels
+from empax.parts.attributes.reasons import ReasonAnnotator, ReasonTaskSettings, load_finder
 from empax.parts.encoder.stages import load_stage_encoder
 from empax.parts.generator.answerer import Answerer, AnswerExamples
 from empax.parts.generator.checks import check_contexts
@@ -28,7 +31,7 @@ from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.parts import MAX_REFERENCE_TOKENS
 from empax.parts.generator.word_level import check_words, initial_words, log_frequencies
 from empax.systems.reflectdiffu.examples import NO_PRIOR, ReflectBatch, ReflectExamples
-from empax.systems.reflectdiffu.intents import load_guesser
+from empax.systems.reflectdiffu.intents import check_pieces, load_guesser
 from empax.systems.reflectdiffu.labels import (
     INTENTS,
     IntentTable,
@@ -39,9 +42,8 @@ from empax.systems.reflectdiffu.labels import (
     references,
 )
 from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
-from empax.systems.reflectdiffu.reasons import ReasonAnnotator, load_finder
 from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu, ReplyEmpathy
-from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReasonTaskSettings, ReflectSettings
+from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReflectSettings
 from empax.systems.reflectdiffu.tasks import ReflectDiffu
 from empax.training.checkpoint import load_params
 
@@ -137,7 +139,8 @@ def check_generator(stage: GeneratorTaskSettings, run: RunContext) -> None:
     check_words(model.vectors, model.d_model)
     check_contexts(run)
     if stage.reasons:
-        run.earlier("reasons", stage.reasons, tasks=("reflectdiffu.reasons",))
+        run.earlier("reasons", stage.reasons, tasks=("reflectdiffu.reasons", "attributes.reasons"))
+        check_pieces(run, stage.reasons)
     if stage.reward == "empathy":
         check_identifiers(run, "judges", stage.judges)
     if stage.intents:
@@ -169,8 +172,10 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     found["majority_by_turn"] = majority_by_turn(instances, asked, intents)
     write_json(run.directory / _INTENTS, {**found, "references": parts.references})
     if isinstance(task, ReinforcedReflectDiffu) and stage.reward == "empathy":
-        judged = load_identifiers(run, stage.judges), parts.tokenizer, train.instances, train.words
-        task = dataclasses.replace(task, empathy=ReplyEmpathy(*judged))
+        judges = load_identifiers(run, stage.judges)
+        levels = gold_levels(judges, instances, cache_dir() / "levels")
+        empathy = ReplyEmpathy(judges, parts.tokenizer, instances, train.words, levels)
+        task = dataclasses.replace(task, empathy=empathy)
     return Assembly(
         task,
         train,

@@ -16,21 +16,20 @@ from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import IS_POSITIVE, Mean, Metrics, Params
 from empax.losses.contrastive import supervised_contrastive
+from empax.losses.cross_entropy import label_losses
 from empax.models.heads import EMOTION_HEAD, masked_mean
 from empax.models.latent import gaussian_kl
 from empax.models.layers import apply
 from empax.models.transformer import EncoderDecoder
+from empax.parts.attributes.reasons import ReasonAnnotator, read_reasons
 from empax.parts.generator.contrast import Read
 from empax.parts.generator.gains import with_gains
 from empax.parts.generator.task import Keys, Losses, ResponseTask, combine, emotion_loss, target_weights
-from empax.systems.reflectdiffu.crf import viterbi
 from empax.systems.reflectdiffu.diffusion import estimate, printed_steps, q_sample
 from empax.systems.reflectdiffu.examples import ReflectBatch
-from empax.systems.reflectdiffu.intents import intent_losses
 from empax.systems.reflectdiffu.labels import INTENTS
 from empax.systems.reflectdiffu.model import Contagion, EmotionExperts, IntentTwice, Mimicry
 from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
-from empax.systems.reflectdiffu.reasons import ReasonAnnotator
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 
 
@@ -123,9 +122,8 @@ class ReflectDiffu(ResponseTask):
         assert batch.told is not None
         assert batch.piece_mask is not None
         assert batch.place is not None
-        own = params["reasons"]
-        reasoning, emissions = apply(self.annotator, own, batch.piece, batch.piece_mask, rng=None)
-        tags = viterbi(emissions, own["transitions"], batch.told & batch.piece_mask)
+        pieces = batch.piece, batch.piece_mask, batch.told
+        reasoning, tags = read_reasons(self.annotator, params["reasons"], *pieces)
         words = jnp.take_along_axis(tags, jnp.maximum(batch.place, 0), axis=1)
         return reasoning, jnp.where(batch.place >= 0, words, 0)
 
@@ -275,8 +273,8 @@ class ReflectDiffu(ResponseTask):
         The label is the listener's own intent, never the policy's sample.
         """
         known = batch.valid & (batch.intent >= 0)
-        nll, hit = intent_losses(thought.final, batch.intent)
-        first_nll, first_hit = intent_losses(log_shares(thought.first), batch.intent)
+        nll, hit = label_losses(thought.final, batch.intent)
+        first_nll, first_hit = label_losses(log_shares(thought.first), batch.intent)
         parts = [(1.0, Mean.of(nll, known, weights))]
         if self.stage.first_weight and self.stage.second_intent:  # else the first is the final one
             parts.append((self.stage.first_weight, Mean.of(first_nll, known, weights)))

@@ -7,8 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from empax.core.config import ConfigError
-from empax.core.files import DataError
 from empax.core.types import Instance
 from empax.data.english import vader_lexicon
 from empax.data.knowledge import Fact, exchanged
@@ -50,28 +48,27 @@ def test_irregular_plurals_have_the_concepts_of_their_singular():
     assert [(picker.words[i], place) for i, place in picker(source, facts)] == [("friend", 1)]
 
 
-def test_rows_have_the_concepts_of_the_words_that_stay():
+@pytest.mark.parametrize(
+    ("room", "expected"),
+    [
+        (20, [("friend", "dogs"), ("sad", "miss"), ("friend", "dog")]),
+        (5, [("sad", "miss"), ("friend", "dog")]),  # [CLS] miss my dog .
+    ],
+)
+def test_rows_have_the_concepts_of_the_words_that_stay(room, expected):
     told = dataclasses.replace(TOLD, notes={"facts": [fact.row() for fact in FACTS]})
     picker = ConceptPicker.of(ConceptsSettings(most=4), WORDS)
-    examples = rows_of([told, TOLD], WORDS, picker=picker)
-
-    def shown(length):
-        batch = examples.collate(np.array([0, -1, 1]), length, np.random.default_rng(0))
-        one = batch.concepts
-        assert not one.mask[1:].any()
-        row = zip(one.ids[0], one.place[0], one.mask[0], strict=True)
-        pairs = [(picker.words[word], picker.words[batch.source[0, place]]) for word, place, real in row if real]
-        assert (one.intensity[0] > 0).tolist() == one.mask[0].tolist()
-        return batch, pairs
-
-    batch, pairs = shown(12)
-    assert pairs == [("friend", "dogs"), ("sad", "miss"), ("friend", "dog")]
-    assert batch.concepts.ids.shape == (3, 4)
+    batch = rows_of([told, TOLD], WORDS, picker=picker, room=room).collate(np.array([0, -1, 1]), 20, None)
+    one = batch.concepts
+    assert one.ids.shape == (3, 4)
+    assert not one.mask[1:].any()
+    row = zip(one.ids[0], one.place[0], one.mask[0], strict=True)
+    assert [(picker.words[word], picker.words[batch.source[0, place]]) for word, place, real in row if real] == expected
+    assert (one.intensity[0] > 0).tolist() == one.mask[0].tolist()
     lexicon = vader_lexicon()
-    expected = [abs(lexicon.get(picker.words[i], 0.0)) / 4 for i in batch.source[0]]
-    np.testing.assert_allclose(batch.intensity[0], expected, rtol=1e-6)
-    assert shown(5)[1] == [("sad", "miss"), ("friend", "dog")]  # [CLS] miss my dog .
-    assert rows_of([told], WORDS).collate(np.array([0]), 12, np.random.default_rng(0)).intensity is None
+    intensities = [abs(lexicon.get(picker.words[i], 0.0)) / 4 for i in batch.source[0]]
+    np.testing.assert_allclose(batch.intensity[0], intensities, rtol=1e-6)
+    assert rows_of([told], WORDS).collate(np.array([0]), 20, None).intensity is None
 
 
 def test_the_control_leaves_as_many_concepts_and_facts_of_the_same_clauses():
@@ -96,28 +93,6 @@ def test_the_control_leaves_as_many_concepts_and_facts_of_the_same_clauses():
     np.testing.assert_array_equal(control.concepts.place, real.concepts.place)
     assert (feelings[0][:3], feelings[1][:3]) == (["", "", "sad"], ["", "", "happy"])
     assert felt == feelings[::-1]
-
-
-def test_intensities_of_a_file_are_those_of_valence_and_arousal(tmp_path):
-    path = tmp_path / "vad.txt"
-    path.write_text("Word\tValence\tArousal\tDominance\ndog\t0.9\t0.4\t0.5\nSad\t0.1\t0.3\t0.2\nmiss\t0.5\t0.0\t0.5\n")
-    picker = ConceptPicker.of(ConceptsSettings(intensity=str(path)), WORDS)
-    found = {word: float(picker.intensities[WORDS.token_id(word)]) for word in ("dog", "sad", "miss", "ran")}
-    for word, (valence, arousal) in {"dog": (0.9, 0.4), "sad": (0.1, 0.3)}.items():
-        expected = (((valence - 0.5) ** 2 + (arousal / 2) ** 2) ** 0.5 - 0.06467) / 0.607468
-        assert found[word] == pytest.approx(expected, rel=1e-5)
-    assert found["miss"] == found["ran"] == 0.0  # the least there is, and unknown
-    for text, message in (
-        ("dog 0.9 0.4\nsad 0.1", "line 2: 'sad 0.1' must be a word, its valence, its arousal"),
-        ("dog -0.9 0.4", r"line 1: -0.9, 0.4 must lie in \[0, 1\]"),
-        ("zyzzyva 0.9 0.4", "has none of the"),
-        (None, r"concepts.intensity = '.*' is not a file; give one with a word, its valence"),
-    ):
-        wrong = tmp_path / f"{message[:6]}.txt"
-        if text is not None:
-            wrong.write_text(text)
-        with pytest.raises((ConfigError, DataError), match=message):
-            ConceptPicker.of(ConceptsSettings(intensity=str(wrong)), WORDS)
 
 
 @pytest.mark.real_data

@@ -1,14 +1,10 @@
 """Contexts as rows of words."""
 
 import numpy as np
-import pytest
 
-from empax.core.config import ConfigError
-from empax.core.files import DataError
 from empax.core.types import Instance
 from empax.data.words import train_words
 from empax.systems.classic.adversary import AdversarySettings
-from empax.systems.classic.examples import check_lexicon, emotional_words
 from tests.systems.classic.small import rows_of
 
 TOLD = Instance("a#4", ("I lost my dog.", "Oh no!", "I am so sad."), "I'm sorry.", "sad")
@@ -41,9 +37,9 @@ def test_a_row_is_a_first_token_and_the_words_of_all_turns():
 
 
 def test_the_newest_words_stay_behind_the_first_token():
-    for batch in (examples(room=5).collate(np.array([0]), 8, RNG), examples().collate(np.array([0]), 5, RNG)):
-        assert words(batch.source[0])[:5] == ["[CLS]", "am", "so", "sad", "."]
-        assert words(batch.speaker[0])[:5] == ["[CLS]", *["<speaker>"] * 4]
+    batch = examples(room=5).collate(np.array([0]), 8, RNG)
+    assert words(batch.source[0])[:5] == ["[CLS]", "am", "so", "sad", "."]
+    assert words(batch.speaker[0])[:5] == ["[CLS]", *["<speaker>"] * 4]
     assert examples(room=5).lengths.tolist() == [[5, 4], [4, 3]]
 
 
@@ -53,22 +49,8 @@ def test_an_emotion_stands_before_the_context():
     assert [words(row)[:3] for row in batch.source] == [["[CLS]", "proud", "i"], ["[CLS]", "sad", "we"]]
     assert words(batch.speaker[0])[:3] == ["[CLS]", "[CLS]", "<speaker>"]
     assert made.lengths[0, 0] == examples().lengths[0, 0] + 1
-
-
-def test_words_of_emotion(tmp_path):
-    found = words(np.flatnonzero(emotional_words("vader", WORDS)))
-    assert set(found) == {"lost", "no", "sad", "sorry", "won", "great", "proud"}
-    own = tmp_path / "own.txt"
-    own.write_text("\ufeffDog\r\n\nzyzzyva\n", encoding="utf-8")
-    assert np.flatnonzero(emotional_words(str(own), WORDS)).tolist() == [WORDS.token_id("dog")]
-    (tmp_path / "other.txt").write_text("zyzzyva")
-    with pytest.raises(ConfigError, match="has none of the"):
-        emotional_words(str(tmp_path / "other.txt"), WORDS)
-    with pytest.raises(ConfigError, match=r"lexicon = 'nrc' is not a file; give one with a word on each line"):
-        check_lexicon("nrc")
-    (tmp_path / "broken.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match="UTF-16, must be UTF-8"):
-        emotional_words(str(tmp_path / "broken.txt"), WORDS)
+    cut = examples(emotions=["proud", "sad"], room=5).collate(np.array([0]), 8, RNG)
+    assert words(cut.source[0])[:5] == ["[CLS]", "proud", "so", "sad", "."]
 
 
 def test_the_turn_that_follows_a_response():

@@ -58,10 +58,10 @@ def test_only_training_needs_the_word_vectors():
     [
         (
             "multi_trs", {"generator__weights": {}},
-            "config.generator.weights lacks emotion, a loss of config.classic.readers; set it (0 = it teaches nothing)",
+            "weights names none, but must name the losses of config.classic.readers, emotion (0 = it teaches nothing)",
         ),
-        ("mime", {"generator__weights": {"emotion": 1.0}}, "weights lacks kl"),
-        ("transformer", {"generator__weights": {"kl": 1.0}}, "weights.kl is not a loss of this model; it has nll, f"),
+        ("mime", {"generator__weights": {"emotion": 1.0}}, "losses of config.classic.readers, emotion, kl"),
+        ("transformer", {"generator__weights": {"kl": 1.0}}, "names kl, but must name the losses of config.classic.r"),
         ("transformer", {"classic__vectors": "glove.txt"}, "vectors = 'glove.txt' is not a file"),
         ("empdg", {"classic__lexicon": "nrc.txt"}, "lexicon = 'nrc.txt' is not a file"),
         ("moel", {"prepare__tokenizer": {"vocab_size": 600}}, 'config.prepare.tokenizer.kind must be "words"'),

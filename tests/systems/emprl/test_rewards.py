@@ -276,7 +276,7 @@ def test_the_levels_of_gold_responses_are_asked_for_once(judge, tmp_path, monkey
 
 def test_the_merit_of_a_gold_response_is_what_it_earns_in_standard_deviations(judge, tmp_path, monkeypatch):
     levels = np.array([[0, 0, 0], [0, 1, 2], [0, 0, 0]])
-    monkeypatch.setattr(EmpathyReward, "_levels", lambda *_: levels)
+    monkeypatch.setattr(rewards, "gold_levels", lambda *_: levels)
     found = EmpathyReward((judge,), judge.tokenizer, goal="balanced").judged([*EXCHANGES, EXCHANGES[0]], tmp_path)
     # They earn 4/9, 7/9 and 4/9: the third of 1 / share, on average.
     np.testing.assert_allclose(found.merit, [-(0.5**0.5), 2**0.5, -(0.5**0.5)], rtol=1e-5)

@@ -5,10 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from empax.models.bert import BertConfig, BertEncoder
-from empax.systems.reflectdiffu.crf import viterbi
 from empax.systems.reflectdiffu.model import Contagion, EmotionExperts
-from empax.systems.reflectdiffu.reasons import ReasonAnnotator
 from tests.systems.learning import random_like
 
 B, S, P, D = 4, 5, 6, 8
@@ -72,26 +69,3 @@ def test_reasons_reach_the_inputs_and_padding_of_pieces_reaches_nothing():
     changed = jnp.where(pieces[..., None], reasoning, 9.0)
     np.testing.assert_array_equal(run(*given[:3], changed, pieces)[1], summary)
     assert not np.array_equal(run(*given[:3], reasoning + 1.0, pieces)[1], summary)
-
-
-@pytest.mark.slow
-def test_the_annotator_marks_the_speakers_words_alone_and_ignores_padding():
-    encoder = BertEncoder(BertConfig(20, 16, 2, 32, 1, max_positions=12))
-    annotator = ReasonAnnotator(encoder)
-    ids = jnp.asarray(RNG.integers(0, 20, (2, 8)))
-    mask = jnp.arange(8)[None] < jnp.asarray([8, 5])[:, None]
-    told = jnp.asarray([[0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1]], bool) & mask
-    params = made_up(annotator, ids, mask)
-    params["emission_bias"] = jnp.asarray([-50.0, 50.0])  # all that may be a reason is one
-
-    @jax.jit
-    def run(ids):
-        composed, emissions = annotator.apply({"params": params}, ids, mask)
-        return composed, viterbi(emissions, params["transitions"], told)
-
-    composed, tags = run(ids)
-    np.testing.assert_array_equal(tags, told)
-    other, _ = run(jnp.where(mask, ids, 7))
-    np.testing.assert_allclose(np.asarray(other)[mask], np.asarray(composed)[mask], atol=1e-5)
-    moved, _ = run(ids.at[0, 7].set((ids[0, 7] + 1) % 20))
-    assert (np.abs(moved - composed)[0].max(axis=-1) > 1e-6).all()  # every word is composed of all

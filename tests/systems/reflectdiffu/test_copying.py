@@ -34,8 +34,8 @@ FORM = GeneratorTaskSettings(
 )
 
 
-def examples(instances=INSTANCES, slots=SLOTS):
-    settings = ReflectSettings(max_context_tokens=16, max_target_tokens=12)
+def examples(instances=INSTANCES, slots=SLOTS, room=16):
+    settings = ReflectSettings(max_context_tokens=room, max_target_tokens=12)
     return ReflectExamples(instances, TOKENIZER, settings, np.stack([NO_PRIOR] * len(instances)), {}, slots=slots)
 
 
@@ -55,9 +55,11 @@ def test_unknown_words_of_the_context_have_slots_the_newest_first():
     assert batch.target[1, batch.target_mask[1]].tolist() == [V + 1, *known(","), V, UNK, UNK, 1]
 
 
-def test_a_slot_that_was_cut_with_its_context_is_an_unknown_word_of_the_response():
-    cut = collate(examples(), 4)
-    assert cut.source[1].tolist() == [TOKENIZER.cls_id, V, *TOKENIZER.encode(","), V]
+def test_a_word_that_was_cut_with_its_context_is_an_unknown_word_of_the_response():
+    cut = collate(examples(room=4))
+    assert cut.source[1, :4].tolist() == [
+        TOKENIZER.cls_id, TOKENIZER.token_id(SPEAKER_TOKEN), *TOKENIZER.encode(","), V,
+    ]  # fmt: skip
     assert cut.target[1, cut.target_mask[1]].tolist() == [UNK, *TOKENIZER.encode(","), V, UNK, UNK, 1]
 
 

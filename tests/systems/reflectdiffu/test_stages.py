@@ -13,17 +13,15 @@ from empax.core.system import AnswerOptions, RunContext
 from empax.core.types import EMOTIONS, Instance
 from empax.data.bpe import train_bpe
 from empax.data.features import SPECIAL_TOKENS
-from empax.data.spans import Span, SpanExample
 from empax.decoding.settings import DecodeSettings
 from empax.pipeline import run
 from empax.pipeline.plan import make_plan, plain
 from empax.planning.sketches import sketch_stage
 from empax.systems.reflectdiffu import stages
 from empax.systems.reflectdiffu.diffusion import Schedule
-from empax.systems.reflectdiffu.examples import NO_PRIOR, ReasonExamples, ReflectExamples, polarities
+from empax.systems.reflectdiffu.examples import NO_PRIOR, ReflectExamples, polarities
 from empax.systems.reflectdiffu.labels import INTENTS, TABLE_1
-from empax.systems.reflectdiffu.reasons import _turn_agreement
-from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReasonTaskSettings, ReflectSettings
+from empax.systems.reflectdiffu.settings import GeneratorTaskSettings, ReflectSettings
 from tests.plans import changed
 
 CONTEXT = ("My dog died, it is horrible.", "Oh no!", "I miss him.")
@@ -58,36 +56,6 @@ def test_rows_know_their_words_pieces_and_labels(tokenizers):
     assert batch.told[1][first].all()
     assert (np.diff(first) >= 0).all()
     assert batch.number[0] != batch.number[1]
-
-
-def test_a_row_that_is_cut_keeps_the_id_of_the_context_and_its_newest_words(tokenizers):
-    words, pieces = tokenizers
-    asked = [Instance("a#4", CONTEXT, "x", "")]
-    examples = ReflectExamples(asked, words, LENGTHS, NO_PRIOR[None], {}, piece_tokenizer=pieces)
-    whole, cut = (examples.collate(np.array([0]), n, np.random.default_rng(0)) for n in (40, 8))
-    size = int(whole.source_mask.sum())
-    assert cut.source[0].tolist() == [words.cls_id, *whole.source[0, size - 7 : size]]
-    assert cut.place[0].tolist() == [-1, *whole.place[0, size - 7 : size]]
-
-
-def test_annotated_rows_mark_reasons_in_the_speakers_words(tokenizers):
-    _, pieces = tokenizers
-    example = SpanExample("a", CONTEXT, (Span(0, 3, 11),))
-    batch = ReasonExamples([example], pieces, 40).collate(np.array([0, -1]), 40, np.random.default_rng(0))
-    marked = batch.source[0][batch.tags[0] == 1]
-    assert pieces.decode(marked) == "dog died"
-    assert not batch.told[1].any()
-    assert batch.told[0][batch.tags[0] == 1].all()
-    assert not (batch.told & ~batch.source_mask).any()
-
-
-def test_turns_with_reasons_are_scored_beside_naming_all_turns():
-    """In the longest context of each dialogue, among the speaker's turns."""
-    told = (("a#2", CONTEXT[:1]), ("a#4", CONTEXT), ("b#2", ("Hi.",)))
-    rows = [Instance(name, context, "x", "") for name, context in told]
-    causes = {"a": (0, 1), "b": ()}
-    found = _turn_agreement(lambda contexts: [(Span(2, 0, 1),), ()], rows, causes)
-    assert found == {"turn_f1": 0.0, "every_turn_f1": 50.0, "dialogues": 2}  # 1 of 3 turns has a cause
 
 
 def test_polarity_is_of_the_whole_context():
@@ -185,9 +153,7 @@ def test_settings_that_change_nothing_are_refused(setting, value, unread):
             GeneratorTaskSettings(**{setting: value, name: other})
 
 
-def test_settings_of_other_sections_are_refused():
-    with pytest.raises(ConfigError, match="spans = '' goes with data = 'file'"):
-        ReasonTaskSettings(data="file")
+def test_settings_of_the_shared_section_are_refused():
     with pytest.raises(ConfigError, match="encoder_no_repeat_ngram"):
         ReflectSettings(decoding=DecodeSettings(encoder_no_repeat_ngram=3))
 

@@ -14,13 +14,13 @@ from empax.losses.contrastive import supervised_contrastive
 from empax.losses.cross_entropy import token_log_probs
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.transformer import EncoderDecoder
+from empax.parts.attributes.reasons import ReasonAnnotator
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.word_level import WordLevelSettings
 from empax.systems.reflectdiffu.diffusion import Schedule
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.labels import INTENTS
 from empax.systems.reflectdiffu.pointer_generator import PointerGenerator
-from empax.systems.reflectdiffu.reasons import ReasonAnnotator, Reasons, _span_starts
 from empax.systems.reflectdiffu.reinforced import ReinforcedReflectDiffu, policy_loss
 from empax.systems.reflectdiffu.settings import GeneratorTaskSettings
 from empax.systems.reflectdiffu.tasks import ReflectDiffu, Thought, shown_tags, standardized
@@ -545,16 +545,6 @@ def test_standardized_vectors_have_the_scale_of_the_noise():
     found = np.asarray(standardized(jnp.asarray(7 + 3 * np.random.default_rng(0).normal(size=(2, 300)), jnp.float32)))
     np.testing.assert_allclose(found.mean(axis=1), 0, atol=1e-5)
     np.testing.assert_allclose(found.std(axis=1), 1, rtol=1e-4)
-
-
-def test_spans_count_as_found_only_whole():
-    gold = jnp.asarray([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 1]])
-    found = jnp.asarray([[0, 1, 1, 0, 1, 1], [1, 0, 0, 1, 0, 1]])
-    np.testing.assert_array_equal(jnp.stack(_span_starts(gold, found)).sum(axis=2), [[1, 1], [2, 3], [2, 2]])
-    counts = {"true": 1.0, "predicted": 2.5, "gold": 2.0}
-    given = {f"{kind}_{name}": count for kind in ("token", "span") for name, count in counts.items()}
-    values = Reasons(None).summarize({"loss": 1.0, **given})
-    assert values == {"loss": 1.0, "token_f1": pytest.approx(2 / 4.5), "span_f1": pytest.approx(2 / 4.5)}
 
 
 def test_shown_tags_are_as_many_on_other_words_or_none():

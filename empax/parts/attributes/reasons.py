@@ -1,4 +1,4 @@
-"""Task "reasons": the Emotion Reason Annotator (ERA), which marks the words that give the reason for an emotion.
+"""Task "reasons": ReflectDiffu's Emotion Reason Annotator (ERA), which marks the words that explain an emotion.
 
 It is trained on spans that people or a lexicon marked.
 """
@@ -9,15 +9,16 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from empax.core.config import ConfigError
+from empax.core.config import ConfigError, check_numbers
 from empax.core.files import write_json
 from empax.core.inputs import note
 from empax.core.paths import expand
@@ -27,15 +28,14 @@ from empax.core.system import Assembly, RunContext, Sketch
 from empax.core.types import Batch, Instance, Mean, Metrics, Params
 from empax.data import features, spans
 from empax.data.batches import draw
-from empax.data.spans import Span, SpanExample
+from empax.data.exemplars import padded
+from empax.data.spans import PlacedRow, Span, SpanExample, place_contexts
 from empax.data.store import check_prepared, load_instances
 from empax.interop.pretrained_encoders import EncoderSettings
 from empax.models.arithmetic import contract
 from empax.models.layers import MASKED, apply, normal
+from empax.parts.attributes.crf import log_likelihood, viterbi
 from empax.parts.encoder.stages import check_encoder, load_stage_encoder
-from empax.systems.reflectdiffu.crf import log_likelihood, viterbi
-from empax.systems.reflectdiffu.examples import ReasonBatch, ReasonExamples, pieces_of, told_of
-from empax.systems.reflectdiffu.settings import ReasonTaskSettings, ReflectSettings
 from empax.training.checkpoint import load_params
 
 log = logging.getLogger("empax")
@@ -43,6 +43,36 @@ log = logging.getLogger("empax")
 _ROWS = 64  # batch size for annotating contexts
 _COUNTS = ("true", "predicted", "gold")
 _TAGS = 2  # 1 marks a reason (the paper's <em>), 0 any other word (<noem>)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReasonTaskSettings:
+    """Settings of the annotator of reasons.
+
+    Attributes:
+      data: source of the spans: "reccon" (people's, of DailyDialog), "sample" (people's, of the built-in corpus),
+        "file" (yours), or "lexicon" (VADER's emotion words, in the run's own contexts).
+      spans: for "file", a folder with train.jsonl and validation.jsonl (`data.spans.read_spans`).
+      max_validation_examples: maximum examples of validation; 0 = all.
+    """
+
+    encoder: EncoderSettings = dataclasses.field(default_factory=EncoderSettings)
+    data: Literal["reccon", "sample", "file", "lexicon"] = "reccon"
+    spans: str = ""
+    max_validation_examples: int = 1000
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "max_validation_examples", least=0)
+        if (self.data == "file") != bool(self.spans):
+            raise ConfigError(f"spans = {self.spans!r} goes with data = 'file', but data = {self.data!r}.")
+
+
+@flax.struct.dataclass
+class ReasonBatch(Batch):
+    """Contexts in pieces with their tags; the target is empty."""
+
+    tags: Int[Array, "B S"]
+    told: Bool[Array, "B S"]  # True at the speaker's pieces
 
 
 class ReasonAnnotator(nn.Module):
@@ -74,6 +104,38 @@ class ReasonAnnotator(nn.Module):
         weights = jax.nn.softmax(jnp.where(mask[:, None, :], scores, MASKED), axis=-1)
         composed = states + jnp.einsum("BST,BTD->BSD", weights, states)
         return composed, contract("BSD,DC->BSC", composed, emission) + offset[None, None]
+
+
+def pieces_of(tokenizer: Tokenizer, contexts: Sequence[Sequence[str]], max_tokens: int) -> list[PlacedRow]:
+    """Renders `[CLS] turn [SEP] turn [SEP] ...` for encoders of contexts; the oldest pieces are cut."""
+    return place_contexts(tokenizer, contexts, max_tokens=max_tokens, first=tokenizer.cls_id, behind=tokenizer.sep_id)
+
+
+def told_of(rows: Sequence[PlacedRow], contexts: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Returns for each id of a context's row whether it belongs to the speaker's words (1) or not (0)."""
+    return [[*map(int, row.told(len(context)))] for row, context in zip(rows, contexts, strict=True)]
+
+
+class ReasonExamples:
+    """Random-access examples of annotated contexts."""
+
+    def __init__(self, examples: Sequence[SpanExample], tokenizer: Tokenizer, max_tokens: int):
+        contexts = [one.context for one in examples]
+        rows = pieces_of(tokenizer, contexts, max_tokens)
+        self.ids, self.told = [row.ids for row in rows], told_of(rows, contexts)
+        self.tags = [row.labels(one.spans) for row, one in zip(rows, examples, strict=True)]
+        self.pad_id = tokenizer.pad_id
+        self.lengths = np.array([len(ids) for ids in self.ids])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> ReasonBatch:
+        del rng
+        source, mask = padded(self.ids, indices, length, self.pad_id)
+        tags, told = (padded(values, indices, length, 0)[0] for values in (self.tags, self.told))
+        none, valid = np.zeros((len(indices), 1), np.int32), np.asarray(indices) >= 0
+        return ReasonBatch(source, mask, none, none > 0, valid, tags, told > 0)  # pyright: ignore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,27 +186,14 @@ def _span_starts(gold: Int[Array, "B S"], found: Int[Array, "B S"]) -> tuple[Boo
 
 
 def max_pieces(run: RunContext, stage: str) -> int:
-    """Returns the maximum pieces of a context for the encoder of `stage`; in other systems, that of its last bucket."""
-    shared = run.plan.system_settings
-    return shared.max_piece_tokens if isinstance(shared, ReflectSettings) else run.named(stage).loop.buckets[-1]
-
-
-def check_pieces_encoder(settings: EncoderSettings, run: RunContext) -> None:
-    """Checks that the encoder exists, and that it and the buckets fit the run's contexts."""
-    most = max_pieces(run, run.stage)
-    check_encoder(settings, run, max_piece_tokens=most)
-    longest = run.named(run.stage).loop.buckets[-1]
-    if most > longest:
-        raise ConfigError(
-            f"config.{run.stage}.buckets end at {longest}, but {run.shared}.max_piece_tokens = {most}; raise the last "
-            "bucket to at least that, or lower the setting."
-        )
+    """Returns the maximum pieces of a context for the annotator of `stage`: those of its last bucket."""
+    return run.named(stage).loop.buckets[-1]
 
 
 def check_reasons(stage: ReasonTaskSettings, run: RunContext) -> None:
     """Raises ConfigError or DataError if the spans or the encoder do not exist."""
     check_prepared(run)
-    check_pieces_encoder(stage.encoder, run)
+    check_encoder(stage.encoder, run, buckets=max_pieces(run, run.stage))
     if stage.data == "reccon":
         for split in spans.RECCON_SPLITS:
             load_examples(stage, run, split)
@@ -193,12 +242,19 @@ def sketch_reasons(stage: ReasonTaskSettings, run: RunContext, batch_size: int, 
     return Sketch(Reasons(annotator), shapes_of(ReasonBatch, B=batch_size, S=length, T=1))
 
 
-@functools.partial(jax.jit, static_argnames="annotator")
-def _find_tags(
-    params: Params, ids: Int[Array, "B S"], mask: Bool[Array, "B S"], told: Bool[Array, "B S"], annotator: Any
-) -> Int[Array, "B S"]:
-    _, emissions = apply(annotator, params, ids, mask, rng=None)
-    return viterbi(emissions, params["transitions"], told & mask)
+def read_reasons(
+    annotator: ReasonAnnotator,
+    params: Params,
+    ids: Int[Array, "B S"],
+    mask: Bool[Array, "B S"],
+    told: Bool[Array, "B S"],
+) -> tuple[Float[Array, "B S D"], Int[Array, "B S"]]:
+    """Returns the reasoning representations of pieces, and 1 at the speaker's (`told`) that are reasons."""
+    composed, emissions = apply(annotator, params, ids, mask, rng=None)
+    return composed, viterbi(emissions, params["transitions"], told & mask)
+
+
+_find_tags = jax.jit(lambda annotator, *given: read_reasons(annotator, *given)[1], static_argnums=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +276,7 @@ class ReasonFinder:
             ids, mask = features.pad([row.ids for row in part], self.max_tokens, self.tokenizer.pad_id)
             filler = (0, (_ROWS if len(rows) > 1 else 1) - len(part)), (0, 0)
             arrays = [np.pad(array, filler) for array in (ids, mask, features.pad(told, self.max_tokens, 0)[0] > 0)]
-            tags = np.asarray(_find_tags(self.params, *arrays, annotator=self.annotator))
+            tags = np.asarray(_find_tags(self.annotator, self.params, *arrays))
             found += [row.spans(labels) for row, labels in zip(part, tags.tolist(), strict=False)]
         return found
 

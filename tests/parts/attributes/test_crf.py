@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from empax.systems.reflectdiffu.crf import log_likelihood, log_partition, sequence_score, viterbi
+from empax.parts.attributes.crf import log_likelihood, log_partition, sequence_score, viterbi
 
 EMISSIONS = np.array([[0.13, -0.13], [0.64, 0.10], [-0.54, 0.36], [1.30, 0.95]], np.float32)
 TRANSITIONS = np.array([[-0.70, -1.27], [-0.62, 0.04]], np.float32)
