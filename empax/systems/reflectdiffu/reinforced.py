@@ -46,8 +46,8 @@ class ReplyEmpathy:
 
     def __call__(self, rows: Int[np.ndarray, " B"], replies: Int[np.ndarray, "B T"]) -> Float[np.ndarray, " B"]:
         """Returns the rewards of replies to the instances `rows`; 0 for row -1."""
-        there = rows >= 0
-        real, ids = rows[there].tolist(), replies[there].tolist()
+        there, real = rows >= 0, [int(i) for i in rows if i >= 0]
+        ids = replies[there].tolist()
         texts = [self.tokenizer.decode(reply, self.words[i]).strip() for i, reply in zip(real, ids, strict=True)]
         said = levels_said(self.judges, [self.instances[i].context for i in real], texts, progress=False)
         likely = np.take_along_axis(said, self.levels[real][..., None], axis=2).sum(axis=(1, 2))

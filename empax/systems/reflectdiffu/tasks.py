@@ -119,8 +119,9 @@ class ReflectDiffu(ResponseTask):
         if batch.reasoning is not None and batch.reasons is not None:
             return batch.reasoning, batch.reasons
         assert self.annotator is not None
-        assert batch.told is not None
+        assert batch.piece is not None
         assert batch.piece_mask is not None
+        assert batch.told is not None
         assert batch.place is not None
         pieces = batch.piece, batch.piece_mask, batch.told
         reasoning, tags = read_reasons(self.annotator, params["reasons"], *pieces)
