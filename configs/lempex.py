@@ -63,8 +63,7 @@ SPEAKERS = {"pattern": "^speakers$", "learning_rate_scale": 50.0}
 """A parameter group for the speaker embeddings beside a pretrained T5; ours.
 
 They start at zero, and alone tell one turn from the next. The word embeddings of FLAN-T5-small have a root mean square
-of 13.5, and Adam moves an entry by at most the learning rate in an update: at the plain rate it would reach .31 in
-the 1,250 updates of a CPU, and in the 5,000 of a GPU four times that.
+of 13.5, and Adam moves an entry by at most the learning rate in an update: at the plain rate it would reach .31.
 """
 
 
