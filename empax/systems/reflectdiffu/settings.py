@@ -144,7 +144,6 @@ class GeneratorTaskSettings:
     copying: bool = True
     slots: int = 20
     intent_start: bool = True
-    label_smoothing: float = 0.0
     emotion_weight: float = 1.0
     twice_weight: float = 1.0
     response_weight: float = 1.0
@@ -153,7 +152,6 @@ class GeneratorTaskSettings:
     def __post_init__(self) -> None:
         check_numbers(self, "temperature", above=0)
         check_numbers(self, "classifier_share", least=0, most=1)
-        check_numbers(self, "label_smoothing", least=0, below=1)
         check_numbers(self, "num_actions", least=2, most=len(INTENTS))
         check_numbers(self, "latent", "hidden", least=1)
         weights = ("contrastive_weight", "first_weight", "policy_weight", "kl_weight", "emotion_weight", "twice_weight")

@@ -96,7 +96,6 @@ class Parts:
             stage,
             None if self.pieces is None else ReasonAnnotator(self.pieces.model.encoder),
             actions,
-            label_smoothing=stage.label_smoothing,
             heads=("generator",) if stage.emotion_weight else (),
         )
 
@@ -109,7 +108,7 @@ class Parts:
         """Returns `params` with the frequencies of words as output bias, and with the word vectors, if any."""
         settings, tokenizer, model, copying = self.settings.model, self.tokenizer, params["model"], self.stage.copying
         inner = {**(model["model"] if copying else model)}
-        inner["output_bias"] = log_frequencies(targets, tokenizer.vocab_size, self.stage.label_smoothing)
+        inner["output_bias"] = log_frequencies(targets, tokenizer.vocab_size)
         if settings.vectors:
             inner["token_embedding"] = initial_words(settings.vectors, tokenizer, settings.d_model)
         return {**params, "model": {**model, "model": inner} if copying else inner}

@@ -615,7 +615,6 @@ TRAINED = {
     "emotion": {"emotion_weight": 0.5},
     "twice": {"twice_weight": 0.5},
     "response": {"response_weight": 0.5},
-    "smoothing": {"label_smoothing": 0.1},
 }
 
 
@@ -626,7 +625,7 @@ def test_every_switch_of_the_loss_changes_it(switch, whole):
     rolled, _, _ = run["roll"](example(), task.init_memory())
     rolled = rolled.replace(emotion=rolled.emotion.at[2].set(rolled.emotion[0]))  # a pair that attracts
     stage = dataclasses.replace(task.stage, **TRAINED[switch])
-    changed = dataclasses.replace(task, stage=stage, label_smoothing=stage.label_smoothing)
+    changed = dataclasses.replace(task, stage=stage)
     found = changed.loss(params, frozen, rolled, jax.random.key(1), train=True)[0].value()
     assert np.isfinite(found)
     assert abs(float(found) - float(run["loss"](params, rolled))) > 1e-6
