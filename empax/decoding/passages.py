@@ -57,6 +57,16 @@ class PassageReader:
                 states[passage // passages, columns[passage, tokens]] = row[tokens]
         return states, kept
 
+    def read(self, params: Params, batch: Any) -> Any:
+        """Replaces the passages of a newly collated batch (`data.exemplars.ExemplarBatch`) by their states."""
+        states, mask = self(params, batch.source, batch.source_mask)
+        nothing = {name: getattr(batch, name)[..., :0] for name in ("source", "source_mask")}
+        own = None  # the context's passage comes first
+        if batch.lead:
+            tokens = batch.source_mask[:, : batch.lead].sum(axis=(1, 2))
+            own = mask & (np.arange(mask.shape[1]) < tokens[:, None])
+        return batch.replace(**nothing, states=states, states_mask=mask, context_states=own)
+
 
 def _up_to(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple

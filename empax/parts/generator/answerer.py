@@ -75,8 +75,8 @@ class Answerer:
 
     Args:
       task: has `generate`, `read` and `heads` (see `Generator`); likelihoods that `read` returns under a name "nll_..."
-        also become notes. If it has `read_before`, passages are encoded without padding, on a CPU with one device,
-        unless `single`.
+        also become notes. Passages of a Fusion-in-Decoder are encoded without padding on a CPU with one device, unless
+        `single`.
       params: parameters of the task.
       make_examples: builds the task's examples of instances.
       tokenizer: tokenizer of the answers.
@@ -108,9 +108,10 @@ class Answerer:
         self._make_examples, self._labels = make_examples, dict(labels or {})
         self._mesh_settings = MeshSettings() if mesh is None else mesh
         self._mesh = local_mesh(self._mesh_settings)
-        fuses = hasattr(task, "read_before") and isinstance(task.model, FusionInDecoder)
+        model = getattr(task, "model", None)
+        fuses = isinstance(model, FusionInDecoder) and not single and self._mesh is None
         fuses &= jax.default_backend() == "cpu"  # elsewhere encoding them separately costs more than their padding
-        self._reader = PassageReader(task.model) if fuses and not single and self._mesh is None else None
+        self._reader = PassageReader(model) if fuses else None
         decoder = getattr(task, "decoder", None)
         self._ends = {tokenizer.pad_id, *(decoder.eos_ids if decoder else (tokenizer.eos_id,))}
         self._forced = int(decoder.settings.end_at_limit) if decoder else 0
@@ -354,7 +355,7 @@ class Answerer:
     def _placed(self, batch: Any) -> Any:
         """Puts a batch onto the devices, with its passages encoded if the reader can do so without padding."""
         if self._reader is not None:
-            batch = self.task.read_before(self._reader, self._params, batch)
+            batch = self._reader.read(self._params["model"], batch)
         return place_rows(batch, self._mesh)
 
     def _batches(self, examples: Examples, batch_size: int) -> Iterator[tuple[np.ndarray, Any]]:

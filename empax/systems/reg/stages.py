@@ -26,15 +26,8 @@ from empax.parts.exemplars import dense
 from empax.parts.exemplars.checks import check_passages
 from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.exemplars.settings import RetrievalSettings
+from empax.parts.generator import checks
 from empax.parts.generator.answerer import Answerer
-from empax.parts.generator.checks import (
-    GENERATOR_TASKS,
-    check_contrast,
-    check_fusion,
-    check_layout,
-    check_losses,
-    decoding_of,
-)
 from empax.parts.generator.stages import (
     answerer_of,
     begun_with,
@@ -62,16 +55,11 @@ from empax.training.lora import trained_whole
 RETRIEVER_TASKS = ("emotions", "dense", "retriever", "joint")
 """Tasks whose checkpoints hold a retriever."""
 
-G1_TASKS = (*GENERATOR_TASKS, "joint")
+G1_TASKS = (*checks.GENERATOR_TASKS, "joint")
 """Tasks whose checkpoints hold a generator."""
 
 DECODING = ("decoding", "own_decoding", "neighbours")
 """Settings of answers alone: the trials of distillation have a decoding of their own."""
-
-NO_EMOTIONS = (
-    "config.{stage}: no dialogue of the split {split!r} has an emotion; give them emotions, or take a recipe that "
-    "learns none (configs/reg_transformer.py:apart, :no_retrieval)."
-)
 
 
 def retriever_task(parts: RegParts, distillation: DistillationSettings) -> RetrieverTask:
@@ -111,13 +99,16 @@ def check_emotions(stage: EmotionTaskSettings, run: RunContext) -> None:
     dense.check_queries(run)
     for split in ("train", "validation"):
         if not has_emotions(run.plan.data, split):
-            raise ConfigError(NO_EMOTIONS.format(stage=run.stage, split=split))
+            raise ConfigError(
+                f"config.{run.stage}: no dialogue of the split {split!r} has an emotion; give them emotions, or take a "
+                "recipe that learns none (configs/reg_transformer.py:apart, :no_retrieval)."
+            )
 
 
 def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
     """Raises ConfigError unless the stages that the retriever learns from exist, and no context is cut in a trial."""
     _check_earlier(stage, run)
-    check_layout(run, exemplars=True)
+    checks.check_layout(run, exemplars=True)
     if run.named(run.stage).loop.best_metric == "loss" and not stage.distillation.emotion_weight:
         raise ConfigError(
             f"config.{run.stage}.best_metric = 'loss': no candidate is tried out on validation, where the loss is "
@@ -129,11 +120,11 @@ def check_retriever(stage: RetrieverTaskSettings, run: RunContext) -> None:
 def check_joint(stage: JointTaskSettings, run: RunContext) -> None:
     """Checks joint training as `check_retriever` does, and that no setting is without effect."""
     _check_earlier(stage, run)
-    check_contrast(stage.contrast, run)
-    check_losses(
+    checks.check_contrast(stage.contrast, run)
+    checks.check_losses(
         stage.losses, run, lambda rows, length: _sketch_batch(RegParts.of(run, planned=True), stage, rows, length)
     )
-    check_layout(run)
+    checks.check_layout(run)
     if stage.passage_encoder == "trained" and not stage.ranks:
         raise ConfigError(
             f"config.{run.stage}.passage_encoder = 'trained', but with retriever_weight = 0 no encoder is trained; set "
@@ -150,8 +141,8 @@ def check_joint(stage: JointTaskSettings, run: RunContext) -> None:
 
 def check_evaluation(stage: JointTaskSettings, run: RunContext) -> None:
     """Raises ConfigError unless an evaluation reads whole contexts and several passages, of an index of its encoder."""
-    check_layout(run)
-    check_passages(*decoding_of(run))
+    checks.check_layout(run)
+    check_passages(*checks.decoding_of(run))
     evaluation: Any = run.named(run.stage).settings
     _check_encoder(evaluation.index, evaluation.stage if stage.passage_encoder == "trained" else stage.retriever, run)
 
@@ -181,7 +172,7 @@ def _check_exemplars(stage: RetrieverTaskSettings | JointTaskSettings, run: RunC
     if frozen:
         _check_encoder(stage.index, getattr(stage, stage.begins), run)
     settings = run.shared_settings(RetrievalSettings)
-    check_fusion(run)
+    checks.check_fusion(run)
     check_candidates(run, stage.index, max(settings.passages, stage.candidates))
     if 0 < stage.candidates < settings.passages:
         raise ConfigError(
@@ -201,10 +192,7 @@ def build_emotions(stage: EmotionTaskSettings, run: RunContext) -> Assembly:
     pad_id = parts.retrieval.encoder.tokenizer.pad_id
 
     def examples(split: str, most: int) -> SequenceExamples:
-        instances = [i for i in load_instances(run, split) if i.emotion]
-        if not instances:
-            raise ConfigError(NO_EMOTIONS.format(stage=run.stage, split=split))
-        instances = draw(instances, most)
+        instances = draw([i for i in load_instances(run, split) if i.emotion], most)
         labels = [[int(emotion)] for emotion in emotion_ids(instances)]
         texts = parts.retrieval.query_text(instances)
         return SequenceExamples(texts, labels, pad_id=pad_id, max_target_tokens=1)
@@ -319,14 +307,8 @@ class Refresh:
                 contexts = encoder.embed_queries(corpus.instances, progress="refresh", mesh=mesh)
                 filter = filter.refitted(contexts)
         queries = encoder.embed_queries(self.train.instances, progress="refresh", mesh=mesh)
-        found = find_exemplars(
-            index,
-            queries,
-            self.train.candidates.shape[1],
-            **traits(self.train.instances),
-            filter=filter,
-        )
-        return np.asarray(found.ids)
+        asked, k = traits(self.train.instances), self.train.candidates.shape[1]
+        return np.asarray(find_exemplars(index, queries, k, **asked, filter=filter).ids)
 
 
 def _sketch_given(

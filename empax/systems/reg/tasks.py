@@ -13,11 +13,9 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from empax.core.types import Batch, Mean, Metrics, Params
-from empax.decoding.passages import PassageReader
 from empax.evaluation.device_metrics import utility
 from empax.losses.cross_entropy import token_log_probs
 from empax.models.layers import apply
@@ -260,16 +258,6 @@ class GuidedGenerator(Generator):
             heads["retriever"] = self.retriever.emotions(params["retriever"], batch.query, batch.query_mask)
         heads["both"] = sum(jax.nn.log_softmax(logits.astype(jnp.float32)) for logits in heads.values())
         return {name: heads[name].argmax(axis=-1) for name in self.heads}
-
-    def read_before(self, reader: PassageReader, params: Params, batch: Any) -> Any:
-        """Replaces the passages of a newly collated batch by their states, for `generate` and `read`."""
-        states, mask = reader(params["model"], batch.source, batch.source_mask)
-        nothing = {name: getattr(batch, name)[..., :0] for name in ("source", "source_mask")}
-        own = None  # the context's passage comes first
-        if batch.lead:
-            tokens = batch.source_mask[:, : batch.lead].sum(axis=(1, 2))
-            own = mask & (np.arange(mask.shape[1]) < tokens[:, None])
-        return batch.replace(**nothing, states=states, states_mask=mask, context_states=own)
 
 
 def _flat(parts: Sequence[tuple[float, Mean]]) -> list[Mean]:

@@ -274,7 +274,6 @@ class Reads(Bag):
     """Has passages that can be read before it answers."""
 
     model = FusionInDecoder(EncoderDecoder(t5_config("t5-tiny")))
-    read_before = None
 
 
 @pytest.mark.parametrize(

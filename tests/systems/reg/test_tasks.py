@@ -659,7 +659,7 @@ def test_passages_that_were_read_before_give_the_same_answers(layout):
     batch = joined if layout == "joined" else apart()
     task, own, rng = ANSWERING, answering_params(), jax.random.key(5)
     host = jax.tree.map(np.asarray, batch)
-    read = task.read_before(PassageReader(task.model, rows=2, multiple=4, states_multiple=4), own, host)
+    read = PassageReader(task.model, rows=2, multiple=4, states_multiple=4).read(own["model"], host)
     read = jax.tree.map(jnp.asarray, read)
     assert read.source.size == 0
     assert read.states.shape[1] == (12 if layout == "joined" else 16) < batch.source.shape[1] * SOURCE
