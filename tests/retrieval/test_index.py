@@ -61,6 +61,13 @@ def test_saved_and_loaded_searches_the_same(tmp_path, method, dtype, rows):
     check_equal(loaded.search(queries, 4, query_groups), index.search(queries, 4, query_groups))
 
 
+def test_a_saved_index_is_on_the_disk(tmp_path, monkeypatch):
+    reached, folder = set(), tmp_path / "index"
+    monkeypatch.setattr("empax.retrieval.index.sync", reached.add)
+    build("exact").save(folder)
+    assert reached >= {tmp_path, folder, *folder.iterdir()}
+
+
 def test_recall(saved):
     index, _ = saved
     assert measure_recall(index, index.exact, unit(50, 3)) >= 0.95

@@ -90,6 +90,14 @@ def test_round_trip_is_bitwise_and_typed_key_survives(tmp_path):
     assert jax.random.uniform(state.rng) == jax.random.uniform(jax.random.key(3))
 
 
+def test_the_memory_of_a_task_is_restored(tmp_path):
+    state = dataclasses.replace(make_state(), memory={"kl": jnp.float32(0.25)})
+    with opened(tmp_path) as checkpointer:
+        checkpointer.save(7, state, {})
+    _, restored, _ = restore(tmp_path, dataclasses.replace(state, memory={"kl": jnp.float32(1.0)}))
+    assert float(restored.memory["kl"]) == 0.25
+
+
 def test_saving_does_not_mind_donation(tmp_path):
     """The state is overwritten in place while its save is still under way."""
     update = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf * 2, state), donate_argnums=0)
