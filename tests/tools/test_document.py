@@ -70,7 +70,7 @@ def test_documents_name_the_published_runs_with_label_smoothing_or_dropout():
     older = {run for run in found if run[0] == "classic" and not run[1].endswith(("-fixed", "-consensus"))}
     assert smoothed == older - {("classic", "cem"), ("classic", "case")}
     assert "(older runs of the classic family, except CEM and CASE;" in words_of("docs/metrics.md")
-    assert "in older classic rows, except CASE, label smoothing raises perplexity" in words_of("README.md")
+    assert "in EmpDG's older row, label smoothing raises perplexity" in words_of("README.md")
     dropped = {run for run, config in found.items() if config[config["system"]].get("dropout")}
     assert dropped == {("classic", "empdg"), ("classic", "empdg_critics")}
     assert "EmpDG, with critics and without, had a dropout of 0.2" in words_of("docs/results/classic.md")
