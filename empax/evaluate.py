@@ -44,7 +44,9 @@ _METRICS = flags.DEFINE_list("metrics", [], "What to compare, chosen beforehand:
 _METRIC = flags.DEFINE_multi_string(
     "metric", [], "Also a metric of your own, MODULE:FUNCTION; may be given several times."
 )
-_EMPATHY = flags.DEFINE_string("empathy", None, "Judge of empathy: WORKDIR, WORKDIR/STAGE or linear.")
+_EMPATHY = flags.DEFINE_string(
+    "empathy", None, "Judge of empathy: empathy-minilm (published), WORKDIR, WORKDIR/STAGE or linear."
+)
 _BART_SCORE = flags.DEFINE_string("bart_score", None, "Folder of a BART, for BARTScore.")
 _DATA = flags.DEFINE_string(
     "data",
@@ -130,12 +132,12 @@ def _evaluate(files: list[Path], output: Path | None) -> int:
 
 
 def _corpus() -> Corpus | None:
-    """Returns the corpus of --data; None if the folder holds EPITOME alone, for the linear judge."""
+    """Returns the corpus of --data; None if the folder holds EPITOME alone, for a judge without a run."""
     from empax.core.files import DataError
     from empax.data.empathetic_dialogues import find_archive, load_corpus
-    from empax.pipeline.judging import LINEAR
+    from empax.pipeline.judging import ALONE
 
-    if _DATA.value and _EMPATHY.value == LINEAR:
+    if _DATA.value and _EMPATHY.value in ALONE:
         try:
             find_archive(_DATA.value)
         except DataError:

@@ -63,6 +63,7 @@ def test_what_the_system_refuses_is_one_line_with_file_and_reason(words, command
         ("empax.parts.knowledge.quality", ("--data={tmp}", "--model=comet"), "holds no v4_atomic_trn.csv"),
         ("tools.convert_facts", ("nec", "facts.pkl", "{tmp}/facts", "--data={tmp}"), "{tmp}"),
         ("tools.emotion_head", ("{tmp}", "{tmp}/head"), "{tmp}"),
+        ("tools.publish_judge", ("{tmp}", "{tmp}/judge"), "{tmp}"),
         ("tools.neighbours", ("{tmp}", "copy"), "{tmp}"),
     ],
 )

@@ -25,7 +25,11 @@ def encoder(monkeypatch):
         found = np.asarray([[text.lower().count(letter) for letter in "etaoinshrdlu"] for text in texts], float) + 1e-6
         return found / np.linalg.norm(found, axis=1, keepdims=True)
 
+    def missing():
+        raise ConfigError("its wheel is not installed")
+
     monkeypatch.setattr(judges, "_encoder", lambda: vectors)
+    monkeypatch.setattr(judges, "load_published", missing)
 
 
 def test_every_judge_is_checked_and_no_reply_is_written(folder, monkeypatch):
@@ -39,7 +43,8 @@ def test_every_judge_is_checked_and_no_reply_is_written(folder, monkeypatch):
     assert list(found["references"]) == ["token F1", "BLEU-2 of a sentence", "ROUGE-L", "MiniLM"]
     assert found["references"]["token F1"]["by_row"]["rows"] == 60  # all but people's
     assert "human_replies" not in found["references"]["token F1"]
-    assert found["absent"] == {"identifiers": "no work directory was given"}
+    missing = {"empathy-minilm": "its wheel is not installed", "identifiers": "no work directory was given"}
+    assert found["absent"] == missing
     assert set(found["linear_judge"]) == set(MECHANISMS)
     assert (found["ratings"]["replies"], found["ratings"]["dialogues"]) == (90, 30)
     assert found["judges"]["VADER"]["by_row"]["rows"] == 90
@@ -71,11 +76,13 @@ def test_neural_judges_of_a_work_directory_take_part(folder, monkeypatch, no_dat
 
     judge.task = SimpleNamespace(mechanisms=MECHANISMS)
     monkeypatch.setattr(judges.judging, "find_judges", lambda workdir: [judge])
+    monkeypatch.setattr(judges, "load_published", lambda: judge)
     found = judges.check_judges(str(folder), "some/run", samples=5)
-    neural = [name for name in found["judges"] if name.startswith("identifiers")]
-    assert (neural[0], len(neural)) == ("identifiers: sum", 4)
+    for name in ("empathy-minilm", "identifiers"):
+        neural = [title for title in found["judges"] if title.startswith(name)]
+        assert (neural[0], len(neural)) == (f"{name}: sum", 4)
     assert found["absent"] == {"linear": "EPITOME is not there to train it on"}
-    assert asked == [(["hi"], load_annotated_pairs()[0].response_post)]
+    assert asked == [(["hi"], load_annotated_pairs()[0].response_post)] * 2
     with pytest.raises(ConfigError, match="human_ratings"):
         judges.check_judges(str(folder / "none"))
 

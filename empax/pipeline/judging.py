@@ -19,6 +19,8 @@ from empax.evaluation.rows import with_notes
 from empax.parts import attributes
 from empax.parts.attributes import Judge
 from empax.parts.attributes.linear import LinearJudge, load_linear
+from empax.parts.attributes.published import NAME as PUBLISHED
+from empax.parts.attributes.published import load_published
 from empax.pipeline import annotate
 from empax.pipeline.plan import read_plan
 from empax.training.checkpoint import CheckpointError
@@ -111,6 +113,9 @@ def _load_finished(run: RunContext, stage: str) -> Judge:
 LINEAR = "linear"
 """The linear judge alone, for `find_jury`. Also the prefix of its notes."""
 
+ALONE = (LINEAR, PUBLISHED)
+"""Judges for `find_jury` that need no run."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Jury:
@@ -167,15 +172,17 @@ def find_jury(where: str, data_dir: str = "") -> Jury:
     """Loads the judges of a work directory and the linear judge.
 
     Args:
-      where: as in `find_judges`; or "linear", for that judge alone.
+      where: as in `find_judges`; "empathy-minilm" for the published judge, or "linear" for the linear judge alone.
       data_dir: folder of EPITOME; if it holds none, that of the run, else EMPAX_DATA_DIR.
 
     Raises:
-      ConfigError: see `find_judges`; or "linear" without EPITOME.
+      ConfigError: see `find_judges` and `load_published`; or "linear" without EPITOME.
     """
     folder = expand(where)
-    if where == LINEAR and not (folder / "config.json").is_file():
-        return Jury(linear=load_linear(data_dir, setting="--data"))
+    if where in ALONE and not (folder / "config.json").is_file():
+        if where == LINEAR:
+            return Jury(linear=load_linear(data_dir, setting="--data"))
+        return Jury([load_published()], None if epitome.is_absent(data_dir) else load_linear(data_dir))
     neural = find_judges(folder)
     given = "" if epitome.is_absent(data_dir) else data_dir  # it may hold EmpatheticDialogues alone
     return dataclasses.replace(linear_jury(given or _opened(folder)[0].plan.data.dir), neural=neural)

@@ -17,7 +17,9 @@ from empax.evaluation.human_ratings import PARTS, SOURCES, RatedReply, correlati
 from empax.evaluation.text import bleu_statistic, count_matches, rouge_l_rows, token_f1_rows
 from empax.evaluation.words import lower_tokens
 from empax.interop.pretrained_encoders import EncoderSettings
+from empax.parts.attributes import Judge
 from empax.parts.attributes.linear import load_linear
+from empax.parts.attributes.published import NAME, load_published
 from empax.parts.knowledge.vectors import TextEncoder
 from empax.pipeline import judging
 
@@ -65,9 +67,12 @@ def check_judges(data: str, workdir: str = "", *, samples: int = 1000, seed: int
         quality = linear.held_out
     except ConfigError:
         absent["linear"] = "EPITOME is not there to train it on"
+    try:
+        scores |= _by_identifiers(NAME, [load_published()], contexts, texts)
+    except ConfigError as error:
+        absent[NAME] = str(error)
     if found:
-        levels = np.concatenate([np.exp(judge([[one] for one in contexts], texts)) for judge in found], axis=1)
-        scores |= _by_mechanism("identifiers", levels, [name for judge in found for name in judge.task.mechanisms])
+        scores |= _by_identifiers("identifiers", found, contexts, texts)
     else:
         absent["identifiers"] = "no work directory was given"
     ratings = {
@@ -114,6 +119,13 @@ def _beside_people(replies: Sequence[RatedReply], others: Sequence[RatedReply], 
         "ROUGE-L": rouge_l_rows(texts, references),
     }
     return {**scores, "MiniLM": _nearness(encoder, texts, references)} if encoder else scores
+
+
+def _by_identifiers(
+    name: str, judges: Sequence[Judge], contexts: Sequence[str], texts: Sequence[str]
+) -> dict[str, np.ndarray]:
+    levels = np.concatenate([np.exp(judge([[one] for one in contexts], texts)) for judge in judges], axis=1)
+    return _by_mechanism(name, levels, [mechanism for judge in judges for mechanism in judge.task.mechanisms])
 
 
 def _by_mechanism(judge: str, probabilities: np.ndarray, mechanisms: Sequence[str]) -> dict[str, np.ndarray]:

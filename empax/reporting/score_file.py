@@ -107,7 +107,7 @@ def score_file(
       source: JSON lines, see `evaluation.rows`.
       settings: settings of the scores.
       others: files to compare with.
-      judge: a work directory, or a stage in one, whose empathy identifiers judge all files; or "linear".
+      judge: the judge of empathy of all files, see `judging.find_jury`; empty = none.
       bart_score: folder of a BART that scores all files; empty = none.
       data: folder of EPITOME, see `judging.find_jury`.
       corpus: has the instances of lines with only an `id`, see `evaluation.rows.read_predictions`; None = unknown.

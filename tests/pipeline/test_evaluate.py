@@ -299,3 +299,13 @@ def test_the_linear_judge_of_a_jury_learns_from_the_epitome_of_the_run_or_of_the
         for name in FILES.values():
             (tmp_path / "data" / name).touch()
     assert asked == ["", "", *["of the run"] * 3, str(tmp_path / "data")]
+
+
+def test_the_published_judge_needs_no_run_and_no_epitome(monkeypatch, no_data_dir, tmp_path):
+    monkeypatch.setattr(judging, "load_published", lambda: "published")
+    monkeypatch.setattr(judging, "load_linear", lambda data_dir: f"linear of {data_dir}")
+    assert judging.find_jury("empathy-minilm") == judging.Jury(["published"])
+    for name in FILES.values():
+        (tmp_path / name).touch()
+    found = judging.find_jury("empathy-minilm", str(tmp_path))
+    assert found == judging.Jury(["published"], f"linear of {tmp_path}")

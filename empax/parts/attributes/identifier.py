@@ -150,7 +150,7 @@ class Identifier:
         return summarize_levels(averages, self.mechanisms)
 
 
-def _task(stage: IdentifierTaskSettings, loaded: LoadedEncoder, weights: ClassWeights = ()) -> Identifier:
+def make_task(stage: IdentifierTaskSettings, loaded: LoadedEncoder, weights: ClassWeights = ()) -> Identifier:
     encoder = loaded.model.encoder
     model = EmpathyIdentifier(
         encoder,
@@ -182,7 +182,7 @@ def build_identifier(stage: IdentifierTaskSettings, run: RunContext) -> Assembly
         return {**params, "context_encoder": own, "response_encoder": jax.tree.map(np.copy, own)}
 
     return Assembly(
-        _task(stage, loaded, class_weights(stage, train)),
+        make_task(stage, loaded, class_weights(stage, train)),
         ExchangeExamples(train, loaded.tokenizer, stage),
         ExchangeExamples(holdout, loaded.tokenizer, stage),
         initial=initial,
@@ -192,7 +192,7 @@ def build_identifier(stage: IdentifierTaskSettings, run: RunContext) -> Assembly
 def sketch_identifier(stage: IdentifierTaskSettings, run: RunContext, batch_size: int, length: int) -> Sketch:
     loaded = load_stage_encoder(stage.encoder, run, planned=True)
     batch = shapes_of(AttributeBatch, B=batch_size, S=length, T=stage.response_buckets[-1], C=len(stage.mechanisms))
-    return Sketch(_task(stage, loaded), batch)
+    return Sketch(make_task(stage, loaded), batch)
 
 
 @functools.lru_cache(maxsize=8)
@@ -262,7 +262,7 @@ def gold_levels(
 def load_identifier(stage: IdentifierTaskSettings, run: RunContext, params: Params, made_by: str) -> IdentifierJudge:
     """Builds the judge of trained parameters; `made_by` is its hash."""
     loaded = load_stage_encoder(stage.encoder, run, with_params=False)
-    return IdentifierJudge(_task(stage, loaded), params, loaded.tokenizer, stage, made_by)
+    return IdentifierJudge(make_task(stage, loaded), params, loaded.tokenizer, stage, made_by)
 
 
 def check_mechanisms(covered: Sequence[str]) -> None:

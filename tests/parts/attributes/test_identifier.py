@@ -17,10 +17,10 @@ from empax.parts.attributes.identifier import (
     ExchangeExamples,
     IdentifierJudge,
     IdentifierTaskSettings,
-    _task,
     encode_contexts,
     encode_responses,
     make_probabilities,
+    make_task,
 )
 from empax.parts.attributes.pairs import Pair
 from tests.systems.learning import keys, learn, random_like
@@ -79,7 +79,7 @@ def test_batches_hold_the_context_as_source_and_the_response_as_target(tokenizer
 
 def judge_of(tokenizer, mechanisms=MECHANISMS):
     stage = dataclasses.replace(STAGE, mechanisms=mechanisms)
-    task = _task(stage, load_encoder(stage.encoder, tokenizer))
+    task = make_task(stage, load_encoder(stage.encoder, tokenizer))
     own = [dataclasses.replace(pair, levels=pair.levels[: len(mechanisms)]) for pair in pairs()]
     examples = ExchangeExamples(own, tokenizer, stage)
     ((_, batch),) = eval_batches(examples, batch_size=5, buckets=[10])

@@ -16,7 +16,7 @@ from empax.core.types import Batch, Instance
 from empax.data import features
 from empax.data.bpe import train_bpe
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
-from empax.parts.attributes.identifier import IdentifierJudge, IdentifierTaskSettings, _task, make_probabilities
+from empax.parts.attributes.identifier import IdentifierJudge, IdentifierTaskSettings, make_probabilities, make_task
 from empax.systems.emprl import rewards
 from empax.systems.emprl.expectations import balanced_gains
 from empax.systems.emprl.rewards import (
@@ -209,7 +209,7 @@ def judge():
     encoder = EncoderSettings(d_model=8, num_heads=2, d_ff=16, num_layers=1, max_positions=32, dropout=0.0)
     stage = IdentifierTaskSettings(encoder=encoder, max_context_tokens=12, response_buckets=(8, 16))
     tokenizer = train_bpe(LETTERS, vocab_size=300)
-    task = _task(stage, load_encoder(encoder, tokenizer))
+    task = make_task(stage, load_encoder(encoder, tokenizer))
     ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
     shapes = jax.eval_shape(task.init, jax.random.key(0), Batch(ids, mask, ids, mask, mask[:, 0]))
     return IdentifierJudge(task, random_like(shapes, scale=1.0), tokenizer, stage, "hash")
