@@ -37,7 +37,7 @@ from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.task import Generator
 from empax.systems.emprl.advantages import response_mask
 from empax.systems.emprl.policy import value_head
-from empax.systems.emprl.rewards import CompiledReward, Reward
+from empax.systems.emprl.rewards import Part, Reward, compiled
 from empax.systems.emprl.rollouts import PolicyBatch, Rollout
 from empax.systems.emprl.settings import PpoTaskSettings
 from empax.systems.emprl.tasks import Ppo
@@ -98,7 +98,7 @@ class OurPpo:
         eos_id, pad_id = sides.theirs.config.eos_token_id, sides.theirs.config.pad_token_id
         decoder = Decoder(settings.rollout, start_id=config.start_id, eos_id=eos_id, pad_id=pad_id)
         generator = Generator(sides.model, decoder, ClassificationHead(1), emotion_weight=0.0)
-        self.task: Any = Ppo(generator, Reward(((1.0, CompiledReward(even_share)),)), settings)
+        self.task: Any = Ppo(generator, Reward((Part("share", 1.0, compiled(even_share)),)), settings)
         params = copied({"model": sides.params, "value": value})
         optimizer = make_optimizer(OPTIMIZER, params, total_steps=1)
         self.state = TrainState(
@@ -288,16 +288,8 @@ def policy_batch(inputs: Inputs) -> PolicyBatch:
     batch = Batch(
         jnp.asarray(inputs.source, jnp.int32), mask, target, jnp.ones(target.shape, bool), jnp.ones(rows, bool)
     )
-    nothing = jnp.zeros((rows, 1), jnp.int32)
-    return PolicyBatch(
-        inputs=batch,
-        row=jnp.arange(rows, dtype=jnp.int32),
-        context=nothing,
-        context_mask=nothing > 0,
-        wanted=jnp.zeros((rows, 1, 3)),
-        turn=jnp.zeros(rows, jnp.int32),
-        merit=jnp.zeros(rows),
-    )
+    row = jnp.arange(rows, dtype=jnp.int32)
+    return PolicyBatch(inputs=batch, row=row, wanted=jnp.zeros((rows, 1, 3)), merit=jnp.zeros(rows))
 
 
 def even_share(rollout: Rollout) -> jax.Array:

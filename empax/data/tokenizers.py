@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from tokenizers import normalizers
 
 from empax.core.config import ConfigError
 from empax.core.files import hash_json, write_json, write_text
-from empax.core.protocols import Reading, Tokenizer
+from empax.core.protocols import Reading
 from empax.data.plain_text import PlainText
 
 PAD_TOKEN, EOS_TOKEN, START_TOKEN = "<pad>", "</s>", "<s>"
@@ -204,14 +203,3 @@ class SubwordTokenizer:
 
 def num_ids(backend: rust.Tokenizer) -> int:
     return max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-
-
-def tokenizers_agree(first: Tokenizer, second: Tokenizer) -> bool:
-    """Whether both encode any text as the same ids, so that a model with one can read the ids of the other.
-
-    Tokens that were added to one of them (turns, attributes) are ignored: they do not occur in texts.
-    """
-    if not (isinstance(first, SubwordTokenizer) and isinstance(second, SubwordTokenizer)):
-        return first is second
-    one, other = (json.loads(tokenizer.backend.to_str()) for tokenizer in (first, second))
-    return all(one[part] == other[part] for part in ("normalizer", "pre_tokenizer", "model"))

@@ -111,17 +111,3 @@ class EmpathyIdentifier(nn.Module):
             read(responses, response_mask, contexts, context_mask, deterministic=deterministic) for read in readers
         ]
         return jnp.stack(logits, axis=1)
-
-
-def frame(
-    ids: Int[Array, "B T"], mask: Bool[Array, "B T"], *, cls_id: int, sep_id: int
-) -> tuple[Int[Array, "B U"], Bool[Array, "B U"]]:
-    """Adds [CLS] and [SEP] to generated ids in a compiled function, as `data.features.encode_for_bert` does for texts.
-
-    Real ids are on the left; the mask is False from the end-of-sequence id on. U = T + 2.
-    """
-    columns = jnp.arange(ids.shape[1] + 2)[None]
-    end = jnp.sum(mask, axis=1, keepdims=True) + 1
-    framed = jnp.pad(ids, ((0, 0), (1, 1)))
-    framed = jnp.where(columns == 0, cls_id, jnp.where(columns == end, sep_id, framed))
-    return framed, columns <= end

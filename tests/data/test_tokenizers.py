@@ -14,7 +14,7 @@ from empax.core.protocols import Tokenizer
 from empax.data import wheels
 from empax.data.bpe import BASE_TOKENS, train_bpe
 from empax.data.tokenizer_folders import load_tokenizer
-from empax.data.tokenizers import SubwordTokenizer, tokenizers_agree
+from empax.data.tokenizers import SubwordTokenizer
 from empax.data.words import train_words
 from tests.data.small_tokenizers import of_wheel, trained
 
@@ -51,16 +51,6 @@ def test_text_comes_back_but_for_case_and_blanks(bpe, text):
     ids = bpe.encode(text)
     assert max(ids) < bpe.vocab_size
     assert bpe.decode(ids) == " ".join(text.lower().split())
-
-
-def test_which_tokenizers_agree(bpe, tmp_path):
-    bpe.save(tmp_path)
-    more = load_tokenizer(tmp_path, extra_tokens=("<another>",))
-    assert more.vocab_size == bpe.vocab_size + 1
-    assert tokenizers_agree(bpe, more)
-    assert not tokenizers_agree(bpe, train_bpe(TEXTS, vocab_size=331, special_tokens=("<sentiment:low>",)))
-    cased = train_bpe(TEXTS, vocab_size=330, special_tokens=("<sentiment:low>",), lowercase=False)
-    assert not tokenizers_agree(bpe, cased)
 
 
 def test_case_is_kept_on_demand():

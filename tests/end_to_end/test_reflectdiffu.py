@@ -6,7 +6,6 @@ import re
 import shutil
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,9 +15,8 @@ from empax.core.config import ConfigError
 from empax.core.files import WorkDir, read_json, read_jsonl
 from empax.data.store import load_instances
 from empax.data.tokenizer_folders import load_tokenizer
-from empax.parts.attributes import load_identifiers, load_judge
-from empax.parts.attributes.identifier import gold_levels
-from empax.systems.emprl.rewards import empathy_reward
+from empax.parts.attributes import load_identifiers
+from empax.parts.attributes.identifier import empathy_reward
 from empax.systems.reflectdiffu.labels import INTENTS
 from empax.systems.reflectdiffu.reinforced import ReplyEmpathy
 from empax.training.checkpoint import load_params
@@ -114,7 +112,7 @@ def test_emprls_reward_teaches_its_policy(rewarded, tmp_path):
     run = context_of(files.root, "generator")
     instances, tokenizer = load_instances(run, "train")[:3], load_tokenizer(files.tokenizer)
     judges = load_identifiers(run, ("identifiers",))
-    levels = gold_levels(judges, instances, tmp_path)
+    levels = judges.gold(instances, tmp_path)
     reward = ReplyEmpathy(judges, tokenizer, instances, [["zorblax"]] * 3, levels)
     said = ["i am so sorry", "how did it go", "zorblax"]
     replies = np.full((4, 8), tokenizer.eos_id)
@@ -122,13 +120,11 @@ def test_emprls_reward_teaches_its_policy(rewarded, tmp_path):
         ids = tokenizer.encode(text)
         replies[row, : len(ids)] = ids
     replies[2, 0] = tokenizer.vocab_size  # a slot
-    judge = load_judge(run, "identifiers")
     contexts = [i.context for i in instances]
-    gold = judge(contexts, [i.response for i in instances]).argmax(axis=2)
-    found = np.exp(judge(contexts, [tokenizer.decode(tokenizer.encode(text)) for text in said[:2]] + said[2:]))
-    expected = empathy_reward(jnp.asarray(found), jnp.eye(3)[gold], jnp.ones(3, bool))
+    gold = judges(contexts, [i.response for i in instances]).argmax(axis=2)
+    found = judges(contexts, [tokenizer.decode(tokenizer.encode(text)) for text in said[:2]] + said[2:])
     rewards = reward(np.array([0, 1, 2, -1]), replies)
-    np.testing.assert_allclose(rewards, [*np.asarray(expected), 0.0], rtol=1e-5)
+    np.testing.assert_allclose(rewards, [*empathy_reward(found, gold), 0.0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", [*ABLATIONS, "plain", "eq10", "batch_majority,eq5,eq7,table_1"])

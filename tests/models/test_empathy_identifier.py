@@ -9,10 +9,9 @@ import pytest
 import torch
 import transformers
 
-from empax.data import features
 from empax.interop.parameters import export_params, import_params
 from empax.models.bert import BertEncoder, bert_config
-from empax.models.empathy_identifier import EmpathyIdentifier, frame
+from empax.models.empathy_identifier import EmpathyIdentifier
 from empax.models.heads import masked_max
 from empax.models.t5 import T5Encoder, t5_config
 
@@ -186,21 +185,3 @@ def test_masked_max_is_of_real_tokens_and_zero_of_none():
     found = masked_max(states, mask)
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, [[-2.0, 1.0], [0.0, 0.0]])
-
-
-class Numbers:
-    """A tokenizer of numbers."""
-
-    cls_id, sep_id = 101, 102
-
-    def encode_batch(self, rows):
-        return [[int(word) for word in row.split()] for row in rows]
-
-
-def test_generated_ids_are_framed_as_texts_are():
-    rows = ["5 6 7", "", "8"]
-    ids, mask = features.pad(Numbers().encode_batch(rows), 3, 77)
-    expected = features.pad(features.encode_for_bert(Numbers(), rows, 9), 5, 0)
-    framed, framed_mask = jax.jit(lambda ids, mask: frame(ids, mask, cls_id=101, sep_id=102))(ids, mask)
-    np.testing.assert_array_equal(framed_mask, expected[1])
-    np.testing.assert_array_equal(np.where(framed_mask, framed, 0), expected[0])

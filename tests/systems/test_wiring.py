@@ -19,7 +19,7 @@ from empax.data.epitome import EpitomePair
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.parts.attributes import pairs
-from empax.parts.attributes.identifier import Identifier, levels_said, make_probabilities
+from empax.parts.attributes.identifier import Identifier, Identifiers
 from empax.parts.attributes.pairs import JudgeTaskSettings, label_batch
 from empax.parts.exemplars.parts import ExemplarSearch
 from empax.parts.exemplars.settings import RetrievalSettings
@@ -253,22 +253,16 @@ class Judge:
     def task(self):
         return self
 
-    def __call__(self, contexts, responses):
+    def __call__(self, contexts, responses, *, progress):
         return np.broadcast_to(np.eye(3)[list(self.levels)], (len(responses), len(self.levels), 3)) * 5.0
-
-    def logits(self, params, *texts):
-        return jnp.broadcast_to(params, (2, len(self.levels), 3))
 
 
 FIRST, SECOND = Judge((MECHANISMS[2],), (2,)), Judge((MECHANISMS[1], MECHANISMS[0]), (1, 0))
 
 
 def test_rewards_read_the_mechanisms_in_their_order_whoever_says_them():
-    found = levels_said((FIRST, SECOND), [("a",)] * 2, ["b", "c"])
+    found = Identifiers((FIRST, SECOND))([("a",)] * 2, ["b", "c"])
     np.testing.assert_array_equal(found.argmax(axis=2), [[0, 1, 2]] * 2)
-    given = [jnp.asarray(np.eye(3)[list(judge.levels)] * 9.0) for judge in (FIRST, SECOND)]
-    found = make_probabilities((FIRST, SECOND))(given, None, None, None, None)
-    np.testing.assert_array_equal(np.asarray(found).argmax(axis=2), [[0, 1, 2]] * 2)
     assert Identifier.mechanisms.fget(types.SimpleNamespace(model=FIRST)) == FIRST.mechanisms
 
 

@@ -25,6 +25,7 @@ from empax.parts.attributes.classifier import (
 )
 from empax.parts.attributes.identifier import (
     IdentifierJudge,
+    Identifiers,
     IdentifierTaskSettings,
     build_identifier,
     check_identifier,
@@ -113,6 +114,6 @@ def load_judge(run: RunContext, stage_name: str) -> Judge:
     return _LOADERS[judge_kind(run, stage_name)](stage, run, params, made_by)
 
 
-def load_identifiers(run: RunContext, stages: Sequence[str]) -> tuple[IdentifierJudge, ...]:
+def load_identifiers(run: RunContext, stages: Sequence[str]) -> Identifiers:
     """Loads the identifiers of finished stages that passed `check_identifiers`."""
-    return tuple(cast(IdentifierJudge, load_judge(run, name)) for name in stages)
+    return Identifiers(tuple(cast(IdentifierJudge, load_judge(run, name)) for name in stages))

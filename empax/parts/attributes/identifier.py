@@ -1,4 +1,4 @@
-"""EmpRL's empathy identifiers as a task, as a judge of texts, and as a function inside a compiled reward.
+"""EmpRL's empathy identifiers as a task, and as judges of texts.
 
 Two encoders read context and response (`models.empathy_identifier`). One stage trains the mechanisms that it names on
 shared encoders; one stage per mechanism gives the paper's three identifiers with their six encoders.
@@ -46,9 +46,6 @@ from empax.parts.attributes.pairs import (
     summarize_levels,
 )
 from empax.parts.encoder.stages import check_buckets, load_stage_encoder
-
-Probabilities = Callable[..., Float[Array, "B 3 3"]]
-"""`(params, context[B,S], context_mask, response[B,T], response_mask)` to probabilities, [mechanism][level]."""
 
 _JUDGED_TOGETHER = 128  # pairs in one batch of a judge
 
@@ -231,32 +228,50 @@ class IdentifierJudge:
         longest = self.stage.max_context_tokens
         batches = eval_batches(examples, batch_size=size, buckets=sorted({max(longest // 2, 1), longest}))
         apply, mesh = _log_probs(self.task), local_mesh()
-        params = self.params if mesh is None else jax.device_put(self.params, replicated(mesh))
         label = "identifiers" if progress and len(pairs) > 1 else None
         with Progress(label, total=len(pairs), unit="pairs") as shown:
             for indices, batch in batches:
                 real = indices >= 0
-                found[indices[real]] = np.asarray(apply(params, place_rows(batch, mesh)))[real]
+                found[indices[real]] = np.asarray(apply(self._placed, place_rows(batch, mesh)))[real]
                 shown.advance(int(real.sum()))
         return found
 
-
-def levels_said(
-    judges: Sequence[IdentifierJudge], contexts: Sequence[Sequence[str]], responses: Sequence[str], **options: Any
-) -> Float[np.ndarray, "N M 3"]:
-    """Returns log-probabilities of the levels of MECHANISMS, in their order, by `judges` that together cover them."""
-    found = np.concatenate([judge(contexts, responses, **options) for judge in judges], axis=1)
-    covered = [name for judge in judges for name in judge.task.mechanisms]
-    return found[:, [covered.index(name) for name in MECHANISMS]]
+    @functools.cached_property
+    def _placed(self) -> Params:
+        """The parameters on this process's devices, for all calls."""
+        mesh = local_mesh()
+        return jax.device_put(self.params, None if mesh is None else replicated(mesh))
 
 
-def gold_levels(
-    judges: Sequence[IdentifierJudge], instances: Sequence[Instance], cache: Path
-) -> Int[np.ndarray, "N M"]:
-    """Returns the likeliest levels of the gold responses; the folder `cache` keeps them for resumed and later runs."""
-    contexts, responses = [i.context for i in instances], [i.response for i in instances]
-    path = cache / f"{hash_json([[judge.hash for judge in judges], contexts, responses])}.npy"
-    return kept_array(path, lambda: levels_said(judges, contexts, responses).argmax(axis=2).astype(np.int32))
+@dataclasses.dataclass(frozen=True)
+class Identifiers:
+    """Judges that together cover each mechanism once."""
+
+    judges: tuple[IdentifierJudge, ...]
+
+    def __call__(
+        self, contexts: Sequence[Sequence[str]], responses: Sequence[str], *, progress: bool = True
+    ) -> Float[np.ndarray, "N M 3"]:
+        """Returns log-probabilities for every (context, response), in the order of MECHANISMS and LEVELS."""
+        found = [judge(contexts, responses, progress=progress) for judge in self.judges]
+        covered = [mechanism for judge in self.judges for mechanism in judge.task.mechanisms]
+        return np.concatenate(found, axis=1)[:, [covered.index(mechanism) for mechanism in MECHANISMS]]
+
+    def gold(self, instances: Sequence[Instance], cache: Path) -> Int[np.ndarray, "N M"]:
+        """Returns the likeliest levels of the gold responses; the folder `cache` keeps them for later runs."""
+        contexts, responses = [i.context for i in instances], [i.response for i in instances]
+        path = cache / f"{hash_json([[judge.hash for judge in self.judges], contexts, responses])}.npy"
+        return kept_array(path, lambda: self(contexts, responses).argmax(axis=2).astype(np.int32))
+
+
+def empathy_reward(log_probs: Float[np.ndarray, "N M 3"], levels: Int[np.ndarray, "N M"]) -> Float[np.ndarray, " N"]:
+    r"""Returns how likely each response has these levels, in (0, 1]; `log_probs` are those of `Identifiers`.
+
+    .. math:: R_{emp} = \exp(-\sum_m CE(p_m, l_m))
+
+    Source: EmpRL, Eq. 2 to 5.
+    """
+    return np.exp(np.take_along_axis(log_probs, levels[..., None], axis=2).sum(axis=(1, 2)))
 
 
 def load_identifier(stage: IdentifierTaskSettings, run: RunContext, params: Params, made_by: str) -> IdentifierJudge:
@@ -271,29 +286,3 @@ def check_mechanisms(covered: Sequence[str]) -> None:
         raise ConfigError(
             f"the identifiers cover {', '.join(covered)}; they must cover each of {', '.join(MECHANISMS)} once."
         )
-
-
-def make_probabilities(judges: Sequence[IdentifierJudge]) -> Probabilities:
-    """Builds one jitted function of ids for all three mechanisms, for a reward that is compiled with the rollout.
-
-    The ids are those of the judges' own tokenizer, framed as `encode_contexts` and `encode_responses` frame texts (on
-    the device: `models.empathy_identifier.frame`). It runs on the device alone; gradients flow to the parameters alone.
-    The parameters are those of each of the judges, which cover each mechanism once; the probabilities are in the order
-    of MECHANISMS and LEVELS.
-    """
-    tasks = [judge.task for judge in judges]
-    covered = [mechanism for task in tasks for mechanism in task.mechanisms]
-    order = np.array([covered.index(mechanism) for mechanism in MECHANISMS])
-
-    def probabilities(
-        params: Sequence[Params],
-        context: Int[Array, "B S"],
-        context_mask: Bool[Array, "B S"],
-        response: Int[Array, "B T"],
-        response_mask: Bool[Array, "B T"],
-    ) -> Float[Array, "B 3 3"]:
-        texts = context, context_mask, response, response_mask
-        logits = [task.logits(own, *texts) for task, own in zip(tasks, params, strict=True)]
-        return jax.nn.softmax(jnp.concatenate(logits, axis=1)[:, order])
-
-    return jax.jit(probabilities)

@@ -126,7 +126,7 @@ class Policy:
         return Found(log_probs, values.astype(jnp.float32), logits)
 
     def rate(self, frozen: Params, batch: Any) -> Rollout:
-        parts = self.reward.rate_parts(frozen["reward"], batch)
+        parts = self.reward.rate(frozen["reward"], batch)
         return batch.replace(parts=parts, scores=self.reward.total(parts))
 
     def counted(self, rollout: Rollout) -> Mask:
@@ -141,11 +141,11 @@ class Policy:
         """Returns the metrics of rated responses."""
         valid = rollout.mask.any(axis=1)
         ended = jnp.any(rollout.mask & (rollout.tokens == self.generator.decoder.eos_id), axis=1)
-        names = enumerate(() if rollout.parts is None else self.reward.names)
         parts: Any = rollout.parts
+        named = () if parts is None else enumerate(self.reward.parts)
         return {
             "reward": Mean.of(rollout.scores, valid),
-            **{f"reward_{name}": Mean.of(parts[:, i], valid) for i, name in names},
+            **{f"reward_{part.name}": Mean.of(parts[:, i], valid) for i, part in named},
             # To the reference, in nats per response: the penalty and its controller use it.
             "kl": sequence_kl(self.token_kl(rollout), self.counted(rollout)),
             "response_tokens": ppo.mean_length(rollout.mask),

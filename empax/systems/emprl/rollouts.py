@@ -12,20 +12,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from empax.core.types import LEVELS, Batch
-from empax.data.exemplars import ContextExamples, padded
+from empax.data.exemplars import ContextExamples
 
 
 @flax.struct.dataclass
 class PolicyBatch:
-    """A batch of contexts with the inputs of the reward, which are fixed before any answer is sampled."""
+    """A batch of contexts with what the reward wants, which is known before any answer is sampled."""
 
     inputs: Batch  # inputs of the generator, and the gold response
     row: Int[Array, " B"]  # number of the example, -1 on filler rows
-    context: Int[Array, "B C"]  # as the identifiers read it; C = 1 without identifiers
-    context_mask: Bool[Array, "B C"]
-    wanted: Float[Array, "B M 3"]  # reward of each level of each mechanism, see JudgedContexts
-    turn: Int[Array, " B"]  # in a batch of whole dialogues: number of the listener turn, from 0
-    merit: Float[Array, " B"]  # of the gold response, see JudgedContexts
+    wanted: Float[Array, "B M 3"]  # reward of each level of each mechanism, see Goals
+    merit: Float[Array, " B"]  # of the gold response, see Goals
     answers: Int[Array, "B K T"] | None = None  # given answers, in place of sampled ones
 
     @property
@@ -60,52 +57,47 @@ class Rollout:
 
 
 @dataclasses.dataclass(frozen=True)
-class JudgedContexts:
-    """The identifiers' input for each example, and the wanted levels of its response.
+class Goals:
+    """What the reward wants of the response to each example.
 
     Attributes:
-      contexts: ids, framed for the identifiers, at most `max_tokens` of a context, to be padded with `pad_id`.
       wanted: [N, M, 3] float32: 1 for the gold response's level, else 0; or the gains of `expectations`.
       merit: [N] float32, reward of the gold response itself, in standard deviations above the mean of all.
     """
 
-    contexts: list[list[int]]
     wanted: np.ndarray
-    pad_id: int
-    max_tokens: int
     merit: np.ndarray
 
     @classmethod
-    def nobody(cls, size: int) -> JudgedContexts:
-        """Returns empty contexts, for rewards without identifiers."""
-        nothing = np.zeros((size, 1, len(LEVELS)), np.float32)
-        return cls([[] for _ in range(size)], nothing, 0, 1, np.zeros(size, np.float32))
+    def of(cls, wanted: Float[np.ndarray, "N M 3"], levels: Int[np.ndarray, "N M"]) -> Goals:
+        """Returns the goals of gold responses with these levels."""
+        earned = np.take_along_axis(wanted, levels[:, :, None], axis=2).mean(axis=(1, 2))
+        merit = (earned - earned.mean()) / max(earned.std(), 1e-6)
+        return cls(wanted, merit.astype(np.float32))
+
+    @classmethod
+    def none(cls, size: int) -> Goals:
+        """Returns the goals of a reward without identifiers."""
+        return cls(np.zeros((size, 1, len(LEVELS)), np.float32), np.zeros(size, np.float32))
 
 
 class PolicyExamples:
     """Random-access examples (`core.protocols.Examples`) of contexts to answer; or with given `answers[N, K, T]`."""
 
-    def __init__(self, examples: ContextExamples, judged: JudgedContexts, answers: np.ndarray | None = None):
-        self.examples, self.judged, self.instances, self.answers = examples, judged, examples.instances, answers
+    def __init__(self, examples: ContextExamples, goals: Goals, answers: np.ndarray | None = None):
+        self.examples, self.goals, self.instances, self.answers = examples, goals, examples.instances, answers
         self.lengths = examples.lengths[:, 0]  # the gold response is not read
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> PolicyBatch:
-        return self.rows(np.asarray(indices), np.zeros(len(indices), np.int32), length, rng)
-
-    def rows(self, indices: np.ndarray, turn: np.ndarray, length: int, rng: np.random.Generator) -> PolicyBatch:
-        judged, known = self.judged, np.maximum(indices, 0)
-        context, context_mask = padded(judged.contexts, indices, judged.max_tokens, judged.pad_id)
+        known = np.maximum(indices, 0)
         # Numpy arrays until they are put on devices; the annotations are those of the training step.
         arrays: dict[str, Any] = {
-            "row": indices.astype(np.int32),
-            "context": context,
-            "context_mask": context_mask,
-            "wanted": judged.wanted[known],
-            "turn": turn.astype(np.int32),
-            "merit": judged.merit[known],
+            "row": np.asarray(indices, np.int32),
+            "wanted": self.goals.wanted[known],
+            "merit": self.goals.merit[known],
             "answers": None if self.answers is None else self.answers[known],
         }
         return PolicyBatch(self.examples.collate(indices, length, rng), **arrays)
@@ -118,7 +110,7 @@ class DialogueExamples:
     """
 
     def __init__(self, turns: PolicyExamples, max_turns: int):
-        self.turns, self.max_turns, self.instances = turns, max_turns, turns.instances
+        self.turns, self.instances = turns, turns.instances
         found: dict[str, list[int]] = {}
         for i, instance in enumerate(turns.instances):
             found.setdefault(instance.dialogue_id, []).append(i)
@@ -132,10 +124,8 @@ class DialogueExamples:
         return len(self.rows)
 
     def collate(self, indices: np.ndarray, length: int, rng: np.random.Generator) -> PolicyBatch:
-        indices = np.asarray(indices)
         rows = np.where(indices[:, None] >= 0, self.rows[np.maximum(indices, 0)], -1)
-        turn = np.broadcast_to(np.arange(self.max_turns), rows.shape)
-        return self.turns.rows(rows.ravel(), turn.ravel(), length, rng)
+        return self.turns.collate(rows.ravel(), length, rng)
 
 
 def repeat_rows(batch: PolicyBatch, times: int) -> PolicyBatch:

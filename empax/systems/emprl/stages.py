@@ -15,7 +15,6 @@ from empax.core import distributed
 from empax.core.config import ConfigError
 from empax.core.files import write_json
 from empax.core.paths import expand
-from empax.core.settings import cache_dir
 from empax.core.shapes import shapes_of
 from empax.core.system import AnswerOptions, Assembly, RunContext, Sketch
 from empax.core.text_functions import TWO_ROWS
@@ -27,7 +26,6 @@ from empax.data.store import check_candidates, check_prepared, load_instances, p
 from empax.decoding.settings import DecodeSettings
 from empax.models.heads import EMOTION_HEAD
 from empax.parts.attributes import check_identifiers
-from empax.parts.encoder.stages import check_encoder
 from empax.parts.exemplars.checks import check_marked, check_passages
 from empax.parts.exemplars.parts import ExemplarSearch, RetrievalParts
 from empax.parts.exemplars.settings import RetrievalSettings
@@ -40,8 +38,8 @@ from empax.parts.generator.trained import Trained, generator_to_export
 from empax.retrieval.index import load_index
 from empax.systems.emprl.policy import Policy
 from empax.systems.emprl.preferences import check_apart, given_answers, read_pairs
-from empax.systems.emprl.rewards import ROOM, Reward, check_contexts, check_tokenizers, make_reward, try_functions
-from empax.systems.emprl.rollouts import DialogueExamples, JudgedContexts, PolicyBatch, PolicyExamples, Rollout
+from empax.systems.emprl.rewards import Reward, make_reward, try_functions
+from empax.systems.emprl.rollouts import DialogueExamples, Goals, PolicyBatch, PolicyExamples, Rollout
 from empax.systems.emprl.settings import PolicyTaskSettings, PpoTaskSettings, PreferenceTaskSettings
 from empax.systems.emprl.tasks import ALGORITHMS
 from empax.training.checkpoint import load_params
@@ -92,11 +90,7 @@ def check_policy(stage: PolicyTaskSettings, run: RunContext) -> None:
         check_candidates(run, stage.index, run.shared_settings(RetrievalSettings).passages)
     for part in stage.rewards:
         if part.kind == "empathy":
-            found = check_identifiers(run, "rewards.stages", part.stages)
-            check_contexts(part.stages, [judge.max_context_tokens for judge in found])
-            longest = {f"config.{run.stage}.rollout.max_tokens + {ROOM}": stage.rollout.max_tokens + ROOM}
-            encoders = {judge.encoder.pretrained: check_encoder(judge.encoder, run, **longest) for judge in found}
-            check_tokenizers({name: encoder.tokenizer for name, encoder in encoders.items() if encoder is not None})
+            check_identifiers(run, "rewards.stages", part.stages)
         if part.goal == "f1":  # its expectations are computed from embedded contexts
             check_marked(run)
     asked = _sketch_contexts(len(TWO_ROWS), source=(8,), target=8)
@@ -143,14 +137,14 @@ def build_policy(stage: PolicyTaskSettings, run: RunContext) -> Assembly:
     train, answers = _training(parts, run, stage)
     reward = make_reward(stage.rewards if answers is None else (), run, parts.tokenizer, train.instances)
     held_out = _examples(parts, run, stage, "validation", stage.max_validation_examples)
-    examples: Any = PolicyExamples(train, reward.judged(train.instances, cache_dir() / "levels"), answers)
+    examples: Any = PolicyExamples(train, reward.goals, answers)
     if stage.whole_dialogues:
         examples = DialogueExamples(examples, stage.max_turns)
     stage = _with_shorter_warm_up(stage, len(examples), run)
     policy = make_policy(parts, stage, reward)
     frozen: dict[str, Any] = {"reward": reward.frozen()}
     # Validation rates no answers; its metric is the likelihood of the gold responses.
-    validation = PolicyExamples(held_out, JudgedContexts.nobody(len(held_out)))
+    validation = PolicyExamples(held_out, Goals.none(len(held_out)))
     replies = Replies(parts, run, stage, draw(held_out.instances, stage.replies) if stage.replies else [], first)
     calls: dict[str, Any] = {"on_refresh": replies, "on_end": replies}
     if parts.settings.lora is None:
@@ -285,12 +279,12 @@ def _sketch_contexts(rows: int, *, source: tuple[int, ...], target: int) -> Poli
     if len(source) > 1:
         ids, mask = (jax.ShapeDtypeStruct((rows, *source), kind) for kind in (jnp.int32, jnp.bool_))
         inputs = dataclasses.replace(inputs, source=ids, source_mask=mask)
-    return dataclasses.replace(shapes_of(PolicyBatch, B=rows, S=1, T=1, C=1, M=3), inputs=inputs)
+    return dataclasses.replace(shapes_of(PolicyBatch, B=rows, S=1, T=1, M=3), inputs=inputs)
 
 
 def _sketch_rollout(batch: PolicyBatch, tokens: int, *, has_values: bool) -> Rollout:
     """Returns rated answers of `tokens` tokens each."""
-    whole = shapes_of(Rollout, B=batch.row.shape[0], S=1, T=tokens, C=1, M=3)
+    whole = shapes_of(Rollout, B=batch.row.shape[0], S=1, T=tokens, M=3)
     later = {"returns", "policy_weight", "advantages", "kl_coefficient", "reference_point", "parts"}
     unknown = later if has_values else {*later, "values"}
     return dataclasses.replace(whole, batch=batch, **dict.fromkeys(unknown))

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from empax.core import distributed
 from empax.core.protocols import Tokenizer
 from empax.core.types import IS_POSITIVE, Instance, Mean, Metrics, Params
-from empax.parts.attributes.identifier import IdentifierJudge, levels_said
+from empax.parts.attributes.identifier import Identifiers, empathy_reward
 from empax.parts.generator.task import Losses
 from empax.systems.reflectdiffu.examples import ReflectBatch
 from empax.systems.reflectdiffu.tasks import ReflectDiffu, Thought, entropy
@@ -30,15 +30,12 @@ _LEAST_SPREAD = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class ReplyEmpathy:
-    r"""The likelihood that a reply has the empathy levels of the gold response, in (0, 1].
+    """The likelihood that a reply has the `levels` of the gold response by the `judges`, in (0, 1]: `empathy_reward`.
 
-    .. math:: R = \exp(-\sum_m CE(p_m, l_m))
-
-    with l the `levels` of the gold responses by the `judges`, together one for each mechanism m. Batches number the
-    rows of `instances`, and `words` are those of their slots. Source: EmpRL, Eq. 2 to 5.
+    Batches number the rows of `instances`, and `words` are those of their slots.
     """
 
-    judges: tuple[IdentifierJudge, ...]
+    judges: Identifiers
     tokenizer: Tokenizer
     instances: Sequence[Instance]
     words: Sequence[Sequence[str]]
@@ -49,10 +46,9 @@ class ReplyEmpathy:
         there, real = rows >= 0, [int(i) for i in rows if i >= 0]
         ids = replies[there].tolist()
         texts = [self.tokenizer.decode(reply, self.words[i]).strip() for i, reply in zip(real, ids, strict=True)]
-        said = levels_said(self.judges, [self.instances[i].context for i in real], texts, progress=False)
-        likely = np.take_along_axis(said, self.levels[real][..., None], axis=2).sum(axis=(1, 2))
+        said = self.judges([self.instances[i].context for i in real], texts, progress=False)
         rewards = np.zeros(len(rows), np.float32)
-        rewards[there] = np.exp(likely)
+        rewards[there] = empathy_reward(said, self.levels[real])
         return rewards
 
 

@@ -22,7 +22,6 @@ from empax.data.store import PrepareSettings, check_prepared, load_instances, ru
 from empax.interop.pretrained_encoders import LoadedEncoder
 from empax.models.transformer import EncoderDecoder
 from empax.parts.attributes import check_identifiers, load_identifiers
-from empax.parts.attributes.identifier import gold_levels
 from empax.parts.attributes.reasons import ReasonAnnotator, ReasonTaskSettings, load_finder
 from empax.parts.encoder.stages import load_stage_encoder
 from empax.parts.generator.answerer import Answerer, AnswerExamples
@@ -172,7 +171,7 @@ def build_generator(stage: GeneratorTaskSettings, run: RunContext) -> Assembly:
     write_json(run.directory / _INTENTS, {**found, "references": parts.references})
     if isinstance(task, ReinforcedReflectDiffu) and stage.reward == "empathy":
         judges = load_identifiers(run, stage.judges)
-        levels = gold_levels(judges, instances, cache_dir() / "levels")
+        levels = judges.gold(instances, cache_dir() / "levels")
         empathy = ReplyEmpathy(judges, parts.tokenizer, instances, train.words, levels)
         task = dataclasses.replace(task, empathy=empathy)
     return Assembly(

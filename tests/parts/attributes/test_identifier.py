@@ -1,4 +1,4 @@
-"""The empathy identifiers as a task and as judges: what they read, how they learn, that all ways to ask them agree."""
+"""The empathy identifiers as a task and as judges: what they read, how they learn, what they reward."""
 
 import dataclasses
 
@@ -10,16 +10,16 @@ import pytest
 from empax.core.config import ConfigError, to_settings
 from empax.core.protocols import SummarizingTask
 from empax.core.types import MECHANISMS
-from empax.data import features
 from empax.data.batches import eval_batches
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
 from empax.parts.attributes.identifier import (
     ExchangeExamples,
     IdentifierJudge,
+    Identifiers,
     IdentifierTaskSettings,
+    empathy_reward,
     encode_contexts,
     encode_responses,
-    make_probabilities,
     make_task,
 )
 from empax.parts.attributes.pairs import Pair
@@ -88,7 +88,7 @@ def judge_of(tokenizer, mechanisms=MECHANISMS):
 
 
 @pytest.mark.slow
-def test_texts_one_by_one_and_ids_in_a_compiled_function_are_judged_alike(tokenizer):
+def test_texts_are_judged_alike_one_by_one_and_by_several_judges(tokenizer):
     judge, _ = judge_of(tokenizer)
     assert isinstance(judge.task, SummarizingTask)
     log_probs = judge(CONTEXTS, RESPONSES)
@@ -104,11 +104,24 @@ def test_texts_one_by_one_and_ids_in_a_compiled_function_are_judged_alike(tokeni
         own = {name: judge.params[name] for name in ("context_encoder", "response_encoder", mechanism)}
         task = dataclasses.replace(judge.task, model=judge.task.model.clone(mechanisms=(mechanism,)))
         singles.append(dataclasses.replace(judge, task=task, params=own))
-    ids = encode_contexts(tokenizer, CONTEXTS, 10), encode_responses(tokenizer, RESPONSES, 8)
-    inputs = [jnp.asarray(array) for rows in ids for array in features.pad(rows, max(map(len, rows)), 0)]
     for judges in ([judge], singles):
-        params = [one.params for one in judges]
-        np.testing.assert_allclose(make_probabilities(judges)(params, *inputs), np.exp(log_probs), rtol=1e-4, atol=1e-5)
+        found = Identifiers(tuple(judges))(CONTEXTS, RESPONSES)
+        np.testing.assert_allclose(found, log_probs, rtol=1e-4, atol=1e-5)
+
+
+def test_the_empathy_reward_is_the_product_of_the_gold_levels_probabilities():
+    raw, levels = np.random.default_rng(0).random((2, 3, 3)), np.array([[0, 1, 2], [2, 2, 0]])
+    given = raw / raw.sum(-1, keepdims=True)
+    found = empathy_reward(np.log(given), levels)
+    expected = [np.prod([given[b, m, levels[b, m]] for m in range(3)]) for b in range(2)]
+    cross_entropies = -np.log([[given[b, m, levels[b, m]] for m in range(3)] for b in range(2)]).sum(1)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(found, np.exp(-cross_entropies), rtol=1e-6)
+
+
+def test_what_is_impossible_earns_nothing_and_breaks_nothing():
+    log_probs = np.tile([0.0, -200.0, -200.0], (1, 3, 1)).astype(np.float32)
+    assert empathy_reward(log_probs, np.array([[1, 1, 1]]))[0] == 0.0
 
 
 @pytest.mark.slow

@@ -175,5 +175,5 @@ def test_a_part_of_the_reward_counts_gold_responses(toy, monkeypatch):
     assert not reward.on_host
     rollout = toy.saying([[20, EOS, 0, 0], [20, 20, EOS, 0], [20, 20, 21, EOS]])
     # One in 5,000 has said "w20 w20", nobody "w20 w21".
-    rated = reward.rate(reward.frozen(), rollout)
+    rated = reward.total(reward.rate(reward.frozen(), rollout))
     np.testing.assert_allclose(rated, 0.5 * np.array([0.0, np.exp(-1.0) - 0.05, np.exp(-1.0) - 0.10]), rtol=1e-5)

@@ -13,7 +13,7 @@ from empax.core.config import ConfigError
 from empax.core.plugins import load_function
 from empax.core.text_functions import LARGEST_SCORE, checked_numbers
 from empax.core.types import Instance
-from empax.systems.emprl.rewards import TextReward, call_text_function, try_functions
+from empax.systems.emprl.rewards import call_text_function, rate_on_host, rate_texts, try_functions
 from empax.systems.emprl.settings import RewardSettings
 
 ROWS = (Instance("a#2", ("hi",), "yes", ""), Instance("b#2", ("oh",), "no", ""))
@@ -205,8 +205,8 @@ def test_a_batch_whose_rows_all_lack_a_field_that_others_have_is_given_none(modu
         return [float(bool(one)) for one in topic]
 
     tokenizer = types.SimpleNamespace(decode=lambda ids: "yes")
-    reward = TextReward(topical, "m:f", tokenizer, NOTED)
+    rate = rate_on_host(rate_texts(topical, "m:f", NOTED), tokenizer)
     rollout = types.SimpleNamespace(
         batch=types.SimpleNamespace(row=np.array([1, -1])), tokens=np.zeros((2, 1), np.int32)
     )
-    np.testing.assert_array_equal(reward.rate({}, rollout), [0.0, 0.0])
+    np.testing.assert_array_equal(rate({}, rollout), [0.0, 0.0])

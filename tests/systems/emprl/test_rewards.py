@@ -1,7 +1,6 @@
 """Rewards: the formulas by hand, whole dialogues, functions of others, and what is wrong with them."""
 
 import dataclasses
-import functools
 import re
 import types
 from pathlib import Path
@@ -16,27 +15,27 @@ from empax.core.types import Batch, Instance
 from empax.data import features
 from empax.data.bpe import train_bpe
 from empax.interop.pretrained_encoders import EncoderSettings, load_encoder
-from empax.parts.attributes.identifier import IdentifierJudge, IdentifierTaskSettings, make_probabilities, make_task
-from empax.systems.emprl import rewards
+from empax.parts.attributes.identifier import (
+    IdentifierJudge,
+    Identifiers,
+    IdentifierTaskSettings,
+    empathy_reward,
+    make_task,
+)
 from empax.systems.emprl.expectations import balanced_gains
 from empax.systems.emprl.rewards import (
-    EmpathyReward,
+    Part,
     Reward,
-    TextReward,
     empathy_gain,
-    empathy_reward,
+    empathy_goals,
     make_reward,
     part_names,
+    rate_empathy,
+    rate_on_host,
+    rate_texts,
     trajectory_reward,
 )
-from empax.systems.emprl.rollouts import (
-    DialogueExamples,
-    JudgedContexts,
-    PolicyBatch,
-    PolicyExamples,
-    Rollout,
-    repeat_rows,
-)
+from empax.systems.emprl.rollouts import DialogueExamples, Goals, PolicyBatch, PolicyExamples, Rollout, repeat_rows
 from empax.systems.emprl.settings import RewardSettings
 from tests.systems.learning import random_like
 
@@ -46,42 +45,20 @@ def probabilities(rows, seed=0):
     return raw / raw.sum(-1, keepdims=True)
 
 
-def test_the_empathy_reward_is_the_product_of_the_gold_levels_probabilities():
-    given, levels = probabilities(3), np.array([[0, 1, 2], [2, 2, 0], [1, 0, 1]])
-    wanted = jnp.asarray(np.eye(3)[levels])
-    found = empathy_reward(jnp.asarray(given, jnp.float32), wanted, jnp.asarray([True, True, False]))
-    expected = [np.prod([given[b, m, levels[b, m]] for m in range(3)]) for b in range(2)]
-    cross_entropies = -np.log([[given[b, m, levels[b, m]] for m in range(3)] for b in range(2)]).sum(1)
-    np.testing.assert_allclose(found[:2], expected, rtol=1e-6)
-    np.testing.assert_allclose(found[:2], np.exp(-cross_entropies), rtol=1e-6)
-    assert found[2] == 0.0
-
-
-def test_what_is_impossible_earns_nothing_and_breaks_nothing():
-    certain = jnp.asarray(np.tile([1.0, 0.0, 0.0], (1, 3, 1)), jnp.float32)
-    wanted = jnp.asarray(np.eye(3)[np.array([[1, 1, 1]])])
-    assert float(empathy_reward(certain, wanted, jnp.asarray([True]))[0]) == 0.0
-
-
 def test_a_gain_is_the_mean_over_mechanisms_of_what_the_likely_levels_add():
-    given, gains = probabilities(3), np.random.default_rng(1).normal(size=(3, 3, 3))
-    valid = jnp.asarray([True, True, False])
-    found = empathy_gain(jnp.asarray(given, jnp.float32), jnp.asarray(gains, jnp.float32), valid)
+    given, gains = probabilities(2), np.random.default_rng(1).normal(size=(2, 3, 3))
+    found = empathy_gain(given, gains)
     for row in range(2):
         added = [sum(given[row, m, level] * gains[row, m, level] for level in range(3)) for m in range(3)]
         assert float(found[row]) == pytest.approx(sum(added) / 3, rel=1e-5)
-    assert found[2] == 0.0
 
 
 def test_a_trajectory_pays_for_sudden_shifts_alone():
     """Two dialogues, of three turns and of one; the gold responses of the first shift once, by one level."""
-    given = probabilities(6, seed=3)
-    levels = np.array([[0, 0, 0], [1, 0, 0], [1, 0, 0], [2, 1, 0], [0, 0, 0], [0, 0, 0]])
-    turn, valid = np.array([0, 1, 2, 0, 1, 2]), np.array([1, 1, 1, 1, 0, 0], bool)
-    scores = np.array([0.2, 0.4, 0.9, 0.5, 7.0, 7.0])
-    found = jax.jit(functools.partial(trajectory_reward, shift_penalty=0.5))(
-        scores.astype(np.float32), given.astype(np.float32), np.eye(3)[levels].astype(np.float32), turn, valid
-    )
+    given, turn = probabilities(4, seed=3), np.array([0, 1, 2, 0])
+    levels = np.array([[0, 0, 0], [1, 0, 0], [1, 0, 0], [2, 1, 0]])
+    scores = np.array([0.2, 0.4, 0.9, 0.5])
+    found = trajectory_reward(scores, given, levels, ["x", "x", "x", "a"], shift_penalty=0.5)
     expected = given @ np.arange(3.0)
     for row in range(4):
         shift = 0.0
@@ -90,7 +67,6 @@ def test_a_trajectory_pays_for_sudden_shifts_alone():
             shift = np.mean([max(0.0, c - g) for c, g in zip(change, gold, strict=True)])
         assert float(found[row]) == pytest.approx(0.5 * (scores[row] + 0.5) - 0.5 * shift, rel=1e-5)  # both means: 0.5
     assert float(found[1]) < 0.45  # it did shift
-    np.testing.assert_array_equal(found[4:], 0.0)
 
 
 class Turns:
@@ -113,14 +89,11 @@ class Turns:
 
 def test_a_batch_of_dialogues_has_their_listener_turns_side_by_side():
     wanted = np.arange(54, dtype=np.float32).reshape(6, 3, 3)
-    judged = JudgedContexts([[i] for i in range(6)], wanted, pad_id=9, max_tokens=2, merit=np.arange(6.0))
-    examples = DialogueExamples(PolicyExamples(Turns(), judged), max_turns=2)
+    examples = DialogueExamples(PolicyExamples(Turns(), Goals(wanted, np.arange(6.0))), max_turns=2)
     assert len(examples) == 3
     np.testing.assert_array_equal(examples.lengths, [2, 4, 6])
     batch = examples.collate(np.array([2, 1, -1]), 6, np.random.default_rng(0))
     np.testing.assert_array_equal(batch.row, [4, 5, 3, -1, -1, -1])
-    np.testing.assert_array_equal(batch.turn, [0, 1, 0, 1, 0, 1])
-    np.testing.assert_array_equal(batch.context[:3], [[4, 9], [5, 9], [3, 9]])
     np.testing.assert_array_equal(batch.wanted[1], wanted[5])
 
 
@@ -172,9 +145,10 @@ def test_parts_are_summed_with_their_weights(toy):
     assert reward.frozen() == {"0": {}, "1": {}, "2": scorer.params}
     batch = toy.Contexts(8).collate(np.array([3, -1]), toy.SOURCE, np.random.default_rng(0))
     rollout = toy.saying([[5, 6, 1], [7, 1, 0]], batch)
-    assert reward.names == ("constant", "lengths_of_texts", "scorer")
-    np.testing.assert_allclose(reward.rate_parts(reward.frozen(), rollout), [[2, 2, 24], [2, 0, 16]])
-    np.testing.assert_allclose(reward.rate(reward.frozen(), rollout), [0.5 * 2 + 2.0 * 2 - 24, 0.5 * 2 - 16])
+    assert [part.name for part in reward.parts] == ["constant", "lengths_of_texts", "scorer"]
+    rated = reward.rate(reward.frozen(), rollout)
+    np.testing.assert_allclose(rated, [[2, 2, 24], [2, 0, 16]])
+    np.testing.assert_allclose(reward.total(rated), [0.5 * 2 + 2.0 * 2 - 24, 0.5 * 2 - 16])
 
 
 def test_the_guides_function_of_arrays_gives_a_number_for_each_row():
@@ -194,90 +168,80 @@ def test_a_scorer_gets_its_parameters_from_what_is_frozen(toy):
     reward = reward_of(toy, RewardSettings("compiled", function=f"{__name__}:scorer"))
     assert not reward.on_host
     rollout = toy.saying([[5, 6, 1], [7, 1, 0]])
-    rated = jax.jit(lambda params: reward.rate(params, rollout))
+    rated = jax.jit(lambda params: reward.rate(params, rollout)[:, 0])
     np.testing.assert_allclose(rated(reward.frozen()), [24.0, 16.0])
     np.testing.assert_allclose(rated({"0": {"weight": jnp.ones(3)}}), [12.0, 8.0])
 
 
 LETTERS = ["a b c d e f g h i j k l m n o p"]
 EXCHANGES = [Instance("x#1", ("a b", "c", "d e"), "f g h", ""), Instance("y#1", ("k",), "l m n o", "")]
-SAID = ["a b c", "f g h"]
+CONTEXTS, GOLD, SAID = [i.context for i in EXCHANGES], [i.response for i in EXCHANGES], ["a b c", "f g h"]
 
 
 @pytest.fixture(scope="module")
-def judge():
+def identifiers():
     encoder = EncoderSettings(d_model=8, num_heads=2, d_ff=16, num_layers=1, max_positions=32, dropout=0.0)
     stage = IdentifierTaskSettings(encoder=encoder, max_context_tokens=12, response_buckets=(8, 16))
     tokenizer = train_bpe(LETTERS, vocab_size=300)
     task = make_task(stage, load_encoder(encoder, tokenizer))
     ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
     shapes = jax.eval_shape(task.init, jax.random.key(0), Batch(ids, mask, ids, mask, mask[:, 0]))
-    return IdentifierJudge(task, random_like(shapes, scale=1.0), tokenizer, stage, "hash")
+    return Identifiers((IdentifierJudge(task, random_like(shapes, scale=1.0), tokenizer, stage, "hash"),))
 
 
-def answered(reward, tokenizer, folder):
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("EMPAX_CACHE_DIR", str(tmp_path))
+
+
+def answered(tokenizer):
     """A rollout that says SAID in the ids of `tokenizer`, with a filler row behind."""
-    judged = reward.judged(EXCHANGES, folder)
     rows = [*([*tokenizer.encode(text), tokenizer.eos_id] for text in SAID), []]
-    tokens, mask = features.pad(rows, 10, tokenizer.pad_id)
-    context, context_mask = features.pad([*judged.contexts, []], judged.max_tokens, judged.pad_id)
-    valid = jnp.asarray([True, True, False])
-    wanted = jnp.asarray([*judged.wanted, judged.wanted[0]])
-    inputs = Batch(*(jnp.asarray(leaf) for leaf in (tokens, mask, tokens, mask)), valid)
-    batch = PolicyBatch(
-        inputs=inputs,
-        row=jnp.asarray([0, 1, -1]),
-        context=jnp.asarray(context),
-        context_mask=jnp.asarray(context_mask),
-        wanted=wanted,
-        turn=jnp.zeros(3, jnp.int32),
-        merit=jnp.zeros(3),
-    )
-    return Rollout(batch, inputs.source, inputs.source_mask, jnp.zeros((3, 10)), jnp.zeros((3, 10)))
+    tokens, mask = (jnp.asarray(part) for part in features.pad(rows, 10, tokenizer.pad_id))
+    inputs = Batch(tokens, mask, tokens, mask, jnp.asarray([True, True, False]))
+    batch = PolicyBatch(inputs, jnp.asarray([0, 1, -1]), jnp.zeros((3, 3, 3)), jnp.zeros(3))
+    return Rollout(batch, tokens, mask, jnp.zeros((3, 10)), jnp.zeros((3, 10)))
 
 
-@pytest.mark.parametrize("cased", [False, True], ids=["ids", "texts"])
-def test_identifiers_read_ids_where_tokenizers_agree_and_texts_elsewhere(judge, cased, monkeypatch, tmp_path):
-    """Either way they say what they say of the texts; and they are compiled once, not for every batch."""
-    made = []
-    monkeypatch.setattr(rewards, "make_probabilities", lambda judges: made.append(1) or make_probabilities(judges))
-    tokenizer = train_bpe(LETTERS, vocab_size=300, lowercase=not cased)  # in either case another object
-    reward = Reward(((1.0, EmpathyReward((judge,), tokenizer)),))
-    assert reward.on_host == cased
-    rollout = answered(reward.parts[0][1], tokenizer, tmp_path)
-    rate = reward.rate if cased else jax.jit(reward.rate)
-    found = [rate(reward.frozen(), rollout) for _ in range(2)][-1]
-    contexts = [instance.context for instance in EXCHANGES]
-    gold = judge(contexts, [instance.response for instance in EXCHANGES]).argmax(axis=2)
-    log_probs = np.take_along_axis(judge(contexts, SAID), gold[..., None], axis=2).sum(axis=(1, 2))
-    np.testing.assert_allclose(found, [*np.exp(log_probs), 0.0], rtol=5e-3)
+def test_identifiers_read_the_texts_of_answers_whatever_tokens_they_are_made_of(identifiers):
+    part, tokenizer = RewardSettings(), train_bpe(LETTERS, vocab_size=290, lowercase=False)
+    goals = empathy_goals(part, identifiers, None, EXCHANGES)
+    rate = rate_on_host(rate_empathy(part, identifiers, goals, EXCHANGES), tokenizer)
+    gold = identifiers(CONTEXTS, GOLD).argmax(axis=2)
+    log_probs = np.take_along_axis(identifiers(CONTEXTS, SAID), gold[..., None], axis=2).sum(axis=(1, 2))
+    np.testing.assert_allclose(rate({}, answered(tokenizer)), [*np.exp(log_probs), 0.0], rtol=1e-5)
     assert np.ptp(log_probs) > 0.05
-    assert len(made) == 1
 
 
-def test_the_levels_of_gold_responses_are_asked_for_once(judge, tmp_path, monkeypatch):
-    reward = EmpathyReward((judge,), judge.tokenizer)
-    first = reward.judged(EXCHANGES, tmp_path)
+def test_turns_of_a_dialogue_are_rated_together(identifiers):
+    part, turns = RewardSettings(shift_penalty=2.0), [dataclasses.replace(i, id="x#1") for i in EXCHANGES]
+    goals = empathy_goals(part, identifiers, None, turns)
+    found = rate_empathy(part, identifiers, goals, turns)(np.array([0, 1]), SAID)
+    log_probs, levels = identifiers(CONTEXTS, SAID), identifiers(CONTEXTS, GOLD).argmax(axis=2)
+    given = empathy_reward(log_probs, levels), np.exp(log_probs), levels
+    np.testing.assert_allclose(found, trajectory_reward(*given, ["x", "x"], shift_penalty=2.0), rtol=1e-5)
+
+
+def test_the_levels_of_gold_responses_are_asked_for_once(identifiers, monkeypatch):
+    part, balanced = RewardSettings(), RewardSettings(goal="balanced")
+    first = empathy_goals(part, identifiers, None, EXCHANGES)
     assert first.wanted.shape == (2, 3, 3)
     np.testing.assert_array_equal(first.merit, 0.0)  # all gold responses earn as much, where theirs are the levels
-    balanced = dataclasses.replace(reward, goal="balanced")
-    gains = balanced.judged(EXCHANGES, tmp_path).wanted
-    np.testing.assert_array_equal(gains, balanced_gains(first.wanted.argmax(axis=2)))
-    said = jnp.exp(judge([instance.context for instance in EXCHANGES], SAID))
-    earned = balanced.rate(balanced.params, answered(balanced, judge.tokenizer, tmp_path))
-    np.testing.assert_allclose(earned[:2], empathy_gain(said, jnp.asarray(gains), jnp.ones(2, bool)), rtol=5e-3)
+    goals = empathy_goals(balanced, identifiers, None, EXCHANGES)
+    np.testing.assert_array_equal(goals.wanted, balanced_gains(first.wanted.argmax(axis=2)))
+    earned = rate_empathy(balanced, identifiers, goals, EXCHANGES)(np.array([0, 1]), SAID)
+    np.testing.assert_allclose(earned, empathy_gain(np.exp(identifiers(CONTEXTS, SAID)), goals.wanted), rtol=1e-5)
     monkeypatch.setattr(IdentifierJudge, "__call__", None)
-    np.testing.assert_array_equal(reward.judged(EXCHANGES, tmp_path).wanted, first.wanted)
-    other = EmpathyReward((dataclasses.replace(judge, hash="another"),), judge.tokenizer)
-    for asked, instances in ((other, EXCHANGES), (reward, EXCHANGES[:1])):
+    np.testing.assert_array_equal(empathy_goals(part, identifiers, None, EXCHANGES).wanted, first.wanted)
+    other = Identifiers((dataclasses.replace(identifiers.judges[0], hash="another"),))
+    for asked, instances in ((other, EXCHANGES), (identifiers, EXCHANGES[:1])):
         with pytest.raises(TypeError, match="not callable"):
-            asked.judged(instances, tmp_path)
+            empathy_goals(part, asked, None, instances)
 
 
-def test_the_merit_of_a_gold_response_is_what_it_earns_in_standard_deviations(judge, tmp_path, monkeypatch):
+def test_the_merit_of_a_gold_response_is_what_it_earns_in_standard_deviations():
     levels = np.array([[0, 0, 0], [0, 1, 2], [0, 0, 0]])
-    monkeypatch.setattr(rewards, "gold_levels", lambda *_: levels)
-    found = EmpathyReward((judge,), judge.tokenizer, goal="balanced").judged([*EXCHANGES, EXCHANGES[0]], tmp_path)
+    found = Goals.of(balanced_gains(levels), levels)
     # They earn 4/9, 7/9 and 4/9: the third of 1 / share, on average.
     np.testing.assert_allclose(found.merit, [-(0.5**0.5), 2**0.5, -(0.5**0.5)], rtol=1e-5)
 
@@ -285,12 +249,14 @@ def test_the_merit_of_a_gold_response_is_what_it_earns_in_standard_deviations(ju
 def test_without_parts_the_kl_is_left(toy):
     reward = reward_of(toy)
     assert not reward.on_host
-    np.testing.assert_array_equal(reward.rate(reward.frozen(), toy.saying(np.zeros((3, 2), int))), 0.0)
+    rated = reward.rate(reward.frozen(), toy.saying(np.zeros((3, 2), int)))
+    np.testing.assert_array_equal(reward.total(rated), [0.0, 0.0, 0.0])
 
 
 def test_a_function_that_does_not_do_its_part_is_named(toy):
     batch = toy.Contexts(8).collate(np.array([3, 4]), toy.SOURCE, np.random.default_rng(0))
     rollout = toy.saying([[5, 6, 1], [7, 1, 0]], batch)
-    reward = Reward(((1.0, TextReward(too_few, "mine:too_few", toy.Words(), toy.Contexts(8).instances)),))
+    rate = rate_on_host(rate_texts(too_few, "mine:too_few", toy.Contexts(8).instances), toy.Words())
+    reward = Reward((Part("too_few", 1.0, rate, on_host=True),))
     with pytest.raises(ConfigError, match=r"the reward mine:too_few returned numbers of shape \(1,\) for 2 responses"):
         reward.rate(reward.frozen(), rollout)

@@ -23,7 +23,7 @@ from empax.core.types import Instance
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.prompted import PromptedDecoder
 from empax.systems.emprl import stages
-from empax.systems.emprl.rewards import Reward
+from empax.systems.emprl.rewards import Part, Reward, compiled
 from empax.systems.emprl.settings import GrpoTaskSettings, KlSettings, PpoTaskSettings, PreferenceTaskSettings
 from empax.systems.emprl.stages import policy_model
 from empax.systems.emprl.tasks import Preference
@@ -394,8 +394,8 @@ def test_the_settings_of_credit_reach_the_advantages(toy, rolled):
 def test_each_reward_is_logged_under_its_name(toy, rolled):
     _, _, frozen, rollout = rolled
     task = toy.policy()
-    half = dataclasses.replace(task.reward.parts[0][1], function=lambda _: jnp.full(4, 0.5))
-    task = dataclasses.replace(task, reward=Reward((*task.reward.parts, (2.0, half)), ("share", "half")))
+    half = Part("half", 2.0, compiled(lambda _: jnp.full(4, 0.5)))
+    task = dataclasses.replace(task, reward=Reward((*task.reward.parts, half)))
     rated = task.rate({**frozen, "reward": {"0": {}, "1": {}}}, rollout)
     credited, _, metrics = jax.jit(task.credit)(frozen, rated, task.init_memory())
     values = {name: float(metrics[name].value()) for name in ("reward", "reward_share", "reward_half")}

@@ -24,7 +24,7 @@ from empax.models.heads import ClassificationHead
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.parts.generator.decoder import Decoder
 from empax.parts.generator.task import Generator
-from empax.systems.emprl.rewards import CompiledReward, Reward, TextReward
+from empax.systems.emprl.rewards import Part, Reward, compiled, rate_on_host, rate_texts
 from empax.systems.emprl.rollouts import PolicyBatch, Rollout
 from empax.systems.emprl.settings import GrpoTaskSettings, KlSettings, PpoTaskSettings, PreferenceTaskSettings
 from empax.systems.emprl.tasks import ALGORITHMS
@@ -84,10 +84,11 @@ def policy(*, host=False, grpo=False, preference=False, reward=share, **changes)
         stage = PpoTaskSettings(**{**settings, **changes})
     decoder = Decoder(stage.rollout, start_id=START, eos_id=EOS, pad_id=PAD)
     generator = Generator(MODEL, decoder, ClassificationHead(num_classes=32), emotion_weight=0.0)
-    part = CompiledReward(reward)
+    part = Part("share", 1.0, compiled(reward))
     if host:
-        part = TextReward(share_of_texts, "share_of_texts", Words(), Contexts(64).instances)
-    return ALGORITHMS[type(stage)](generator, Reward(((1.0, part),)), stage)
+        rate = rate_texts(share_of_texts, "share_of_texts", Contexts(64).instances)
+        part = Part("share", 1.0, rate_on_host(rate, Words()), on_host=True)
+    return ALGORITHMS[type(stage)](generator, Reward((part,)), stage)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,10 +116,8 @@ class Contexts:
         emotion = np.where(valid, 3, -1).astype(np.int32)
         source = self.source[rows][:, :length] * mask
         inputs = LabelledBatch(source, mask, target, target > 0, valid, emotion)
-        empty = np.zeros((len(rows), 1), np.int32)
-        nothing = {"turn": np.zeros(len(rows), np.int32), "merit": np.zeros(len(rows), np.float32)}
-        wanted = np.zeros((len(rows), 1, 3), np.float32)
-        return PolicyBatch(inputs, np.asarray(indices, np.int32), empty, empty > 0, wanted, **nothing)
+        wanted, merit = np.zeros((len(rows), 1, 3), np.float32), np.zeros(len(rows), np.float32)
+        return PolicyBatch(inputs, np.asarray(indices, np.int32), wanted, merit)
 
 
 def gold_log_probs(params, batch):
