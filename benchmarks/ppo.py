@@ -340,7 +340,7 @@ def check(ours: OurPpo, theirs: TheirPpo, inputs: Inputs) -> float:
     agree("scores", rated.scores, their_even_share(answers.tokens, answers.mask))
     agree("advantages", rated.advantages[mask], advantages.numpy()[mask])
     agree("returns", rated.returns[mask], returns.numpy()[mask])
-    agree("KL coefficient", memory.kl.coefficient, loop.beta)
+    agree("KL coefficient", memory.kl_coefficient, loop.beta)
 
     ours.state, metrics = ours.step(ours.state, ours.frozen, rated)
     expected = loop.learn(answers, advantages, returns)

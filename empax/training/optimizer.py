@@ -165,8 +165,9 @@ def make_optimizer(
       settings: learning rate, schedule, groups.
       params: arrays or shapes; only names are read.
       total_steps: step at which "linear" and "cosine" reach 0.
-      starts: number of updates before the named parameter is trained. Until then it stays unchanged, and its moments
-        and their bias correction do not start. Unnamed parameters are trained at once.
+      starts: number of updates before the named parameter is trained. Until then it stays unchanged, its moments and
+        their bias correction do not start, and it does not count for the global norm. Unnamed parameters are trained
+        at once.
       untrained: see `trained_mask`.
 
     Raises:
@@ -182,6 +183,8 @@ def make_optimizer(
         parts.insert(1, optax.add_decayed_weights(settings.weight_decay, mask=decays))
     if settings.clip_norm is not None:
         parts.insert(0, optax.clip_by_global_norm(settings.clip_norm))
+        if late:
+            parts.insert(0, _gradients_from(late))
     if settings.ema_decay:
         parts.append(_running_mean(settings.ema_decay))
     return optax.partition({"trained": optax.chain(*parts), "frozen": optax.set_to_zero()}, trained)
@@ -239,6 +242,24 @@ def _moments(settings: OptimizerSettings, late: Mapping[str, int]) -> optax.Grad
     parts: dict[Hashable, optax.GradientTransformation] = {start: _begun_late(scaled, start) for start in late.values()}
     parts[0] = scaled
     return optax.partition(parts, lambda params: map_named(lambda name, _: late.get(name, 0), params))
+
+
+def _gradients_from(late: Mapping[str, int]) -> optax.GradientTransformation:
+    """Sets the gradients of parameters that are not trained yet to 0."""
+
+    def init(params: Params) -> optax.ScaleByScheduleState:
+        del params
+        return optax.ScaleByScheduleState(count=jnp.zeros((), jnp.int32))
+
+    def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+        del params
+
+        def kept(name: str, leaf: Array) -> Array:
+            return jnp.where(state.count >= late.get(name, 0), leaf, jnp.zeros_like(leaf))
+
+        return map_named(kept, updates), optax.ScaleByScheduleState(count=state.count + 1)
+
+    return optax.GradientTransformation(init, update)
 
 
 class Late(NamedTuple):

@@ -278,7 +278,7 @@ def rollout(**changes):
         "batch": None, "tokens": jnp.asarray(TARGETS), "mask": jnp.asarray(ANSWER_MASK),
         "log_probs": jnp.asarray(OLD), "reference_log_probs": jnp.asarray(OLD) - 0.3,
         "advantages": jnp.asarray(LOGITS[..., 0]), "returns": jnp.asarray(LOGITS[..., 1]),
-        "values": jnp.asarray(LOGITS[..., 2]), "policy_weight": jnp.ones(ROWS), "kl_coefficient": jnp.full(ROWS, 0.7),
+        "values": jnp.asarray(LOGITS[..., 2]), "kl_coefficient": jnp.full(ROWS, 0.7),
     }  # fmt: skip
     return types.SimpleNamespace(**{**values, **changes})
 
@@ -289,23 +289,20 @@ def policy_of(cls, settings, patch):
     patch.setattr(cls, "encoded", lambda *_: None)
     patch.setattr(cls, "on_gold", lambda *_, **__: (Mean(jnp.float32(6.0), jnp.float32(2.0)), {}))
     given = Found(jnp.asarray(OLD) + 0.05, jnp.asarray(LOGITS[..., 3]), jnp.asarray(LOGITS))
-    trunks = []
-    patch.setattr(cls, "read", lambda *args: trunks.append(float(args[-1])) or given)
-    return task, given, trunks
+    patch.setattr(cls, "read", lambda *_: given)
+    return task, given
 
 
-@pytest.mark.parametrize("warm", [0.0, 1.0])
-def test_ppo_adds_value_entropy_and_likelihood_with_their_weights(monkeypatch, warm):
+def test_ppo_adds_value_entropy_and_likelihood_with_their_weights(monkeypatch):
     settings = PpoTaskSettings(value_weight=0.4, entropy_weight=0.02, likelihood_weight=0.5, kept_share=1.0)
-    task, (_, _, logits), trunks = policy_of(Ppo, settings, monkeypatch)
-    batch = rollout(policy_weight=jnp.full(ROWS, warm))
+    task, (_, _, logits) = policy_of(Ppo, settings, monkeypatch)
+    batch = rollout()
     loss, metrics = task.loss({}, {}, batch, KEY, train=False)
-    assert trunks == [1.0 - warm]  # 1: values leave the model alone
     far, _ = task.loss({}, {}, rollout(log_probs=jnp.asarray(OLD) - 3.0), KEY, train=False)
     assert float(far.total) == 0.0  # whatever is in the loss
     entropy = ppo.entropy(logits, batch.mask, reduction="tokens").value()
     learnt = metrics["policy_loss"].value() + 0.5 * 3.0 - 0.02 * entropy
-    expected = warm * learnt + 0.4 * metrics["value_loss"].value()
+    expected = learnt + 0.4 * metrics["value_loss"].value()
     np.testing.assert_allclose(float(loss.value()), float(expected), rtol=1e-5)
     mask = ANSWER_MASK
     ratio = np.exp(0.05)
@@ -318,12 +315,11 @@ def test_ppo_adds_value_entropy_and_likelihood_with_their_weights(monkeypatch, w
 
 def test_grpo_adds_kl_entropy_and_likelihood_with_their_weights(monkeypatch):
     def loss(settings, **changes):
-        task, given, _ = policy_of(Grpo, GrpoTaskSettings(reduction="tokens", **settings), monkeypatch)
-        batch = rollout(advantages=jnp.asarray(LOGITS[:, 0, 0]), **changes)
-        return float(task.loss({}, {}, batch, KEY, train=False)[0].value()), given
+        task, given = policy_of(Grpo, GrpoTaskSettings(reduction="tokens", **settings), monkeypatch)
+        return float(task.loss({}, {}, rollout(**changes), KEY, train=False)[0].value()), given
 
-    asked, inner = [], ppo.grpo_loss
-    monkeypatch.setattr(ppo, "grpo_loss", lambda *args, **given: asked.append(given) or inner(*args, **given))
+    asked, inner = [], ppo.policy_loss
+    monkeypatch.setattr(ppo, "policy_loss", lambda *args, **given: asked.append(given) or inner(*args, **given))
     plain, (log_probs, _, logits) = loss({})
     for options in ({"epsilon_high": None, "importance_sampling_level": "token"},
                     {"epsilon_high": 1.0, "importance_sampling_level": "sequence"}):  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 
 from empax.core.config import ConfigError, to_settings
 from empax.core.sharding import MeshSettings, make_mesh, shard_params
+from empax.core.tree import named_leaves
 from empax.training.optimizer import (
     OptimizerSettings,
     ParamGroup,
@@ -160,16 +161,18 @@ def test_what_learns_later_begins_as_if_it_were_the_first_update(weight_decay):
         np.testing.assert_array_equal(expected["late"]["frozen"], 1.0)
 
 
-def test_frozen_gradients_do_not_count_in_the_global_norm():
-    settings = OptimizerSettings(learning_rate=1.0, b1=0.0, b2=0.0, eps=1.0, clip_norm=0.01,
-                                 groups=(ParamGroup("encoder", frozen=True),))  # fmt: skip
-    optimizer = make_optimizer(settings, PARAMS, 10)
+@pytest.mark.parametrize("late", [False, True], ids=["frozen", "not trained yet"])
+def test_gradients_of_what_is_not_trained_do_not_count_in_the_global_norm(late):
+    groups = () if late else (ParamGroup("encoder", frozen=True),)
+    settings = OptimizerSettings(learning_rate=1.0, b1=0.0, b2=0.0, eps=1.0, clip_norm=0.01, groups=groups)
+    starts = {name: 1 for name in named_leaves(PARAMS) if late and name.startswith("encoder/")}
+    optimizer = make_optimizer(settings, PARAMS, 10, starts=starts)
     huge = {**GRADS, "encoder": jax.tree.map(lambda leaf: 1e6 * leaf, GRADS["encoder"])}
     updates = [optimizer.update(grads, optimizer.init(PARAMS), PARAMS)[0] for grads in (GRADS, huge)]
     jax.tree.map(np.testing.assert_array_equal, *updates)
     assert float(jnp.abs(updates[0]["head"]["kernel"]).max()) > 0
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(updates[0]["encoder"]))
-    assert trained_mask(settings, PARAMS)["encoder"] == {"layers": {"kernel": False, "bias": False}}
+    assert trained_mask(settings, PARAMS)["encoder"] == {"layers": {"kernel": late, "bias": late}}
 
 
 def test_pattern_that_matches_nothing_is_refused_with_names():

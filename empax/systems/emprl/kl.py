@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -52,30 +51,17 @@ def real(values: Float[Array, "..."], mask: Bool[Array, "..."]) -> Float[Array, 
     return jnp.where(mask, values.astype(jnp.float32), 0.0)
 
 
-@flax.struct.dataclass
-class KlController:
-    r"""A KL coefficient that is constant, or adapts to keep the KL of whole responses at a target.
+def adapted(coefficient: Float[Array, ""], kl: Mean, *, target: float, horizon: float) -> Float[Array, ""]:
+    r"""Returns the KL coefficient after a rollout, which keeps the KL of whole responses at a target.
 
     .. math:: e = \mathrm{clip}(\mathrm{KL} / \mathrm{target} - 1, -0.2, 0.2), \quad
       \beta \leftarrow \beta \, \max(0, 1 + e \, n / \mathrm{horizon})
 
-    with n responses in the batch. Source: Ziegler et al. 2019, Sec. 2.2, in the form of their code and TRL's.
+    with `kl` the `sequence_kl` of the rollout's tokens, whose weight is its number n of responses (0 = no change).
+    Source: Ziegler et al. 2019, Sec. 2.2, in the form of their code and TRL's.
 
-    Attributes:
-      coefficient: beta, Float[Array, ""], or a leaf of checkpoints, shardings and `jax.eval_shape`.
-      target: nats per response, above 0; None = the coefficient is constant.
-      horizon: responses after which a constant error of 20% has changed beta by about 20%; well above n, or beta may
-        become 0.
+    `target` is in nats per response, above 0. After `horizon` responses, a constant error of 20% has changed beta by
+    about 20%; it should be well above n, or beta may become 0.
     """
-
-    coefficient: Any
-    target: float | None = flax.struct.field(pytree_node=False, default=None)
-    horizon: float = flax.struct.field(pytree_node=False, default=10_000.0)
-
-    def update(self, kl: Mean) -> KlController:
-        """Updates after a rollout; `kl` is `sequence_kl` of its tokens' estimates (its weight is n; 0 = no change)."""
-        if self.target is None:
-            return self
-        error = jnp.clip(kl.value() / self.target - 1.0, -0.2, 0.2)
-        factor = jnp.maximum(0.0, 1.0 + error * kl.weight / self.horizon)
-        return self.replace(coefficient=self.coefficient * factor)  # type: ignore[attr-defined]
+    error = jnp.clip(kl.value() / target - 1.0, -0.2, 0.2)
+    return coefficient * jnp.maximum(0.0, 1.0 + error * kl.weight / horizon)

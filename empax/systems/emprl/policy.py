@@ -101,12 +101,8 @@ class Policy:
         batch: PolicyBatch,
         tokens: Int[Array, "B T"],
         encoded: Read,
-        frozen_trunk: Float[Array, ""] | None = None,
     ) -> Found:
-        """Reads the responses `tokens`, teacher-forced, without dropout.
-
-        The share 1 - `frozen_trunk` of the values' gradient flows into the model.
-        """
+        """Reads the responses `tokens`, teacher-forced, without dropout."""
         model, own = self.generator.model, params["model"]
         hidden = apply(model, own, tokens, encoded.states, encoded.mask, method="decode_hidden", rng=None)
         logits: Any = model.apply({"params": own}, hidden, method="logits_from")
@@ -114,8 +110,6 @@ class Policy:
         if "value" not in params:
             return Found(log_probs, None, logits)
         seen = hidden.astype(jnp.float32)
-        if frozen_trunk is not None:
-            seen = frozen_trunk * jax.lax.stop_gradient(seen) + (1.0 - frozen_trunk) * seen
         if self.settings.value_sees_levels:
             levels = batch.wanted.reshape(len(tokens), 1, -1)
             # Scaled to about the norm of the states: a small vector needs ten times the rollouts to have an effect.
@@ -148,7 +142,7 @@ class Policy:
             **{f"reward_{part.name}": Mean.of(parts[:, i], valid) for i, part in named},
             # To the reference, in nats per response: the penalty and its controller use it.
             "kl": sequence_kl(self.token_kl(rollout), self.counted(rollout)),
-            "response_tokens": ppo.mean_length(rollout.mask),
+            "response_tokens": Mean.of(rollout.mask.sum(axis=1).astype(jnp.float32), valid),
             "distinct_responses": ppo.distinct_share(rollout.tokens, rollout.mask),
             "ended": Mean.of(ended.astype(jnp.float32), valid),
         }
@@ -160,10 +154,9 @@ class Policy:
             return self.on_gold(params, batch, self.encoded(params, batch))
         rollout = self.learnt(batch)
         mask, encoded = self.counted(rollout), self.encoded(params, rollout.batch)
-        trunk = None if rollout.policy_weight is None else 1.0 - rollout.policy_weight[0]
-        found = self.read(params, rollout.batch, rollout.tokens, encoded, trunk)
-        loss, metrics, factor = self.objective(found, batch, mask)
-        loss, gold = self.with_likelihood(loss, params, rollout, encoded, factor)
+        found = self.read(params, rollout.batch, rollout.tokens, encoded)
+        loss, metrics = self.objective(found, batch, mask)
+        loss, gold = self.with_likelihood(loss, params, rollout, encoded)
         return loss, {
             **metrics,
             **gold,
@@ -175,16 +168,14 @@ class Policy:
         """Returns the responses in the result of `credit`."""
         return batch
 
-    def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
-        """Returns the loss, its metrics, and the factor of the gold responses' likelihood.
+    def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics]:
+        """Returns the loss, of weight 0 if the responses do not count, and its metrics.
 
         `found` is the result of `read` on the responses, `batch` that of `credit`; the mask is `counted`.
         """
         raise NotImplementedError
 
-    def with_likelihood(
-        self, loss: Mean, params: Params, rollout: Rollout, encoded: Read, factor: Float[Array, ""]
-    ) -> tuple[Mean, Metrics]:
+    def with_likelihood(self, loss: Mean, params: Params, rollout: Rollout, encoded: Read) -> tuple[Mean, Metrics]:
         r"""Adds the weighted mean negative log-likelihood of a gold token to the loss; returns it as a metric too.
 
         .. math:: L = L_{policy} + w \frac{\sum_n e^{f m_n} \, NLL_n}{\sum_n e^{f m_n} \, T_n}
@@ -196,7 +187,7 @@ class Policy:
         if not weight:
             return loss, {}
         nll, metrics = self.on_gold(params, rollout.batch, encoded, focus=self.settings.likelihood_focus)
-        return ppo.weighted_sum((1.0, loss), (weight * factor, Mean(nll.value() * loss.weight, loss.weight))), metrics
+        return ppo.weighted_sum((1.0, loss), (weight, Mean(nll.value() * loss.weight, loss.weight))), metrics
 
     def on_gold(self, params: Params, batch: PolicyBatch, encoded: Read, *, focus: float = 0.0) -> tuple[Mean, Metrics]:
         """Returns the mean negative log-likelihood of a gold token, weighted by its response's merit and unweighted.

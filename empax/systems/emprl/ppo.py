@@ -5,17 +5,16 @@ Losses are sums and weights, so that the micro-batches of a mini-batch add up ex
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from empax.core.types import Mean, Metrics
 from empax.systems.emprl.kl import Mask, Tokens, kl_penalty, log_ratios, real
 
 Reduction = Literal["tokens", "sequences", "sequence_means"]
-Switch = Bool[Array, ""] | None
 Level = Literal["token", "sequence"]
 
 MAX_RATIO = 10.0
@@ -41,10 +40,10 @@ def weighted_sum(*parts: tuple[float | Float[Array, ""], Mean]) -> Mean:
     return Mean(sum((factor * part.total for factor, part in parts), start=jnp.zeros(())), parts[0][1].weight)
 
 
-def ratio_is_near(log_probs: Tokens, old_log_probs: Tokens, mask: Mask) -> Bool[Array, ""]:
-    """Returns the `keep` of a mini-batch's losses: whether its mean ratio is finite and at most MAX_RATIO."""
+def near(log_probs: Tokens, old_log_probs: Tokens, mask: Mask) -> Mask:
+    """Returns the mask of a mini-batch's losses: `mask`, or nothing if the mean ratio is above MAX_RATIO or NaN."""
     ratio = jnp.exp(jax.lax.stop_gradient(log_ratios(log_probs, old_log_probs, mask)))
-    return Mean.of(ratio, mask).value() <= MAX_RATIO
+    return mask & (Mean.of(ratio, mask).value() <= MAX_RATIO)
 
 
 def policy_loss(
@@ -57,7 +56,6 @@ def policy_loss(
     epsilon_high: float | None = None,
     importance_sampling_level: Level = "token",
     reduction: Reduction = "tokens",
-    keep: Switch = None,
 ) -> tuple[Mean, Metrics]:
     r"""Returns the clipped surrogate loss of PPO.
 
@@ -70,34 +68,24 @@ def policy_loss(
     `old_log_probs` are of the policy that sampled, neither tempered nor truncated; no gradient flows to them or to the
     `advantages` A_t. `clip` is epsilon > 0, `epsilon_high` the maximum rise of a ratio (None = epsilon); `reduction` is
     the form of `mean`. importance_sampling_level = "sequence" gives all tokens of a response the geometric mean of
-    their ratios. With keep = False (`ratio_is_near`) the loss and its gradient are 0; its weight stays.
+    their ratios.
 
     Returns:
-      The loss, and over tokens, whatever `keep`: `ratio` = mean c_t; `clip_fraction` = share of tokens where a bound
-      is active; `approximate_kl` = mean c_t - 1 - log c_t, which estimates KL(old || new) in nats per token.
+      The loss, and over tokens: `ratio` = mean c_t; `clip_fraction` = share of tokens where a bound is active;
+      `approximate_kl` = mean c_t - 1 - log c_t, which estimates KL(old || new) in nats per token.
     """
-    counted = mask if keep is None else mask & keep
     advantages = jax.lax.stop_gradient(real(advantages, mask))
     high = clip if epsilon_high is None else epsilon_high
-
-    def surrogate(ratio: Tokens) -> Tokens:
-        return jnp.minimum(ratio * advantages, jnp.clip(ratio, 1.0 - clip, 1.0 + high) * advantages)
-
-    def ratios(counted: Mask) -> Tokens:
-        log_ratio = log_ratios(log_probs, old_log_probs, counted)
-        if importance_sampling_level == "sequence":
-            length = jnp.maximum(jnp.sum(counted.astype(jnp.float32), axis=1, keepdims=True), 1.0)
-            log_ratio = jnp.broadcast_to(jnp.sum(log_ratio, axis=1, keepdims=True) / length, log_ratio.shape)
-        return jnp.exp(log_ratio)
-
-    loss = reduce_tokens(real(-surrogate(ratios(counted)), counted), mask, reduction)
-
-    log_ratio = jax.lax.stop_gradient(log_ratios(log_probs, old_log_probs, mask))
-    ratio = jax.lax.stop_gradient(ratios(mask))
-    cut = surrogate(ratio) != ratio * advantages
-    return loss, {
+    log_ratio = shared = log_ratios(log_probs, old_log_probs, mask)
+    if importance_sampling_level == "sequence":
+        length = jnp.maximum(jnp.sum(mask.astype(jnp.float32), axis=1, keepdims=True), 1.0)
+        shared = jnp.broadcast_to(jnp.sum(log_ratio, axis=1, keepdims=True) / length, log_ratio.shape)
+    ratio = jnp.exp(shared)
+    free = ratio * advantages
+    surrogate = jnp.minimum(free, jnp.clip(ratio, 1.0 - clip, 1.0 + high) * advantages)
+    return reduce_tokens(-surrogate, mask, reduction), {
         "ratio": Mean.of(ratio, mask),
-        "clip_fraction": Mean.of(cut.astype(jnp.float32), mask),
+        "clip_fraction": Mean.of((surrogate != free).astype(jnp.float32), mask),
         "approximate_kl": Mean.of(jnp.expm1(log_ratio) - log_ratio, mask),
     }
 
@@ -110,7 +98,6 @@ def value_loss(
     *,
     clip: float | None,
     reduction: Reduction = "tokens",
-    keep: Switch = None,
 ) -> tuple[Mean, Metrics]:
     r"""Returns half the squared error of the values; with clipping, the larger of two errors.
 
@@ -123,49 +110,27 @@ def value_loss(
     `clip` is epsilon > 0, in units of the values; None = no clipping. No gradient flows to `old_values` and `returns`.
     Other arguments are those of `policy_loss`. `value_clip_fraction` is the share of tokens whose clipped error counts.
     """
-    counted = mask if keep is None else mask & keep
-    values, returns = real(values, counted), jax.lax.stop_gradient(real(returns, counted))
+    values, returns = real(values, mask), jax.lax.stop_gradient(real(returns, mask))
     error = jnp.square(values - returns)
     cut = jnp.zeros(mask.shape, bool)
     if clip is not None:
-        old_values = jax.lax.stop_gradient(real(old_values, counted))
+        old_values = jax.lax.stop_gradient(real(old_values, mask))
         clipped = jnp.square(jnp.clip(values, old_values - clip, old_values + clip) - returns)
         cut = clipped > error
         error = jnp.maximum(error, clipped)
     loss = reduce_tokens(0.5 * error, mask, reduction)
-    return loss, {"value_clip_fraction": Mean.of(cut.astype(jnp.float32), counted)}
+    return loss, {"value_clip_fraction": Mean.of(cut.astype(jnp.float32), mask)}
 
 
-def grpo_loss(
-    log_probs: Tokens,
-    old_log_probs: Tokens,
-    reference_log_probs: Tokens,
-    advantages: Float[Array, " B"],
-    mask: Mask,
-    *,
-    kl_coefficient: float | Float[Array, ""],
-    reduction: Reduction = "sequence_means",
-    keep: Switch = None,
-    **options: Any,
+def kl_loss(
+    log_probs: Tokens, reference_log_probs: Tokens, mask: Mask, *, reduction: Reduction
 ) -> tuple[Mean, Metrics]:
-    r"""Returns PPO's policy loss with one advantage per response, and the KL in the loss instead of the reward.
+    """Returns the KL to the frozen reference by k3, which GRPO has in its loss, not in the reward.
 
-    .. math:: L = L_{policy} + \beta \, \mathrm{mean} \, k_3(\pi_\theta, \rho)
-
-    Source: Shao et al. 2024 (GRPO), Eq. 3 and 4; with `reduction="sequences"` Liu et al. 2025 (Dr. GRPO), with "tokens"
-    Yu et al. 2025 (DAPO); with importance_sampling_level = "sequence" GSPO.
-
-    `advantages` are those of `grpo_advantages`, `kl_coefficient` is beta, at least 0. No gradient flows to the frozen
-    reference. Other arguments and `options` are those of `policy_loss`. Further metrics are `policy_loss` itself, and
-    `kl`, the mean k3 in nats per token.
+    Source: Shao et al. 2024 (GRPO), Eq. 3 and 4. Arguments are those of `policy_loss`; `token_kl` is in nats per token.
     """
-    spread = jnp.broadcast_to(advantages[:, None], mask.shape)
-    policy, metrics = policy_loss(log_probs, old_log_probs, spread, mask, reduction=reduction, keep=keep, **options)
-    counted = mask if keep is None else mask & keep
-    kl = kl_penalty(log_probs, reference_log_probs, counted, estimator="k3")
-    loss = weighted_sum((1.0, policy), (kl_coefficient, reduce_tokens(kl, mask, reduction)))
-    logged = kl_penalty(jax.lax.stop_gradient(log_probs), reference_log_probs, mask, estimator="k3")
-    return loss, {**metrics, "policy_loss": policy, "kl": Mean.of(logged, mask)}
+    kl = kl_penalty(log_probs, reference_log_probs, mask, estimator="k3")
+    return reduce_tokens(kl, mask, reduction), {"token_kl": Mean.of(kl, mask)}
 
 
 def entropy(logits: Float[Array, "B T V"], mask: Mask, *, reduction: Reduction = "tokens") -> Mean:
@@ -199,9 +164,3 @@ def distinct_share(tokens: Int[Array, "B T"], mask: Mask) -> Mean:
     same = jnp.all(ids[:, None] == ids[None], axis=2)  # no row without tokens equals one with tokens
     earlier = jnp.tril(jnp.ones(same.shape, bool), k=-1)
     return Mean.of((~jnp.any(same & earlier, axis=1)).astype(jnp.float32), counts)
-
-
-def mean_length(mask: Mask) -> Mean:
-    """Returns tokens per response, including the end-of-sequence token; `mask` is `response_mask`."""
-    lengths = jnp.sum(mask.astype(jnp.float32), axis=1)
-    return Mean.of(lengths, lengths > 0.0)

@@ -105,11 +105,22 @@ def rate_empathy(
 
 
 def rate_texts(function: Callable[..., Any], name: str, instances: Sequence[Instance]) -> RateTexts:
-    """Returns a user's function of texts; it raises as `call_text_function` does."""
+    """Returns a user's function of texts; see `call_on_texts`.
+
+    It raises ConfigError if the function fails, needs a field that no instance has, or does not give a finite number
+    for each response.
+    """
     named, takes_any = wanted_fields(function)
     # Of all instances, if it asks for any: those of a batch may all lack one.
     known = tuple(row_fields(instances)) if named or takes_any else ()
-    return lambda rows, responses: call_text_function(function, name, [instances[i] for i in rows], responses, known)
+
+    def rate(rows: Int[np.ndarray, " N"], responses: Sequence[str]) -> Scores:
+        asked = [instances[i] for i in rows]
+        contexts, references = [i.context for i in asked], [i.response for i in asked]
+        found = call_on_texts(function, f"the reward {name}", contexts, responses, references, asked, known)
+        return found.astype(np.float32)
+
+    return rate
 
 
 def rate_on_host(rate: RateTexts, tokenizer: Tokenizer) -> Rate:
@@ -214,22 +225,6 @@ def part_names(settings: Sequence[RewardSettings]) -> tuple[str, ...]:
     return tuple(name if names.index(name) == i else f"{name}_{i}" for i, name in enumerate(names))
 
 
-def call_text_function(
-    function: Callable[..., Any],
-    name: str,
-    instances: Sequence[Instance],
-    responses: Sequence[str],
-    known: Iterable[str] = (),
-) -> Scores:
-    """Returns the scores of `responses` to the contexts of `instances`, as float32; see `call_on_texts`.
-
-    Raises ConfigError if the function fails, needs a field that no row has, or does not give a finite number for each.
-    """
-    contexts, references = [i.context for i in instances], [i.response for i in instances]
-    found = call_on_texts(function, f"the reward {name}", contexts, responses, references, instances, known)
-    return found.astype(np.float32)
-
-
 def try_functions(
     settings: Sequence[RewardSettings],
     rows: Callable[[Iterable[str]], Sequence[Instance]],
@@ -241,7 +236,7 @@ def try_functions(
     A text function rates the responses of the rows that `rows` returns, if possible with the fields of given names; a
     compiled one is traced with `rollout`, shapes of as many answers. `later` are notes that stages will add to rows.
 
-    Raises ConfigError as `call_text_function` does, and if a function does not exist.
+    Raises ConfigError as `rate_texts` does, and if a function does not exist.
     """
     for part in settings:
         if not part.function:
@@ -259,7 +254,8 @@ def try_functions(
                 )
             # It may be expensive, and notes that stages add do not exist before the run.
             if distributed.is_writer() and can_be_tried(function, instances):
-                call_text_function(function, part.function, instances, [i.response for i in instances])
+                rate = rate_texts(function, part.function, instances)
+                rate(np.arange(len(instances)), [i.response for i in instances])
             continue
         args = (getattr(function, "params"), rollout) if hasattr(function, "params") else (rollout,)  # noqa: B009
         with blamed(f"the reward {part.function}"):

@@ -48,7 +48,6 @@ class Rollout:
     advantages: Float[Array, "B T"] | Float[Array, " B"] | None = None
     returns: Float[Array, "B T"] | None = None
     kl_coefficient: Float[Array, " B"] | None = None  # the same in all rows
-    policy_weight: Float[Array, " B"] | None = None  # 0 while the value head learns alone, else 1
     reference_point: Float[Array, " B"] | None = None  # of KTO, the same in all rows
 
     @property

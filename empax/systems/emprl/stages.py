@@ -32,7 +32,7 @@ from empax.parts.exemplars.settings import RetrievalSettings
 from empax.parts.generator.answerer import Answerer
 from empax.parts.generator.checks import check_answers, check_fusion, check_layout, check_models, decoding_of
 from empax.parts.generator.parts import GeneratorParts
-from empax.parts.generator.stages import answerer_of, context_examples, generator_params, taught_heads
+from empax.parts.generator.stages import answerer_of, context_examples, generator_params, sketched, taught_heads
 from empax.parts.generator.task import Generator
 from empax.parts.generator.trained import Trained, generator_to_export
 from empax.retrieval.index import load_index
@@ -264,13 +264,10 @@ def sketch_policy(stage: PolicyTaskSettings, run: RunContext, batch_size: int, l
     if given:
         asked_for = dataclasses.replace(asked_for, answers=jax.ShapeDtypeStruct((asked, 2, tokens), jnp.int32))
     frozen: dict[str, Any] = {"reward": {}}
-    task: Any = policy
     if parts.settings.lora is None:
         frozen["reference"] = jax.eval_shape(parts.lowered, {"model": params["model"]})
-    else:
-        task = parts.with_lora(policy)
-        frozen = jax.eval_shape(task.freeze, {"model": params["model"]}, frozen)
-    return Sketch(task, learnt, frozen, given=asked_for, answer_tokens=tokens)
+    made = sketched(parts, policy, learnt, frozen)
+    return dataclasses.replace(made, given=asked_for, answer_tokens=tokens)
 
 
 def _sketch_contexts(rows: int, *, source: tuple[int, ...], target: int) -> PolicyBatch:
@@ -285,7 +282,7 @@ def _sketch_contexts(rows: int, *, source: tuple[int, ...], target: int) -> Poli
 def _sketch_rollout(batch: PolicyBatch, tokens: int, *, has_values: bool) -> Rollout:
     """Returns rated answers of `tokens` tokens each."""
     whole = shapes_of(Rollout, B=batch.row.shape[0], S=1, T=tokens, M=3)
-    later = {"returns", "policy_weight", "advantages", "kl_coefficient", "reference_point", "parts"}
+    later = {"returns", "advantages", "kl_coefficient", "reference_point", "parts"}
     unknown = later if has_values else {*later, "values"}
     return dataclasses.replace(whole, batch=batch, **dict.fromkeys(unknown))
 

@@ -23,7 +23,7 @@ from empax.systems.emprl.advantages import (
     token_rewards,
     whiten,
 )
-from empax.systems.emprl.kl import KlController, Mask, Tokens, log_ratios
+from empax.systems.emprl.kl import Mask, adapted, log_ratios
 from empax.systems.emprl.policy import Found, Policy, once
 from empax.systems.emprl.rollouts import Rollout
 from empax.systems.emprl.settings import (
@@ -38,19 +38,15 @@ from empax.systems.emprl.settings import (
 class Memory:
     """State carried from rollout to rollout."""
 
-    kl: KlController
+    kl_coefficient: Any  # Float[Array, ""]
     statistics: ScoreStatistics
-    rollouts: Any  # Int[Array, ""], batches so far
 
 
 class RatioPolicy(Policy):
     """Base of PPO and GRPO: clipped ratios and a KL penalty."""
 
     def init_memory(self) -> Memory:
-        kl = self.settings.kl
-        target = kl.target if kl.controller == "adaptive" else None
-        controller = KlController(jnp.asarray(kl.coefficient, jnp.float32), target, kl.horizon)
-        return Memory(controller, ScoreStatistics.empty(), jnp.zeros((), jnp.int32))
+        return Memory(jnp.asarray(self.settings.kl.coefficient, jnp.float32), ScoreStatistics.empty())
 
     def scored(self, rollout: Any, memory: Memory) -> tuple[Float[Array, " B"], ScoreStatistics]:
         """Returns the scores for the advantages, and the updated statistics."""
@@ -60,26 +56,30 @@ class RatioPolicy(Policy):
 
     def remembered(self, rollout: Any, memory: Memory, statistics: ScoreStatistics) -> tuple[Rollout, Memory, Metrics]:
         """Returns the rollout with its KL coefficient, the updated memory, and metrics."""
-        coefficient, metrics = memory.kl.coefficient, self.watched(rollout)
-        after = Memory(memory.kl.update(metrics["kl"]), statistics, memory.rollouts + 1)
-        metrics["kl_coefficient"] = once(coefficient)
-        rows = jnp.full(rollout.tokens.shape[:1], 1.0)
-        return rollout.replace(kl_coefficient=coefficient * rows, parts=None), after, metrics
+        kl, now, metrics = self.settings.kl, memory.kl_coefficient, self.watched(rollout)
+        after = now
+        if kl.controller == "adaptive":
+            after = adapted(now, metrics["kl"], target=kl.target, horizon=kl.horizon)
+        metrics["kl_coefficient"] = once(now)
+        credited = rollout.replace(kl_coefficient=jnp.full(rollout.tokens.shape[:1], now), parts=None)
+        return credited, Memory(after, statistics), metrics
 
-    def options(self, log_probs: Tokens, batch: Rollout, mask: Mask) -> dict[str, Any]:
-        """Returns the options shared by both losses."""
-        settings = self.settings
-        bounds = {"clip": settings.clip, "epsilon_high": settings.epsilon_high}
-        keep = ppo.ratio_is_near(log_probs, batch.log_probs, mask)
-        return {**bounds, "reduction": settings.reduction, "keep": keep}
+    def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics]:
+        """Returns the clipped policy loss with the other loss, less the entropy bonus (EmpRL, Eq. 13)."""
+        settings, mask = self.settings, ppo.near(found.log_probs, batch.log_probs, mask)
+        names = ("clip", "epsilon_high", "importance_sampling_level", "reduction")
+        options = {name: getattr(settings, name) for name in names}
+        policy, metrics = ppo.policy_loss(found.log_probs, batch.log_probs, batch.advantages, mask, **options)
+        weight, other, more = self.other_loss(found, batch, mask)
+        parts = [(1.0, policy), (weight, other)]
+        if settings.entropy_weight:
+            bonus = ppo.entropy(found.logits, mask, reduction=settings.reduction)
+            parts.append((-settings.entropy_weight, bonus))
+        return ppo.weighted_sum(*parts), {**metrics, **more, "policy_loss": policy}
 
-    def with_entropy(self, loss: Mean, logits: Float[Array, "B T V"], mask: Mask, factor: Float[Array, ""]) -> Mean:
-        """Subtracts the entropy bonus from the loss, unless its weight is 0."""
-        settings = self.settings
-        if not settings.entropy_weight:
-            return loss
-        bonus = ppo.entropy(logits, mask, reduction=settings.reduction)
-        return ppo.weighted_sum((1.0, loss), (-settings.entropy_weight * factor, bonus))
+    def other_loss(self, found: Found, batch: Any, mask: Mask) -> tuple[Any, Mean, Metrics]:
+        """Returns the loss beside the policy's, with its weight and metrics."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,33 +95,23 @@ class Ppo(RatioPolicy):
     def credit(self, frozen: Params, batch: Any, memory: Memory) -> tuple[Rollout, Memory, Metrics]:
         settings, mask = self.settings, self.counted(batch)
         scores, statistics = self.scored(batch, memory)
-        rewards = token_rewards(scores, self.token_kl(batch), mask, beta=memory.kl.coefficient)
+        rewards = token_rewards(scores, self.token_kl(batch), mask, beta=memory.kl_coefficient)
         if settings.whiten_rewards:
             rewards = whiten(rewards, mask, shift_mean=False)
         advantages, returns = generalized_advantages(
             rewards, batch.values, mask, gamma=settings.gamma, lam=settings.lam, form=settings.advantages
         )
-        advantages = whiten(advantages, mask)
-        warm = (memory.rollouts >= settings.value_warmup_steps).astype(jnp.float32)
-        credited = batch.replace(
-            advantages=advantages, returns=returns, policy_weight=jnp.broadcast_to(warm, batch.tokens.shape[:1])
-        )
+        credited = batch.replace(advantages=whiten(advantages, mask), returns=returns)
         credited, after, metrics = self.remembered(credited, memory, statistics)
         metrics["explained_variance"] = once(ppo.explained_variance(batch.values, returns, mask))
         return credited, after, metrics
 
-    def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
-        """Returns the loss of Eq. 13 to 15."""
-        settings, warm = self.settings, batch.policy_weight[0]
+    def other_loss(self, found: Found, batch: Any, mask: Mask) -> tuple[Any, Mean, Metrics]:
+        """Returns the loss of the values (Eq. 15)."""
         assert found.values is not None
-        options = self.options(found.log_probs, batch, mask)
-        policy, metrics = ppo.policy_loss(found.log_probs, batch.log_probs, batch.advantages, mask, **options)
-        shared: dict[str, Any] = {name: options[name] for name in ("reduction", "keep")}
-        given = found.values, batch.values, batch.returns, mask
-        value, more = ppo.value_loss(*given, clip=settings.value_clip, **shared)
-        loss, factor = ppo.weighted_sum((warm, policy), (settings.value_weight, value)), warm * options["keep"]
-        metrics = {**metrics, **more, "policy_loss": policy, "value_loss": value}
-        return self.with_entropy(loss, found.logits, mask, factor), metrics, factor
+        settings, given = self.settings, (found.values, batch.values, batch.returns, mask)
+        loss, metrics = ppo.value_loss(*given, clip=settings.value_clip, reduction=settings.reduction)
+        return settings.value_weight, loss, {**metrics, "value_loss": loss}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,17 +124,14 @@ class Grpo(RatioPolicy):
         scores, statistics = self.scored(batch, memory)
         size, scale = self.settings.rollout.num_samples, self.settings.scale_rewards
         advantages = grpo_advantages(scores, batch.mask.any(axis=1), group_size=size, scale_rewards=scale)
-        return self.remembered(batch.replace(advantages=advantages), memory, statistics)
+        spread = jnp.broadcast_to(advantages[:, None], batch.mask.shape)
+        return self.remembered(batch.replace(advantages=spread), memory, statistics)
 
-    def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
-        """Returns `ppo.grpo_loss`, less the entropy bonus."""
-        options = self.options(found.log_probs, batch, mask)
-        options |= {"importance_sampling_level": self.settings.importance_sampling_level}
-        given = found.log_probs, batch.log_probs, batch.reference_log_probs, batch.advantages, mask
-        loss, metrics = ppo.grpo_loss(*given, kl_coefficient=batch.kl_coefficient[0], **options)
-        metrics["token_kl"] = metrics.pop("kl")
-        factor = options["keep"].astype(jnp.float32)
-        return self.with_entropy(loss, found.logits, mask, factor), metrics, factor
+    def other_loss(self, found: Found, batch: Any, mask: Mask) -> tuple[Any, Mean, Metrics]:
+        """Returns the KL to the reference."""
+        reduction = self.settings.reduction
+        loss, metrics = ppo.kl_loss(found.log_probs, batch.reference_log_probs, mask, reduction=reduction)
+        return batch.kl_coefficient[0], loss, metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +164,7 @@ class Preference(Policy):
     def learnt(self, batch: Any) -> Rollout:
         return batch.both if isinstance(batch, preferences.Pairs) else batch
 
-    def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics, Float[Array, ""]]:
+    def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics]:
         """Returns the loss of `preferences` that the settings name."""
         settings, reference = self.settings, self.learnt(batch).reference_log_probs
         ratios = log_ratios(found.log_probs, reference, mask).sum(axis=1)
@@ -192,8 +179,7 @@ class Preference(Policy):
             margin = chosen - rejected
         margin = jax.lax.stop_gradient(margin)
         right = (margin > 0.0).astype(jnp.float32)
-        metrics = {"policy_loss": loss, "margin": Mean.of(margin, counts), "accuracy": Mean.of(right, counts)}
-        return loss, metrics, jnp.ones(())
+        return loss, {"policy_loss": loss, "margin": Mean.of(margin, counts), "accuracy": Mean.of(right, counts)}
 
 
 ALGORITHMS: dict[type[PolicyTaskSettings], type[Policy]] = {

@@ -13,8 +13,13 @@ from empax.core.config import ConfigError
 from empax.core.plugins import load_function
 from empax.core.text_functions import LARGEST_SCORE, checked_numbers
 from empax.core.types import Instance
-from empax.systems.emprl.rewards import call_text_function, rate_on_host, rate_texts, try_functions
+from empax.systems.emprl.rewards import rate_on_host, rate_texts, try_functions
 from empax.systems.emprl.settings import RewardSettings
+
+
+def called(function, rows, responses):
+    return rate_texts(function, "m:f", rows)(np.arange(len(rows)), responses)
+
 
 ROWS = (Instance("a#2", ("hi",), "yes", ""), Instance("b#2", ("oh",), "no", ""))
 
@@ -72,9 +77,9 @@ def test_a_function_that_fails_is_named_with_the_place():
         raise KeyError("no such key")
 
     with pytest.raises(ConfigError, match=r"m:f raised KeyError: 'no such key' \(.*test_functions\.py, line"):
-        call_text_function(fails, "m:f", ROWS, ["yes", "no"])
+        called(fails, ROWS, ["yes", "no"])
     with pytest.raises(ConfigError, match=r"raised TypeError: .* takes 2 positional arguments"):
-        call_text_function(lambda contexts, responses: [1.0, 1.0], "m:f", ROWS, ["yes", "no"])
+        called(lambda contexts, responses: [1.0, 1.0], ROWS, ["yes", "no"])
 
 
 @pytest.mark.parametrize(
@@ -155,10 +160,10 @@ def test_functions_are_given_the_fields_that_they_name():
         asked.update(fields)
         return [0.0, 1.0]
 
-    np.testing.assert_array_equal(call_text_function(some, "m:f", NOTED, ["x", "y"]), [0.0, 1.0])
+    np.testing.assert_array_equal(called(some, NOTED, ["x", "y"]), [0.0, 1.0])
     assert asked == {"topic": ["sea", None], "emotion": ["joyful", ""], "unknown": 7}
     asked.clear()
-    call_text_function(everything, "m:f", NOTED, ["x", "y"])
+    called(everything, NOTED, ["x", "y"])
     assert asked == {"id": ["a#2", "b#2"], "emotion": ["joyful", ""], "topic": ["sea", None], "score": [None, 2]}
 
 
@@ -170,7 +175,7 @@ def test_a_field_may_be_called_what_a_function_calls_its_texts():
         asked.update(fields, texts=(said, references))
         return [0.0, 1.0]
 
-    call_text_function(everything, "m:f", rows, ["x", "y"])
+    called(everything, rows, ["x", "y"])
     assert asked == {
         "id": ["a#2", "b#2"], "emotion": ["joyful", ""], "topic": ["sea", "sea"],
         "texts": (["x", "y"], ["yes", "no"]),
@@ -184,7 +189,7 @@ def test_a_field_that_no_row_has_is_named(module):
     with pytest.raises(
         ConfigError, match="the reward m:f asks for tpoic; the fields of its rows are emotion, id, score, topic"
     ):
-        call_text_function(wants, "m:f", NOTED, ["x", "y"])
+        called(wants, NOTED, ["x", "y"])
     module.f = wants
     reward = [RewardSettings(kind="text", function=f"{module.__name__}:f")]
     with pytest.raises(ConfigError, match="needs tpoic; the fields of its rows will be emotion, facts, id"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from empax.core.types import Mean
-from empax.systems.emprl.kl import KlController, kl_penalty, sequence_kl
+from empax.systems.emprl.kl import adapted, kl_penalty, sequence_kl
 
 B, T = 4, 6
 MASK = np.arange(T)[None] < np.array([6, 3, 1, 0])[:, None]
@@ -76,28 +76,22 @@ def test_the_kl_of_responses_is_summed_over_tokens_and_averaged_over_responses()
     assert float(found.value()) == pytest.approx(sum(sums) / 3, rel=1e-5)
 
 
-def controller(coefficient, *options):
-    return KlController(jnp.float32(coefficient), *options)
-
-
 def mean_of(value, weight):
     return Mean(total=jnp.float32(value * weight), weight=jnp.float32(weight))
 
 
 def test_the_adaptive_controller_follows_a_loop():
-    steering = controller(0.2, 6.0, 1000.0)
-    update = jax.jit(lambda steering, kl: steering.update(kl))
-    expected = 0.2
+    update = jax.jit(lambda coefficient, kl: adapted(coefficient, kl, target=6.0, horizon=1000.0))
+    found, expected = jnp.float32(0.2), 0.2
     for kl in (0.0, 4.7, 5.5, 6.0, 6.9, 30.0, -3.0, 7.3):
-        steering = update(steering, mean_of(kl, 32.0))
+        found = update(found, mean_of(kl, 32.0))
         error = min(max(kl / 6.0 - 1.0, -0.2), 0.2)
         expected *= 1.0 + error * 32 / 1000
-        assert float(steering.coefficient) == pytest.approx(expected, rel=1e-5)
+        assert float(found) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_rollout_without_responses_or_a_controller_without_a_target_changes_nothing():
-    assert controller(0.3, 6.0).update(Mean.zero()).coefficient == jnp.float32(0.3)
-    assert controller(0.2).update(mean_of(100.0, 32.0)).coefficient == jnp.float32(0.2)
+def test_a_rollout_without_responses_changes_nothing():
+    assert adapted(jnp.float32(0.3), Mean.zero(), target=6.0, horizon=10.0) == jnp.float32(0.3)
 
 
 @pytest.mark.parametrize(
@@ -120,5 +114,5 @@ def test_estimators_estimate_the_kl_of_two_distributions(p, q, steadier):
 
 def test_the_coefficient_of_an_emprl_run_with_little_kl_decays_as_noted():
     """0.2 to 0.072 in 1,600 rollouts of 32 with KL below 4.8 nats."""
-    final = jax.lax.fori_loop(0, 1600, lambda _, c: c.update(mean_of(3.0, 32.0)), controller(0.2, 6.0))
-    assert float(final.coefficient) == pytest.approx(0.072, abs=5e-4)
+    step = lambda _, beta: adapted(beta, mean_of(3.0, 32.0), target=6.0, horizon=10_000.0)  # noqa: E731
+    assert float(jax.lax.fori_loop(0, 1600, step, jnp.float32(0.2))) == pytest.approx(0.072, abs=5e-4)
