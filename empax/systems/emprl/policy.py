@@ -135,11 +135,10 @@ class Policy:
         """Returns the metrics of rated responses."""
         valid = rollout.mask.any(axis=1)
         ended = jnp.any(rollout.mask & (rollout.tokens == self.generator.decoder.eos_id), axis=1)
-        parts: Any = rollout.parts
-        named = () if parts is None else enumerate(self.reward.parts)
+        rated = () if rollout.parts is None else zip(self.reward.parts, rollout.parts.T, strict=True)
         return {
             "reward": Mean.of(rollout.scores, valid),
-            **{f"reward_{part.name}": Mean.of(parts[:, i], valid) for i, part in named},
+            **{f"reward_{part.name}": Mean.of(scores, valid) for part, scores in rated},
             # To the reference, in nats per response: the penalty and its controller use it.
             "kl": sequence_kl(self.token_kl(rollout), self.counted(rollout)),
             "response_tokens": Mean.of(rollout.mask.sum(axis=1).astype(jnp.float32), valid),

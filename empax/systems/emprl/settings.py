@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Literal
 
 from empax.core.config import ConfigError, check_numbers
 from empax.decoding.settings import DecodeSettings
@@ -182,7 +182,6 @@ class RatioTaskSettings(PolicyTaskSettings):
     epsilon_high: float | None = None
     entropy_weight: float = 0.0
     reduction: Reduction = "tokens"
-    importance_sampling_level: ClassVar[Level] = "token"
 
     def __post_init__(self) -> None:
         super().__post_init__()

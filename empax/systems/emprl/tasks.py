@@ -45,6 +45,11 @@ class Memory:
 class RatioPolicy(Policy):
     """Base of PPO and GRPO: clipped ratios and a KL penalty."""
 
+    @property
+    def level(self) -> ppo.Level:
+        """The level at which a response's ratios are taken."""
+        return "token"
+
     def init_memory(self) -> Memory:
         return Memory(jnp.asarray(self.settings.kl.coefficient, jnp.float32), ScoreStatistics.empty())
 
@@ -67,9 +72,10 @@ class RatioPolicy(Policy):
     def objective(self, found: Found, batch: Any, mask: Mask) -> tuple[Mean, Metrics]:
         """Returns the clipped policy loss with the other loss, less the entropy bonus (EmpRL, Eq. 13)."""
         settings, mask = self.settings, ppo.near(found.log_probs, batch.log_probs, mask)
-        names = ("clip", "epsilon_high", "importance_sampling_level", "reduction")
-        options = {name: getattr(settings, name) for name in names}
-        policy, metrics = ppo.policy_loss(found.log_probs, batch.log_probs, batch.advantages, mask, **options)
+        policy, metrics = ppo.policy_loss(
+            found.log_probs, batch.log_probs, batch.advantages, mask, clip=settings.clip,
+            epsilon_high=settings.epsilon_high, reduction=settings.reduction, importance_sampling_level=self.level,
+        )  # fmt: skip
         weight, other, more = self.other_loss(found, batch, mask)
         parts = [(1.0, policy), (weight, other)]
         if settings.entropy_weight:
@@ -119,6 +125,10 @@ class Grpo(RatioPolicy):
     """GRPO: compares several responses to each context with each other; the KL is in the loss."""
 
     settings: GrpoTaskSettings
+
+    @property
+    def level(self) -> ppo.Level:
+        return self.settings.importance_sampling_level
 
     def credit(self, frozen: Params, batch: Any, memory: Memory) -> tuple[Rollout, Memory, Metrics]:
         scores, statistics = self.scored(batch, memory)
