@@ -2,7 +2,7 @@
 
 UTF-8 may begin with a byte order mark; lines end in LF or CR LF. Rejected are other encodings, NUL, a CR inside a line,
 numbers outside JSON or 64 bits, lone surrogates, deep nesting, texts of more than MAX_TEXT_CHARACTERS, damaged gzip
-files, and anything but regular files.
+files, those that expand more than MAX_EXPANSION times, and anything but regular files.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ MAX_LINE_BYTES = 64 << 20
 
 MAX_FILE_BYTES = 1 << 30
 """Limit for a file that is read whole, decompressed."""
+
+MAX_EXPANSION = 200
+"""Limit for the decompressed bytes of lines, in sizes of their file; the first MAX_LINE_BYTES are always read.
+
+Text expands several times, zeros about a thousand times.
+"""
 
 MAX_DEPTH = 64
 """Limit for the nesting depth of lists and objects in JSON."""
@@ -121,12 +127,18 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     A damaged file raises DataError when the damage is reached; for a gzip checksum that may be at its end.
     """
     with _opened(path) as file:
-        number = 0
+        number, left = 0, max(MAX_LINE_BYTES, MAX_EXPANSION * path.stat().st_size)
         while line := _guarded(path, lambda: file.readline(MAX_LINE_BYTES + 1)):
             number += 1
             if len(line) > MAX_LINE_BYTES:
                 raise DataError(
                     f"{path}, line {number}: more than {MAX_LINE_BYTES >> 20} MiB; it is not a file of lines."
+                )
+            left -= len(line)
+            if left < 0:
+                raise DataError(
+                    f"{path}, line {number}: more than {MAX_EXPANSION} times the size of the file, unlike text; unpack "
+                    "it if you trust it."
                 )
             if number == 1:
                 _check_encoding(line, str(path))

@@ -247,11 +247,13 @@ def gguf_tokenizer(file: GgufFile) -> tuple[rust.Tokenizer, dict[str, str], str 
             add([AddedToken(token, normalized=False, special=special) for token in added])
     names, says = _special_names(file, tokens), file.metadata.get
     first, last = (
-        [names[f"{role}_token"]] if says(f"tokenizer.ggml.add_{role}_token", usual) and f"{role}_token" in names else []
+        [role] if says(f"tokenizer.ggml.add_{role}_token", usual) and f"{role}_token" in names else []
         for role, usual in (("bos", _PRE_TOKENIZERS[cut] is _LLAMA3), ("eos", False))  # defaults: llama.cpp's
     )
     if first or last:
-        special = [(text, vocabulary[text]) for text in {*first, *last}]
+        # By their roles: the library would read a text such as "$A" or "x:1" as part of its syntax.
+        texts = {role: names[f"{role}_token"] for role in (*first, *last)}
+        special = [{"id": role, "ids": [vocabulary[text]], "tokens": [text]} for role, text in texts.items()]
         frame = processors.TemplateProcessing(single=[*first, "$A", *last], special_tokens=special)
         backend.post_processor = frame  # pyright: ignore[reportAttributeAccessIssue]
     return backend, names, _chat_template(file)

@@ -242,7 +242,8 @@ class PlannedTokenizer:
 def may_load(run: RunContext, model: str) -> bool:
     """Whether a model is on this machine, or may be downloaded; a plan downloads nothing.
 
-    Of a Hub model that was downloaded before, a plan notes the files.
+    Of a Hub model that was downloaded before, a plan notes the files. Raises ConfigError if a plan finds no such folder
+    and it cannot be a name on the Hub.
     """
     if not run.planned or model in NAMED or expand(model).exists():
         return True
@@ -250,12 +251,17 @@ def may_load(run: RunContext, model: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    with contextlib.suppress(HFValidationError):  # the path of a folder that does not exist
-        found = (try_to_load_from_cache(model, name) for name in ("config.json", "adapter_config.json"))
-        if configs := [Path(path) for path in found if isinstance(path, str)]:
-            folder = configs[0].parent  # it may hold more, for other libraries
-            weights = next(filter(None, (sorted(folder.glob(pattern)) for pattern in _HUB_WEIGHTS)), [])
-            note(f"the model {model!r}", folder, [*configs, *weights])
+    try:
+        found = [try_to_load_from_cache(model, name) for name in ("config.json", "adapter_config.json")]
+    except HFValidationError as error:
+        raise ConfigError(
+            f"config.{run.stage}: there is no folder {model!r}, and models on the hub are named USER/NAME or NAME. A "
+            f"model is a folder, a GGUF file, a name on the hub, or {', '.join(map(repr, NAMED))}."
+        ) from error
+    if configs := [Path(path) for path in found if isinstance(path, str)]:
+        folder = configs[0].parent  # it may hold more, for other libraries
+        weights = next(filter(None, (sorted(folder.glob(pattern)) for pattern in _HUB_WEIGHTS)), [])
+        note(f"the model {model!r}", folder, [*configs, *weights])
     return False
 
 

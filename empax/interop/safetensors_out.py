@@ -13,7 +13,8 @@ import safetensors
 import safetensors.numpy
 
 from empax.core.config import ConfigError
-from empax.core.files import DataError, replacing, system_errors, write_json, write_text
+from empax.core.files import DataError, WorkDir, replacing, system_errors, write_json, write_text
+from empax.core.lock import writing
 from empax.interop.tensors import Tensor, Tensors
 
 SHARD_BYTES = 5_000_000_000
@@ -57,27 +58,30 @@ def new_folder(path: Path, *, card: str = "") -> Iterator[Path]:
     The `card` is the text of its README.md; empty = none.
 
     Raises:
-      ConfigError: see `check_new`.
+      ConfigError: see `check_new`; or another process is writing the same folder, and the message names it.
       DataError: the system refuses to write it; the message says why.
     """
     path = path.absolute()
-    filled = path.with_name(f".{path.name}.unfinished")
+    beside = path.with_name(f".{path.name}.unfinished")
+    filled = beside / path.name
     with system_errors(path, "written"):
         check_new(path)
-        shutil.rmtree(filled, ignore_errors=True)  # left by a killed process
-        filled.mkdir(parents=True)
-        try:
-            yield filled
-            if card:
-                write_text(filled / "README.md", card)
-            # Temporary files are private to the user; these are meant to be shared.
-            mode = filled.stat().st_mode & 0o666
-            for file in filled.rglob("*"):
-                if file.is_file():
-                    file.chmod(mode)
-            filled.replace(path)
-        finally:
-            shutil.rmtree(filled, ignore_errors=True)
+        beside.mkdir(parents=True, exist_ok=True)
+        with writing(WorkDir(beside), "folder"):
+            try:
+                shutil.rmtree(filled, ignore_errors=True)  # left by a killed process
+                filled.mkdir()
+                yield filled
+                if card:
+                    write_text(filled / "README.md", card)
+                # Temporary files are private to the user; these are meant to be shared.
+                mode = filled.stat().st_mode & 0o666
+                for file in filled.rglob("*"):
+                    if file.is_file():
+                        file.chmod(mode)
+                filled.replace(path)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
 
 
 def _plan(tensors: Tensors, limit: int) -> list[list[str]]:

@@ -316,6 +316,22 @@ def test_the_bounds_are_the_last_that_are_taken(tmp_path, monkeypatch):
         text_files.read_text(path)
 
 
+def test_a_gzip_file_that_expands_unlike_text_is_refused_and_unpacked_it_is_read(tmp_path, monkeypatch):
+    assert text_files.MAX_EXPANSION == 200
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 1000)
+    path, plain = tmp_path / "a.jsonl.gz", tmp_path / "a.jsonl"
+    rows = b"{}\n" * 400_000
+    plain.write_bytes(rows)
+    path.write_bytes(gzip.compress(rows))
+    assert len(rows) > 200 * path.stat().st_size
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz, line \d+: more than 200 times the size of the file.*unpack it"):
+        list(read_jsonl(path))
+    assert sum(1 for _ in read_jsonl(plain)) == 400_000
+    path.write_bytes(gzip.compress(b"{}\n" * 333))  # the first MAX_LINE_BYTES are read whatever the size
+    monkeypatch.setattr(text_files, "MAX_EXPANSION", 1)
+    assert sum(1 for _ in read_jsonl(path)) == 333
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

@@ -101,6 +101,16 @@ def test_a_text_is_framed_as_the_metadata_say_and_else_as_llama_cpp_does(tmp_pat
     assert load_tokenizer(tmp_path / "a.gguf").framing == expected
 
 
+@pytest.mark.parametrize("start", ["$zz", "$A", "$", "x:1"])
+def test_a_start_token_may_have_any_text(tmp_path, start):
+    backend = small_tokenizers.trained("BPE", TEXTS * 3, [start, "<|end|>", "<|pad|>"])
+    written(tmp_path / "a.gguf", backend, frame=[("bos", True), ("eos", True)])
+    ours = load_tokenizer(tmp_path / "a.gguf")
+    assert ours.framing == ([0], [1])
+    ours.save(tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").framing == ([0], [1])
+
+
 def test_without_padding_the_end_of_sequence_pads_and_a_saved_copy_is_the_same(tmp_path):
     written(tmp_path / "a.gguf", trained("smollm"), cut="smollm", pad=False)
     ours = load_tokenizer(tmp_path)

@@ -24,7 +24,7 @@ from empax.interop.export import Generation, export_generator, export_retriever,
 from empax.interop.huggingface import load_pretrained
 from empax.interop.parameters import export_params
 from empax.interop.readers import open_tensors
-from empax.interop.safetensors_out import write_tensors
+from empax.interop.safetensors_out import new_folder, write_tensors
 from empax.interop.tensors import LazyTensor
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.dual_encoder import DualEncoder
@@ -302,6 +302,22 @@ def test_a_folder_is_whole_or_absent_and_nothing_is_overwritten(tmp_path, monkey
     assert {file: file.read_bytes() for file in out.iterdir()} == before
     with pytest.raises(ConfigError, match="is a file"):
         export_generator(out / "config.json", model, params, TOKENIZER, GREEDY)
+
+
+def test_of_two_exports_to_a_folder_at_the_same_time_the_second_is_refused(tmp_path):
+    out, left = tmp_path / "out", tmp_path / ".out.unfinished" / "out" / "model.safetensors"
+    left.parent.mkdir(parents=True)
+    left.write_text("of a killed process")
+    with new_folder(out) as first:
+        assert list(first.iterdir()) == []
+        (first / "config.json").write_text("{}")
+        with (
+            pytest.raises(ConfigError, match=r"is in use: process \d+ on .* or choose another folder"),
+            new_folder(out),
+        ):
+            pass
+    assert [file.name for file in out.iterdir()] == ["config.json"]
+    assert list(tmp_path.iterdir()) == [out]
 
 
 @pytest.mark.parametrize(

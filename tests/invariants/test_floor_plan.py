@@ -1,7 +1,10 @@
-"""Where files stand: what one system alone uses stands in its folder."""
+"""Where files stand: what one system alone uses stands in its folder. What they import stands in pyproject.toml."""
 
+import ast
 import graphlib
+import importlib.metadata
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2] / "empax"
 SHARED = sorted(path for floor in ("models", "losses", "data") for path in (ROOT / floor).glob("[!_]*.py"))
 SHARED.remove(ROOT / "data" / "chat_rendering.py")  # a program, which data/chat.py starts
 SOURCES = {path: path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")}
+SETTINGS = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def imported(source: str) -> set[str]:
@@ -43,7 +47,37 @@ def test_no_module_imports_itself_by_way_of_others():
 
 
 def test_contracts_on_packages_from_elsewhere_hold_for_every_module():
-    settings = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))
-    contracts = {one["name"]: one for one in settings["tool"]["importlinter"]["contracts"]}
+    contracts = {one["name"]: one for one in SETTINGS["tool"]["importlinter"]["contracts"]}
     for name in ("No PyTorch, no TensorFlow", "Transformers for tokenizers alone"):
         assert contracts[name]["source_modules"] == ["empax"]
+
+
+def packages(extras):
+    """The packages that empax asks for with these extras."""
+    found = [*SETTINGS["project"]["dependencies"]]
+    found += [one for name in extras for one in SETTINGS["project"]["optional-dependencies"][name]]
+    return {plain_name(re.split(r"[^\w.-]", one)[0]) for one in found}
+
+
+def plain_name(package):
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+FOR_DEVELOPERS = {"benchmarks", "docs", "mutation", "test"}
+
+
+@pytest.mark.parametrize("folder", ["empax", "configs", "tools", "benchmarks"])
+def test_every_package_that_is_imported_is_declared(folder):
+    extras = set(SETTINGS["project"]["optional-dependencies"])
+    declared = packages(extras - FOR_DEVELOPERS if folder in ("empax", "configs") else extras)
+    modules = set()
+    for path in (ROOT.parent / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+            modules |= {name.partition(".")[0] for name in names}
+    ours = {"empax", "configs", "tools", "benchmarks", "tests"}
+    providers = importlib.metadata.packages_distributions()
+    for module in modules - ours - sys.stdlib_module_names:
+        named = {plain_name(one) for one in providers.get(module, [module])}  # by its own name if it is not installed
+        assert named & declared, f"{folder} imports {module}, which pyproject.toml leaves to other packages"

@@ -202,8 +202,44 @@ def test_a_file_without_answers_does_not_replace_those_of_the_page(browser, tmp_
     (tmp_path / "key.json").write_text(json.dumps(study.key()))
     opened = browser.new_context().new_page()
     opened.goto((tmp_path / "rate.html").as_uri())
+    named(opened, "ann")
     opened.locator("input[type=radio]").first.check()
     opened.locator("#load").set_input_files(tmp_path / "key.json")
     opened.get_by_text("This file cannot be read").wait_for()
     opened.reload()
+    named(opened, "ann")
     assert opened.locator("input[type=radio]").first.is_checked()
+
+
+def named(opened, rater):
+    opened.locator("#rater").fill(rater)
+    opened.locator("#rater").press("Enter")
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_two_raters_at_one_browser_have_answers_of_their_own(browser, tmp_path, keeps):
+    study = make_study(THREE, StudySettings(rows=5))
+    (tmp_path / "rate.html").write_text(page(study.shown()))
+    opened = browser.new_context().new_page()
+    if not keeps:
+        opened.add_init_script("Object.defineProperty(window, 'localStorage', { get() { throw new Error('none'); } });")
+    opened.goto((tmp_path / "rate.html").as_uri())
+    answers = opened.locator("input[type=radio]")
+    assert answers.count() == 0
+    opened.get_by_text("Please give your name or number first.").wait_for()
+    for rater, own in (("ann", 0), ("bob", 1)):
+        named(opened, rater)
+        opened.get_by_text(f"No answers of {rater} are kept here yet.").wait_for()
+        assert not any(one.is_checked() for one in answers.all())
+        answers.nth(own).check()
+    if keeps:
+        opened.reload()
+        assert answers.count() == 0
+    for rater, own in (("ann", 0), (" bob ", 1)):
+        named(opened, rater)
+        assert [place for place, one in enumerate(answers.all()) if one.is_checked()] == [own]
+    with opened.expect_download() as download:
+        opened.get_by_role("button", name="Save answers").click()
+    assert download.value.suggested_filename == "answers-bob.json"
+    saved = json.loads(download.value.path().read_text())
+    assert (saved["rater"], list(saved["answers"].values())) == ("bob", [{"empathy": "2"}])

@@ -188,6 +188,14 @@ def test_comet_needs_to_know_what_a_thing_is():
         check_source(SourceSettings("comet", "nowhere", entities="nowhere"), run, social=False)
 
 
+@pytest.mark.parametrize("folder", ["runs/comet/export", "/nowhere", "./comet", "~/comet"])
+def test_a_plan_takes_no_folder_that_does_not_exist_for_a_name_on_the_hub(folder):
+    run = SimpleNamespace(stage="knowledge", planned=True)
+    with pytest.raises(ConfigError, match=rf"config\.knowledge: there is no folder '{folder}', .* USER/NAME or NAME"):
+        check_source(SourceSettings("comet", folder), run, social=True)
+    check_source(SourceSettings("comet", "user/comet"), run, social=True)  # the run will ask the hub
+
+
 @pytest.mark.slow
 def test_a_random_bart_is_a_comet_of_any_words(bart_folder):
     settings = SourceSettings("comet", str(bart_folder), tails=3, batch_size=4)
