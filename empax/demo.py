@@ -29,6 +29,9 @@ _HELD_OUT = flags.DEFINE_integer(
     "held_out", 0, "Answer the first N test rows of the built-in corpus instead of a text.", lower_bound=0
 )
 
+_SEPARATOR = " | "
+"""Between the turns of a context."""
+
 
 def answer(context: Sequence[str], model: Any, search: Any, emotions: Any, *, exemplars: int) -> str:
     """Formats exemplars, emotion and reply to a conversation.
@@ -42,7 +45,7 @@ def answer(context: Sequence[str], model: Any, search: Any, emotions: Any, *, ex
     """
     vector, lines = search.embed(context), []
     for similar in search.nearest(vector, exemplars):
-        lines.append(f"  somebody said  {similar.instance.context[-1]}")
+        lines.append(f"  somebody said  {_SEPARATOR.join(similar.instance.context)}")
         lines.append(f"  and was told   {similar.instance.response}  [cosine {similar.score:.2f}]")
     (emotion,) = emotions(vector[None])
     lines.append(f"  emotion        {emotion}  [right for {100 * emotions.accuracy:.0f}% of EmpatheticDialogues]")
@@ -81,7 +84,7 @@ def main(argv: list[str]) -> None:
         contexts, search = [(text,)], load_similar()
     for context in contexts:
         said = answer(context, model, search, emotions, exemplars=_EXEMPLARS.value)
-        print(visible("\n".join(["", " | ".join(context), said])), flush=True)
+        print(visible("\n".join(["", _SEPARATOR.join(context), said])), flush=True)
 
 
 command_line = functools.partial(run_command, main, __name__, takes_words=True)

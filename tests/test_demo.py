@@ -121,6 +121,9 @@ def test_an_answer_has_exemplars_emotion_and_reply(demo, search):
         "  reply          You said: I lost my keys  [echo]",
     ]
     assert len(demo.answer(["I lost my keys"], Echo(), search, HEAD, exemplars=0).split("\n")) == 2
+    search = SimilarReplies.of(Letters(), INSTANCES[1:2])  # the cosine is of all turns, which are shown
+    first, *_ = demo.answer(["I lost my keys"], Echo(), search, HEAD, exemplars=1).split("\n")
+    assert first == "  somebody said  I lost my keys | Where? | I lost my keys"
 
 
 @pytest.fixture

