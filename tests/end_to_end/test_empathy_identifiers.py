@@ -101,7 +101,7 @@ def test_which_judges_of_a_work_directory_are_meant(workdir, tmp_path):
     (identifiers,) = judging.find_judges(workdir)
     assert isinstance(identifiers, attributes.IdentifierJudge)
     (classifier,) = judging.find_judges(workdir / "classifier")
-    assert isinstance(classifier, attributes.ClassifierJudge)
+    assert isinstance(classifier.task, attributes.classifier.Classifier)
     found = classifier([("My dog died.",)] * 2, ["Oh no!", ""])
     assert found.shape == (2, len(MECHANISMS), len(LEVELS))
     np.testing.assert_allclose(np.exp(found).sum(axis=-1), 1.0, rtol=1e-5)
