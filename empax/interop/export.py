@@ -309,10 +309,12 @@ def _write_framing_tokenizer(
     first, last = (backend.id_to_token(i) for i in (tokenizer.cls_id, tokenizer.sep_id))
     assert first is not None
     assert last is not None
+    # By their roles: the library would read a text such as "$A" or "x:1" as part of its syntax.
+    tokens = [("cls", tokenizer.cls_id, first), ("sep", tokenizer.sep_id, last)]
     backend.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
-        single=f"{first} $A {last}",
-        pair=f"{first} $A {last} $B:1 {last}:1",
-        special_tokens=[(first, tokenizer.cls_id), (last, tokenizer.sep_id)],
+        single="cls $A sep",
+        pair="cls $A sep $B:1 sep:1",
+        special_tokens=[{"id": role, "ids": [number], "tokens": [text]} for role, number, text in tokens],
     )
     tokenizer.save(folder)
     write_text(folder / "tokenizer.json", backend.to_str(pretty=False))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors
+import tokenizers as rust
 import torch
 import transformers
 
@@ -19,6 +20,7 @@ from empax.core.tree import map_named
 from empax.data.bpe import train_bpe
 from empax.data.features import encode_for_bert, pad
 from empax.data.tokenizer_folders import load_tokenizer
+from empax.data.tokenizers import SubwordTokenizer
 from empax.decoding.settings import DecodeSettings
 from empax.interop.export import Generation, export_generator, export_retriever, t5_fields
 from empax.interop.huggingface import load_pretrained
@@ -31,6 +33,7 @@ from empax.models.dual_encoder import DualEncoder
 from empax.models.t5 import T5Encoder, encoder_alone, t5_config
 from empax.models.transformer import EncoderDecoder, scratch
 from empax.parts.generator.decoder import Decoder
+from tests.data import small_tokenizers
 from tests.interop import oracle
 
 TEXTS = [
@@ -255,6 +258,25 @@ def test_the_type_that_an_older_config_gives_is_not_kept(tmp_path):
     written = read_json(tmp_path / "out" / "config.json")
     assert written["dtype"] == "float32"
     assert "torch_dtype" not in written
+
+
+@pytest.mark.parametrize("start", ["$zz", "$A", "x:1"])
+def test_the_start_of_a_retrievers_texts_may_be_any_token(start, tmp_path):
+    backend = small_tokenizers.trained("BPE", TEXTS, [start, "<|end|>", "<pad>"])
+    tokenizer = SubwordTokenizer(backend, pad="<pad>", eos="<|end|>", start=start)
+    encoder = BertEncoder(BertConfig(vocab_size=tokenizer.vocab_size, d_model=8, num_heads=2, d_ff=8, num_layers=1))
+    ids = jnp.zeros((1, 2), int)
+    export_retriever(
+        tmp_path / "out",
+        DualEncoder(encoder),
+        randomised(DualEncoder(encoder), ids, ids == 0),
+        tokenizer,
+        max_tokens=60,
+    )
+    written = rust.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    first, last = tokenizer.cls_id, tokenizer.sep_id
+    assert written.encode("ok").ids == [first, *tokenizer.encode("ok"), last]
+    assert written.encode("ok", "ok").ids == [first, *tokenizer.encode("ok"), last, *tokenizer.encode("ok"), last]
 
 
 def test_the_encoder_of_a_t5_is_a_retriever(tmp_path):
