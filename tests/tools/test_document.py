@@ -1,6 +1,7 @@
 """Tables of documents come from results/, and nothing else."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,15 @@ def test_every_table_is_in_a_document():
     text = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
     for name in read_json(RESULTS / "tables.json"):
         assert f"<!-- table: {name} -->" in text, name
+
+
+def test_published_files_name_no_folder_of_the_machine_that_made_them():
+    """Their commands have DATA and runs/NAME in place of its folders."""
+    texts = [*RESULTS.rglob("*.json"), *(ROOT / "weights").rglob("*.json"), *(ROOT / "weights").rglob("*.md")]
+    folder = re.compile(r"(?<![\w.)/])/(?!usr/share/)\w+/")
+    for path in texts:
+        found = folder.search(path.read_text(encoding="utf-8"))
+        assert found is None, f"{path.relative_to(ROOT)}: {found}"
 
 
 def words_of(name):

@@ -28,11 +28,13 @@ def load_published(folder: Path | None = None) -> IdentifierJudge:
     """Loads the judge in `folder`; None = the one included in empax.
 
     Raises:
-      ConfigError: this copy of empax does not include it, or MiniLM's wheel is not installed.
+      ConfigError: this copy of empax does not include it, MiniLM's wheel is not installed, or a setting is wrong.
       DataError: its files are broken.
     """
     folder = folder or published_folder(NAME)
     about, tensors = read_json(folder / CONFIG), read_safetensors(folder / FILE)
+    if missing := {"settings", "rank"} - set(about):
+        raise DataError(f"{folder / CONFIG} lacks {', '.join(sorted(missing))}; copy the folder again.")
     stage = to_settings(IdentifierTaskSettings, about["settings"], where=f"{folder / CONFIG}: settings")
     loaded = load_encoder(stage.encoder, None, sentences=False)
     assert loaded.params is not None  # it is pretrained
@@ -48,7 +50,8 @@ def load_published(folder: Path | None = None) -> IdentifierJudge:
 def changed(encoder: Params, changes: Mapping[str, np.ndarray], rank: int) -> Params:
     """Returns the parameters of identifiers, whose two encoders start from `encoder`.
 
-    `changes` has A and B of low-rank changes, named WEIGHT/a and WEIGHT/b, and whole values of other parameters.
+    `changes` has the factors A [layers, *inputs, rank] and B [layers, rank, *outputs] of changed weights, named
+    WEIGHT/a and WEIGHT/b, and new values of other parameters. Source: Hu et al. 2022 (LoRA), with alpha = rank.
     """
     low_rank = {name: value for name, value in changes.items() if name.endswith(("/a", "/b"))}
     base = flatten_dict({"context_encoder": encoder, "response_encoder": encoder}, sep="/")

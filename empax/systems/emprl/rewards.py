@@ -152,6 +152,7 @@ class Part:
 
     Attributes:
       name: the name under which it is logged.
+      weight: its factor in the reward.
       rate: the score of each answer, unweighted, 0 on filler rows.
       params: frozen parameters of `rate`.
       on_host: whether `rate` is plain Python; else it is compiled with the rollout.

@@ -45,7 +45,7 @@ class Rollout:
     values: Float[Array, "B T"] | None = None
     scores: Float[Array, " B"] | None = None
     parts: Float[Array, "B P"] | None = None  # of the scores, before their weights
-    advantages: Float[Array, "B T"] | Float[Array, " B"] | None = None
+    advantages: Float[Array, "B T"] | None = None
     returns: Float[Array, "B T"] | None = None
     kl_coefficient: Float[Array, " B"] | None = None  # the same in all rows
     reference_point: Float[Array, " B"] | None = None  # of KTO, the same in all rows

@@ -91,6 +91,9 @@ def test_files_that_do_not_fit_are_refused(minilm, tmp_path):
     safetensors.numpy.save_file(wrong, tmp_path / FILE)
     with pytest.raises(DataError, match="does not fit minilm"):
         load_published(tmp_path)
+    write_json(tmp_path / CONFIG, {"rank": 2})
+    with pytest.raises(DataError, match=r"config\.json lacks settings; copy the folder again"):
+        load_published(tmp_path)
     write_json(tmp_path / CONFIG, about | {"settings": {"pooling": "sum"}})
     with pytest.raises(ConfigError, match=r"config.json: settings.pooling"):
         load_published(tmp_path)
