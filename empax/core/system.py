@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from empax.core.config import ConfigError
 from empax.core.files import WorkDir
@@ -73,11 +73,13 @@ class AnswerOptions:
       index: index stage to search; unused by tasks without search.
       buckets: source lengths in tokens to pad to; empty = one context at a time, with the same compiled program for
         every answer.
+      params: parameters of the stage, as in `training.checkpoint.load_params`.
     """
 
     stage: str
     index: str
     buckets: Sequence[int] = ()
+    params: Literal["best"] | int = "best"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from empax.evaluation.scoring import JUDGES
 from empax.pipeline import annotate, judging
 from empax.pipeline.answers import KeptAnswers, identify
 from empax.pipeline.bart_score import BartScorer, bart_scored, check_bart
-from empax.training.settings import check_buckets
+from empax.training.settings import check_buckets, kept_steps
 
 log = logging.getLogger("empax")
 
@@ -34,6 +34,8 @@ class Settings:
 
     Attributes:
       stage: training stage to evaluate.
+      step: the step whose parameters answer, a multiple of the stage's `keep_every_steps`; 0 = the parameters that it
+        chose by validation.
       decoding: decoding settings instead of the system's own `decoding`, to compare systems with the same decoder; None
         = the system's.
       index: index stage to search; without effect on a task that searches none, or the one that it was trained with.
@@ -51,6 +53,7 @@ class Settings:
     """
 
     stage: str
+    step: int = 0
     decoding: DecodeSettings | None = None
     index: str = "reindex"
     corpus: Literal["", "dailydialog"] = ""
@@ -66,7 +69,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_numbers(self, "batch_size", "head_examples", least=1)
-        check_numbers(self, "limit", least=0)
+        check_numbers(self, "step", "limit", least=0)
         check_buckets(self.buckets)
         if self.split not in own.SPLITS:
             raise ConfigError(f"split = {self.split!r} must be one of {', '.join(own.SPLITS)}.")
@@ -93,6 +96,11 @@ def check(settings: Settings, run: RunContext) -> None:
     decoded = decoded_by(settings, run)
     answering = run.earlier("stage", settings.stage, able=("answers", lambda spec: spec.answer is not None))
     assert answering.spec is not None
+    if settings.step and settings.step not in kept_steps(answering.loop):
+        raise ConfigError(
+            f"config.{run.stage}.step = {settings.step} is not a step whose parameters config.{settings.stage} keeps; "
+            f"set config.{settings.stage}.keep_every_steps to a divisor of it, or step to 0."
+        )
     if answering.spec.searches:
         run.earlier("index", settings.index, kind="index")
     elif settings.index not in ("", Settings.index, trained_with := getattr(answering.settings, "index", "")):
@@ -182,9 +190,8 @@ def load_answerer(settings: Settings, run: RunContext, buckets: Sequence[int]) -
     if stage.spec is None or stage.spec.answer is None:
         what = f"trains {stage.task!r}" if stage.task else f"is of kind {stage.kind!r}"
         raise ConfigError(f"config.{run.stage}.stage = {settings.stage!r} {what}, which answers nothing.")
-    return stage.spec.answer(
-        stage.settings, decoded_by(settings, run), AnswerOptions(stage.name, settings.index, buckets)
-    )
+    options = AnswerOptions(stage.name, settings.index, buckets, settings.step or "best")
+    return stage.spec.answer(stage.settings, decoded_by(settings, run), options)
 
 
 def find_instances(settings: Settings, run: RunContext) -> tuple[list[Instance], dict[str, Any]]:

@@ -1,8 +1,9 @@
 """Checkpoints of a stage, written in the background by Orbax; incomplete ones do not count.
 
 `STAGE/checkpoints/STEP/` holds `params` and `rest` (optimizer state, step, PRNG key), `STAGE/best/STEP/` holds
-`params`. A checkpoint counts once its `COMPLETE` file exists. It is written last and holds the CRC-32 of every other
-file and its own checksum, so checkpoints of killed processes are skipped and damaged files are detected.
+`params`. So does `STAGE/kept/STEP/`, which stays. A checkpoint counts once its `COMPLETE` file exists. It is written
+last and holds the CRC-32 of every other file and its own checksum, so checkpoints of killed processes are skipped and
+damaged files are detected.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RESULT = "result.json"
 """A stage's metrics after training, in its folder, including the step of the best parameters."""
 
 _COMPLETE = "COMPLETE"
-_FOLDERS = {"last": "checkpoints", "best": "best"}
+_FOLDERS = {"last": "checkpoints", "best": "best", "kept": "kept"}
 _DAMAGE = (OSError, ValueError, KeyError)  # errors from reading a missing, truncated or changed file
 _KEPT = 2  # number of recent checkpoints: one, and a fallback
 _MEETING_SECONDS = 3600
@@ -53,12 +54,12 @@ class Checkpointer:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory.absolute()
-        self._last, self._best = (self._directory / name for name in _FOLDERS.values())
+        self._last, self._best, self._kept = (self._directory / name for name in _FOLDERS.values())
         self._orbax = ocp.AsyncCheckpointer(_handler())
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: tuple[Path, Future[None]] | None = None
         if distributed.is_writer():
-            for folder in (self._last, self._best):
+            for folder in (self._last, self._best, self._kept):
                 _remove_unfinished(folder)
 
     def save(self, step: int, state: TrainState, extra: Mapping[str, Any]) -> None:
@@ -74,6 +75,10 @@ class Checkpointer:
     def save_best(self, step: int, params: Params, value: float | None) -> None:
         """Starts saving the best parameters so far and returns; `value` is their metric, None without an evaluation."""
         self._start(self._best / str(step), {"params": ocp.args.PyTreeSave(params)}, {"value": value})
+
+    def keep(self, step: int, params: Params) -> None:
+        """Starts saving parameters for good and returns."""
+        self._start(self._kept / str(step), {"params": ocp.args.PyTreeSave(params)}, {})
 
     def wait(self) -> bool:
         """Blocks until everything is on disk; returns whether a save was pending."""
@@ -101,8 +106,8 @@ class Checkpointer:
     def restore_latest(self, template: TrainState) -> tuple[int, TrainState, dict[str, Any]] | None:
         """Restores the newest undamaged checkpoint as (step, state, extra); returns None without one.
 
-        Skips, with a warning, a damaged checkpoint and one with damaged best parameters. Removes best parameters saved
-        after the restored step: the run will reach them again.
+        Skips, with a warning, a damaged checkpoint and one with damaged best parameters. Removes best and kept
+        parameters saved after the restored step: the run will reach them again.
 
         Args:
           template: arrays or shapes with shardings, which define the arrays to create and their placement.
@@ -124,13 +129,13 @@ class Checkpointer:
                 continue
             state = self._restore(path, record, template)
             log.info("Continuing from the checkpoint %s.", path)
-            self._forget_best(after=step)
+            self._forget(after=step)
             return step, state, record["extra"]
         if problem:
             raise CheckpointError(f"{problem}, and there is no older checkpoint. {remedy(self._directory.name)}")
         if self._last.is_dir() and any(self._last.iterdir()):
             log.warning("%s holds no complete, undamaged checkpoint; training starts anew.", self._last)
-        self._forget_best(after=-1)
+        self._forget(after=-1)
         return None
 
     def close(self) -> None:
@@ -193,12 +198,13 @@ class Checkpointer:
         for path in best[:-1]:
             _remove(path)
 
-    def _forget_best(self, *, after: int) -> None:
+    def _forget(self, *, after: int) -> None:
         if not distributed.is_writer():
             return
-        for step, path in _complete(self._best).items():
-            if step > after:
-                _remove(path)
+        for folder in (self._best, self._kept):
+            for step, path in _complete(folder).items():
+                if step > after:
+                    _remove(path)
 
     def _restore(self, path: Path, record: Mapping[str, Any], template: TrainState) -> TrainState:
         rng = jax.eval_shape(jax.random.key_data, template.rng)
@@ -230,14 +236,14 @@ def meet(name: str) -> None:
     ocp.multihost.sync_global_processes(f"empax/{name}", timeout=_MEETING_SECONDS, processes=everyone)
 
 
-def load_params(directory: Path, which: Literal["best", "last"] = "best") -> Params:
-    """Loads parameters of the stage in `directory`, the best by validation or the last checkpoint, as numpy arrays.
+def load_params(directory: Path, which: Literal["best", "last"] | int = "best") -> Params:
+    """Loads parameters of the stage in `directory` as numpy arrays: the best by validation, the last, or those kept.
 
-    This needs no model.
+    This needs no model. A number is the step of kept parameters.
 
     Raises:
-      CheckpointError: the stage has not been trained, or its output is damaged. For a finished stage, only the final
-        step is accepted.
+      CheckpointError: the stage has not been trained, its output is damaged, or nothing was kept at that step. For a
+        finished stage, only the final step's "best" and "last" are accepted.
     """
     path = _trained(directory.absolute(), which)
     try:
@@ -259,10 +265,15 @@ def newest_best(directory: Path) -> int | None:
     return max(_complete(directory / _FOLDERS["best"]), default=None)
 
 
-def _trained(directory: Path, which: Literal["best", "last"]) -> Path:
-    """Returns the checkpoint of a stage: the newest one, or the one that its result names."""
-    folder = directory / _FOLDERS[which]
+def _trained(directory: Path, which: Literal["best", "last"] | int) -> Path:
+    """Returns the checkpoint of a stage: the newest one, the one that its result names, or the kept one of a step."""
+    folder = directory / _FOLDERS["kept" if isinstance(which, int) else which]
     found = _complete(folder)
+    if isinstance(which, int):
+        if which not in found:
+            steps = ", ".join(map(str, found)) or "no step"
+            raise CheckpointError(f"{folder} holds no parameters of step {which}; it holds those of {steps}.")
+        return found[which]
     ended = directory / RESULT
     if (directory / "DONE").exists() and not ended.exists():
         raise CheckpointError(f"{ended} is gone. {remedy(directory.name)}")

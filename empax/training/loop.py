@@ -288,13 +288,15 @@ class _Run:
         self.unchecked = None
 
     def _after_update(self) -> None:
-        """Logs, evaluates, saves and exits, as due."""
+        """Logs, evaluates, keeps, saves and exits, as due."""
         settings, step = self.settings, self.step
         last = step == settings.steps
         if last or step % settings.log_every_steps == 0:
             self._log()
         if self.validation is not None and (last or step % settings.eval_every_steps == 0):
             self._evaluate(self.validation)
+        if settings.keep_every_steps and step % settings.keep_every_steps == 0:
+            self.checkpointer.keep(step, self._judged_params())
         over, interrupted = self._is_over(), self._is_interrupted()
         if over and self.window.sums:  # patience has ended between two rows
             self._log()

@@ -31,6 +31,8 @@ class LoopSettings:
       log_every_steps: steps per row of metrics.jsonl.
       eval_every_steps: steps between evaluations; the last step is always evaluated.
       checkpoint_every_steps: steps between checkpoints; the last step always makes one.
+      keep_every_steps: steps between parameters that are kept for evaluations (`evaluate.step`), in `STAGE/kept`; 0 =
+        none.
       patience: consecutive evaluations without improvement before training stops; None = no early stopping.
       best_metric: metric that selects the best parameters: a metric of the task, or "loss"; None = the last parameters.
       best_mode: whether `best_metric` is better when smaller ("min") or larger ("max").
@@ -50,6 +52,7 @@ class LoopSettings:
     log_every_steps: int = 50
     eval_every_steps: int = 500
     checkpoint_every_steps: int = 500
+    keep_every_steps: int = 0
     patience: int | None = None
     best_metric: str | None = "loss"
     best_mode: Literal["min", "max"] = "min"
@@ -62,7 +65,7 @@ class LoopSettings:
             self, "steps", "batch_size", "accumulate", "epochs", "minibatches", "log_every_steps", "eval_every_steps",
             "checkpoint_every_steps", "eval_batch_size", "patience", "max_eval_examples", least=1,
         )  # fmt: skip
-        check_numbers(self, "refresh_every_steps", "seed", least=0)
+        check_numbers(self, "keep_every_steps", "refresh_every_steps", "seed", least=0)
         check_buckets(self.buckets)
         if self.best_metric == "":
             raise ConfigError("best_metric = '' must be a metric, 'loss', or None for the last parameters.")
@@ -90,6 +93,12 @@ class LoopSettings:
             stop = min(self.steps, (start // every + 1) * every) if every else self.steps
             yield start, stop
             start = stop
+
+
+def kept_steps(settings: LoopSettings) -> range:
+    """Returns the steps whose parameters are kept for evaluations."""
+    every = settings.keep_every_steps
+    return range(every, settings.steps + 1, every) if every else range(0)
 
 
 def within_passes(settings: LoopSettings, num_examples: int, most: int) -> LoopSettings:

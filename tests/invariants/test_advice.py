@@ -216,6 +216,10 @@ RECIPES = [
         "parts/exemplars/dense.py", "would learn nothing; set it to 'response'",
         {"lempex.key": "exchange"}, {"lempex.key": "response"}, of="lempex",
     ),
+    recipe_case(
+        "pipeline/evaluate.py", "keep_every_steps to a divisor of it, or step to 0",
+        {"evaluate.step": 2}, {"evaluate.step": 2, "joint.keep_every_steps": 1},
+    ),
     Case(
         "pipeline/index.py", "leave that stage out, or name a stage that trains one",
         lambda t: index_stage.check(index_stage.Settings(), judges_alone()),

@@ -139,6 +139,8 @@ REG = {
     "a generator that refreshes nothing": ({"generator.refresh_every_steps": 3},
         r"config\.generator\.refresh_every_steps = 3, but this task has nothing to refresh; set it to 0"),
     "answers": ({"evaluate.stage": "retriever"}, r"config\.evaluate\.stage = 'retriever': that stage trains 'reg\.ret"),
+    "parameters that nobody keeps": ({"evaluate.step": 3, "joint.keep_every_steps": 2},
+        r"config\.evaluate\.step = 3 is not a step whose parameters config\.joint keeps"),
     "searched index": ({"evaluate.index": "nowhere"}, r"config\.evaluate\.index = 'nowhere'"),
     "an index that nobody searches": ({"evaluate.stage": "generator", "evaluate.index": "index"},
         r"index = 'index' is not the index that config\.generator answers with \(none\); set it to ''"),

@@ -103,6 +103,11 @@ def test_the_head_is_chosen_on_validation_and_used_on_test(run):
     assert about["emotion_head_validation_accuracy"] == {"generator": 0.0, "retriever": 100.0}  # of known emotions
 
 
+def test_parameters_that_were_kept_answer(run):
+    _, named, _ = evaluated(run, step=40)
+    assert named == [AnswerOptions("joint", "reindex", (64, 128, 256, 512), 40)]
+
+
 def test_without_a_head_that_has_learnt_emotions_none_is_predicted(run):
     _, _, rows = evaluated(run, Unfeeling())
     assert {row["emotion_prediction"] for row in rows} == {""}

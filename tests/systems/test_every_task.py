@@ -1,5 +1,6 @@
 """What every task of every system can do: it is built, planned, answers and is exported, or says that it does not."""
 
+import dataclasses
 import functools
 import importlib
 from pathlib import Path
@@ -20,7 +21,7 @@ from empax.pipeline import evaluate, index, knowledge, prepare, run
 from empax.pipeline.plan import make_plan, plain
 from empax.planning.sketches import sketch_stage
 from empax.serving.export import ExportSettings, export_run
-from empax.training.checkpoint import Checkpointer
+from empax.training.checkpoint import Checkpointer, CheckpointError
 from tests.systems.learning import random_like
 
 ASKED = [Instance("a#2", ("I lost my keys.",), "Oh no.", "sad"), Instance("b#2", ("We won!",), "Well done!", "joyful")]
@@ -203,6 +204,8 @@ def test_a_task_answers_or_says_that_it_does_not(workdirs, system, stage):
     found = evaluate.load_answerer(settings, context, ()).respond(ASKED, batch_size=2, seed=0)
     assert [row.id for row in found] == ["a#2", "b#2"]
     assert all(row.notes["num_tokens"] > 0 for row in found)
+    with pytest.raises(CheckpointError, match="kept holds no parameters of step 3; it holds those of no step"):
+        evaluate.load_answerer(dataclasses.replace(settings, step=3), context, ())
     shown = 2 if spec.reads_exemplars(plan.stages[stage].settings) else 0
     assert all(len(row.exemplars) == shown for row in found)
 

@@ -225,6 +225,31 @@ def test_load_params_needs_no_model(tmp_path):
         load_params(tmp_path)
 
 
+def test_kept_parameters_stay_whatever_is_saved_later(tmp_path):
+    with opened(tmp_path) as checkpointer:
+        for step in range(1, 6):
+            if step in (1, 3):
+                checkpointer.keep(step, make_state(10 * step).params)
+            checkpointer.save_best(step, make_state(step).params, 1.0)
+            checkpointer.save(step, make_state(step), {})
+    assert steps_in(tmp_path / "kept") == ["1", "3"]
+    assert hash_tree(load_params(tmp_path, 3)) == hash_tree(make_state(30).params)
+    with pytest.raises(CheckpointError, match="kept holds no parameters of step 2; it holds those of 1, 3"):
+        load_params(tmp_path, 2)
+    damage(tmp_path / "kept" / "1", "flipped bit")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load_params(tmp_path, 1)
+
+
+def test_parameters_kept_after_the_restored_step_are_forgotten(tmp_path):
+    with opened(tmp_path) as checkpointer:
+        for step in (2, 4):
+            checkpointer.keep(step, make_state(step).params)
+        checkpointer.save(3, make_state(3), {})
+    restore(tmp_path)
+    assert steps_in(tmp_path / "kept") == ["2"]
+
+
 def test_a_finished_stage_has_the_parameters_that_its_result_names(tmp_path):
     saved(tmp_path, 3, 5, best=(2, 4))
     write_sealed(tmp_path / "result.json", {"step": 3, "best_step": 2})

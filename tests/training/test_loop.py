@@ -25,6 +25,7 @@ from empax.core.types import Mean
 from empax.training import loop
 from empax.training.checkpoint import Checkpointer, load_params
 from empax.training.loop import Interrupted, LoopSettings, NonFiniteError
+from empax.training.settings import kept_steps
 
 TIMINGS = ("seconds", "examples_per_second", "logged_seconds")
 
@@ -81,6 +82,17 @@ def test_a_run_leaves_what_it_should(unbroken, tiny):
     assert result.best_value == values[result.best_step]
     assert left["best"] == hash_tree(result.params)
     assert left["opt_state_leaves"] > 2 * len(named_leaves(result.params))
+
+
+def test_kept_parameters_are_those_that_are_evaluated_and_change_nothing(tiny, unbroken, tmp_path):
+    settings = tiny.settings(keep_every_steps=2)
+    result = tiny.train(tmp_path, settings=settings)
+    assert remains(tmp_path) == unbroken[1]
+    kept = {int(path.name) for path in (tmp_path / "tiny" / "kept").iterdir()}
+    assert kept == set(kept_steps(settings)) == {2, 4, 6, 8, 10, 12, 14}
+    assert hash_tree(load_params(tmp_path / "tiny", result.best_step)) == hash_tree(result.params)
+    assert len({hash_tree(load_params(tmp_path / "tiny", step)) for step in kept}) == 7
+    assert list(kept_steps(tiny.settings())) == []
 
 
 def test_killed_with_sigkill_and_restarted_ends_bit_identical(tiny, tmp_path):

@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -162,11 +162,14 @@ class GeneratorParts:
         """Lowers parameters of a frozen generator to the precision of its arithmetic (`models.lora.lower`)."""
         return lower(params, self.generator.model.config.dtype) if self.settings.generator.pretrained else params
 
-    def stage_params(self, run: RunContext, stage: str) -> Params:
-        """Loads all parameters of a finished stage, with adapters merged into their base weights."""
+    def stage_params(self, run: RunContext, stage: str, which: Literal["best"] | int = "best") -> Params:
+        """Loads all parameters of a finished stage, with adapters merged into their base weights.
+
+        `which`: see `training.checkpoint.load_params`.
+        """
         from empax.training.checkpoint import load_params  # slow to import, and only needed in runs
 
-        params = load_params(run.files.stage(stage))
+        params = load_params(run.files.stage(stage), which)
         if not is_adapted(params):
             return params
         assert self.settings.lora is not None

@@ -91,7 +91,7 @@ def pretrained(run: RunContext) -> Params:
 def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
     """Builds the answerer of a finished stage, whose generator reads the context alone."""
     parts = GeneratorParts.of(run, with_params=False).trained_at(run.at(options.stage))
-    params = parts.lowered(parts.stage_params(run, options.stage))
+    params = parts.lowered(parts.stage_params(run, options.stage, options.params))
     make = context_examples(parts, options.buckets)
     return answerer_of(parts, _task(parts, stage, run), params, make, options, run)
 

@@ -243,7 +243,7 @@ def answer_generator(stage: ClassicTaskSettings, run: RunContext, options: Answe
 
     return Answerer(
         parts.task(stage),
-        load_params(run.files.stage(options.stage)),
+        load_params(run.files.stage(options.stage), options.params),
         make,
         parts.tokenizer,
         options.buckets or (parts.settings.max_context_tokens,),

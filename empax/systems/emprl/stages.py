@@ -291,7 +291,7 @@ def answer_policy(stage: PolicyTaskSettings, run: RunContext, options: AnswerOpt
     """Builds the answerer of a finished stage; a stage that reads exemplars names their index itself."""
     parts = GeneratorParts.of(run, with_params=False).trained_at(run.at(options.stage))
     first = generator_params(parts, run, stage.start_from)
-    model = policy_model(parts, load_params(run.files.stage(options.stage)), first, stage.kept_share)
+    model = policy_model(parts, load_params(run.files.stage(options.stage), options.params), first, stage.kept_share)
     # The emotion head is the fine-tuned one: rewards do not train it.
     return _answerer(parts, run, stage, {"model": parts.lowered(model), "emotion": first["emotion"]}, options)
 

@@ -207,7 +207,7 @@ def answer_generator(stage: LempexTaskSettings, run: RunContext, options: Answer
     """Builds the answerer of a finished stage, with exemplars from the index that it was trained with."""
     parts = GeneratorParts.of(run, with_params=False)
     task = generator_task(parts, stage, run, None)
-    saved = load_params(run.files.stage(options.stage))
+    saved = load_params(run.files.stage(options.stage), options.params)
     params = {name: leaf for name, leaf in saved.items() if name not in ("judges", "head")}
     form = TurnForm(parts.tokenizer, parts.for_answers().settings.layout)
     if stage.index:

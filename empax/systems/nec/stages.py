@@ -199,7 +199,7 @@ def _initial(stage: NecTaskSettings, run: RunContext) -> Callable[[Params], Para
 def answer_nec(stage: NecTaskSettings, run: RunContext, options: AnswerOptions) -> Answerer:
     """Builds the answerer of a finished stage; the facts of new contexts are retrieved when they are answered."""
     parts = NecParts.of(run)
-    params = load_params(run.files.stage(options.stage))
+    params = load_params(run.files.stage(options.stage), options.params)
     form = parts.form(parts.dialogue.trained_at(run.at(options.stage)).for_answers())
     chooser = functools.cache(lambda: Chooser.of(run))
     finder = functools.cache(lambda: find_finder(run))

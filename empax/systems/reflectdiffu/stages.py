@@ -229,7 +229,7 @@ def answer_generator(stage: GeneratorTaskSettings, run: RunContext, options: Ans
         examples = read(instances)
         return AnswerExamples(examples, notes, examples.words)
 
-    params = {**load_params(run.files.stage(options.stage)), **_frozen(stage, run)}
+    params = {**load_params(run.files.stage(options.stage), options.params), **_frozen(stage, run)}
     second = stage.second_intent and not stage.constant_second
     named = (*(["intent_classifier"] if stage.intents else []), "intent_first",
              *(["intent_second"] if second else []), "intent_prediction")  # fmt: skip

@@ -365,7 +365,7 @@ def answer_joint(stage: JointTaskSettings, run: RunContext, options: AnswerOptio
     """Builds the answerer of a finished stage, the retriever with G2; an index of another encoder is refused."""
     parts = RegParts.of(run, with_params=False)
     made = parts.generator.trained_at(run.at(options.stage))
-    params = made.stage_params(run, options.stage)
+    params = made.stage_params(run, options.stage, options.params)
     encoder: Any = parts.corpus_encoder(params["retriever"])
     made_by = ""
     if not (stage.retriever or stage.ranks):  # untrained, so it knows no emotions either
