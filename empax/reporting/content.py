@@ -177,6 +177,16 @@ def facts(report: Report) -> dict[str, list[tuple[str, str]]]:
         "Data": _flatten(report["data"]),
         "Speed": _flatten({**report["speed"], "answers": answering}),
         "Index": _flatten(report["notes"].get("indexes", {})),
+        "Utility of exemplars on validation": [
+            (
+                f"{stage} · {name}",
+                f"{cell['value']:.4f} ({cell['low']:.4f} to {cell['high']:.4f})"
+                if isinstance(cell, Mapping)
+                else str(cell),
+            )
+            for stage, found in report["notes"].get("utility", {}).items()
+            for name, cell in found.items()
+        ],
         "Emotion heads": _flatten({name: note for name, note in answered.items() if name.startswith("emotion_head")}),
         "Attributes left out": [
             (name, f"the run has no classifier of it (config.{stage}.left_out)")

@@ -136,6 +136,7 @@ def run(settings: Settings, run: RunContext) -> None:
             "paper_ablations": ablations,
             "not_comparable": NOT_COMPARABLE.get(table, {}),
             "evaluate": findings.of_stages(files, [main], "evaluate.json").get(main, {}),
+            "utility": findings.of_stages(files, stages, "utility.json"),
             "intents": next(iter(findings.of_stages(files, stages, "intents.json").values()), {}),
         },
         training=prepared_instances(run, "train") if files.instances("train").exists() else (),

@@ -68,6 +68,9 @@ def test_metrics_cover_every_stage_and_split(finished):
     logged = {row["stage"]: set(row) for row in rows if row["split"] == "train"}
     assert {"loss", "grad_norm", "learning_rate", "examples_per_second"} <= set.intersection(*logged.values())
     assert {"nll", "retriever_loss", "utility", "utility_gain", "emotion_accuracy"} <= logged["joint"]
+    measured = read_json(finished / "retriever" / "utility.json")
+    assert read_json(finished / "report.json")["notes"]["utility"] == {"retriever": measured}
+    assert {"value", "low", "high"} == set(measured["utility_gain"])
 
 
 def test_predictions_are_the_test_split_in_id_order(finished, predictions):

@@ -278,6 +278,14 @@ def test_report_of_little_has_no_empty_sections(pages):
     assert titles == ["results", "controls", "facts"]
 
 
+def test_what_distillation_changes_is_told_with_its_interval():
+    gain = {"value": 0.01234, "low": -0.00251, "high": 0.0271}
+    tables = content.facts(made(notes={"utility": {"retriever": {"contexts": 256, "utility_gain": gain}}}))
+    assert tables["Utility of exemplars on validation"] == [
+        ("retriever · contexts", "256"), ("retriever · utility_gain", "0.0123 (-0.0025 to 0.0271)"),
+    ]  # fmt: skip
+
+
 def test_the_time_of_answers_is_speed_and_no_emotion_head():
     found = {"data": {"answered": 9}, "responses_per_second": 4.0, "seconds": 2.25}
     tables = content.facts(made(notes={"evaluate": found}))

@@ -11,7 +11,7 @@ import numpy as np
 from empax.core import distributed
 from empax.core.cache import is_sound, mark_of, seal
 from empax.core.config import ConfigError
-from empax.core.files import DataError, replacing
+from empax.core.files import DataError, replacing, write_json
 from empax.core.manifest import remedy
 from empax.core.shapes import shapes_of
 from empax.core.sharding import local_mesh
@@ -49,6 +49,7 @@ from empax.systems.reg.settings import (
     RetrieverTaskSettings,
 )
 from empax.systems.reg.tasks import DenseTask, EmotionTask, GuidedGenerator, Joint, RetrieverTask
+from empax.systems.reg.utility import measure_utility
 from empax.training.checkpoint import load_params
 from empax.training.lora import trained_whole
 
@@ -228,14 +229,20 @@ def build_dense(stage: DenseTaskSettings, run: RunContext) -> Assembly:
 def build_retriever(stage: RetrieverTaskSettings, run: RunContext) -> Assembly:
     parts = RegParts.of(run)
     train, validation = _examples(parts, run, stage)
-    return Assembly(
-        retriever_task(parts, stage.distillation),
-        train,
-        validation,
-        frozen={"generator": parts.generator.lowered(generator_params(parts.generator, run, stage.generator))},
+    task = retriever_task(parts, stage.distillation)
+    judge = parts.generator.lowered(generator_params(parts.generator, run, stage.generator))
+
+    def start() -> Params:
         # Loaded on request: what this holds stays in memory beside the training state.
-        initial=lambda _: parts.retriever_params(run, stage.start_from),
-    )
+        return parts.retriever_params(run, stage.start_from)
+
+    def on_end(step: int, params: Params) -> None:
+        del step
+        both = {"before": start(), "after": params}
+        loop, mesh = run.named(run.stage).loop, run.plan.options.mesh
+        write_json(run.directory / "utility.json", measure_utility(task, judge, both, validation, loop, mesh))
+
+    return Assembly(task, train, validation, frozen={"generator": judge}, initial=lambda _: start(), on_end=on_end)
 
 
 def build_joint(stage: JointTaskSettings, run: RunContext) -> Assembly:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from empax.core.types import Batch, Mean, Metrics, Params
 from empax.evaluation.device_metrics import utility
@@ -101,16 +101,17 @@ class RetrieverTask:
             return parts, metrics
         scores = jnp.einsum("BD,BKD->BK", query, key)
         loss = self.distil(scores, batch, weights)
-        mask = batch.candidate_mask
-        chosen = jnp.where(mask, scores, -jnp.inf).argmax(axis=1)
-        best = jnp.take_along_axis(batch.utilities, chosen[:, None], axis=1)[:, 0]
-        mean = jnp.sum(jnp.where(mask, batch.utilities, 0.0), axis=1) / jnp.maximum(mask.sum(axis=1), 1)
-        shown = batch.valid & mask.any(axis=1)
+        mean, gain, shown = first_choice(scores, batch)
         metrics["retriever_loss"] = loss
         metrics["utility"] = Mean.of(mean, shown)
-        # Distillation should raise the utility of the retriever's first choice above the average candidate's.
-        metrics["utility_gain"] = Mean.of(best - mean, shown)
+        # Distillation should raise it. `systems.reg.utility` measures it on validation.
+        metrics["utility_gain"] = Mean.of(gain, shown)
         return [(1.0, loss), *parts], metrics
+
+    def gains(self, params: Params, batch: Any) -> tuple[Float[Array, " B"], Float[Array, " B"], Bool[Array, " B"]]:
+        """Returns `first_choice` by the retriever, without dropout; the batch has utilities."""
+        query, _ = self.encoder.read(params, batch.query, batch.query_mask)
+        return first_choice(jnp.einsum("BD,BKD->BK", query, self.embed_keys(params, batch, None)), batch)
 
     def distil(self, scores: Float[Array, "B K"], batch: Any, weights: Float[Array, " B"]) -> Mean:
         """Returns L_R, by the signal of the settings."""
@@ -166,6 +167,18 @@ class RetrieverTask:
         if self.settings.signal == "likelihood":
             log_probs = log_probs / jnp.maximum(target_mask.sum(axis=1), 1)
         return log_probs.reshape(rows, k)
+
+
+def first_choice(
+    scores: Float[Array, "B K"], batch: Any
+) -> tuple[Float[Array, " B"], Float[Array, " B"], Bool[Array, " B"]]:
+    """Returns the mean utility of the candidates, by how much the one of highest score exceeds it, and whether there
+    are any."""
+    mask = batch.candidate_mask
+    chosen = jnp.where(mask, scores, -jnp.inf).argmax(axis=1)
+    best = jnp.take_along_axis(batch.utilities, chosen[:, None], axis=1)[:, 0]
+    mean = jnp.sum(jnp.where(mask, batch.utilities, 0.0), axis=1) / jnp.maximum(mask.sum(axis=1), 1)
+    return mean, best - mean, batch.valid & mask.any(axis=1)
 
 
 def one_by_one(passages: Shaped[Array, "B F S"], lead: int) -> Shaped[Array, "N P S"]:

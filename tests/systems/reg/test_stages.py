@@ -22,6 +22,7 @@ from empax.pipeline import evaluate
 from empax.pipeline.plan import make_plan
 from empax.retrieval.filters import ExemplarFilter
 from empax.retrieval.index import IndexSettings, StaleIndexError, build_index
+from empax.systems.reg import stages
 from empax.systems.reg.parts import RegParts
 from empax.systems.reg.settings import EmotionTaskSettings, JointTaskSettings, RetrieverTaskSettings
 from empax.systems.reg.stages import (
@@ -129,7 +130,7 @@ def test_pretrained_weights_of_a_generator_are_not_read_where_an_earlier_stage_h
     build_joint(JointTaskSettings(), context(finished, "joint", reg__generator=known))
 
 
-def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
+def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished, monkeypatch):
     run = context(finished, "retriever")
     assembly = build_retriever(RetrieverTaskSettings(candidates=3), run)
     began = assembly.initial(FRESH)
@@ -140,6 +141,16 @@ def test_the_retriever_begins_as_pretrained_and_is_judged_by_g1(finished):
     held_out = assembly.validation.collate(np.arange(4), 80, np.random.default_rng(0))
     assert held_out.source.shape == (4, 1 + 2, 80)
     assert batch.key_embedding is None
+    other = jax.tree.map(lambda leaf: np.roll(leaf, 1), began)
+    kept = []
+    monkeypatch.setattr(stages, "write_json", lambda *given: kept.append(given))
+    assembly.on_end(4, other)
+    ((path, found),) = kept
+    assert path == finished / "retriever" / "utility.json"
+    assert found["contexts"] == len(assembly.validation)
+    assert 0 <= found["utility"]["low"] <= found["utility"]["value"] <= found["utility"]["high"]
+    gain, before = found["utility_gain"]["value"], found["utility_gain_before"]["value"]
+    assert found["utility_gain_minus_before"]["value"] == pytest.approx(gain - before)
     alone = context(finished, "retriever", reg__emotion_share=0.0)
     frozen = build_retriever(RetrieverTaskSettings(passage_encoder="frozen"), alone)
     batch = frozen.train.collate(np.arange(4), 80, np.random.default_rng(0))

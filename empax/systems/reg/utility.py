@@ -1,0 +1,71 @@
+"""What distillation changes: the utility for G1 of the retriever's first choice, on held-out contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from empax.core.sharding import MeshSettings, batch_sharding, local_mesh, place_rows, rows_split_as
+from empax.core.types import Params
+from empax.data.batches import draw_rows, eval_batches, some_of
+from empax.data.exemplars import ExemplarExamples, dialogue_groups
+from empax.evaluation.retrieval import with_intervals
+from empax.evaluation.statistics import DifferenceStatistic, Statistic, mean_statistic
+from empax.parts.generator.parts import places
+from empax.systems.reg.tasks import RetrieverTask
+from empax.training.settings import LoopSettings
+
+
+def measure_utility(
+    task: RetrieverTask,
+    generator: Params,
+    retrievers: Mapping[str, Params],
+    examples: ExemplarExamples,
+    loop: LoopSettings,
+    mesh: MeshSettings,
+) -> dict[str, Any]:
+    """Tries the candidates of every context with G1, and compares the first choices of two retrievers.
+
+    `retrievers` are the parameters "before" and "after" distillation; `examples` have K candidates each. `loop` has the
+    sizes of batches, and `max_eval_examples`, which bounds the contexts.
+
+    Returns:
+      `contexts`, how many have candidates; `utility`, the mean over candidates; `utility_gain`, by how much the
+      retriever's first choice is more useful than the mean; `utility_gain_before`, the same before distillation; and
+      `utility_gain_minus_before`, which is paired. All but the first have 95% intervals over dialogues.
+    """
+    devices = local_mesh(mesh)
+    rows_of = batch_sharding(devices) if devices else None
+    generator, *both = (
+        jax.device_put(params, places(params, devices, mesh) if devices else None)
+        for params in (generator, retrievers["before"], retrievers["after"])
+    )
+
+    @jax.jit
+    def measured(generator: Params, both: list[Params], batch: Any) -> list[Any]:
+        with rows_split_as(rows_of):
+            batch = batch.replace(utilities=task.utilities(generator, batch, jax.random.key(0)))
+            return [task.gains(params, batch) for params in both]
+
+    groups = dialogue_groups(examples.instances)[draw_rows(len(examples), loop.max_eval_examples or 0, seed=loop.seed)]
+    drawn = some_of(examples, loop.max_eval_examples, seed=loop.seed)
+    found = np.zeros((3, len(drawn)))
+    known = np.zeros(len(drawn), bool)
+    for rows, batch in eval_batches(drawn, batch_size=loop.eval_batch_size or loop.batch_size, buckets=loop.buckets):
+        (mean, before, shown), (_, after, _) = jax.device_get(measured(generator, both, place_rows(batch, devices)))
+        kept = rows[shown]
+        known[kept] = True
+        found[:, kept] = np.stack([mean, before, after])[:, shown]
+    if not known.any():
+        return {"contexts": 0}
+    utility, before, after = map(mean_statistic, found[:, known])
+    statistics: dict[str, Statistic] = {
+        "utility": utility,
+        "utility_gain_before": before,
+        "utility_gain": after,
+        "utility_gain_minus_before": DifferenceStatistic(after, before),
+    }
+    return {"contexts": int(known.sum()), **with_intervals(statistics, groups[known])}
