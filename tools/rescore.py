@@ -47,6 +47,11 @@ _VARIANTS = tuple(
 )
 """The variants that documents quote."""
 
+_OF_CONTROLS = tuple(
+    name for name in _VARIANTS if name.startswith(("bleu_2", "distinct_2", "length_ratio", "top5_share"))
+)
+"""The variants by which tables set a control beside systems."""
+
 _CODE = (
     *("empax/data", "empax/evaluation", "empax/parts/attributes/linear.py", "empax/pipeline/judging.py"),
     *("empax/reporting/report.py", "tools/rescore.py"),
@@ -144,7 +149,7 @@ def score_run(run: Path, skip: int, source: Source) -> dict[str, Any]:
         "metrics": scores.metrics,
         "variants": scores.variants,
         "counts": scores.counts,
-        "controls": score_controls(rows, source.corpus.training),
+        "controls": score_controls(rows, source.corpus.training, variants=_OF_CONTROLS),
         "verdict": verdict(rows),
         "empathy": report.empathy_findings(rows, {"linear_judge": source.jury.about()}),
         "emotion_by_head": _by_head(rows),

@@ -19,7 +19,8 @@ CANNED = "oh no, i am so sorry to hear that. what did you do about it?"
 """One reply for every context."""
 
 NAMES = (
-    "bleu_1", "bleu_2", "bleu_3", "bleu_4", "token_f1", "distinct_1", "distinct_2", "length_ratio", "brevity_penalty",
+    "bleu_1", "bleu_2", "bleu_3", "bleu_4", "bleu_2_precision", "token_f1", "distinct_1", "distinct_2", "length_ratio",
+    "brevity_penalty",
 )  # fmt: skip
 """The metrics of the controls, in order."""
 
@@ -106,20 +107,23 @@ def _oracle(row: Prediction) -> str:
     return answers[int(np.argmax(scores))] if answers else ""
 
 
-def score_controls(rows: Sequence[Prediction], training: Sequence[Instance] = (), *, seed: int = 0) -> dict[str, Any]:
-    """Returns the values of every control, without intervals.
+def score_controls(
+    rows: Sequence[Prediction], training: Sequence[Instance] = (), *, seed: int = 0, variants: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Returns the values of every control, without intervals: by NAMES and `variants` (`evaluation.scoring.VARIANTS`).
 
     Returns:
       `system` (metric → value, computed by the same code), `controls` (name → `about` and `metrics`) and `absent`
       (name → reason).
     """
     made, absent = make_controls(rows, training, seed=seed)
-    found = {name: {"about": control.about, "metrics": _values(control.rows)} for name, control in made.items()}
-    return {"system": _values(rows), "controls": found, "absent": absent}
+    names = (*NAMES, *variants)
+    found = {name: {"about": control.about, "metrics": _values(control.rows, names)} for name, control in made.items()}
+    return {"system": _values(rows, names), "controls": found, "absent": absent}
 
 
-def _values(rows: Sequence[Prediction]) -> dict[str, float]:
-    return {name: estimate(statistic) for name, statistic in make_statistics(rows, NAMES).items()}
+def _values(rows: Sequence[Prediction], names: Sequence[str]) -> dict[str, float]:
+    return {name: estimate(statistic) for name, statistic in make_statistics(rows, names).items()}
 
 
 def empathy_agreement(rows: Sequence[Prediction], judge: str = "", *, seed: int = 0) -> dict[str, Any]:

@@ -70,7 +70,11 @@ def test_controls_are_scored_by_the_metrics_of_the_system():
     best = [f"gold reply number {i}" for i in range(12)]
     assert oracle["bleu_2"] == pytest.approx(bleu(best, references, 2))
     assert oracle["token_f1"] == pytest.approx(text.token_f1_rows(best, references).mean())
-    assert found["controls"]["canned"]["metrics"]["distinct_1"] < 10.0
+    canned = found["controls"]["canned"]["metrics"]
+    assert canned["distinct_1"] < 10.0
+    assert canned["bleu_2"] == pytest.approx(canned["brevity_penalty"] * canned["bleu_2_precision"])
+    more = controls.score_controls(rows(), TRAINING, variants=("bleu_2:moel",))["controls"]["canned"]["metrics"]
+    assert more == {**canned, "bleu_2:moel": more["bleu_2:moel"]}
 
 
 def judged(count=400, seed=0):

@@ -258,6 +258,20 @@ def test_answers_are_the_beams_by_likelihood_or_by_cosine(made, weight):
     np.testing.assert_array_equal(found.tokens[:, 0], best)
 
 
+@pytest.mark.slow
+def test_the_control_answers_with_any_of_the_beams(made):
+    task, given, params = made
+    control, likeliest = (
+        dataclasses.replace(task, decoder=decoder(dataclasses.replace(BEAM, rerank=rule))) for rule in ("random", "")
+    )
+    beams = np.asarray(jax.jit(lambda p: likeliest.generate(p, {}, given, jax.random.key(0)).tokens)(params))
+    draw = jax.jit(lambda p, rng: control.generate(p, {}, given, rng).tokens[:, 0])
+    said = np.stack([np.asarray(draw(params, jax.random.key(seed))) for seed in range(12)])
+    equal = (said[:, :, None] == beams).all(axis=-1)  # [draw, row, beam]
+    np.testing.assert_array_equal(equal.sum(axis=-1), 1)
+    assert equal.any(axis=0).all()
+
+
 def test_the_encoding_of_a_context_leaves_its_last_state_out(made):
     task, given, params = made
 
