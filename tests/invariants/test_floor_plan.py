@@ -66,7 +66,7 @@ def plain_name(package):
 FOR_DEVELOPERS = {"benchmarks", "docs", "mutation", "test"}
 
 
-@pytest.mark.parametrize("folder", ["empax", "configs", "tools", "benchmarks"])
+@pytest.mark.parametrize("folder", ["empax", "configs", "tools", "benchmarks", "tests"])
 def test_every_package_that_is_imported_is_declared(folder):
     extras = set(SETTINGS["project"]["optional-dependencies"])
     declared = packages(extras - FOR_DEVELOPERS if folder in ("empax", "configs") else extras)
