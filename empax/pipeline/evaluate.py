@@ -97,9 +97,11 @@ def check(settings: Settings, run: RunContext) -> None:
     answering = run.earlier("stage", settings.stage, able=("answers", lambda spec: spec.answer is not None))
     assert answering.spec is not None
     if settings.step and settings.step not in kept_steps(answering.loop):
+        loop, of = answering.loop, f"config.{settings.stage}"
         raise ConfigError(
-            f"config.{run.stage}.step = {settings.step} is not a step whose parameters config.{settings.stage} keeps; "
-            f"set config.{settings.stage}.keep_every_steps to a divisor of it, or step to 0."
+            f"config.{run.stage}.step = {settings.step} is not a step whose parameters {of} keeps ({loop.steps} steps, "
+            f"keep_every_steps = {loop.keep_every_steps}); set {of}.keep_every_steps to a divisor of a step that {of} "
+            "reaches, or step to 0."
         )
     if answering.spec.searches:
         run.earlier("index", settings.index, kind="index")

@@ -217,8 +217,8 @@ RECIPES = [
         {"lempex.key": "exchange"}, {"lempex.key": "response"}, of="lempex",
     ),
     recipe_case(
-        "pipeline/evaluate.py", "keep_every_steps to a divisor of it, or step to 0",
-        {"evaluate.step": 2}, {"evaluate.step": 2, "joint.keep_every_steps": 1},
+        "pipeline/evaluate.py", "keep_every_steps to a divisor of a step",
+        {"evaluate.step": 99}, {"evaluate.step": 2, "joint.keep_every_steps": 1},
     ),
     Case(
         "pipeline/index.py", "leave that stage out, or name a stage that trains one",
