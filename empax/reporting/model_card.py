@@ -46,7 +46,7 @@ class Exported:
     Attributes:
       what: "generator" or "retriever".
       stage: the stage of the checkpoint.
-      evaluated: the stage of the metrics; empty = none.
+      evaluated: the stage of the metrics, with the step if other parameters answered; empty = none.
       base: name or folder of the pretrained model that training started from; empty = none.
       passages: number of exemplars that the generator reads with a source; 0 = none.
       exemplars: their layout, see `data.sources.ExemplarLayout`.

@@ -60,11 +60,14 @@ def export_run(workdir: Path, output: Path, settings: ExportSettings) -> str:
             found.base, found.model.config, kept=False, instead="export with --lora=merged", tokenizer=found.tokenizer
         )
     main = evaluate.main_stage(plan)
+    evaluated = plan.stages[main].settings.stage if main else ""
+    if main and (step := plan.stages[main].settings.step):
+        evaluated += f", step {step}"  # exports have the parameters that the stage chose
     by = main if main and found.what == "generator" and plan.stages[main].settings.decoding is not None else ""
     about = Exported(
         what=found.what,
         stage=found.stage,
-        evaluated=plan.stages[main].settings.stage if main else "",
+        evaluated=evaluated,
         base=beneath,
         passages=found.passages,
         exemplars=found.exemplars,

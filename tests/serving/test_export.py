@@ -315,6 +315,20 @@ def test_the_card_of_a_run_that_another_decoder_evaluated_says_so(made, tmp_path
         assert (f"`config.{main}.decoding`" in (tmp_path / f"out{said}" / "README.md").read_text()) is said
 
 
+def test_the_card_of_a_run_that_answered_with_parameters_of_another_step_says_so(made, tmp_path):
+    files, _ = made
+    config = read_json(files.config)
+    main = next(name for name in config["run"] if config[name].get("kind") == "evaluate")
+    shutil.copytree(files.root, tmp_path / "run")
+    other = WorkDir(tmp_path / "run")
+    config[main]["step"] = 3
+    write_json(other.config, config)
+    write_json(other.root / "report.json", REPORT)
+    export_run(other.root, tmp_path / "out", ExportSettings())
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"answered with stage `{config[main]['stage']}, step 3`, not with this model" in card
+
+
 @pytest.fixture
 def adapted(made, tmp_path):
     """The same run with adapters in place of its generator's weights, and the adapters."""
