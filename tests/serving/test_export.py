@@ -302,31 +302,29 @@ def test_the_card_says_what_the_run_does_beyond_the_model():
         assert said not in model_card(about, CONFIG, None) or "evaluated_by" in changes
 
 
-def test_the_card_of_a_run_that_another_decoder_evaluated_says_so(made, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"decoding": {"method": "sample", "rerank": "consensus", "num_samples": 4}}, "`config.{main}.decoding`"),
+        ({"step": 3}, "answered with stage `{stage}, step 3`, not with this model"),
+    ],
+    ids=["as exported", "decoder", "step"],
+)
+def test_the_card_of_a_run_that_was_evaluated_otherwise_says_so(changes, said, made, tmp_path):
     files, _ = made
     config = read_json(files.config)
     main = next(name for name in config["run"] if config[name].get("kind") == "evaluate")
-    shutil.copytree(files.root, tmp_path / "run")
-    other = WorkDir(tmp_path / "run")
-    config[main]["decoding"] = {"method": "sample", "rerank": "consensus", "num_samples": 4}
-    write_json(other.config, config)
-    for where, said in ((files.root, False), (other.root, True)):
-        export_run(where, tmp_path / f"out{said}", ExportSettings())
-        assert (f"`config.{main}.decoding`" in (tmp_path / f"out{said}" / "README.md").read_text()) is said
-
-
-def test_the_card_of_a_run_that_answered_with_parameters_of_another_step_says_so(made, tmp_path):
-    files, _ = made
-    config = read_json(files.config)
-    main = next(name for name in config["run"] if config[name].get("kind") == "evaluate")
-    shutil.copytree(files.root, tmp_path / "run")
-    other = WorkDir(tmp_path / "run")
-    config[main]["step"] = 3
+    other = WorkDir(shutil.copytree(files.root, tmp_path / "run"))
+    config[main].update(changes)
     write_json(other.config, config)
     write_json(other.root / "report.json", REPORT)
     export_run(other.root, tmp_path / "out", ExportSettings())
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"answered with stage `{config[main]['stage']}, step 3`, not with this model" in card
+    if said:
+        assert said.format(main=main, stage=config[main]["stage"]) in card
+    assert (f"decoded with stage `{config[main]['stage']}`" in card) == ("step" not in changes)
+    assert (f"`config.{main}.decoding`" in card) == ("decoding" in changes)
 
 
 @pytest.fixture
