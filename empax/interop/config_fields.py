@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 from empax.core.config import ConfigError
 from empax.data.model_files import short, warn_of_unknown
-from empax.models.bert import DISTILBERT
+from empax.models import bert, t5
+from empax.models.foreign_fields import COMMON
 
 _NOTHING = """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels attn_implementation
@@ -210,29 +211,22 @@ _ROPE_RULES = _rules(
 )
 
 # Our names of settings = their names.
-_LLAMA_NAMES = _pairs("""
-    d_model=hidden_size num_heads=num_attention_heads num_kv_heads=num_key_value_heads d_ff=intermediate_size
-    num_layers=num_hidden_layers max_positions=max_position_embeddings activation=hidden_act
-    layer_norm_eps=rms_norm_eps tie_embeddings=tie_word_embeddings
-    original_positions=original_max_position_embeddings""")
+_LLAMA_NAMES = COMMON | _pairs("""
+    num_kv_heads=num_key_value_heads activation=hidden_act layer_norm_eps=rms_norm_eps
+    tie_embeddings=tie_word_embeddings original_positions=original_max_position_embeddings""")
 _GPT2_NAMES = _pairs("""
     d_model=n_embd num_heads=n_head num_layers=n_layer max_positions=n_positions d_ff=n_inner
     activation=activation_function layer_norm_eps=layer_norm_epsilon tie_embeddings=tie_word_embeddings""")
 _OPT_NAMES = _LLAMA_NAMES | _pairs("d_ff=ffn_dim activation=activation_function embedding_size=word_embed_proj_dim")
-_T5_NAMES = _pairs("""
-    head_dim=d_kv num_encoder_layers=num_layers activation=feed_forward_proj layer_norm_eps=layer_norm_epsilon
-    tie_embeddings=tie_word_embeddings relative_buckets=relative_attention_num_buckets
-    start_id=decoder_start_token_id""")
 _BART_NAMES = _pairs("""
     num_heads=encoder_attention_heads d_ff=encoder_ffn_dim num_encoder_layers=encoder_layers
     num_decoder_layers=decoder_layers max_positions=max_position_embeddings activation=activation_function
     tie_embeddings=tie_word_embeddings""")
-_BERT_NAMES = _LLAMA_NAMES | {"layer_norm_eps": "layer_norm_eps"}
 _THEIR_NAMES: dict[str, dict[str, str]] = {
-    **dict.fromkeys(_T5S, _T5_NAMES),
+    **dict.fromkeys(_T5S, t5.FIELDS | {"tie_embeddings": "tie_word_embeddings"}),
     **dict.fromkeys(_BARTS, _BART_NAMES),
-    **dict.fromkeys(_BERTS, _BERT_NAMES),
-    "distilbert": _BERT_NAMES | DISTILBERT,
+    **dict.fromkeys(_BERTS, bert.FIELDS),
+    "distilbert": bert.FIELDS | bert.DISTILBERT,
     **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), _LLAMA_NAMES),
     "gpt2": _GPT2_NAMES,
     "opt": _OPT_NAMES,

@@ -23,6 +23,7 @@ from empax.interop.parameters import foreign_tensors
 from empax.interop.safetensors_out import SHARD_BYTES, new_folder, write_tensors
 from empax.interop.sentence_modules import write_modules
 from empax.interop.tied_embeddings import HEAD
+from empax.models import bert, t5
 from empax.models.bert import BertConfig, BertEncoder
 from empax.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from empax.models.dual_encoder import DualEncoder
@@ -240,23 +241,11 @@ def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[st
         "model_type": "t5",
         "architectures": ["T5ForConditionalGeneration"],
         "is_encoder_decoder": True,
-        "vocab_size": config.vocab_size,
-        "d_model": config.d_model,
-        "d_kv": config.head_dim,
-        "d_ff": config.d_ff,
-        "num_heads": config.num_heads,
-        "num_layers": config.num_encoder_layers,
-        "num_decoder_layers": config.num_decoder_layers,
-        "relative_attention_num_buckets": config.relative_buckets,
-        "relative_attention_max_distance": config.relative_max_distance,
-        "dropout_rate": config.dropout,
-        "layer_norm_epsilon": config.layer_norm_eps,
-        "feed_forward_proj": config.activation,
+        **{theirs: getattr(config, ours) for ours, theirs in t5.FIELDS.items()},
         # If this is true, Transformers 4 ties the head and scales the logits; if only the first is wanted,
         # `export_generator` writes the head. Transformers 5 has another field for the scale, and ties by the weights.
         "tie_word_embeddings": config.tie_embeddings and config.output_scale,
         "scale_decoder_outputs": config.output_scale,
-        "decoder_start_token_id": config.start_id,
         "eos_token_id": eos_id,
         "pad_token_id": pad_id,
         "dtype": "float32",
@@ -265,21 +254,12 @@ def t5_fields(config: TransformerConfig, *, eos_id: int, pad_id: int) -> dict[st
 
 def bert_fields(config: BertConfig, *, pad_id: int) -> dict[str, Any]:
     """Returns the `config.json` of a BERT: the inverse of `models.bert.bert_config`."""
-    attention_dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
+    if config.attention_dropout is None:
+        config = dataclasses.replace(config, attention_dropout=config.dropout)
     return {
         "model_type": "bert",
         "architectures": ["BertModel"],
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.d_ff,
-        "hidden_act": config.activation,
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": attention_dropout,
-        "max_position_embeddings": config.max_positions,
-        "type_vocab_size": config.type_vocab_size,
-        "layer_norm_eps": config.layer_norm_eps,
+        **{theirs: getattr(config, ours) for ours, theirs in bert.FIELDS.items()},
         "position_embedding_type": "absolute",
         "pad_token_id": pad_id,
         "dtype": "float32",

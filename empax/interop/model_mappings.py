@@ -30,10 +30,10 @@ def _norm_rows(names: dict[str, str]) -> list[Row]:
 
 
 def _attention(ours: str, foreign: str, inward: str, outward: str, *, bias: bool = True) -> list[Row]:
-    """Returns the rows of an attention; `inward` is a pattern that takes "q", "k" and "v"."""
+    """Returns the rows of an attention; `inward` is a pattern: {} takes "q", "k" and "v", {1} our whole names."""
     rows = []
     for name in ("query", "key", "value"):
-        rows += _rows(f"{ours}/{name}", f"{foreign}.{inward.format(name[0])}", LINEAR, FLAT if bias else None)
+        rows += _rows(f"{ours}/{name}", f"{foreign}.{inward.format(name[0], name)}", LINEAR, FLAT if bias else None)
     return rows + _rows(f"{ours}/out", f"{foreign}.{outward}", LINEAR_OUT, SAME if bias else None)
 
 
@@ -245,9 +245,7 @@ def bert_mapping(config: BertConfig, base: str = "") -> Mapping:
         rows += _attention(f"{layers}/attention", f"{layer}.attention.attn", "{}", "o")
         norms[f"{layers}/attention_norm"] = f"{layer}.attention.LayerNorm"
     else:
-        for name in ("query", "key", "value"):
-            rows += _rows(f"{layers}/attention/{name}", f"{layer}.attention.self.{name}", LINEAR, FLAT)
-        rows += _rows(f"{layers}/attention/out", f"{layer}.attention.output.dense", LINEAR_OUT)
+        rows += _attention(f"{layers}/attention", f"{layer}.attention", "self.{1}", "output.dense")
         norms[f"{layers}/attention_norm"] = f"{layer}.attention.output.LayerNorm"
     rows += _feed_forward(layers, layer, ("intermediate.dense", "output.dense"))
     base = re.escape(base)

@@ -15,7 +15,7 @@ import safetensors.numpy
 from empax.core.config import ConfigError
 from empax.core.files import DataError, WorkDir, replacing, system_errors, write_json, write_text
 from empax.core.lock import writing
-from empax.interop.tensors import Tensor, Tensors
+from empax.interop.tensors import Tensors
 
 SHARD_BYTES = 5_000_000_000
 """Maximum bytes of tensors in one file, as the Hub's tools expect."""
@@ -26,20 +26,20 @@ def write_tensors(folder: Path, tensors: Tensors, *, max_shard_bytes: int = SHAR
 
     A larger tensor gets a separate file. The index is written last: without it, the shards are ignored.
     """
-    shards = _plan(tensors, max_shard_bytes)
-    if len(shards) == 1:
-        _write(folder / f"{stem}.safetensors", tensors)
-        return
-    weight_map = {}
-    for number, names in enumerate(shards, start=1):
-        file = folder / f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
-        _write(file, {name: tensors[name] for name in names})
-        weight_map |= dict.fromkeys(names, file.name)
-    metadata = {
-        "total_size": sum(map(_num_bytes, tensors.values())),
-        "total_parameters": sum(math.prod(tensor.shape) for tensor in tensors.values()),
-    }
-    write_json(folder / f"{stem}.safetensors.index.json", {"metadata": metadata, "weight_map": weight_map})
+    from huggingface_hub import split_state_dict_into_shards_factory  # imported here because it is slow
+
+    shards = split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=lambda tensor: math.prod(tensor.shape) * tensor.dtype.itemsize,
+        filename_pattern=f"{stem}{{suffix}}.safetensors",
+        max_shard_size=max_shard_bytes,
+    )
+    for file, names in shards.filename_to_tensors.items():
+        _write(folder / file, {name: tensors[name] for name in names})
+    if shards.is_sharded:
+        metadata = shards.metadata | {"total_parameters": sum(math.prod(tensor.shape) for tensor in tensors.values())}
+        index = {"metadata": metadata, "weight_map": shards.tensor_to_filename}
+        write_json(folder / f"{stem}.safetensors.index.json", index)
 
 
 def check_new(path: Path) -> None:
@@ -82,24 +82,6 @@ def new_folder(path: Path, *, card: str = "") -> Iterator[Path]:
                 filled.replace(path)
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
-
-
-def _plan(tensors: Tensors, limit: int) -> list[list[str]]:
-    """Assigns names to shards, filled in order."""
-    shards: list[list[str]] = [[]]
-    room = limit
-    for name, tensor in tensors.items():
-        size = _num_bytes(tensor)
-        if shards[-1] and size > room:
-            shards.append([])
-            room = limit
-        shards[-1].append(name)
-        room -= size
-    return shards
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 def _write(file: Path, tensors: Tensors) -> None:

@@ -11,7 +11,6 @@ import math
 import re
 import struct
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -96,12 +95,10 @@ class _Archive:
 
     def _read(self, name: str) -> bytes:
         entry = self._entry(name)
+        entry.check()
         with self._file.open("rb") as stream:
             stream.seek(entry.offset)
-            content = stream.read(entry.num_bytes)
-        if entry.crc and zlib.crc32(content) != entry.crc:
-            raise DataError(f"{self._file} is damaged: {name} does not match its checksum; fetch it again.")
-        return content
+            return stream.read(entry.num_bytes)
 
     def _entry(self, name: str) -> Checksum:
         """Locates an entry by both of its headers; files may be written without checksums."""

@@ -94,6 +94,16 @@ _SIZES: dict[str, tuple[int, int, int, int]] = {  # d_model, d_ff, heads, layers
 """Source: Devlin et al. 2019, Sec. 3; Izacard et al. 2022, Sec. 3 (Contriever is a BERT-base)."""
 
 
+FIELDS = COMMON | {
+    "type_vocab_size": "type_vocab_size",
+    "activation": "hidden_act",
+    "layer_norm_eps": "layer_norm_eps",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+}
+"""Field names in the config.json of a BERT, by ours."""
+
+
 def bert_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> BertConfig:
     """Returns the settings of a BERT, from a preset or from the fields of a Hugging Face `config.json`.
 
@@ -181,14 +191,7 @@ def _padding(fields: Mapping[str, Any]) -> int:
 def _from_fields(
     fields: Mapping[str, Any], title: str, changes: Mapping[str, Any], renamed: Mapping[str, str] | None = None
 ) -> BertConfig:
-    own = {
-        "type_vocab_size": "type_vocab_size",
-        "activation": "hidden_act",
-        "layer_norm_eps": "layer_norm_eps",
-        "dropout": "hidden_dropout_prob",
-        "attention_dropout": "attention_probs_dropout_prob",
-    }
-    names = {**COMMON, **own, **(renamed or {})}
+    names = {**FIELDS, **(renamed or {})}
     required(fields, {ours: names[ours] for ours in _REQUIRED}, title)
     if fields.get("is_decoder"):
         raise ConfigError(f"is_decoder = True, but a {title} is an encoder here; set it to False.")

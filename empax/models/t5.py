@@ -33,6 +33,21 @@ _ALIASES = {"t5-xl": "t5-3b"} | {
 }
 
 
+_REQUIRED = {name: name for name in ("vocab_size", "d_model", "d_ff", "num_heads")}
+_REQUIRED |= {"head_dim": "d_kv", "num_encoder_layers": "num_layers"}
+_OPTIONAL = {
+    "dropout": "dropout_rate",
+    "relative_buckets": "relative_attention_num_buckets",
+    "relative_max_distance": "relative_attention_max_distance",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "start_id": "decoder_start_token_id",
+    "num_decoder_layers": "num_decoder_layers",
+    "activation": "feed_forward_proj",
+}
+FIELDS = _REQUIRED | _OPTIONAL
+"""Field names in the config.json of a T5, by ours."""
+
+
 def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> TransformerConfig:
     """Returns the settings of a T5, from a preset or from the fields of a Hugging Face `config.json`.
 
@@ -49,19 +64,9 @@ def t5_config(name_or_fields: str | Mapping[str, Any], **changes: Any) -> Transf
     if isinstance(name_or_fields, str):
         name_or_fields = _preset(name_or_fields)
     fields = name_or_fields
-    names = {name: name for name in ("vocab_size", "d_model", "d_ff", "num_heads")}
-    given = required(fields, {**names, "head_dim": "d_kv", "num_encoder_layers": "num_layers"}, "T5")
+    given = required(fields, _REQUIRED, "T5")
     tied = field_or(fields, "tie_word_embeddings", True)
-    optional = {
-        "dropout": "dropout_rate",
-        "relative_buckets": "relative_attention_num_buckets",
-        "relative_max_distance": "relative_attention_max_distance",
-        "layer_norm_eps": "layer_norm_epsilon",
-        "start_id": "decoder_start_token_id",
-        "num_decoder_layers": "num_decoder_layers",
-        "activation": "feed_forward_proj",
-    }
-    more = {ours: fields[theirs] for ours, theirs in optional.items() if fields.get(theirs) is not None}
+    more = {ours: fields[theirs] for ours, theirs in _OPTIONAL.items() if fields.get(theirs) is not None}
     config = TransformerConfig(
         **given,
         num_decoder_layers=more.pop("num_decoder_layers", fields["num_layers"]),

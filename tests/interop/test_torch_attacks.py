@@ -307,7 +307,7 @@ def test_every_flipped_bit_of_pickle_and_numbers_is_noticed(tmp_path):
     assert len(places) > 100
     for place in sorted(places):
         file.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
-        with pytest.raises(DataError, match=r"is damaged: .* (does not match its checksum|have another checksum)"):
+        with pytest.raises(DataError, match=r"is damaged: .* have another checksum"):
             [np.asarray(found) for found in read_torch(file).values()]
 
 

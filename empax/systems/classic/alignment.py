@@ -216,7 +216,7 @@ class Alignment(Reader):
     def _affection(self, batch: ClassicBatch, concepts: ConceptWords, words: EncoderDecoder) -> Memory:
         """Returns the words and concepts, weighted by the intensity of their emotion; the weights have a mean of 1."""
         assert batch.intensity is not None
-        nodes, _ = concept_nodes(self.config, batch, concepts, words, self.role)
+        nodes = concept_nodes(batch, concepts, words, self.role)
         mask = jnp.concatenate([batch.source_mask, concepts.mask], axis=1)
         intensity = jnp.concatenate([batch.intensity, concepts.intensity], axis=1)
         shares = jax.nn.softmax(jnp.where(mask, intensity, MASKED))
@@ -260,12 +260,9 @@ class Alignment(Reader):
         """Returns the posterior's losses: "bag" predicts the response's words from it, "kl" pulls the prior to it."""
         ids = jnp.concatenate([batch.source[:, :1], batch.target], axis=1)
         mask = jnp.concatenate([jnp.ones_like(batch.target_mask[:, :1]), batch.target_mask], axis=1)
-        queries = (
-            words.encode(None, mask, embedded=words.embed(ids), deterministic=not train),
-            encode_texts(self.follows, words, ids, mask, train=train),
-        )
         found = [
-            self._chosen(states[:, 0].astype(jnp.float32), graph) for states, graph in zip(queries, graphs, strict=True)
+            self._chosen(encode_texts(stack, words, ids, mask, train=train)[:, 0].astype(jnp.float32), graph)
+            for stack, graph in zip((words.encoder, self.follows), graphs, strict=True)
         ]
         bag = self.bag(jnp.tanh(self.bag_hidden(jnp.concatenate([vector for vector, _ in found], axis=-1))))
         picked = jnp.take_along_axis(jax.nn.log_softmax(bag), batch.target, axis=1)

@@ -82,16 +82,12 @@ def concept_edges(mask: Bool[Array, "B S"], concepts: ConceptWords) -> Bool[Arra
 
 
 def concept_nodes(
-    config: TransformerConfig,
-    batch: ClassicBatch,
-    concepts: ConceptWords,
-    words: EncoderDecoder,
-    role: Float[Array, " D"],
-) -> tuple[Float[Array, "B J D"], float]:
-    """Returns the scaled embeddings of words with their speaker and of concepts with their role, and the scale."""
-    scale = config.d_model**0.5 if config.embed_scale else 1.0
+    batch: ClassicBatch, concepts: ConceptWords, words: EncoderDecoder, role: Float[Array, " D"]
+) -> Float[Array, "B J D"]:
+    """Returns the embeddings, times sqrt(D), of words with their speaker and of concepts with their role."""
     context = words.embed(batch.source) + words.embed(batch.speaker)
-    return scale * jnp.concatenate([context, words.embed(concepts.ids) + role[None, None]], axis=1), scale
+    nodes = jnp.concatenate([context, words.embed(concepts.ids) + role[None, None]], axis=1)
+    return words.config.d_model**0.5 * nodes
 
 
 class Concepts(Reader):
@@ -141,10 +137,10 @@ class Concepts(Reader):
 
     def _joined(self, batch: ClassicBatch, concepts: ConceptWords, words: EncoderDecoder) -> Float[Array, "B J D"]:
         """Returns the words after they have read their concepts, and the concepts, both unscaled."""
-        nodes, scale = concept_nodes(self.config, batch, concepts, words, self.role)
+        nodes = concept_nodes(batch, concepts, words, self.role)
         length = batch.source.shape[1]
         context = self.graph(nodes[:, :length], nodes, concept_edges(batch.source_mask, concepts))
-        return jnp.concatenate([context, nodes[:, length:]], axis=1) / scale
+        return jnp.concatenate([context, nodes[:, length:]], axis=1) / self.config.d_model**0.5
 
 
 def attention_loss(

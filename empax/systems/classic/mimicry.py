@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import flax.linen as nn
@@ -14,7 +14,6 @@ from jaxtyping import Array, Bool, Float
 
 from empax.core.config import check_numbers
 from empax.core.types import EMOTIONS, IS_POSITIVE, POSITIVE_EMOTIONS
-from empax.data.knowledge import SOCIAL_RELATIONS
 from empax.models.arithmetic import contract
 from empax.models.heads import masked_mean
 from empax.models.latent import Gaussian, draw, gaussian_kl
@@ -22,11 +21,8 @@ from empax.models.layers import normal, sinusoidal_positions
 from empax.models.stack import Stack
 from empax.models.transformer import EncoderDecoder
 from empax.models.transformer_config import TransformerConfig
-from empax.systems.classic.readers import FEELINGS, ClassicBatch, Linear, Read, Reader, encode_texts
+from empax.systems.classic.readers import COGNITION, ClassicBatch, Linear, Read, Reader, encode_texts
 
-AFFECTION = SOCIAL_RELATIONS.index(FEELINGS)
-"""The relation of feelings."""
-COGNITION = [relation for relation in range(len(SOCIAL_RELATIONS)) if relation != AFFECTION]
 _HIDDEN = 3  # width of the hidden layer, in multiples of d_model
 
 
@@ -195,10 +191,10 @@ class Refinement(Reader):
 
     def __call__(self, batch: ClassicBatch, words: EncoderDecoder, read: Read, *, train: bool) -> Read:
         rows, width, size = read.states.shape
-        feelings = self._vectors(self.affection, [AFFECTION], masked_mean, batch, words, train)
+        feelings = self._vectors(self.affection, slice(1), masked_mean, batch, words, train)
         affection = self.refined_affection(feelings, read.states, read.mask, train=train)
         # The other four relations share their layers, so they form one batch.
-        others = self._vectors(self.cognition, COGNITION, lambda states, _: states[:, 0], batch, words, train)
+        others = self._vectors(self.cognition, slice(1, None), lambda states, _: states[:, 0], batch, words, train)
         states, mask = (jnp.concatenate([x] * len(COGNITION)) for x in (read.states, read.mask))
         cognition = self.refined_cognition(others, states, mask, train=train).reshape(-1, rows, width, size)
         joined = jnp.concatenate([*cognition, affection], axis=-1).astype(jnp.float32)
@@ -210,15 +206,16 @@ class Refinement(Reader):
     def _vectors(
         self,
         stack: Stack,
-        relations: Sequence[int],
+        relations: slice,
         pool: Callable[[Float[Array, "N F D"], Bool[Array, "N F"]], Float[Array, "N D"]],
         batch: ClassicBatch,
         words: EncoderDecoder,
         train: bool,
     ) -> Float[Array, "N D"]:
-        """Returns a vector of the facts of each relation and row, relation by relation."""
+        """Returns a vector of the facts of each of these SOCIAL_RELATIONS and row, relation by relation."""
         assert batch.facts is not None
         assert batch.facts_mask is not None
-        ids, mask = (jnp.concatenate([x[:, r] for r in relations]) for x in (batch.facts, batch.facts_mask))
+        facts = (x[:, relations] for x in (batch.facts, batch.facts_mask))
+        ids, mask = (jnp.swapaxes(x, 0, 1).reshape(-1, x.shape[2]) for x in facts)
         states = encode_texts(stack, words, ids, mask, train=train)
         return jnp.where(mask.any(axis=1, keepdims=True), pool(states, mask).astype(jnp.float32), 0.0)

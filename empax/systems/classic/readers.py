@@ -21,9 +21,8 @@ from empax.models.transformer import EncoderDecoder
 from empax.models.transformer_config import TransformerConfig
 from empax.parts.generator import contrast
 
-FEELINGS = "xReact"
-COGNITION = tuple(relation for relation in SOCIAL_RELATIONS if relation != FEELINGS)
-"""The relations that describe what follows from a turn, except feelings."""
+FEELINGS, COGNITION = SOCIAL_RELATIONS[0], SOCIAL_RELATIONS[1:]
+"""The relation of feelings, xReact, and those of what else follows from a turn."""
 
 
 @flax.struct.dataclass

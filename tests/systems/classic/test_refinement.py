@@ -10,10 +10,11 @@ import pytest
 from empax.core.types import Instance
 from empax.data.knowledge import SOCIAL_RELATIONS, Fact
 from empax.data.words import train_words
-from empax.systems.classic.mimicry import AFFECTION, COGNITION
 from empax.systems.classic.settings import ClassicSettings
 from empax.systems.classic.stages import ClassicParts
 from tests.systems.classic.small import END, rows_of, token_nll
+
+AFFECTION, COGNITION = SOCIAL_RELATIONS.index("xReact"), range(1, 5)
 
 
 def with_facts(one, relation, *, ids=None, mask=None):
