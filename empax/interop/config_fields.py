@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from empax.core.config import ConfigError
 from empax.data.model_files import short, warn_of_unknown
-from empax.models import bert, t5
+from empax.models import bart, bert, t5
 from empax.models.foreign_fields import COMMON
 
 _NOTHING = """
@@ -218,13 +218,9 @@ _GPT2_NAMES = _pairs("""
     d_model=n_embd num_heads=n_head num_layers=n_layer max_positions=n_positions d_ff=n_inner
     activation=activation_function layer_norm_eps=layer_norm_epsilon tie_embeddings=tie_word_embeddings""")
 _OPT_NAMES = _LLAMA_NAMES | _pairs("d_ff=ffn_dim activation=activation_function embedding_size=word_embed_proj_dim")
-_BART_NAMES = _pairs("""
-    num_heads=encoder_attention_heads d_ff=encoder_ffn_dim num_encoder_layers=encoder_layers
-    num_decoder_layers=decoder_layers max_positions=max_position_embeddings activation=activation_function
-    tie_embeddings=tie_word_embeddings""")
 _THEIR_NAMES: dict[str, dict[str, str]] = {
     **dict.fromkeys(_T5S, t5.FIELDS | {"tie_embeddings": "tie_word_embeddings"}),
-    **dict.fromkeys(_BARTS, _BART_NAMES),
+    **dict.fromkeys(_BARTS, bart.FIELDS),
     **dict.fromkeys(_BERTS, bert.FIELDS),
     "distilbert": bert.FIELDS | bert.DISTILBERT,
     **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), _LLAMA_NAMES),

@@ -117,34 +117,37 @@ def pegasus_config(fields: Mapping[str, Any], **changes: Any) -> TransformerConf
     return _config(fields, family, changes)
 
 
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "d_model": "d_model",
+    "num_heads": "encoder_attention_heads",
+    "d_ff": "encoder_ffn_dim",
+    "num_encoder_layers": "encoder_layers",
+    "num_decoder_layers": "decoder_layers",
+    "max_positions": "max_position_embeddings",
+    "start_id": "decoder_start_token_id",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "activation_dropout": "activation_dropout",
+    "activation": "activation_function",
+    "embed_scale": "scale_embedding",
+    "tie_embeddings": "tie_word_embeddings",
+    "embedding_stddev": "init_std",
+}
+"""Field names in the config.json of a BART, by ours."""
+
+
 def _config(fields: Mapping[str, Any], family: _Family, changes: Mapping[str, Any]) -> TransformerConfig:
     defaults = {"activation_function": "gelu", "attention_dropout": 0.0, "activation_dropout": 0.0, "init_std": 0.02}
     fields = {**defaults, **fields}
     _check(fields, family)
-    names = {
-        "max_positions": "max_position_embeddings",
-        "start_id": "decoder_start_token_id",
-        "dropout": "dropout",
-        "attention_dropout": "attention_dropout",
-        "activation_dropout": "activation_dropout",
-        "activation": "activation_function",
-        "embed_scale": "scale_embedding",
-        "tie_embeddings": "tie_word_embeddings",
-        "embedding_stddev": "init_std",
-    }
     given = {"max_positions": family.max_positions, "start_id": family.start_id}
-    given |= {ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}
-    given |= changes
-    if given["start_id"] is None:
+    given |= {ours: fields[theirs] for ours, theirs in FIELDS.items() if theirs in fields}
+    if changes.get("start_id", given["start_id"]) is None:
         raise ConfigError(f"{one(family.title)} lacks decoder_start_token_id: set it to {family.start}.")
     config = TransformerConfig(
-        vocab_size=fields["vocab_size"],
-        d_model=fields["d_model"],
-        num_heads=fields["encoder_attention_heads"],
+        **given,
         head_dim=head_size(fields, "d_model", "encoder_attention_heads", family.title),
-        d_ff=fields["encoder_ffn_dim"],
-        num_encoder_layers=fields["encoder_layers"],
-        num_decoder_layers=fields["decoder_layers"],
         inner_dropout=bool(fields["activation_dropout"]),
         pre_norm=family.pre_norm,
         embedding_norm=family.embedding_norm,
@@ -156,7 +159,7 @@ def _config(fields: Mapping[str, Any], family: _Family, changes: Mapping[str, An
         layer_norm_eps=1e-5,  # PyTorch's default; config.json does not say
         output_bias="constant",
     )
-    return dataclasses.replace(config, **given)
+    return dataclasses.replace(config, **changes)
 
 
 def _check(fields: Mapping[str, Any], family: _Family) -> None:
