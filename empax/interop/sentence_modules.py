@@ -32,10 +32,7 @@ _OLD_NAMES: dict[str, str] = {
 }
 """Names of poolings whose switches in older folders differ."""
 
-_TEXT_CONFIGS = tuple(
-    f"sentence_{name}_config.json"
-    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
+_TEXT_CONFIGS = tuple(f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "xlm-roberta"))
 _NO_LIMIT = 10**9  # tokenizers write 10**30 for no limit
 _SENTENCE = (None, "sentence_embedding")
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize")

@@ -179,9 +179,14 @@ class Classic(nn.Module):
         hidden: Float[Array, "B T D"],
         weights: Float[Array, "B T S"] | None = None,
         words: Int[Array, "B S"] | None = None,
+        table: Float[Array, "V D"] | None = None,
     ) -> Float[Array, "B T V"]:
-        """Returns the logits of the results of `decode_with_weights`; copying needs the word of each source state."""
-        logits = contract("BTD,VD->BTV", hidden, self.output_embedding, result=jnp.float32)
+        """Returns the logits of the results of `decode_with_weights`; copying needs the word of each source state.
+
+        `table` is a cache's.
+        """
+        table = self.output_embedding if table is None else table
+        logits = contract("BTD,VD->BTV", hidden, table, result=jnp.float32)
         logits = logits + self.output_bias[None, None]
         if not self.copies:
             return logits
@@ -207,6 +212,8 @@ class Classic(nn.Module):
         """Returns an empty cache for `num_hypotheses` answers of at most `max_length` tokens each."""
         sizes: dict[str, Any] = {"num_hypotheses": num_hypotheses, "max_length": max_length}
         cache = self.core.start_cache(read.states, mask, start=read.start, memories=read.memories, **sizes)
+        if cache.table is not None:  # the core's, which no logits read
+            cache = cache.replace(table=self.output_embedding.astype(cache.table.dtype))  # type: ignore[attr-defined]
         if not self.has_listeners:
             return ClassicCache(cache, words=read.words)
         return ClassicCache(cache, self.expert_layer.start_cache(read, **sizes), read.gate, read.words)
@@ -217,4 +224,5 @@ class Classic(nn.Module):
         if listeners is not None:
             states, listeners = self.expert_layer.step(states, cache.gate, listeners)
         hidden, decoder, weights = self.core.decoder.step(states, cache.decoder, with_weights=self.copies)
-        return self.logits_from(hidden, weights, cache.words), cache.replace(decoder=decoder, listeners=listeners)  # type: ignore[attr-defined]
+        logits = self.logits_from(hidden, weights, cache.words, decoder.table)
+        return logits, cache.replace(decoder=decoder, listeners=listeners)  # type: ignore[attr-defined]

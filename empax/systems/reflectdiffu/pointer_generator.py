@@ -98,9 +98,10 @@ class PointerGenerator(nn.Module):
         gate: Float[Array, "B T"],
         weights: Float[Array, "B T S"],
         source: Int[Array, "B S"],
+        table: Float[Array, "V D"] | None = None,
     ) -> Float[Array, "B T W"]:
-        """Returns the log-probabilities of `decode` from the results of `decode_with_gate`."""
-        return mixed_with_copies(self.model.logits_from(hidden), gate, weights, source, slots=self.slots)
+        """Returns the log-probabilities of `decode` from the results of `decode_with_gate`; `table` is a cache's."""
+        return mixed_with_copies(self.model.logits_from(hidden, table), gate, weights, source, slots=self.slots)
 
     def decode(
         self,
@@ -160,4 +161,5 @@ class PointerGenerator(nn.Module):
         before: DecodeCache = cache.decoder
         hidden, after, weights = self.model.step_with_weights(known, before)
         gate = self._gate(hidden, weights, self.embed(known), cache.states)
-        return self.logits_from(hidden, gate, weights, cache.source), cache.replace(decoder=after)  # type: ignore[attr-defined]
+        logits = self.logits_from(hidden, gate, weights, cache.source, before.table)
+        return logits, cache.replace(decoder=after)  # type: ignore[attr-defined]

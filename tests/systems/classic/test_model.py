@@ -67,6 +67,21 @@ def test_cached_decoding_is_teacher_forcing(made, form):
             np.testing.assert_allclose(logits[:, 1], expected[:, t], rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("form", ["moel", "kemp"])
+def test_an_accelerator_converts_the_output_layer_once_for_all_steps(form, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    one = make(form, dtype="bfloat16")
+    read = one.read(one.batch)
+    cache = one.apply(read, read.mask, num_hypotheses=1, max_length=2, method="start_cache")
+    np.testing.assert_array_equal(cache.decoder.table, one.params["output_embedding"].astype(jnp.bfloat16))
+    expected = one.apply(one.batch.target, read, train=False, method="decode")
+    logits, _ = one.apply(jnp.full((3, 1), START), cache, method="step")
+    np.testing.assert_allclose(logits[:, 0], expected[:, 0], rtol=0.05, atol=0.05)
+    none = {**one.params, "output_embedding": jnp.zeros_like(one.params["output_embedding"])}
+    again, _ = one.apply(jnp.full((3, 1), START), cache, params=none, method="step")
+    np.testing.assert_array_equal(again, logits)  # steps read the cache's alone
+
+
 @pytest.mark.parametrize("form", ["moel", "mime", "empdg", "kemp", "case", *rarely("transformer", "cem")])
 def test_padding_changes_nothing(made, form):
     one, batch = made[form], made[form].batch

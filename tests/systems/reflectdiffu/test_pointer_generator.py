@@ -1,5 +1,7 @@
 """A distribution over words and copies: it sums to 1, copies what it attends to, and decodes as it is trained."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,3 +94,17 @@ def test_cached_decoding_equals_teacher_forcing(made):
         if t == 1:
             cache = cache.reorder(jnp.zeros((B, 2), jnp.int32))
         tokens = jnp.stack([target[:, t], target[:, t] if t else (target[:, t] + 1) % V], axis=1)
+
+
+def test_an_accelerator_converts_the_output_layer_once_for_all_steps(made, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    base = EncoderDecoder(dataclasses.replace(made[0].model.config, dtype="bfloat16"))
+    model, params = made[0].clone(model=base), made[1]
+    source, mask, target, states = example()
+    options = {"num_hypotheses": 1, "max_length": T, "source": source}
+    cache = model.apply({"params": params}, states, mask, **options, method="start_cache")
+    step = jax.jit(lambda cache: model.apply({"params": params}, jnp.full((B, 1), 2), cache, method="step")[0])
+    expected = model.apply({"params": params}, target, states, mask, source, method="decode")
+    np.testing.assert_allclose(step(cache)[:, 0], expected[:, 0], rtol=0.05, atol=0.1)
+    none = cache.replace(decoder=cache.decoder.replace(table=jnp.zeros_like(cache.decoder.table)))
+    assert not np.allclose(step(none)[:, 0], expected[:, 0], atol=0.5)  # steps read the cache's
