@@ -219,7 +219,7 @@ def retriever() -> ConfigDict:
         distillation=distillation(),
         learning_rate=2e-6,
         best_metric=None,
-        max_eval_examples=1000,  # their candidates are tried once more when the stage ends: utility.json
+        max_validation_examples=500,  # their candidates are tried once more when the stage ends: utility.json
         # The emotion head was trained on far more texts.
         optimizer=common.linear(30, groups=[common.FIXED_EMBEDDING, common.frozen("^emotion")]),
     )

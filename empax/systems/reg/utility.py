@@ -10,7 +10,7 @@ import numpy as np
 
 from empax.core.sharding import MeshSettings, batch_sharding, local_mesh, place_rows, rows_split_as
 from empax.core.types import Params
-from empax.data.batches import draw_rows, eval_batches, some_of
+from empax.data.batches import eval_batches
 from empax.data.exemplars import ExemplarExamples, dialogue_groups
 from empax.evaluation.retrieval import with_intervals
 from empax.evaluation.statistics import DifferenceStatistic, Statistic, mean_statistic
@@ -30,7 +30,7 @@ def measure_utility(
     """Tries the candidates of every context with G1, and compares the first choices of two retrievers.
 
     `retrievers` are the parameters "before" and "after" distillation; `examples` have K candidates each. `loop` has the
-    sizes of batches, and `max_eval_examples`, which bounds the contexts.
+    sizes of their batches.
 
     Returns:
       `contexts`, how many have candidates; `utility`, the mean over candidates; `utility_gain`, by how much the
@@ -50,11 +50,9 @@ def measure_utility(
             batch = batch.replace(utilities=task.utilities(generator, batch, jax.random.key(0)))
             return [task.gains(params, batch) for params in both]
 
-    groups = dialogue_groups(examples.instances)[draw_rows(len(examples), loop.max_eval_examples or 0, seed=loop.seed)]
-    drawn = some_of(examples, loop.max_eval_examples, seed=loop.seed)
-    found = np.zeros((3, len(drawn)))
-    known = np.zeros(len(drawn), bool)
-    for rows, batch in eval_batches(drawn, batch_size=loop.eval_batch_size or loop.batch_size, buckets=loop.buckets):
+    found = np.zeros((3, len(examples)))
+    known = np.zeros(len(examples), bool)
+    for rows, batch in eval_batches(examples, batch_size=loop.eval_batch_size or loop.batch_size, buckets=loop.buckets):
         (mean, before, shown), (_, after, _) = jax.device_get(measured(generator, both, place_rows(batch, devices)))
         kept = rows[shown]
         known[kept] = True
@@ -68,4 +66,4 @@ def measure_utility(
         "utility_gain": after,
         "utility_gain_minus_before": DifferenceStatistic(after, before),
     }
-    return {"contexts": int(known.sum()), **with_intervals(statistics, groups[known])}
+    return {"contexts": int(known.sum()), **with_intervals(statistics, dialogue_groups(examples.instances)[known])}
