@@ -15,7 +15,7 @@ from empax.data.exemplars import ExemplarExamples, dialogue_groups
 from empax.evaluation.retrieval import with_intervals
 from empax.evaluation.statistics import DifferenceStatistic, Statistic, mean_statistic
 from empax.parts.generator.parts import places
-from empax.systems.reg.tasks import RetrieverTask
+from empax.systems.reg.tasks import RetrieverTask, first_choice
 from empax.training.settings import LoopSettings
 
 
@@ -34,8 +34,9 @@ def measure_utility(
 
     Returns:
       `contexts`, how many have candidates; `utility`, the mean over candidates; `utility_gain`, by how much the
-      retriever's first choice is more useful than the mean; `utility_gain_before`, the same before distillation; and
-      `utility_gain_minus_before`, which is paired. All but the first have 95% intervals over dialogues.
+      retriever's first choice is more useful than the mean; `utility_gain_before`, the same before distillation;
+      `utility_gain_minus_before`, which is paired; and `utility_gain_at_most`, the gain of the most useful candidate.
+      All but the first have 95% intervals over dialogues.
     """
     devices = local_mesh(mesh)
     rows_of = batch_sharding(devices) if devices else None
@@ -48,22 +49,23 @@ def measure_utility(
     def measured(generator: Params, both: list[Params], batch: Any) -> list[Any]:
         with rows_split_as(rows_of):
             batch = batch.replace(utilities=task.utilities(generator, batch, jax.random.key(0)))
-            return [task.gains(params, batch) for params in both]
+            return [*(task.gains(params, batch) for params in both), first_choice(batch.utilities, batch)]
 
-    found = np.zeros((3, len(examples)))
+    found = np.zeros((4, len(examples)))
     known = np.zeros(len(examples), bool)
     for rows, batch in eval_batches(examples, batch_size=loop.eval_batch_size or loop.batch_size, buckets=loop.buckets):
-        (mean, before, shown), (_, after, _) = jax.device_get(measured(generator, both, place_rows(batch, devices)))
-        kept = rows[shown]
-        known[kept] = True
-        found[:, kept] = np.stack([mean, before, after])[:, shown]
+        tried = jax.device_get(measured(generator, both, place_rows(batch, devices)))
+        mean, _, shown = tried[0]
+        known[rows[shown]] = True
+        found[:, rows[shown]] = np.stack([mean, *(gain for _, gain, _ in tried)])[:, shown]
     if not known.any():
         return {"contexts": 0}
-    utility, before, after = map(mean_statistic, found[:, known])
+    utility, before, after, most = map(mean_statistic, found[:, known])
     statistics: dict[str, Statistic] = {
         "utility": utility,
         "utility_gain_before": before,
         "utility_gain": after,
         "utility_gain_minus_before": DifferenceStatistic(after, before),
+        "utility_gain_at_most": most,
     }
     return {"contexts": int(known.sum()), **with_intervals(statistics, dialogue_groups(examples.instances)[known])}

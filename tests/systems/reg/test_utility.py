@@ -70,6 +70,7 @@ def test_the_gain_is_that_of_the_first_choice_over_the_mean_candidate_with_its_i
     expected = {
         "utility": means, "utility_gain": best["after"], "utility_gain_before": best["before"],
         "utility_gain_minus_before": best["after"] - best["before"],
+        "utility_gain_at_most": np.array([WORTH[i][mask[i]].max() for i in known]) - means,
     }  # fmt: skip
     assert found.pop("contexts") == len(known)
     assert set(found) == set(expected)
