@@ -143,7 +143,8 @@ def _config(fields: Mapping[str, Any], family: _Family, changes: Mapping[str, An
     _check(fields, family)
     given = {"max_positions": family.max_positions, "start_id": family.start_id}
     given |= {ours: fields[theirs] for ours, theirs in FIELDS.items() if theirs in fields}
-    if changes.get("start_id", given["start_id"]) is None:
+    given["start_id"] = changes.get("start_id", given["start_id"])
+    if given["start_id"] is None:
         raise ConfigError(f"{one(family.title)} lacks decoder_start_token_id: set it to {family.start}.")
     config = TransformerConfig(
         **given,

@@ -181,7 +181,7 @@ def test_a_chat_reads_the_references_of_training_and_no_labels(tokenizers, tmp_p
         raise ConfigError("no labels")
 
     monkeypatch.setattr(stages, "load_intents", absent)
-    monkeypatch.setattr(stages, "load_params", lambda folder: {})
+    monkeypatch.setattr(stages, "load_params", lambda folder, which: {})
     monkeypatch.setattr(stages, "run_tokenizer", lambda run, planned: tokenizers[0])
     files = WorkDir(tmp_path)
     write_json(files.stage("generator") / "intents.json", {"references": TABLE_1})
