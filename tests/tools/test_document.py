@@ -130,6 +130,17 @@ def test_trials_are_quoted_as_they_ended():
     assert "{} nats a word with MiniLM's, {} with random ones and {} with spaCy's".format(*nlls) in papers
     shares = [f"{100 * by[run]['emotion_accuracy']:.1f}" for run in ("minilm", "random", "spacy")]
     assert "right for {}, {} and {}%".format(*shares) in papers
+    told = words_of("docs/results/reg.md")
+    stages = read_json(RESULTS / "trials" / "joint_stage.json")["runs"]
+    rows, before = stages["before the joint stage"]["test"].values()
+    apart, after = (f"{stages[name]['test']['nll']:.3f}" for name in ("apart", "after it"))
+    assert f"On {rows} test rows, the parameters before it give the references {before:.3f} nats a token" in told
+    assert f"as those of `:apart` do ({apart}); after it they are {after}" in told
+    assert {run["test"]["rows"] for run in stages.values()} == {rows}
+    (found,) = (run["utility"] for run in read_json(RESULTS / "trials" / "distillation.json")["runs"].values())
+    gain = found["utility_gain_minus_before"]
+    assert f"on {found['contexts']} contexts, by {gain['value']:.4f} ({gain['low']:.4f} to {gain['high']:.4f})" in told
+    assert f"would gain {found['utility_gain_at_most']['value']:.4f} over their mean" in told
 
 
 def make_results(folder, value):
